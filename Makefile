@@ -1,0 +1,46 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.dev ## make .venv and install conewise in it, editable, with the tested versions
+
+# Stamps: made anew when what is to be installed changes.
+$(VENV)/.dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[dev,bench]'
+	touch $@
+
+demo: setup ## a short tour of what conewise does
+	$(BIN)/python -m conewise.interfaces.demo
+
+# Two workers with one thread each: more threads than cores make small ops slower.
+test: setup ## run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: setup ## check format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup ## check types, strictly
+	$(BIN)/mypy
+
+check: ## exactly what CI runs
+	bash .ci/run
+
+bench: $(VENV)/.bench ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+clean: ## remove the environment, caches and builds
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
