@@ -1,0 +1,31 @@
+"""What every test shares: how Hypothesis searches, and readable assertions in helpers.
+
+`CONEWISE_HYPOTHESIS=thorough make test` searches longer, from a new seed each time.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The helpers of `tests.laws` assert too: show the values when they fail.
+pytest.register_assert_rewrite("tests.laws")
+
+# The time an example takes says how busy the machine is, not whether a law holds: neither
+# profile has a deadline, nor the health check that measures seconds.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "thorough",
+    max_examples=5_000,
+    stateful_step_count=200,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("CONEWISE_HYPOTHESIS", "ci"))
