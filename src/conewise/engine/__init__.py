@@ -1,0 +1,1 @@
+"""When it is computed: worlds, demands, the ledger."""

@@ -1,0 +1,154 @@
+"""Demand: decide which invalid nodes have to be computed, in order; then compute them.
+
+Both halves walk invalid nodes and what those read, never the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conewise.engine.store import INVALID, PENDING, SHARED, Overlay, Store
+from conewise.graph.table import Rule
+
+Rules = Sequence[Rule | None] | Overlay
+Inputs = Sequence[tuple[int, ...]] | Overlay
+Same = Callable[[Any, Any], bool]
+
+
+@dataclass(slots=True)
+class Steps:
+    """What one world has to do for a demand: the nodes to compute, inputs first.
+
+    `above` are invalid nodes that the world shares with its parent: the parent computes those.
+    `reused` are the valid nodes that the computation reads, and the targets that were valid already.
+    """
+
+    nodes: list[int] = field(default_factory=list)
+    above: list[int] = field(default_factory=list)
+    reused: set[int] = field(default_factory=set)
+
+
+def gather(targets: Iterable[int], values: Store, inputs: Inputs, labels: list[float]) -> Steps:
+    """Decide: mark as PENDING, and list inputs first, all invalid nodes that `targets` depend on.
+
+    A node that is valid is not looked behind: what it reads is valid too, or not wanted.
+    """
+    steps = Steps()
+    nodes, above, reused = steps.nodes, steps.above, steps.reused
+    if type(values) is Overlay:
+        below = values.below
+
+        def visit(node: int) -> None:
+            state = values.get(node, SHARED)
+            if state is SHARED:
+                if below[node] is INVALID:
+                    above.append(node)
+                else:
+                    reused.add(node)
+            elif state is INVALID:
+                values[node] = PENDING
+                nodes.append(node)
+            elif state is not PENDING:
+                reused.add(node)
+
+        for node in targets:
+            visit(node)
+        for node in nodes:  # grows while it is read
+            for site in inputs[node]:
+                visit(site)
+    else:
+        for node in targets:
+            state = values[node]
+            if state is INVALID:
+                values[node] = PENDING
+                nodes.append(node)
+            elif state is not PENDING:
+                reused.add(node)
+        for node in nodes:  # grows while it is read
+            for site in inputs[node]:
+                state = values[site]
+                if state is INVALID:
+                    values[site] = PENDING
+                    nodes.append(site)
+                elif state is not PENDING:
+                    reused.add(site)
+    nodes.sort(key=labels.__getitem__)
+    return steps
+
+
+class RuleFailedError(Exception):
+    """A rule raised; `node` is where, the cause is chained."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__(node)
+        self.node = node
+
+
+def compute(nodes: Iterable[int], values: Store, rules: Rules, inputs: Inputs) -> None:
+    """Do: call the rule of each node on the values that it reads. The only place where one is called."""
+    node = -1
+    try:
+        for node in nodes:
+            reads = inputs[node]
+            if len(reads) == 1:
+                values[node] = rules[node](values[reads[0]])  # type: ignore[misc]  # no source is here
+            else:
+                values[node] = rules[node](*[values[site] for site in reads])  # type: ignore[misc]
+    except Exception as cause:
+        raise RuleFailedError(node) from cause
+
+
+Memo = tuple[Rule, list[Any], Any]
+
+
+def compute_with_cutoff(
+    nodes: Iterable[int],
+    values: Store,
+    rules: Rules,
+    inputs: Inputs,
+    memos: MutableMapping[int, Memo],
+    same: Same,
+    cut_off: set[int],
+) -> None:
+    """Like `compute`, but a node whose rule and inputs are the very ones of last time is not computed.
+
+    A recomputed value that is the `same` as the last one is dropped in favour of the last one's
+    object; so "the very ones" is a comparison by identity, and the wave stops there. The nodes that
+    were not computed are added to `cut_off`.
+    """
+    node = -1
+    try:
+        for node in nodes:
+            rule: Rule = rules[node]  # type: ignore[assignment]  # no source is here
+            reads = [values[site] for site in inputs[node]]
+            memo = memos.get(node)
+            if memo is None:
+                value = rule(*reads)
+            elif memo[0] is rule and all(map(_is, memo[1], reads)):
+                value = memo[2]
+                cut_off.add(node)
+            else:
+                value = rule(*reads)
+                if value is not memo[2] and same(memo[2], value):
+                    value = memo[2]
+            memos[node] = rule, reads, value
+            values[node] = value
+    except Exception as cause:
+        raise RuleFailedError(node) from cause
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def bitwise_same(old: Any, new: Any) -> bool:
+    """Whether two values cannot be told apart: same type, and the same bits where they have bits."""
+    if type(old) is not type(new):
+        return False
+    if hasattr(old, "tobytes"):
+        return bool(old.dtype == new.dtype and old.shape == new.shape and old.tobytes() == new.tobytes())
+    if isinstance(old, float):
+        return old.hex() == new.hex()
+    return bool(old == new)

@@ -1,0 +1,115 @@
+"""The ledger: what was invalidated, recomputed, reused and cut off, as events in the order they came.
+
+The engine counts nothing; whoever wants a number listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from conewise.engine.world import World
+    from conewise.graph.graph import Graph, Site
+
+Kind = Literal["invalidated", "recomputed", "reused", "cut_off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened to `nodes` of `world`: one mutation's wave, or one demand's work.
+
+    invalidated: valid before the mutation, invalid after it, in the order of the wave.
+    recomputed:  computed, in the order of computation; each node once a demand.
+    reused:      computed earlier and read as it was, by this demand.
+    cut_off:     invalid, yet not computed: what it reads turned out to be the same.
+    """
+
+    kind: Kind
+    world: World
+    nodes: Sequence[int]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The names of the nodes."""
+        return self.world.graph.names(self.nodes)
+
+
+Listener = Callable[[Event], None]
+
+
+class Ledger:
+    """The events of one world since the last `clear()`, readable as lists of sites.
+
+    Values that a fork's demand computes outside of the fork's own cone belong to its parent, and
+    stand in the parent's ledger. `keep_sites=False` keeps only the tallies, for worlds that live long.
+    """
+
+    def __init__(self, graph: Graph, *, keep_sites: bool = True) -> None:
+        self._graph = graph
+        self._events: list[tuple[Kind, Sequence[int]]] = []
+        self._tally: dict[Kind, int] = dict.fromkeys(("invalidated", "recomputed", "reused", "cut_off"), 0)
+        self._keep_sites = keep_sites
+        self._spans: list[Ledger] = []
+
+    def record(self, kind: Kind, nodes: Sequence[int]) -> None:
+        """Take note of an event."""
+        self._tally[kind] += len(nodes)
+        if self._keep_sites:
+            self._events.append((kind, nodes))
+        for span in self._spans:
+            span.record(kind, nodes)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._events.clear()
+        for kind in self._tally:
+            self._tally[kind] = 0
+
+    @property
+    def invalidated(self) -> list[Site]:
+        """Sites that lost their value, in order; one that lost it twice stands there twice."""
+        return self._sites("invalidated")
+
+    @property
+    def recomputed(self) -> list[Site]:
+        """Sites that were computed, in order."""
+        return self._sites("recomputed")
+
+    @property
+    def reused(self) -> list[Site]:
+        """Computed sites that a demand read as they were; once a demand."""
+        return self._sites("reused")
+
+    @property
+    def cut_off(self) -> list[Site]:
+        """Sites that a cutoff spared."""
+        return self._sites("cut_off")
+
+    def count(self, kind: Kind) -> int:
+        """How many, whether or not the sites are kept."""
+        return self._tally[kind]
+
+    @contextmanager
+    def interval(self) -> Iterator[Ledger]:
+        """A ledger of its own for what happens inside the `with` block; this one goes on as well."""
+        span = Ledger(self._graph, keep_sites=self._keep_sites)
+        self._spans.append(span)
+        try:
+            yield span
+        finally:
+            self._spans.remove(span)
+
+    def _sites(self, kind: Kind) -> list[Site]:
+        if not self._keep_sites:
+            raise ValueError(
+                f"this ledger keeps tallies only: ask `ledger.count({kind!r})`, or make the world with "
+                "`World(graph, keep_sites=True)`."
+            )
+        name = self._graph.name
+        return [name(node) for event, nodes in self._events if event == kind for node in nodes]
+
+    def __repr__(self) -> str:
+        return "Ledger(" + ", ".join(f"{count} {kind}" for kind, count in self._tally.items()) + ")"

@@ -1,0 +1,363 @@
+"""A world: the values over a graph. A fork shares its parent's values and owns what its changes touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, overload
+
+from conewise.engine.demand import (
+    RuleFailedError,
+    Same,
+    Steps,
+    bitwise_same,
+    compute,
+    compute_with_cutoff,
+    gather,
+)
+from conewise.engine.ledger import Event, Kind, Ledger, Listener
+from conewise.engine.plan import Plan
+from conewise.engine.standing import NATIVE, Body, Fixed, Native, Ruled, Standing, Through
+from conewise.engine.state import State
+from conewise.engine.store import INVALID, PENDING
+from conewise.errors import (
+    BusyError,
+    ClosedWorldError,
+    InUseError,
+    NotPatchedError,
+    NoValueError,
+    OpError,
+    WorldError,
+)
+from conewise.graph.graph import MISSING, Change, Edge, Graph, Site
+from conewise.graph.table import Rule
+
+
+class World:
+    """The values over a graph, computed when they are demanded.
+
+    A fork is a live view of its parent: what its own changes do not touch, it reads from the
+    parent, later changes of the parent included; where both change a site, the fork's own change
+    stands. `engine/README.md` tells the algorithm.
+    """
+
+    def __init__(self, graph: Graph, *, cutoff: bool | Same = False, keep_sites: bool = True) -> None:
+        """The baseline world of `graph`; nothing is computed before the first demand.
+
+        `cutoff`: stop where a recomputed value is the same (True: bit for bit; or a function
+        `same(old, new)`). Off by default, so that the counts of the theorems hold.
+        `keep_sites=False`: the ledger keeps tallies only.
+        """
+        same = bitwise_same if cutoff is True else cutoff or None
+        self._begin(graph, None, same, keep_sites)
+        graph.attach(self)
+        self._state.sync()
+
+    def _begin(self, graph: Graph, parent: World | None, same: Same | None, keep_sites: bool) -> None:
+        self.graph = graph
+        self.ledger = Ledger(graph, keep_sites=keep_sites)
+        self._parent: World | None = parent
+        self._keep_sites = keep_sites
+        self._listeners: list[Listener] = []
+        self._state = State(graph, None if parent is None else parent._state, same, self._emit)
+
+    # -- forks -------------------------------------------------------------------------------
+
+    def fork(self) -> World:
+        """A world that shares every value with this one. Use it in a `with` block, or just drop it."""
+        self._ready("world.fork")
+        fork = World.__new__(World)
+        fork._begin(self.graph, self, self._state.same, self._keep_sites)
+        return fork
+
+    def commit(self) -> None:
+        """Make this fork's changes its parent's; computed values go along, nothing is recomputed.
+
+        Afterwards the fork shares everything with its parent again, and can be used on.
+        """
+        self._ready("world.commit")
+        if self._parent is None:
+            raise WorldError("this world is no fork: it has no parent to commit its changes to.")
+        self._parent._emit("invalidated", self._state.computed(self._state.commit()))
+
+    def close(self) -> None:
+        """Drop this world and its forks. Its values are gone; nothing else changes."""
+        self._state.close()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- mutations ---------------------------------------------------------------------------
+
+    def patch(self, site: Site, value: Any) -> None:
+        """Put `value` in place of the site's own, or a function of what it would have been.
+
+        A value: the site is given and reads nothing; its cone is invalid. A callable: the site is
+        `value(own)`, computed on demand; the site and its cone are invalid. (For a value that can
+        itself be called, patch with `lambda _: value`.)
+        """
+        self._patch(site, Through(value) if callable(value) else Fixed(value), "world.patch")
+
+    def patch_rule(self, site: Site, rule: Rule) -> None:
+        """Let another rule compute the site from the same inputs, in this world only."""
+        if self.graph.is_source(site):
+            raise WorldError(f"{site!r} is a source: it has no rule. Use `world.set` or `world.patch`.")
+        if not callable(rule):
+            raise WorldError(f"the rule for {site!r} is {rule!r}, which cannot be called.")
+        self._patch(site, Ruled(rule), "world.patch_rule")
+
+    def _patch(self, site: Site, body: Body, action: str) -> None:
+        node = self.graph.number(site)
+        self._ready(action)
+        state = self._state
+        standing = state.standings.get(node, Standing())
+        frame = state.frame(node, is_new=standing.body is None)
+        state.stand(node, Standing(body, standing.given, standing.edges))
+        self._emit("invalidated", state.computed(state.disturb([node], frame)))
+
+    def restore(self, site: Site) -> None:
+        """Take the patch at a site away.
+
+        When nothing else changed since the patch, all values cached before it come back and
+        nothing is recomputed; patches taken away in the reverse order of their making all do so.
+        In a fork, a patch that the parent made is taken away for this fork only.
+        """
+        node = self.graph.number(site)
+        self._ready("world.restore")
+        state = self._state
+        standing, inherited = state.standings.get(node, Standing()), state.inherited(node)
+        is_inherited = inherited.body is not None and not isinstance(inherited.body, Native)
+        if isinstance(standing.body, Native) or (standing.body is None and not is_inherited):
+            raise NotPatchedError(repr(site), self.patched)
+        state.stand(node, Standing(NATIVE if is_inherited else None, standing.given, standing.edges))
+        lost = state.undo(node, node, reveals_native=not is_inherited)
+        self._emit("invalidated", state.computed(lost))
+
+    def patch_edge(self, edge: Edge, value: Any) -> None:
+        """Let one reader see `value`, or a function of the real one, of one input; others see the real."""
+        site, reader = self.graph.edge(edge)
+        self._ready("world.patch_edge")
+        state = self._state
+        standing = state.standings.get(reader, Standing())
+        frame = state.frame((site, reader), is_new=site not in standing.edges)
+        patch = Through(value) if callable(value) else Fixed(value)
+        state.stand(reader, Standing(standing.body, standing.given, standing.edges | {site: patch}))
+        self._emit("invalidated", state.computed(state.disturb([reader], frame)))
+
+    def restore_edge(self, edge: Edge) -> None:
+        """Let the reader see the real value of that input again; see `restore`."""
+        site, reader = self.graph.edge(edge)
+        self._ready("world.restore_edge")
+        state = self._state
+        standing = state.standings.get(reader, Standing())
+        inherited = state.inherited(reader).edges.get(site, NATIVE)
+        is_inherited = not isinstance(inherited, Native)
+        if isinstance(standing.edges.get(site, inherited), Native):
+            raise NotPatchedError(f"the edge {edge[0]!r} -> {edge[1]!r}", self.patched)
+        edges = {other: patch for other, patch in standing.edges.items() if other != site}
+        if is_inherited:
+            edges[site] = NATIVE
+        state.stand(reader, Standing(standing.body, standing.given, edges))
+        lost = state.undo((site, reader), reader, reveals_native=not is_inherited)
+        self._emit("invalidated", state.computed(lost))
+
+    def set(self, site: Site, value: Any) -> None:
+        """Give a source another value in this world. Invalidates its cone."""
+        node = self.graph.number(site)
+        self._ready("world.set")
+        if self.graph.table.rules[node] is not None:
+            raise WorldError(
+                f"{site!r} is computed, so it cannot be set. Put a value in its place with "
+                f"`world.patch({site!r}, value)`, or change its rule with `graph.redefine`."
+            )
+        state = self._state
+        standing = state.standings.get(node, Standing())
+        state.stand(node, Standing(standing.body, value, standing.edges))
+        state.frames.clear()
+        if not isinstance(standing.body, Fixed):
+            self._emit("invalidated", state.computed(state.disturb([node])))
+
+    @property
+    def patched(self) -> tuple[str, ...]:
+        """What is patched or set in this world itself: sites, then edges as 'input -> reader'."""
+        name, standings = self.graph.name, self._state.standings
+        sites = [name(n) for n, s in standings.items() if s.body is not None or s.given is not MISSING]
+        edges = [f"{name(site)} -> {name(n)}" for n, s in standings.items() for site in s.edges]
+        return (*sites, *edges)
+
+    # -- demand ------------------------------------------------------------------------------
+
+    @overload
+    def demand(self, sites: Site) -> Any: ...
+    @overload
+    def demand(self, sites: Iterable[Site]) -> tuple[Any, ...]: ...
+    def demand(self, sites: Site | Iterable[Site]) -> Any:
+        """The value at a site, or the values at several; computes what is invalid and needed for them.
+
+        On a world that had answered this demand before the changes P, that is exactly
+        (cone(P) − P) ∩ support(sites, cut at P), each node once.
+        """
+        targets = self.graph.numbers(sites)
+        self._ready("world.demand")
+        work = self._gather(targets)
+        try:
+            for world, steps in work:
+                world._compute(steps)
+        finally:
+            _withdraw(work)
+        values = self._state.values
+        return values[targets[0]] if isinstance(sites, str) else tuple(values[node] for node in targets)
+
+    def __getitem__(self, site: Site) -> Any:
+        return self.demand(site)
+
+    def plan(self, sites: Site | Iterable[Site]) -> Plan:
+        """What `demand(sites)` would compute, in order, without computing any of it."""
+        targets = self.graph.numbers(sites)
+        self._ready("world.plan")
+        work = self._gather(targets)
+        _withdraw(work)
+        names = self.graph.names
+        own = [steps.nodes for world, steps in work if world is self]
+        return Plan(
+            sites=tuple(site for _, steps in work for site in names(steps.nodes)),
+            own=names(own[0]) if own else (),
+        )
+
+    def is_stale(self, site: Site) -> bool:
+        """Whether the next demand of `site` has to compute it."""
+        node = self.graph.number(site)
+        self._ready("world.is_stale")
+        return self._state.values[node] is INVALID
+
+    def _gather(self, targets: Sequence[int]) -> list[tuple[World, Steps]]:
+        """The steps of this world and of those above it, the topmost world's first."""
+        work: list[tuple[World, Steps]] = []
+        world: World | None = self
+        while world is not None and targets:
+            state = world._state
+            inputs = state.rules_and_inputs()[1]
+            steps = gather(targets, state.values, inputs, self.graph.table.labels)
+            work.append((world, steps))
+            world, targets = world._parent, steps.above
+        for owner, steps in work if self.graph.valueless else ():
+            for node in steps.nodes:
+                if owner._state.rules_and_inputs()[0][node] is None:
+                    _withdraw(work)
+                    raise NoValueError(self.graph.name(node))
+        return work[::-1]
+
+    def _compute(self, steps: Steps) -> None:
+        """Compute `steps`, and tell what was done, also when a rule raises midway."""
+        state = self._state
+        rules, inputs = state.rules_and_inputs()
+        cut_off: set[int] = set()
+        done: Sequence[int] = steps.nodes
+        self.graph.running = True
+        try:
+            if state.same is None:
+                compute(steps.nodes, state.values, rules, inputs)
+            else:
+                compute_with_cutoff(
+                    steps.nodes, state.values, rules, inputs, state.memos, state.same, cut_off
+                )
+        except RuleFailedError as failed:
+            raise self._explained(failed, inputs[failed.node]) from failed.__cause__
+        finally:
+            self.graph.running = False
+            if steps.nodes and state.values[steps.nodes[-1]] is PENDING:
+                done = [node for node in steps.nodes if state.values[node] is not PENDING]
+            if cut_off:
+                self._emit("cut_off", [node for node in done if node in cut_off])
+                done = [node for node in done if node not in cut_off]
+            self._emit("recomputed", done)
+            self._emit("reused", state.computed(steps.reused))
+
+    def _explained(self, failed: RuleFailedError, reads: Sequence[int]) -> Exception:
+        cause = failed.__cause__
+        assert isinstance(cause, Exception)
+        if isinstance(cause, BusyError):
+            return cause
+        name, values = self.graph.name, self._state.values
+        return OpError(name(failed.node), [(name(site), values[site]) for site in reads], cause)
+
+    # -- who is told -------------------------------------------------------------------------
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` with every event of this world and of its forks."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """Stop calling `listener`."""
+        self._listeners.remove(listener)
+
+    def _emit(self, kind: Kind, nodes: Sequence[int]) -> None:
+        if not nodes:
+            return
+        self.ledger.record(kind, nodes)
+        world: World | None = self
+        while world is not None:
+            for listener in world._listeners:
+                listener(Event(kind, self, nodes))
+            world = world._parent
+
+    def approve(self, change: Change) -> None:
+        """Refuse a change of the graph that would take away what a world has patched."""
+        name = self.graph.name
+        for state in self._state.family():
+            for node in change.removed:
+                if node in state.standings:
+                    raise InUseError(
+                        f"{change.action} would take away {name(node)!r}, which is patched in a world. "
+                        "Restore it there, or close that world, first."
+                    )
+            for site, reader in change.cut:
+                if reader in state.standings and site in state.standings[reader].edges:
+                    raise InUseError(
+                        f"{change.action} would take away the edge {name(site)!r} -> {name(reader)!r}, "
+                        "which is patched in a world. Restore it there, or close that world, first."
+                    )
+
+    def follow(self, change: Change) -> None:
+        """The graph has changed: let this world and its forks take it in."""
+        if not self._state.is_closed:
+            self._state.follow(change.seeds, change.removed)
+
+    # -- what must hold ----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert the invariants of this world and of its forks."""
+        for state in self._state.family():
+            state.check()
+
+    def _ready(self, action: str) -> None:
+        if self._state.is_closed:
+            raise ClosedWorldError
+        if self.graph.running:
+            raise BusyError(action)
+        self._state.sync()
+
+    def __repr__(self) -> str:
+        state = self._state
+        if state.is_closed:
+            return "World(closed)"
+        kind = "root" if self._parent is None else f"fork that owns {len(state.own)} values"
+        return f"World({kind}, {len(state.standings)} sites changed, over {self.graph!r})"
+
+
+def _withdraw(work: Iterable[tuple[World, Steps]]) -> None:
+    """Make invalid again what a demand announced and did not compute."""
+    for world, steps in work:
+        values = world._state.values
+        if steps.nodes and values[steps.nodes[-1]] is PENDING:
+            for node in steps.nodes:
+                if values[node] is PENDING:
+                    values[node] = INVALID

@@ -1,0 +1,191 @@
+"""Every error that Conewise raises, in one tree.
+
+    ConewiseError
+    ├── GraphError             the graph cannot be built or changed as asked
+    │   ├── UnknownSiteError       a name that no site has
+    │   ├── DuplicateSiteError     a name that is taken
+    │   ├── UnknownEdgeError       two sites that no edge joins
+    │   ├── CycleError             a change that would close a cycle
+    │   ├── ArityError             a rule that does not take that many inputs
+    │   ├── BlockError             a block without exactly one input and one output
+    │   ├── GradientError          a gradient that cannot be built, or that a change would falsify
+    │   ├── InUseError             a part that something else still depends on
+    │   └── BusyError              a change in the middle of a demand
+    ├── WorldError             the values cannot be changed or read as asked
+    │   ├── NotPatchedError        a restore where nothing is patched
+    │   ├── NoValueError           a source that has no value
+    │   ├── OpError                a rule that raised while it was computed
+    │   └── ClosedWorldError       a world that was dropped
+    └── TheoryError            a question that the closed forms have no answer to
+
+Each message says what was found, what was expected, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+
+
+class ConewiseError(Exception):
+    """The root of the tree: `except ConewiseError` catches all that is ours."""
+
+
+class GraphError(ConewiseError):
+    """The graph cannot be built or changed as asked."""
+
+
+class UnknownSiteError(GraphError):
+    """A name that no site of the graph has."""
+
+    def __init__(self, site: object, known: Collection[str]) -> None:
+        self.site = site
+        self.near = nearest_names(str(site), known)
+        nearest = f" Nearest: {', '.join(self.near)}." if self.near else ""
+        super().__init__(
+            f"no site {site!r} in this graph of {len(known)} sites.{nearest} "
+            "List them all with `graph.sites`."
+        )
+
+
+class DuplicateSiteError(GraphError):
+    """A name that is already taken."""
+
+    def __init__(self, site: str) -> None:
+        self.site = site
+        super().__init__(
+            f"the graph already has a site {site!r}; names are unique. Choose another name, or "
+            f"change the rule that stands there with `graph.redefine({site!r}, rule)`."
+        )
+
+
+class UnknownEdgeError(GraphError):
+    """Two sites that no edge joins."""
+
+    def __init__(self, reader: str, site: str, inputs: Sequence[str], readers: Sequence[str]) -> None:
+        self.edge = (site, reader)
+        reads = ", ".join(inputs) or "nothing: it is a source"
+        read_by = ", ".join(readers) or "no site"
+        super().__init__(
+            f"no edge {site!r} -> {reader!r}: {reader!r} reads {reads}, and {site!r} is read by "
+            f"{read_by}. An edge is written (input, reader)."
+        )
+
+
+class CycleError(GraphError):
+    """A change that would close a cycle; `cycle` lists its sites, the first one repeated last."""
+
+    def __init__(self, cycle: Sequence[str]) -> None:
+        self.cycle = tuple(cycle)
+        shown = list(cycle)
+        if len(shown) > 12:
+            shown = [*shown[:6], f"... {len(shown) - 11} more ...", *shown[-5:]]
+        super().__init__(
+            f"this would close a cycle: {' -> '.join(shown)}. A graph stays acyclic; nothing was "
+            "changed. Choose inputs that do not depend on the site that reads them."
+        )
+
+
+class ArityError(GraphError):
+    """A rule that does not take as many inputs as it is given."""
+
+    def __init__(self, site: str, takes: str, given: Sequence[str]) -> None:
+        self.site = site
+        super().__init__(
+            f"the rule of {site!r} takes {takes}, but {len(given)} "
+            f"{'is' if len(given) == 1 else 'are'} given: {', '.join(given) or 'none'}. "
+            "List one input site for each argument of the rule, in order."
+        )
+
+
+class BlockError(GraphError):
+    """A block that is not one input, one output, and something in between."""
+
+
+class GradientError(GraphError):
+    """A gradient that cannot be built, or that a change of the graph would falsify."""
+
+
+class InUseError(GraphError):
+    """A part of the graph that something else still depends on."""
+
+
+class BusyError(GraphError):
+    """A change of a graph or of one of its worlds, made by a rule in the middle of a demand."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(
+            f"{action} was called while a demand over the same graph is running. A rule computes "
+            "a value from its inputs and changes nothing; make the change before or after the demand."
+        )
+
+
+class WorldError(ConewiseError):
+    """The values of a world cannot be changed or read as asked."""
+
+
+class NotPatchedError(WorldError):
+    """A restore where nothing is patched."""
+
+    def __init__(self, what: str, patched: Iterable[str]) -> None:
+        standing = ", ".join(patched) or "nothing"
+        super().__init__(
+            f"{what} is not patched in this world, so there is nothing to restore. Patched here: {standing}."
+        )
+
+
+class NoValueError(WorldError):
+    """A source that has no value, met on the way to a demand."""
+
+    def __init__(self, site: str) -> None:
+        self.site = site
+        super().__init__(
+            f"the source {site!r} has no value. Give it one with `world.set({site!r}, value)`, or "
+            f"a default for every world with `graph.source({site!r}, value)`."
+        )
+
+
+class OpError(WorldError):
+    """A rule that raised. The site stays invalid; every other value stays as it was."""
+
+    def __init__(self, site: str, inputs: Sequence[tuple[str, object]], cause: BaseException) -> None:
+        self.site = site
+        self.inputs = tuple(name for name, _ in inputs)
+        described = ", ".join(f"{name}: {describe(value)}" for name, value in inputs) or "no inputs"
+        super().__init__(
+            f"the rule of {site!r} raised {type(cause).__name__}: {cause}. Its inputs were "
+            f"({described}). {site!r} stays invalid and all other values stay; repair the rule "
+            f"(`graph.redefine`) or its inputs, then demand again."
+        )
+
+
+class ClosedWorldError(WorldError):
+    """A world that was dropped, or whose parent was."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this world is closed: its `with` block ended, or its parent was closed. Its values are "
+            "gone; fork its parent again. (To keep a fork's changes, `commit()` it before the end.)"
+        )
+
+
+class TheoryError(ConewiseError, ValueError):
+    """A question that the closed forms have no answer to."""
+
+
+def nearest_names(name: str, known: Collection[str]) -> tuple[str, ...]:
+    """Up to three of `known` that look like `name`. Large graphs are narrowed down by length first."""
+    if len(known) > 20_000:
+        similar = (other for other in known if abs(len(other) - len(name)) <= 1)
+        known = list(itertools.islice(similar, 20_000))
+    return tuple(difflib.get_close_matches(name, known, n=3, cutoff=0.5))
+
+
+def describe(value: object) -> str:
+    """A value in a few words: its type, and its shape and dtype where it has them."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None:
+        return f"{type(value).__name__} of shape {tuple(shape)}" + (f", {dtype}" if dtype else "")
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"

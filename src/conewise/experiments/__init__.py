@@ -1,0 +1,1 @@
+"""The paper's claims, each run on real graphs."""

@@ -1,0 +1,1 @@
+"""What is computed: sites, rules, cones, grafts."""

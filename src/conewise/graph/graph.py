@@ -1,0 +1,468 @@
+"""The graph: named sites, what each reads, and the rule that computes it.
+
+Structure lives here and is shared by every world over the graph; values live in worlds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, Final, Protocol
+
+from conewise.errors import (
+    ArityError,
+    BlockError,
+    BusyError,
+    CycleError,
+    DuplicateSiteError,
+    GraphError,
+    InUseError,
+    UnknownEdgeError,
+    UnknownSiteError,
+)
+from conewise.graph.block import Block, Graft
+from conewise.graph.table import Rule, Table
+
+Site = str
+Edge = tuple[Site, Site]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing()
+"""Stands where a source has no value; a value of its own kind, so that None can be one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What stands at a site: a rule applied to the values at `inputs`, or a source without a rule."""
+
+    site: Site
+    rule: Rule | None
+    inputs: tuple[Site, ...]
+    param: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of structure, by node number, as the worlds over the graph are told of it.
+
+    `seeds`: nodes whose rule or inputs are new, fresh nodes included; `removed`: nodes that are
+    gone; `cut`: the edges (input, reader) that are no more.
+    """
+
+    action: str
+    seeds: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    cut: tuple[tuple[int, int], ...] = ()
+
+
+class Observer(Protocol):
+    """Something that must agree to a change of structure before it, and hear of it after."""
+
+    def approve(self, change: Change) -> None:
+        """Raise to refuse. Nothing has been changed yet."""
+
+    def follow(self, change: Change) -> None:
+        """The change has been made."""
+
+
+class Graph:
+    """A finite DAG of sources and computed nodes, whose topological order follows every change.
+
+    Each change costs what it touches: a graft its fresh nodes and the readers it reroutes, a
+    redefinition the part of the order that its new inputs overturn. None costs the graph's size.
+    """
+
+    def __init__(self) -> None:
+        self.table: Final = Table()
+        self.running = False
+        self._numbers: dict[Site, int] = {}
+        self._names: list[Site] = []
+        self._defaults: dict[int, Any] = {}
+        self._params: set[int] = set()
+        self.valueless: Final[set[int]] = set()
+        self._worlds: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._guards: list[Observer] = []
+
+    # -- build -------------------------------------------------------------------------------
+
+    def source(self, name: Site, value: Any = MISSING, *, param: bool = False) -> Site:
+        """Add a leaf: an input, or a parameter. `value` is its default in every world."""
+        self._expect_new(name, "graph.source")
+        number = self._add(name, None, ())
+        self._keep(number, value, param)
+        return name
+
+    def node(self, name: Site, rule: Rule, inputs: Sequence[Site]) -> Site:
+        """Add a computed node: `rule` applied to the values at `inputs`, in that order."""
+        self._expect_new(name, "graph.node")
+        self._add(name, rule, self._expect_rule(name, rule, inputs))
+        return name
+
+    def _add(self, name: Site, rule: Rule | None, inputs: tuple[int, ...]) -> int:
+        number = self.table.append(rule, inputs)
+        self._numbers[name] = number
+        self._names.append(name)
+        return number
+
+    def _keep(self, source: int, value: Any, param: bool) -> None:
+        self._defaults[source] = value
+        if value is MISSING:
+            self.valueless.add(source)
+        if param:
+            self._params.add(source)
+
+    # -- read --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, site: object) -> bool:
+        return site in self._numbers
+
+    def __iter__(self) -> Iterator[Node]:
+        """The nodes, sources included, inputs first."""
+        return (self._node(number) for number in self.table.order)
+
+    def __getitem__(self, site: Site) -> Node:
+        return self._node(self.number(site))
+
+    def __repr__(self) -> str:
+        edges = sum(len(set(self.table.inputs[number])) for number in self._numbers.values())
+        sources = len(self._defaults)
+        return (
+            f"Graph({len(self) - sources} computed nodes, {sources} sources "
+            f"of which {len(self._params)} parameters, {edges} edges)"
+        )
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Every site, inputs first."""
+        return self.names(self.table.order)
+
+    @property
+    def computed(self) -> tuple[Site, ...]:
+        """The sites that have a rule, inputs first."""
+        return self.names(n for n in self.table.order if self.table.rules[n] is not None)
+
+    @property
+    def sources(self) -> tuple[Site, ...]:
+        """The sites without a rule: inputs and parameters."""
+        return self.names(n for n in self.table.order if self.table.rules[n] is None)
+
+    @property
+    def params(self) -> frozenset[Site]:
+        """The sources that are marked as parameters."""
+        return frozenset(self.names(self._params))
+
+    @property
+    def edges(self) -> Iterator[Edge]:
+        """Every pair (input, reader), once each."""
+        for reader in self.table.order:
+            for site in dict.fromkeys(self.table.inputs[reader]):
+                yield self._names[site], self._names[reader]
+
+    def is_source(self, site: Site) -> bool:
+        """Whether `site` has a value instead of a rule."""
+        return self.table.rules[self.number(site)] is None
+
+    def rule(self, site: Site) -> Rule:
+        """The rule at a computed site."""
+        rule = self.table.rules[self.number(site)]
+        if rule is None:
+            raise GraphError(f"{site!r} is a source: it has a value, not a rule. Change it with `world.set`.")
+        return rule
+
+    def default(self, source: int) -> Any:
+        """The value of a source, by number, in a world that sets no other; `MISSING` if it has none."""
+        return self._defaults.get(source, MISSING)
+
+    def inputs(self, site: Site) -> tuple[Site, ...]:
+        """What `site` reads, in the order of its rule's arguments."""
+        return self.names(self.table.inputs[self.number(site)])
+
+    def consumers(self, site: Site) -> tuple[Site, ...]:
+        """The sites that read `site`, each once."""
+        return self.names(self.table.consumers[self.number(site)])
+
+    def cone(self, sites: Site | Iterable[Site]) -> tuple[Site, ...]:
+        """V⁺: the sites reached by a path of one edge or more, inputs first. O(cone)."""
+        return self.names(self.table.sorted(self.table.cone(self.numbers(sites))))
+
+    def upstream(self, sites: Site | Iterable[Site]) -> tuple[Site, ...]:
+        """V⁻: the sites from which a path of one edge or more leads here, inputs first."""
+        return self.names(self.table.sorted(self.table.upstream(self.numbers(sites))))
+
+    def support(self, sites: Site | Iterable[Site], cut: Site | Iterable[Site] = ()) -> tuple[Site, ...]:
+        """All that a demand of `sites` depends on, themselves included, looking no further than `cut`."""
+        cut_numbers = set(self.numbers(cut))
+        return self.names(self.table.sorted(self.table.support(self.numbers(sites), cut_numbers)))
+
+    # -- names and numbers ---------------------------------------------------------------------
+
+    def number(self, site: Site) -> int:
+        """The number under which the table knows `site`."""
+        try:
+            return self._numbers[site]
+        except (KeyError, TypeError):
+            raise UnknownSiteError(site, self._numbers) from None
+
+    def numbers(self, sites: Site | Iterable[Site]) -> list[int]:
+        """The numbers of one site, or of several."""
+        return [self.number(site) for site in ((sites,) if isinstance(sites, str) else sites)]
+
+    def edge(self, edge: Edge) -> tuple[int, int]:
+        """The numbers of an edge (input, reader), which must exist."""
+        if not (isinstance(edge, tuple) and len(edge) == 2):
+            raise GraphError(f"an edge is a pair (input, reader), and {edge!r} is not one.")
+        site, reader = self.number(edge[0]), self.number(edge[1])
+        if site not in self.table.inputs[reader]:
+            raise UnknownEdgeError(edge[1], edge[0], self.inputs(edge[1]), self.consumers(edge[0])[:6])
+        return site, reader
+
+    def name(self, number: int) -> Site:
+        """The name behind a number; a removed node's is still known, for the record."""
+        return self._names[number]
+
+    def names(self, numbers: Iterable[int]) -> tuple[Site, ...]:
+        """The names behind numbers."""
+        return tuple(map(self._names.__getitem__, numbers))
+
+    # -- change ------------------------------------------------------------------------------
+
+    def redefine(self, site: Site, rule: Rule | None = None, inputs: Sequence[Site] | None = None) -> None:
+        """Give `site` another rule, other inputs, or both. Invalidates `site` and its cone."""
+        number = self.number(site)
+        self._expect_idle("graph.redefine")
+        old = self.table.inputs[number]
+        rule = self.rule(site) if rule is None else rule
+        new = self._expect_rule(site, rule, self.names(old) if inputs is None else inputs)
+        if self.table.rules[number] is None:
+            raise GraphError(f"{site!r} is a source: it has a value, not a rule. Change it with `world.set`.")
+        path = self.table.path_if_cyclic(number, new) if new != old else None
+        if path is not None:
+            raise CycleError(self.names([*path, number]))
+        cut = tuple((gone, number) for gone in dict.fromkeys(old) if gone not in new)
+        change = Change(f"redefining {site!r}", seeds=(number,), cut=cut)
+        self._approve(change)
+        self.table.rules[number] = rule
+        if new != old:
+            self.table.rewire(number, new)
+        self._announce(change)
+
+    def graft(self, edge: Edge, block: Block, *, name: str | None = None) -> Graft:
+        """Put `block` on one edge (u, w): w reads the block's output, all other readers still read u.
+
+        Invalidates {w} and the cone of w, and nothing else: u's other readers see no change.
+        """
+        site, reader = self.edge(edge)
+        return self._graft(site, (reader,), block, name or f"{edge[0]}->{edge[1]}")
+
+    def graft_after(self, site: Site, block: Block, *, name: str | None = None) -> Graft:
+        """Put `block` after a site: all of its present readers read the block's output instead."""
+        number = self.number(site)
+        return self._graft(number, tuple(self.table.consumers[number]), block, name or f"{site}->*")
+
+    def _graft(self, at: int, readers: tuple[int, ...], block: Block, name: str) -> Graft:
+        self._expect_idle("graph.graft")
+        if not isinstance(block, Block):
+            raise BlockError(f"a graft takes a block, and {block!r} is none. Make one with `chain(f, g)`.")
+        name = self._fresh_name(name, block)
+        cut = tuple((at, reader) for reader in readers)
+        self._approve(Change(f"grafting {name!r}", cut=cut))
+
+        def wiring(nodes: list[int]) -> Iterator[tuple[int, ...]]:
+            for part in block.parts:
+                yield tuple(at if place < 0 else nodes[place] for place in part.inputs)
+
+        table = self.table
+        # Right before the one reader, or right after the site: either way the order stays true.
+        anchor = table.order.before(readers[0]) if len(readers) == 1 else at
+        nodes = table.insert_after(anchor, [part.rule for part in block.parts], wiring)
+        for node, part in zip(nodes, block.parts, strict=True):
+            self._names.append(f"{name}.{part.name}")
+            self._numbers[self._names[node]] = node
+            if part.rule is None:
+                self._keep(node, part.value, part.param)
+        output = nodes[block.output]
+        for reader in readers:
+            table.reroute(reader, at, output)
+        fresh = tuple(node for node in nodes if table.rules[node] is not None)
+        self._announce(Change(f"grafting {name!r}", seeds=(*fresh, *readers), cut=cut))
+        return Graft(
+            name,
+            at=self._names[at],
+            rerouted=self.names(readers),
+            sites=self.names(fresh),
+            sources=self.names(node for node in nodes if table.rules[node] is None),
+            output=self._names[output],
+        )
+
+    def remove(self, graft: Graft) -> None:
+        """Take a graft out: whoever reads its output reads what the block read, as if it had never been."""
+        self._expect_idle("graph.remove")
+        gone = [site for site in (*graft.sites, *graft.sources) if site not in self._numbers]
+        if gone:
+            raise GraphError(
+                f"the graft {graft.name!r} is not in this graph (any more): no site {gone[0]!r}."
+            )
+        table = self.table
+        block = self.numbers((*graft.sites, *graft.sources))
+        inside, output = set(block), self.number(graft.output)
+        for node in block:
+            outside = [reader for reader in table.consumers[node] if reader not in inside]
+            if node != output and outside:
+                raise InUseError(
+                    f"{self._names[outside[0]]!r} reads {self._names[node]!r}, which is inside the graft "
+                    f"{graft.name!r}. Remove that reader, or the graft it belongs to, first."
+                )
+        entries = {site for node in block for site in table.inputs[node] if site not in inside}
+        if len(entries) != 1:
+            raise InUseError(
+                f"the graft {graft.name!r} now reads {', '.join(self.names(sorted(entries))) or 'nothing'}; "
+                "a block that was rewired to other inputs than its one cannot be taken out."
+            )
+        (at,) = entries
+        readers = tuple(reader for reader in table.consumers[output] if reader not in inside)
+        cut = tuple((output, reader) for reader in readers)
+        change = Change(f"removing {graft.name!r}", seeds=readers, removed=tuple(block), cut=cut)
+        self._approve(change)
+        for reader in readers:
+            table.reroute(reader, output, at)
+        self._delete(block)
+        self._announce(change)
+
+    def discard(self, sites: Iterable[Site]) -> None:
+        """Remove computed nodes or sources that no other node reads, together."""
+        self._expect_idle("graph.discard")
+        numbers = self.numbers(sites)
+        inside = set(numbers)
+        for number in numbers:
+            for reader in self.table.consumers[number]:
+                if reader not in inside:
+                    raise InUseError(
+                        f"{self._names[reader]!r} reads {self._names[number]!r}: a site can be removed "
+                        "when nothing reads it. Remove the reader too, or let it read something else."
+                    )
+        change = Change(f"removing {len(numbers)} sites", removed=tuple(numbers))
+        self._approve(change)
+        self._delete(numbers)
+        self._announce(change)
+
+    def _delete(self, numbers: Iterable[int]) -> None:
+        numbers = list(numbers)
+        self.table.delete(numbers)
+        for number in numbers:
+            del self._numbers[self._names[number]]
+            self._defaults.pop(number, None)
+            self._params.discard(number)
+            self.valueless.discard(number)
+
+    # -- who is told ---------------------------------------------------------------------------
+
+    def attach(self, world: Observer) -> None:
+        """Tell `world` of every change of structure, for as long as someone else keeps it alive."""
+        self._worlds.add(world)
+
+    def guard(self, guard: Observer) -> None:
+        """Ask `guard` before, and tell it after, every change of structure, until `unguard`."""
+        self._guards.append(guard)
+
+    def unguard(self, guard: Observer) -> None:
+        """Stop asking `guard`."""
+        self._guards.remove(guard)
+
+    def _approve(self, change: Change) -> None:
+        for observer in itertools.chain(self._guards, self._worlds):
+            observer.approve(change)
+
+    def _announce(self, change: Change) -> None:
+        for observer in itertools.chain(self._guards, self._worlds):
+            observer.follow(change)
+
+    # -- what must hold ------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert the invariants of the graph and of its table."""
+        self.table.check()
+        alive = set(self.table.order)
+        assert alive == set(self._numbers.values()), "names and living nodes differ"
+        for site, number in self._numbers.items():
+            assert self._names[number] == site, f"{site!r} is misnamed"
+        sources = {number for number in alive if self.table.rules[number] is None}
+        assert sources == set(self._defaults), "sources and their defaults differ"
+        assert self._params <= sources, "a parameter is computed"
+
+    def _node(self, number: int) -> Node:
+        table = self.table
+        return Node(
+            self._names[number],
+            table.rules[number],
+            self.names(table.inputs[number]),
+            number in self._params,
+        )
+
+    def _fresh_name(self, name: str, block: Block) -> str:
+        candidates = itertools.chain((name,), (f"{name}#{count}" for count in itertools.count(2)))
+        return next(
+            free
+            for free in candidates
+            if not any(f"{free}.{part.name}" in self._numbers for part in block.parts)
+        )
+
+    def _expect_idle(self, action: str) -> None:
+        if self.running:
+            raise BusyError(action)
+
+    def _expect_new(self, name: Site, action: str) -> None:
+        if self.running:
+            raise BusyError(action)
+        if not isinstance(name, str) or not name:
+            raise GraphError(f"a site's name is a string that is not empty, and {name!r} is not one.")
+        if name in self._numbers:
+            raise DuplicateSiteError(name)
+
+    def _expect_rule(self, site: Site, rule: Rule, inputs: Sequence[Site]) -> tuple[int, ...]:
+        if isinstance(inputs, str):
+            raise GraphError(
+                f"the inputs of {site!r} are the string {inputs!r}; write the list [{inputs!r}]."
+            )
+        if not callable(rule):
+            raise GraphError(
+                f"the rule of {site!r} is {rule!r}, which cannot be called. A rule is a function of the "
+                f"input values; for a fixed value use `graph.source({site!r}, value)`."
+            )
+        numbers = tuple(self.number(read) for read in inputs)
+        least, most = arity(rule)
+        if not least <= len(numbers) <= most:
+            few = (
+                str(least) if least == most else f"{least} or more" if most == _ANY else f"{least} to {most}"
+            )
+            raise ArityError(site, f"{few} input{'s' if few != '1' else ''}", inputs)
+        return numbers
+
+
+_ANY = 1 << 30
+_TAKES_VARIADIC = 0x04
+
+
+def arity(rule: Callable[..., Any]) -> tuple[int, int]:
+    """The least and the most inputs that a rule takes, where it says so; a plain function does.
+
+    Only what costs nothing is read: a full `inspect.signature` would dominate building a graph.
+    """
+    if type(rule) is FunctionType:
+        code = rule.__code__
+        most = _ANY if code.co_flags & _TAKES_VARIADIC else code.co_argcount
+        return code.co_argcount - len(rule.__defaults__ or ()), most
+    declared = getattr(rule, "arity", None)
+    if isinstance(declared, int):
+        return declared, declared
+    return 0, _ANY

@@ -1,0 +1,1 @@
+"""What it must cost: closed forms over graphs, never reading the engine."""
