@@ -150,5 +150,5 @@ def bitwise_same(old: Any, new: Any) -> bool:
     if hasattr(old, "tobytes"):
         return bool(old.dtype == new.dtype and old.shape == new.shape and old.tobytes() == new.tobytes())
     if isinstance(old, float):
-        return old.hex() == new.hex()
+        return old.hex() == float(new).hex()
     return bool(old == new)

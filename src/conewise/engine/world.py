@@ -59,7 +59,7 @@ class World:
         self._parent: World | None = parent
         self._keep_sites = keep_sites
         self._listeners: list[Listener] = []
-        self._state = State(graph, None if parent is None else parent._state, same, self._emit)
+        self._state: State = State(graph, None if parent is None else parent._state, same, self._emit)
 
     # -- forks -------------------------------------------------------------------------------
 

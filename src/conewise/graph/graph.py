@@ -220,7 +220,8 @@ class Graph:
 
     def edge(self, edge: Edge) -> tuple[int, int]:
         """The numbers of an edge (input, reader), which must exist."""
-        if not (isinstance(edge, tuple) and len(edge) == 2):
+        given: object = edge
+        if not isinstance(given, tuple) or len(given) != 2:
             raise GraphError(f"an edge is a pair (input, reader), and {edge!r} is not one.")
         site, reader = self.number(edge[0]), self.number(edge[1])
         if site not in self.table.inputs[reader]:
@@ -424,7 +425,8 @@ class Graph:
     def _expect_new(self, name: Site, action: str) -> None:
         if self.running:
             raise BusyError(action)
-        if not isinstance(name, str) or not name:
+        given: object = name
+        if not isinstance(given, str) or not given:
             raise GraphError(f"a site's name is a string that is not empty, and {name!r} is not one.")
         if name in self._numbers:
             raise DuplicateSiteError(name)
