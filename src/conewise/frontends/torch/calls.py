@@ -1,0 +1,159 @@
+"""How a module is called: its arguments by name, flattened to leaves that have names.
+
+The same normal form is made of the captured example and of every run, so a run may give
+arguments by position or by keyword, and may leave out what was constant in the example.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_flatten_with_path
+
+from conewise.frontends.torch.errors import InputMismatchError
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call: what stays positional (`*args` of the signature), and the rest."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def leaves(self) -> tuple[list[tuple[str, Any]], TreeSpec]:
+        """The leaves with their names, in the order in which `torch.export` flattens them."""
+        named, spec = tree_flatten_with_path((self.args, dict(self.kwargs)))
+        return [(_leaf_name(path), value) for path, value in named], spec
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What every run of a captured module must give, and what it may leave out."""
+
+    forward: inspect.Signature
+    example: Call
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors of a run by leaf name. Raises InputMismatchError where they do not fit.
+
+        Constants of the captured example (numbers, flags, None) may be left out; given, they
+        must be equal to the captured ones, for they are part of the graph.
+        """
+        given = normal_call(self.forward, args, kwargs)
+        unknown = [key for key in given.kwargs if key not in self.example.kwargs]
+        if unknown:
+            raise InputMismatchError(
+                f"{', '.join(map(repr, unknown))} was not part of the captured call, which had "
+                f"{', '.join(map(repr, self.example.kwargs)) or 'no keyword'}. An argument is part "
+                "of the graph: capture again with it."
+            )
+        complete = Call(given.args, {**_constants(self.example.kwargs), **given.kwargs})
+        missing = [key for key in self.example.kwargs if key not in complete.kwargs]
+        if missing or len(given.args) != len(self.example.args):
+            raise InputMismatchError(
+                f"this run lacks {', '.join(map(repr, missing)) or 'positional arguments'}; the "
+                "captured call had them."
+            )
+        ordered = Call(complete.args, {key: complete.kwargs[key] for key in self.example.kwargs})
+        return self._tensors(ordered)
+
+    def _tensors(self, given: Call) -> dict[str, torch.Tensor]:
+        found, spec = given.leaves()
+        captured, captured_spec = self.example.leaves()
+        if spec != captured_spec:
+            raise InputMismatchError(
+                f"the arguments are nested otherwise than in the captured call: found {spec}, "
+                f"expected {captured_spec}."
+            )
+        tensors: dict[str, torch.Tensor] = {}
+        for (name, value), (_, example) in zip(found, captured, strict=True):
+            if isinstance(example, torch.Tensor):
+                if not isinstance(value, torch.Tensor):
+                    raise InputMismatchError(
+                        f"{name!r} is a {type(value).__name__}; a tensor was captured there."
+                    )
+                if value.dtype != example.dtype or value.device != example.device:
+                    raise InputMismatchError(
+                        f"{name!r} is {value.dtype} on {value.device}, but {example.dtype} on "
+                        f"{example.device} was captured. Nothing is cast or moved silently: convert "
+                        "it, or capture again."
+                    )
+                tensors[name] = value
+            elif not _equal_constants(value, example):
+                raise InputMismatchError(
+                    f"{name!r} is {value!r}, but the graph was captured with {example!r}. Constants "
+                    "are part of the graph: capture again with the other value."
+                )
+        return tensors
+
+
+def normal_call(forward: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """The call with every argument by name where the signature allows it, in its order."""
+    try:
+        bound = forward.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputMismatchError(f"the arguments do not fit forward{forward}: {error}.") from error
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    kinds = {name: parameter.kind for name, parameter in forward.parameters.items()}
+    by_position = any(kind is inspect.Parameter.VAR_POSITIONAL for kind in kinds.values())
+    for name, value in bound.arguments.items():
+        match kinds[name]:
+            case inspect.Parameter.VAR_POSITIONAL:
+                positional.extend(value)
+            case inspect.Parameter.VAR_KEYWORD:
+                named.update(value)
+            case inspect.Parameter.POSITIONAL_ONLY:
+                positional.append(value)
+            case inspect.Parameter.POSITIONAL_OR_KEYWORD if by_position:
+                positional.append(value)
+            case _:
+                named[name] = value
+    return Call(tuple(positional), named)
+
+
+def hugging_face_defaults(
+    module: nn.Module, forward: inspect.Signature, *, last_position_only: bool
+) -> dict[str, Any]:
+    """The keyword arguments that a Hugging Face model is captured with, unless given.
+
+    Recognised by a `config` and by what `forward` takes, not by its class: no cache of keys and
+    values, and on request the logits of the last position alone.
+    """
+    if not hasattr(module, "config"):
+        return {}
+    defaults: dict[str, Any] = {}
+    if "use_cache" in forward.parameters:
+        defaults["use_cache"] = False
+    if last_position_only:
+        if "logits_to_keep" not in forward.parameters:
+            raise InputMismatchError(
+                f"{type(module).__name__}.forward takes no `logits_to_keep`, so it always computes "
+                "every position. Capture it without asking for the last position only."
+            )
+        defaults["logits_to_keep"] = 1
+    return defaults
+
+
+def _constants(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in kwargs.items()
+        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(value)[0])
+    }
+
+
+def _equal_constants(value: Any, example: Any) -> bool:
+    return type(value) is type(example) and bool(value == example)
+
+
+def _leaf_name(path: Sequence[Any]) -> str:
+    """`(args, kwargs)` paths as names: `input_ids`, `batch.x`, `args.0`."""
+    root, *rest = path
+    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in rest]
+    return ".".join(parts if root.idx == 1 else ["args", *parts])

@@ -1,0 +1,159 @@
+"""From a module and an example to the program that `torch.export` sees.
+
+The batch dimension may vary, and the sequence dimension too where the module allows it. The
+module is read, never written: no hook, buffer or attribute is added to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_map
+
+from conewise.frontends.torch.calls import (
+    Call,
+    Signature,
+    hugging_face_defaults,
+    normal_call,
+)
+from conewise.frontends.torch.errors import CaptureError, ControlFlowError
+from conewise.frontends.torch.lowering import lower
+from conewise.frontends.torch.records import Program
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A captured module: its program, and how to call it.
+
+    `fixed` says why the batch dimension cannot vary, and is empty when it can.
+    """
+
+    program: Program
+    signature: Signature
+    fixed: str
+
+
+def export(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    last_position_only: bool = False,
+) -> Exported:
+    """Capture `module` as it computes for an example like `args` and `kwargs`.
+
+    Raises ControlFlowError where what is computed depends on the values of tensors,
+    RandomnessError where random numbers are drawn (dropout in training mode), and CaptureError
+    with torch's reason otherwise.
+    """
+    forward = inspect.signature(module.forward)
+    defaults = hugging_face_defaults(module, forward, last_position_only=last_position_only)
+    call = normal_call(forward, args, {**defaults, **(kwargs or {})})
+    name = type(module).__name__
+    reasons: list[str] = []
+    for example, shapes in _attempts(forward, call):
+        try:
+            exported = _torch_export(module, example, shapes)
+        except Exception as error:  # noqa: BLE001  (torch.export raises whatever the module raises)
+            if reason := _data_dependence(error):
+                raise ControlFlowError(name, reason) from error
+            reasons.append(f"{type(error).__name__}: {error}")
+            failure = error
+            continue
+        program = lower(exported, example, name)
+        return Exported(program, Signature(forward, call), reasons[-1] if shapes is None else "")
+    raise CaptureError(
+        f"torch.export cannot capture {name}. It says: {reasons[-1]}\n"
+        "Check that `module(*args, **kwargs)` runs with this example; if it does, capture the "
+        "submodule that torch.export accepts, or rewrite what it names."
+    ) from failure
+
+
+def _attempts(forward: inspect.Signature, call: Call) -> Iterator[tuple[Call, Any]]:
+    """Examples with their dynamic dimensions, the most general first; None is fully static."""
+    tensors = [leaf for _, leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor)]
+    batched = [tensor.shape[0] for tensor in tensors if tensor.ndim]
+    if batched:
+        grown = _without_ones(call, all(size == 1 for size in batched))
+        batch = max(2, batched[0])
+        for leading in (Dim("batch"), Dim.AUTO):
+            for sequence in (True, False):
+                yield grown, _dynamic_shapes(forward, grown, batch, leading, sequence=sequence)
+    yield call, None
+
+
+def _without_ones(call: Call, repeat_batch: bool) -> Call:
+    """The example with dimensions of size 1 repeated: `torch.export` would take 1 for a constant."""
+
+    def repeat(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.ndim:
+            return value
+        if repeat_batch:
+            value = value.repeat(2, *[1] * (value.ndim - 1))
+        if _has_sequence(value) and value.shape[1] == 1:
+            value = value.repeat(1, 2, *[1] * (value.ndim - 2))
+        return value
+
+    args, kwargs = tree_map(repeat, (call.args, dict(call.kwargs)))
+    return Call(args, kwargs)
+
+
+def _has_sequence(tensor: torch.Tensor) -> bool:
+    """Whether dimension 1 looks like positions: token ids and masks, or embeddings."""
+    if tensor.is_floating_point():
+        return tensor.ndim == 3
+    return tensor.ndim == 2
+
+
+def _dynamic_shapes(
+    forward: inspect.Signature, call: Call, batch: int, leading: Any, *, sequence: bool
+) -> Any:
+    def dims(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        dynamic: dict[int, Any] = {}
+        if value.ndim and value.shape[0] == batch:
+            dynamic[0] = leading
+        if sequence and _has_sequence(value):
+            dynamic[1] = Dim.AUTO
+        return dynamic
+
+    bound = forward.bind(*call.args, **call.kwargs)
+    return tree_map(dims, dict(bound.arguments))
+
+
+def _torch_export(module: nn.Module, call: Call, shapes: Any) -> ExportedProgram:
+    with torch.no_grad(), _quiet():
+        return torch.export.export(module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=False)
+
+
+def _data_dependence(error: BaseException) -> str:
+    """Torch's reason, in a line or two, when `error` speaks of data-dependent control flow."""
+    seen: BaseException | None = error
+    while seen is not None:
+        kind, text = type(seen).__name__, str(seen)
+        if "DataDependent" in kind or "data-dependent" in text or "Could not guard on" in text:
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            return " ".join(lines[:2])
+        seen = seen.__cause__ or seen.__context__
+    return ""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own log lines about an attempt that may fail out of the user's terminal."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

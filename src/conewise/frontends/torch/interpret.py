@@ -1,0 +1,39 @@
+"""Run a program record by record, without an engine: the reference that a world must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from conewise.frontends.torch.records import SIZES, Program, Ref
+from conewise.frontends.torch.rules import Rule, compile_rule
+
+
+class Interpreter:
+    """The rules of a program, compiled once, and the loop over them."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._steps: list[tuple[str, Rule, tuple[str, ...]]] = [
+            (record.name, compile_rule(record), record.inputs) for record in program.records
+        ]
+
+    def values(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Every value of a run: sources, inputs, sizes and records, by name."""
+        program = self.program
+        shapes = {leaf.name: leaf.shape for leaf in program.inputs}
+        given = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+        values: dict[str, Any] = {source.name: source.value for source in program.sources}
+        values.update(inputs)
+        values[SIZES] = program.sizes.of(program.sizes.symbols_of(shapes, given))
+        for name, rule, names in self._steps:
+            values[name] = rule(*[values[i] for i in names])
+        return values
+
+    def output(self, values: Mapping[str, Any]) -> Any:
+        """The module's output, in its own structure."""
+        leaves = [values[out.name] if isinstance(out, Ref) else out for out in self.program.outputs]
+        return tree_unflatten(leaves, self.program.output_spec)

@@ -1,0 +1,148 @@
+"""Sizes that vary from run to run: symbols read off the inputs, and expressions over them.
+
+`torch.export` writes such a size as an expression (`10*s23`). A table numbers the expressions
+that a program uses; a run evaluates them all at once, before any record is computed, so sizes
+are no nodes of the graph and are in no cone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from conewise.frontends.torch.errors import InputMismatchError
+
+Size = int | sympy.Expr
+
+
+def size_of(value: int | torch.SymInt) -> Size:
+    """The size as a plain int, or as the expression that `torch.export` has for it."""
+    if isinstance(value, int):
+        return value
+    expr = value.node.expr
+    return int(expr) if expr.is_Integer else expr
+
+
+def has_unbacked(size: object) -> bool:
+    """Whether the expression depends on the values of tensors, not on their shapes alone."""
+    symbols = getattr(size, "free_symbols", ())
+    return any(str(symbol).startswith(("u", "zuf")) for symbol in symbols)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A relation between sizes that the captured program takes for granted."""
+
+    relation: sympy.Basic
+    holds: Callable[..., bool]
+
+
+class SizeTable:
+    """The expressions that a program uses, each at its index; grows while a program is lowered.
+
+    `symbols` says where each symbol is read: (input name, dimension), first place first.
+    """
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, tuple[str, int]] = {}
+        self.expressions: list[sympy.Expr] = []
+        self._index: dict[sympy.Expr, int] = {}
+        self._guards: list[Guard] = []
+        self._evaluate: Callable[..., tuple[int, ...]] | None = None
+
+    def index(self, expr: sympy.Expr) -> int:
+        """The index of `expr`, which is added when it is new."""
+        if expr not in self._index:
+            self._index[expr] = len(self.expressions)
+            self.expressions.append(expr)
+            self._evaluate = None
+        return self._index[expr]
+
+    def bind(self, name: str, shape: Sequence[Size]) -> None:
+        """Say that the symbols in `shape` are read off the input `name`."""
+        for dim, size in enumerate(shape):
+            if isinstance(size, sympy.Symbol):
+                self.symbols.setdefault(str(size), (name, dim))
+        self._evaluate = None
+
+    def guard(self, relation: sympy.Basic) -> None:
+        """Require `relation` of every run. Relations that are always true are dropped."""
+        names = {str(symbol) for symbol in relation.free_symbols}
+        if names and names.issubset(self.symbols):
+            self._guards.append(Guard(relation, self._compile(f"bool({_python(relation)})")))
+
+    def symbols_of(
+        self, shapes: Mapping[str, Sequence[Size]], given: Mapping[str, Sequence[int]]
+    ) -> dict[str, int]:
+        """The value of each symbol when the inputs have the `given` shapes.
+
+        Raises InputMismatchError when `given` does not fit the captured `shapes`, or breaks a
+        relation that the capture relied on.
+        """
+        values = {symbol: int(given[name][dim]) for symbol, (name, dim) in self.symbols.items()}
+        for name, shape in shapes.items():
+            found = tuple(given[name])
+            expected = tuple(self.value(size, values) for size in shape)
+            if found != expected:
+                raise InputMismatchError(
+                    f"the input {name!r} has shape {found}, but {expected} was expected: "
+                    f"{self._why(name, shape, found)}"
+                )
+        for guard in self._guards:
+            if not guard.holds(**values):
+                raise InputMismatchError(self._broken(guard, values))
+        return values
+
+    def of(self, values: Mapping[str, int]) -> tuple[int, ...]:
+        """Every expression of the table, evaluated; this is the value of the source `SIZES`."""
+        if self._evaluate is None:
+            body = "".join(f"{_python(expr)}, " for expr in self.expressions)
+            self._evaluate = self._compile(f"({body})")
+        return self._evaluate(**values)
+
+    def value(self, size: Size, values: Mapping[str, int]) -> int:
+        """One size, evaluated."""
+        if isinstance(size, int):
+            return size
+        known = {symbol: values[str(symbol)] for symbol in size.free_symbols}
+        return int(size.xreplace({symbol: sympy.Integer(v) for symbol, v in known.items()}))
+
+    def _compile(self, expression: str) -> Callable[..., tuple[int, ...]]:
+        import math
+
+        code = f"lambda {', '.join((*self.symbols, '**_'))}: {expression}"
+        namespace = {"math": math, "torch": torch, "min": min, "max": max}
+        compiled: Callable[..., tuple[int, ...]] = eval(code, namespace)
+        return compiled
+
+    def _why(self, name: str, shape: Sequence[Size], found: tuple[int, ...]) -> str:
+        if len(shape) != len(found):
+            return f"it was captured with {len(shape)} dimensions. Capture again with such an example."
+        fixed = [dim for dim, size in enumerate(shape) if isinstance(size, int) and size != found[dim]]
+        if fixed:
+            return (
+                f"dimension {fixed[0]} is fixed in this capture, because the module's computation "
+                "depends on it. Capture again with an example of this shape."
+            )
+        return "sizes that were equal in the captured example must be equal in every run."
+
+    def _broken(self, guard: Guard, values: Mapping[str, int]) -> str:
+        names = sorted(str(symbol) for symbol in guard.relation.free_symbols)
+        where = ", ".join(
+            f"{symbol} = {values[symbol]} (dimension {self.symbols[symbol][1]} of "
+            f"{self.symbols[symbol][0]!r})"
+            for symbol in names
+        )
+        return (
+            f"these inputs break a relation that the captured computation relies on: "
+            f"{guard.relation}, with {where}. The module computes differently there; capture again "
+            "with an example of this shape."
+        )
+
+
+def _python(expr: sympy.Basic) -> str:
+    return str(PythonPrinter().doprint(expr))
