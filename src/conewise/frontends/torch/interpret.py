@@ -21,6 +21,7 @@ class Interpreter:
             (record.name, compile_rule(record), record.inputs) for record in program.records
         ]
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def values(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Every value of a run: sources, inputs, sizes and records, by name."""
         program = self.program

@@ -139,7 +139,7 @@ class _Lowering:
     ) -> None:
         if known == target:
             name = self._unique(target)
-            self.sources[known] = Source(name, tensor.detach(), is_parameter)
+            self.sources[known] = Source(name, tensor, is_parameter)
         else:
             old = self.sources[known]
             self.sources[known] = Source(

@@ -85,7 +85,10 @@ class Record:
 class Source:
     """A leaf of the program: a parameter, a buffer or a constant, with its value.
 
-    `aliases` are the other names of the same tensor (tied weights).
+    The value is the module's own tensor, `requires_grad` included, because kernels are chosen by
+    it (`matmul` folds a batch when the smaller operand wants a gradient). Records are therefore
+    computed under `torch.no_grad()`. `aliases` are the other names of the same tensor (tied
+    weights).
     """
 
     name: str
