@@ -54,13 +54,14 @@ class Change:
     """A change of structure, by node number, as the worlds over the graph are told of it.
 
     `seeds`: nodes whose rule or inputs are new, fresh nodes included; `removed`: nodes that are
-    gone; `cut`: the edges (input, reader) that are no more.
+    gone; `cut`: the edges (input, reader) that are no more; `joined`: those that a redefinition adds.
     """
 
     action: str
     seeds: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
     cut: tuple[tuple[int, int], ...] = ()
+    joined: tuple[tuple[int, int], ...] = ()
 
 
 class Observer(Protocol):
@@ -251,7 +252,8 @@ class Graph:
         if path is not None:
             raise CycleError(self.names([*path, number]))
         cut = tuple((gone, number) for gone in dict.fromkeys(old) if gone not in new)
-        change = Change(f"redefining {site!r}", seeds=(number,), cut=cut)
+        joined = tuple((fresh, number) for fresh in dict.fromkeys(new) if fresh not in old)
+        change = Change(f"redefining {site!r}", seeds=(number,), cut=cut, joined=joined)
         self._approve(change)
         self.table.rules[number] = rule
         if new != old:
@@ -371,6 +373,11 @@ class Graph:
     def attach(self, world: Observer) -> None:
         """Tell `world` of every change of structure, for as long as someone else keeps it alive."""
         self._worlds.add(world)
+
+    @property
+    def guards(self) -> tuple[Observer, ...]:
+        """Who is asked before every change of structure, besides the worlds."""
+        return tuple(self._guards)
 
     def guard(self, guard: Observer) -> None:
         """Ask `guard` before, and tell it after, every change of structure, until `unguard`."""
