@@ -9,7 +9,9 @@ from conewise.engine.ledger import Event, Ledger
 from conewise.engine.plan import Plan
 from conewise.engine.world import World
 from conewise.errors import ConewiseError
+from conewise.frontends import ops
 from conewise.graph.block import Block, Graft, block, chain
+from conewise.graph.gradients import gradients
 from conewise.graph.graph import Graph, Node
 
 __version__ = "0.1.0"
@@ -26,4 +28,6 @@ __all__ = [
     "World",
     "block",
     "chain",
+    "gradients",
+    "ops",
 ]
