@@ -1,0 +1,201 @@
+"""Sites: the named places of a captured model, found from its graph and its module tree."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from conewise.frontends.torch.attention import find_attention, weight_of
+from conewise.frontends.torch.axes import Axis
+from conewise.frontends.torch.blocks import Block, find_blocks
+from conewise.frontends.torch.errors import MissingSiteError
+from conewise.frontends.torch.records import ModulePort, Program
+from conewise.frontends.torch.views import View, view_of
+from conewise.frontends.torch.wiring import Wiring
+
+STREAM = ("batch", "pos", "d_model")
+NEURONS = ("batch", "pos", "neuron")
+
+WHERE: Mapping[str, str] = {
+    "resid_pre": "the residual stream as it enters the block, before the block's first norm",
+    "resid_mid": "resid_pre + attn_out: the sum itself, before any norm of it",
+    "resid_mid_cross": "resid_mid + cross_attn_out: the sum itself, before any norm of it",
+    "resid_post": "the stream plus mlp_out: the sum itself, before any norm of it",
+    "attn_out": "what attention adds to the stream, after the output projection and any post-norm",
+    "cross_attn_out": "what cross-attention adds to the stream, after any post-norm",
+    "mlp_out": "what the MLP adds to the stream, after the down projection and any post-norm",
+    "q": "the queries as projected, bias included, before any q-norm, scaling and rotary embedding",
+    "k": "the keys as projected, before any k-norm and rotary embedding, not repeated",
+    "v": "the values as projected, not repeated",
+    "rot_q": "the queries that enter the scores, after q-norm and rotary embedding",
+    "rot_k": "the keys that enter the scores, after k-norm and rotary embedding, not repeated",
+    "attn_scores": "what the softmax reads: scaled, capped and masked",
+    "pattern": "the attention weights that multiply the values",
+    "z": "each head's result, in front of the output projection",
+    "result": "each head's share of the output projection, without its bias; read only",
+    "pre": "the neurons before the activation (of the gate, in a gated MLP)",
+    "pre_linear": "the neurons of a gated MLP that are not activated, before the product",
+    "post": "the neurons as the down projection reads them: activated, and gated",
+}
+"""Where each kind lies; the test suite checks every line against hooks on the module."""
+
+_HOOKS = {
+    **{kind: f"attn.hook_{kind}" for kind in ("q", "k", "v", "rot_q", "rot_k", "z", "result")},
+    **{kind: f"attn.hook_{kind}" for kind in ("attn_scores", "pattern")},
+    **{kind: f"mlp.hook_{kind}" for kind in ("pre", "pre_linear", "post")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadResult:
+    """How `result` is made of z: the weight of the output projection, stored [out, in] or not."""
+
+    weight: str
+    out_in: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place whose value can be read and (unless `result` says how it is derived) replaced."""
+
+    name: str
+    kind: str
+    node: str
+    view: View | None
+    layer: int | None = None
+    stack: str = ""
+    result: HeadResult | None = None
+
+
+class SiteTable:
+    """All sites of a program, by name and by (kind, layer).
+
+    Names are, in this order: the TransformerLens spelling of a transformer's kinds
+    (`blocks.9.attn.hook_z`), module paths (`transformer.h.9.mlp`, with `.input` for what goes
+    in), and the graph's own names, one for each operation.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._wiring = Wiring(program)
+        self.blocks = find_blocks(self._wiring, find_attention(self._wiring))
+        self._by_name: dict[str, Site] = {}
+        self._by_kind: dict[tuple[str, str, int], Site] = {}
+        self._missing: dict[tuple[str, str, int], str] = {}
+        for block in self.blocks:
+            for site in _block_sites(self._wiring, block):
+                self._by_name[site.name] = site
+                self._by_kind[site.kind, site.stack, site.layer or 0] = site
+            self._note_missing(block)
+        for port in program.ports:
+            for site in _module_sites(port):
+                self._by_name.setdefault(site.name, site)
+        for name in (*(i.name for i in program.inputs), *(r.name for r in program.records)):
+            self._by_name.setdefault(name, Site(name, "op", name, None))
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that this model has."""
+        return tuple(dict.fromkeys(kind for kind, _, _ in self._by_kind))
+
+    def layers(self, kind: str, stack: str = "") -> tuple[int, ...]:
+        """The layers that have this kind."""
+        return tuple(sorted(layer for k, s, layer in self._by_kind if (k, s) == (kind, stack)))
+
+    def find(self, kind_or_name: str, layer: int | None = None, stack: str = "") -> Site:
+        """The site of a name, or of a kind and a layer (negative ones count from the end).
+
+        Raises MissingSiteError with the reason where it is known, else with the nearest names.
+        """
+        if layer is None:
+            if kind_or_name in self._by_name:
+                return self._by_name[kind_or_name]
+            raise self._unknown(kind_or_name)
+        stacks = list(dict.fromkeys(block.stack for block in self.blocks))
+        if stack not in stacks and stacks:
+            raise MissingSiteError(
+                f"this model has the stacks {', '.join(map(repr, stacks))}; say which one with stack=."
+            )
+        known = sorted({block.layer for block in self.blocks if block.stack == stack})
+        if layer < 0 and known:
+            layer += known[-1] + 1
+        site = self._by_kind.get((kind_or_name, stack, layer))
+        if site is not None:
+            return site
+        reason = self._missing.get((kind_or_name, stack, layer))
+        if reason:
+            raise MissingSiteError(f"layer {layer} has no {kind_or_name!r}: {reason}.")
+        if kind_or_name in self.kinds and layer not in known:
+            raise MissingSiteError(f"no layer {layer}: this model's layers are {_span(known)}.")
+        raise self._unknown(kind_or_name)
+
+    def _unknown(self, name: str) -> MissingSiteError:
+        for (kind, stack, layer), reason in self._missing.items():
+            if name == _name(kind, stack, layer):
+                return MissingSiteError(f"no site {name!r}: {reason}.")
+        near = difflib.get_close_matches(name, [*self.kinds, *self._by_name], n=3, cutoff=0.5)
+        nearest = f" Nearest: {', '.join(near)}." if near else ""
+        kinds = ", ".join(self.kinds) or "none: no attention was found in its graph"
+        return MissingSiteError(f"no site {name!r} in this model.{nearest} Its kinds are {kinds}.")
+
+    def _note_missing(self, block: Block) -> None:
+        reasons = {**block.missing, **block.attention.missing}
+        if "z" not in block.attention.places or block.attention.projection is None:
+            reasons.setdefault("result", "its output projection could not be told from the graph")
+        for kind, reason in reasons.items():
+            self._missing[kind, block.stack, block.layer] = reason
+
+
+def _name(kind: str, stack: str, layer: int) -> str:
+    prefix = f"{stack}.blocks.{layer}" if stack else f"blocks.{layer}"
+    if kind.startswith("cross_") and kind != "cross_attn_out":
+        return f"{prefix}.cross_attn.hook_{kind.removeprefix('cross_')}"
+    return f"{prefix}.{_HOOKS.get(kind, f'hook_{kind}')}"
+
+
+def _block_sites(wiring: Wiring, block: Block) -> Iterator[Site]:
+    def site(kind: str, node: str, view: View | None, result: HeadResult | None = None) -> Site:
+        name = _name(kind, block.stack, block.layer)
+        return Site(name, kind, node, view, block.layer, block.stack, result)
+
+    for kind, node in block.nodes.items():
+        natural = NEURONS if kind in {"pre", "pre_linear", "post"} else STREAM
+        yield site(kind, node, _plain_view(wiring, node, natural))
+    for prefix, attention in (("", block.attention), ("cross_", block.cross)):
+        if attention is None:
+            continue
+        for kind, place in attention.places.items():
+            yield site(prefix + kind, place.node, place.view)
+        weight = weight_of(wiring, attention.projection) if attention.projection else None
+        if weight and "z" in attention.places:
+            place = attention.places["z"]
+            yield site(f"{prefix}result", place.node, place.view, HeadResult(*weight))
+
+
+def _plain_view(wiring: Wiring, node: str, natural: tuple[str, ...]) -> View | None:
+    shape = wiring.shape(node)
+    if shape is None or len(shape) != len(natural):
+        return None
+    axes = tuple((Axis(name, size),) for name, size in zip(natural, shape, strict=True))
+    return view_of(axes, natural)
+
+
+def _module_sites(port: ModulePort) -> Iterator[Site]:
+    path = str(port.call)
+    for way, names in (("", port.outputs), (".input", port.inputs)):
+        for i, node in enumerate(names):
+            if i == 0 and (way or len(names) == 1):
+                yield Site(f"{path}{way}", f"module{way.replace('.', ' ')}", node, None)
+            if len(names) > 1:
+                way_name = way or ".output"
+                yield Site(f"{path}{way_name}.{i}", "module", node, None)
+
+
+def _span(layers: list[int]) -> str:
+    return f"{layers[0]} to {layers[-1]}" if layers else "none"
