@@ -1,0 +1,69 @@
+"""The Karamata index of a real profile: how fast weight grows with depth, and towards which end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from conewise.errors import TheoryError
+from conewise.theory.regression import Estimate, Fit, least_squares
+from conewise.theory.sweeps import Orientation, limit_ratio
+from conewise.theory.weights import Weight, expect_profile
+
+
+@dataclass(frozen=True, slots=True)
+class KaramataIndex:
+    """An estimate of the index q of a profile.
+
+    `q.value` is never below 0, nor is its interval. `is_clear` says whether the interval excludes 0:
+    where it does not, the profile may be uniform, and the orientation says nothing.
+    `r_squared` is the share of the variance of log w that the power law explains.
+    """
+
+    q: Estimate
+    orientation: Orientation
+    is_clear: bool
+    r_squared: float
+
+    @property
+    def limit(self) -> Fraction | float:
+        """The sweep ratio that a deep network of this index tends to."""
+        return limit_ratio(self.q.value, self.orientation)
+
+
+def karamata_index(profile: Iterable[Weight], *, confidence: float = 0.95) -> KaramataIndex:
+    """Estimate q of w_j ≈ c · j^q (output-heavy) or c · (L+1-j)^q (input-heavy), and which of the two.
+
+    docs/theory.md#index. Each orientation is fitted by least squares of log w on the log of the depth;
+    of those with a slope of 0 or more, the one that leaves less variance is taken. If neither slope
+    is (weight at both ends), q is 0.
+
+    How far to trust it. Residuals of neighbouring layers go together, so the standard error is the
+    larger of the classical one and Newey and West's; it is 0 for an exact power law. No error
+    bar covers what a finite profile cannot show: a slowly varying factor, such as log j, adds about
+    1/log L to the slope at every depth that is ever seen, and weights rounded to whole
+    nodes (at least 1 each) flatten the light end and lower the slope. At least three layers are needed.
+    """
+    weights = expect_profile(profile)
+    L = len(weights)
+    if L < 3:
+        raise TheoryError(f"a profile of {L} layers cannot fix an index with an error bar; 3 are needed.")
+    logs = [math.log(weight) for weight in weights]
+    lags = math.floor(4 * (L / 100) ** (2 / 9))
+    fits: dict[Orientation, Fit] = {
+        orientation: least_squares(
+            [(1.0, math.log(depth)) for depth in depths], logs, confidence=confidence, lags=lags
+        )
+        for orientation, depths in _depths(L).items()
+    }
+    rising = [end for end, fit in fits.items() if fit.coefficients[1].value >= 0]
+    orientation = min(rising or fits, key=lambda end: fits[end].residual_squares)
+    slope = fits[orientation].coefficients[1]
+    q = Estimate(max(slope.value, 0.0), slope.standard_error, max(slope.low, 0.0), max(slope.high, 0.0))
+    return KaramataIndex(q, orientation, slope.low > 0, fits[orientation].r_squared)
+
+
+def _depths(L: int) -> dict[Orientation, range]:
+    return {"output-heavy": range(1, L + 1), "input-heavy": range(L, 0, -1)}

@@ -1,0 +1,188 @@
+"""Long skips: layered graphs in which a layer reads one further back, and what that does to the ratios.
+
+An added skip changes no cone. A skip that passes layers by makes them parallel, and moves both ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from math import comb
+from typing import Literal
+
+from conewise.errors import TheoryError
+from conewise.graph.graph import Graph
+from conewise.theory.weights import (
+    Weight,
+    expect_count,
+    expect_number,
+    expect_profile,
+    expect_weight,
+    ratio,
+    total,
+)
+
+SkipKind = Literal["bypassing", "added"]
+
+
+def skip_layers(
+    layers: int, span: int, every: int, kind: SkipKind = "bypassing"
+) -> tuple[tuple[int, int], ...]:
+    """The edges (i, j), "layer j reads layer i", of a stack with skips; 0 is the input, L+1 the readout.
+
+    docs/theory.md#skips. "bypassing": the stack is cut into periods of `every` layers (the last may be
+    shorter). Within a period, layer j reads layer j − `span` alone, so the `span` − 1 layers in
+    between are passed by, and the period is `span` parallel strands; its first `span` layers, and in the end
+    the readout, read the last `span` layers of the period before. `span` = 1 is the plain stack.
+    "added": every layer reads the one before it, and layers a + `span`, for a = 0, `every`,
+    2·`every`, ..., read layer a as well.
+
+    To build the graph: one chain of nodes per layer, whose first node reads (say, adds) the last
+    nodes of all layers that the layer reads. The site of a layer is its last node.
+    """
+    L, k, m = _expect_shape(layers, span, every)
+    if kind == "added":
+        stack = {(j, j + 1) for j in range(L + 1)}
+        return tuple(sorted(stack | {(a, a + k) for a in range(0, L - k + 1, m)}))
+    if kind != "bypassing":
+        raise TheoryError(f'the kind of skip is {kind!r}; it is "bypassing" or "added".')
+    edges: list[tuple[int, int]] = []
+    ends: Sequence[int] = (0,)
+    for period in _periods(L, m):
+        for j in period:
+            edges.extend((i, j) for i in ((j - k,) if j - k in period else ends))
+        ends = period[-k:]
+    return tuple(sorted([*edges, *((i, L + 1) for i in ends)]))
+
+
+def incomparable_pairs(layers: int, span: int, every: int) -> int:
+    """I: how many pairs of layers of the bypassing stack have no path between them.
+
+    docs/theory.md#skips. Two layers are parallel iff they share a period and not a strand. With
+    m = a·k + b, 0 ≤ b < k, a full period has C(m,2) − b·C(a+1,2) − (k−b)·C(a,2) such pairs.
+    """
+    L, k, m = _expect_shape(layers, span, every)
+    periods, rest = divmod(L, m)
+    return periods * _parallel_pairs(m, k) + _parallel_pairs(rest, k)
+
+
+def _parallel_pairs(m: int, k: int) -> int:
+    a, b = divmod(m, k)
+    return comb(m, 2) - b * comb(a + 1, 2) - (k - b) * comb(a, 2)
+
+
+def skip_ratio(
+    profile: Iterable[Weight] | int, span: int, every: int, *, terminal: Weight = 0
+) -> Fraction | float:
+    """ρ of the bypassing stack, one site at the end of each layer; a number stands for so many unit layers.
+
+    For L layers of one weight w and a readout of weight t, with C = L(L−1)/2 − incomparable_pairs:
+
+        ρ = L·(w·L + t) / (w·C + L·t)
+    """
+    layers, below, _, terminal = _weighed(profile, span, every, terminal)
+    swept = total([*below, len(layers) * terminal])
+    if swept == 0:
+        raise TheoryError(
+            "no layer has anything below it, so the ratio has no value; give a `terminal` node."
+        )
+    return ratio(len(layers) * total([*layers, terminal]), swept)
+
+
+def skip_training_ratio(
+    profile: Iterable[Weight] | int, span: int, every: int, *, terminal: Weight = 0
+) -> Fraction | float:
+    """ρ_train of the bypassing stack, by the paper's count |V⁻ ∪ {s} ∪ V⁺|; see `skip_ratio`.
+
+    For L layers of one weight w and a readout of weight t:
+
+        ρ_train = L·(w·L + t) / (w·(2C + L) + L·t)
+
+    which is 1 for the plain stack, and 1/(1−y) in the limit (`skip_limits`).
+    """
+    layers, below, above, terminal = _weighed(profile, span, every, terminal)
+    touched = total([*below, *above, *layers, len(layers) * terminal])
+    return ratio(len(layers) * total([*layers, terminal]), touched)
+
+
+def skip_limits(share: Weight, span: int | None = None) -> tuple[Fraction | float, Fraction | float]:
+    """(ρ, ρ_train) of ever deeper bypassing stacks of equal layers: 2/(1−y) and 1/(1−y).
+
+    `share` is the limit of every/layers, the part of the network that one period spans; `span` the
+    number of strands, None for ever more of them. y = share·(1 − 1/span) is the chance that two
+    layers are parallel. Where periods are of bounded length, y = 0, and ρ_train still collapses to 1.
+    """
+    share = expect_number(share, "`share`")
+    if not 0 <= share <= 1:
+        raise TheoryError(f"`share` is {share}; it is a part of the network, from 0 to 1.")
+    y = share if span is None else share * (1 - Fraction(1, expect_count(span, "`span`")))
+    if y == 1:
+        raise TheoryError("one period of ever more strands has no comparable layers left: no finite limit.")
+    return ratio(2, 1 - y), ratio(1, 1 - y)
+
+
+def comparable_pairs(graph: Graph) -> int:
+    """How many pairs of computed nodes have a path from one to the other: Σ |cone| over all of them.
+
+    docs/theory.md#all-sites. In a sweep of every computed node, on any DAG of N of them,
+    ρ = N²/C and ρ_train = N²/(2C+N), so 1/ρ_train = 2/ρ + 1/N.
+    """
+    # One bit per node, and a cone is one integer: a node's is the union of its readers' and their cones.
+    place: dict[int, int] = {}
+    cones: dict[int, int] = {}
+    pairs = 0
+    table = graph.table
+    for node in reversed(list(table.order)):
+        cone = 0
+        for reader in table.consumers[node]:
+            cone |= cones[reader] | 1 << place[reader]
+        if table.rules[node] is None:
+            continue
+        pairs += cone.bit_count()
+        cones[node], place[node] = cone, len(place)
+    return pairs
+
+
+def training_from_forward(forward: Weight, nodes: int) -> Fraction | float:
+    """ρ_train of a sweep of all `nodes` computed nodes, from its ρ: 1/ρ_train = 2/ρ + 1/N, on any DAG."""
+    forward = expect_number(forward, "the forward ratio")
+    if forward <= 0:
+        raise TheoryError(f"the forward ratio is {forward}; a ratio is above zero.")
+    N = expect_count(nodes, "the number of nodes")
+    return ratio(1, ratio(2, forward) + Fraction(1, N))
+
+
+def _weighed(
+    profile: Iterable[Weight] | int, span: int, every: int, terminal: Weight
+) -> tuple[list[Weight], list[Weight], list[Weight], Weight]:
+    """The layers, what is below and what is above each, without the readout; and the readout."""
+    if isinstance(profile, int):
+        profile = [1] * expect_count(profile, "the number of layers")
+    layers = expect_profile(profile)
+    L, k, m = _expect_shape(len(layers), span, every)
+    below: list[Weight] = []
+    above: list[Weight] = []
+    before: Weight = 0
+    whole = total(layers)
+    for period in _periods(L, m):
+        strands = [layers[start - 1 : period[-1] : k] for start in period[:k]]
+        inside = total(layers[j - 1] for j in period)
+        for j in period:
+            place, strand = divmod(j - period[0], k)
+            above.append(before + total(strands[strand][:place]))
+            below.append(whole - before - inside + total(strands[strand][place + 1 :]))
+        before = before + inside
+    return layers, below, above, expect_weight(terminal, "`terminal`")
+
+
+def _periods(L: int, m: int) -> Iterator[range]:
+    for start in range(1, L + 1, m):
+        yield range(start, min(start + m, L + 1))
+
+
+def _expect_shape(layers: int, span: int, every: int) -> tuple[int, int, int]:
+    return (
+        expect_count(layers, "the number of layers"),
+        expect_count(span, "`span`"),
+        expect_count(every, "`every`"),
+    )
