@@ -75,7 +75,7 @@ def rope(*, base: float = 10_000.0, heads: int = 1, start: int = 0) -> Op:
         if len(shape) < 2 or shape[-1] % (2 * heads):
             raise ValueError(
                 f"rope takes (..., positions, heads · d), here with {heads} heads of an even size d, "
-                f"and got {shape}."
+                f"and got the shape {shape}."
             )
         half = shape[-1] // (2 * heads)
         turns = np.outer(np.arange(start, start + shape[-2]), base ** (-np.arange(half) / half))

@@ -129,6 +129,11 @@ def concat(*, axis: int = -1, sizes: Sequence[int] | None = None) -> Op:
         return np.concatenate(values, axis)
 
     def part(g: Any, start: int, size: int) -> Any:
+        if _size(g, axis) < start + size:
+            raise ValueError(
+                f"the incoming gradient has the shape {np.shape(g)}, and the part of it that belongs to this "
+                f"input ends at {start + size} of axis {axis}."
+            )
         return g[_along(g, axis, builtins.slice(start, start + size))]
 
     def at(place: int) -> Vjp:
