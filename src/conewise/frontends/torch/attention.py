@@ -163,13 +163,15 @@ def _attention(wiring: Wiring, parts: _Parts) -> Attention:
             places[kind] = place
     for kind, side in (("rot_q", parts.query), ("rot_k", parts.key)):
         place = _rotated_place(wiring, side, heads)
-        if place is not None:
+        unrotated = places.get(kind.removeprefix("rot_"))
+        if place is not None and (unrotated is None or place.node != unrotated.node):
             places[kind] = place
     projection = _add_result_places(wiring, parts, places, missing)
     for kind, node in (("attn_scores", parts.scores), ("pattern", parts.pattern)):
         shape = wiring.shape(node) if node else None
         axes = _operand_axes(wiring, node, ("batch", "head", "query_pos", "key_pos")) if node else None
-        view = view_of(axes, ("batch", "head", "query_pos", "key_pos")) if shape else None
+        natural = ("batch", "head", "query_pos", "key_pos")
+        view = view_of(axes, natural, wiring.program.sizes) if shape else None
         if node and view:
             places[kind] = Place(node, view)
         else:
@@ -208,9 +210,15 @@ def _first_place(
     prefix = _layout_prefix(wiring, linear) & own
     best: Place | None = None
     for name, known in _axes_above(wiring, operand, axes).items():
-        if name in prefix and (view := _head_view(known, heads)):
+        view = _head_view(wiring, known, heads) if name in prefix else None
+        if view is not None and not _packs_positions(view):
             best = Place(name, view) if best is None else _earlier(wiring, best, Place(name, view))
     return best
+
+
+def _packs_positions(view: View) -> bool:
+    """Whether positions share a dimension, which only values flattened for a projection do."""
+    return any("pos" in packed and len(packed) > 1 for packed in view.packing)
 
 
 def _rotated_place(wiring: Wiring, side: tuple[str, Axes | None], heads: object) -> Place | None:
@@ -222,21 +230,24 @@ def _rotated_place(wiring: Wiring, side: tuple[str, Axes | None], heads: object)
             break
         operand = wiring.operands(record)[0]
         axes, name = before(record, axes, wiring.shape(operand)), operand
-    view = _head_view(axes, heads)
+    view = _head_view(wiring, axes, heads)
     return Place(name, view) if view else None
 
 
-def _head_view(axes: Axes | None, heads: object) -> View | None:
+def _head_view(wiring: Wiring, axes: Axes | None, heads: object) -> View | None:
     """The view in (batch, pos, head, d_head); kv_head where there are fewer heads than queries have."""
     if axes is None:
         return None
     count = _length(axes, "head")
+    if count is None and heads is not None and () in axes:
+        axes = tuple(packed or (Axis("head", 1),) for packed in axes)
+        count = 1
     name = "head" if count in {heads, None} else "kv_head"
     renamed = tuple(
         tuple(Axis(name, a.length) if a.name == "head" else a for a in packed) for packed in axes
     )
     natural = ("batch", "pos", name, "d_head") if count is not None else ("batch", "pos", "d_head")
-    return view_of(renamed, natural)
+    return view_of(renamed, natural, wiring.program.sizes)
 
 
 def _length(axes: Axes | None, name: str) -> object:
@@ -279,8 +290,8 @@ def _add_result_places(
     axes = _operand_axes(wiring, parts.core.name, ("batch", "head", "pos", "d_head"))
     record = parts.core
     while True:
-        view = _head_view(axes, _length(parts.query[1], "head"))
-        if view is not None:
+        view = _head_view(wiring, axes, _length(parts.query[1], "head"))
+        if view is not None and not _packs_positions(view):
             places["z"] = Place(record.name, view)
         readers = wiring.readers.get(record.name, [])
         if len(readers) != 1 or axes is None:

@@ -15,7 +15,7 @@ import sympy
 from conewise.frontends.torch.records import Record
 from conewise.frontends.torch.sizes import Size
 
-_SAME_AXES = frozenset("slice narrow cat split split_with_sizes chunk getitem constant_pad_nd pad".split())
+_SAME_AXES = frozenset("slice narrow cat split split_with_sizes chunk getitem constant_pad_nd pad index index_select".split())
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,13 @@ class Interpreter:
         ]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def values(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Every value of a run: sources, inputs, sizes and records, by name."""
+    def values(
+        self, inputs: Mapping[str, torch.Tensor], patches: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Every value of a run: sources, inputs, sizes and records, by name.
+
+        A name in `patches` has that value in place of its own.
+        """
         program = self.program
         shapes = {leaf.name: leaf.shape for leaf in program.inputs}
         given = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
@@ -31,7 +36,10 @@ class Interpreter:
         values.update(inputs)
         values[SIZES] = program.sizes.of(program.sizes.symbols_of(shapes, given))
         for name, rule, names in self._steps:
-            values[name] = rule(*[values[i] for i in names])
+            if patches and name in patches:
+                values[name] = patches[name]
+            else:
+                values[name] = rule(*[values[i] for i in names])
         return values
 
     def output(self, values: Mapping[str, Any]) -> Any:

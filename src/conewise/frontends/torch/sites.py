@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from conewise.frontends.torch.attention import find_attention, weight_of
-from conewise.frontends.torch.axes import Axis
+from conewise.frontends.torch.axes import one_per_dimension, regroup
 from conewise.frontends.torch.blocks import Block, find_blocks
 from conewise.frontends.torch.errors import MissingSiteError
 from conewise.frontends.torch.records import ModulePort, Program
@@ -166,7 +166,7 @@ def _block_sites(wiring: Wiring, block: Block) -> Iterator[Site]:
 
     for kind, node in block.nodes.items():
         natural = NEURONS if kind in {"pre", "pre_linear", "post"} else STREAM
-        yield site(kind, node, _plain_view(wiring, node, natural))
+        yield site(kind, node, _stream_view(wiring, block, node, natural))
     for prefix, attention in (("", block.attention), ("cross_", block.cross)):
         if attention is None:
             continue
@@ -178,12 +178,15 @@ def _block_sites(wiring: Wiring, block: Block) -> Iterator[Site]:
             yield site(f"{prefix}result", place.node, place.view, HeadResult(*weight))
 
 
-def _plain_view(wiring: Wiring, node: str, natural: tuple[str, ...]) -> View | None:
-    shape = wiring.shape(node)
-    if shape is None or len(shape) != len(natural):
+def _stream_view(
+    wiring: Wiring, block: Block, node: str, natural: tuple[str, str, str]
+) -> View | None:
+    """The view of a stream's value, whether or not batch and positions are flattened into one."""
+    shape, whole = wiring.shape(node), wiring.shape(block.nodes["attn_out"])
+    if shape is None or whole is None or len(whole) != len(natural):
         return None
-    axes = tuple((Axis(name, size),) for name, size in zip(natural, shape, strict=True))
-    return view_of(axes, natural)
+    axes = one_per_dimension(natural, (*whole[:2], shape[-1]))
+    return view_of(regroup(axes, shape), natural, wiring.program.sizes)
 
 
 def _module_sites(port: ModulePort) -> Iterator[Site]:

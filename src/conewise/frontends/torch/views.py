@@ -10,6 +10,8 @@ import torch
 
 from conewise.frontends.torch.axes import Axes
 from conewise.frontends.torch.errors import MissingSiteError
+from conewise.frontends.torch.records import SizeRef
+from conewise.frontends.torch.sizes import SizeTable
 
 Selection = Mapping[str, int | slice | Sequence[int]]
 
@@ -18,22 +20,29 @@ Selection = Mapping[str, int | slice | Sequence[int]]
 class View:
     """The natural axes of a value, in order, and where they lie in the node's dimensions.
 
-    `packing` names the axes in each dimension, outermost first; `lengths` are the fixed lengths.
-    At most one axis of a dimension has no fixed length. Presenting is splitting dimensions and
-    permuting them, so it is a view of memory for every layout of strides, and never a copy.
+    `packing` names the axes in each dimension, outermost first; `lengths` are the lengths of the
+    axes that share a dimension: fixed, or an entry of the run's sizes, or (for one of them) left
+    open. Presenting is splitting dimensions and permuting them, so it is a view of memory for
+    every layout of strides, and never a copy.
     """
 
     axes: tuple[str, ...]
     packing: tuple[tuple[str, ...], ...]
-    lengths: Mapping[str, int]
+    lengths: Mapping[str, int | SizeRef]
 
-    def present(self, value: torch.Tensor) -> torch.Tensor:
-        """The value with `axes` as its dimensions; shares memory with it."""
+    def present(self, value: torch.Tensor, sizes: Sequence[int] = ()) -> torch.Tensor:
+        """The value with `axes` as its dimensions; shares memory with it.
+
+        `sizes` are those of the run that the value comes from.
+        """
         for dim in reversed(range(len(self.packing))):
             packed = self.packing[dim]
-            if len(packed) != 1:
-                lengths = [self.lengths.get(axis, -1) for axis in packed]
-                value = value.unflatten(dim, lengths) if packed else value.squeeze(dim)
+            if not packed:
+                value = value.squeeze(dim)
+            elif len(packed) > 1:
+                known = [self.lengths.get(axis, -1) for axis in packed]
+                shape = [sizes[n.index] if isinstance(n, SizeRef) else n for n in known]
+                value = value.view(*value.shape[:dim], *shape, *value.shape[dim + 1 :])
         flat = [axis for packed in self.packing for axis in packed]
         return value.permute([flat.index(axis) for axis in self.axes])
 
@@ -46,18 +55,26 @@ class View:
             )
         return tuple(selection.get(axis, slice(None)) for axis in self.axes)
 
-    def read(self, value: torch.Tensor, selection: Selection) -> torch.Tensor:
+    def read(
+        self, value: torch.Tensor, selection: Selection, sizes: Sequence[int] = ()
+    ) -> torch.Tensor:
         """The selected part, in natural axes; an axis selected by a number is dropped."""
-        return self.present(value)[self.index(selection)]
+        return self.present(value, sizes)[self.index(selection)]
 
-    def replace(self, value: torch.Tensor, selection: Selection, part: torch.Tensor) -> torch.Tensor:
+    def replace(
+        self,
+        value: torch.Tensor,
+        selection: Selection,
+        part: torch.Tensor,
+        sizes: Sequence[int] = (),
+    ) -> torch.Tensor:
         """A copy of `value`, its strides kept, whose selected part is `part`.
 
         Raises MissingSiteError when the part has another shape, dtype or device: nothing is cast
         or broadcast silently.
         """
         fresh = value.clone()
-        target = self.present(fresh)
+        target = self.present(fresh, sizes)
         index = self.index(selection)
         found = (tuple(part.shape), part.dtype, part.device)
         hole = target[index]
@@ -71,22 +88,24 @@ class View:
         return fresh
 
 
-def view_of(axes: Axes | None, natural: Sequence[str]) -> View | None:
+def view_of(axes: Axes | None, natural: Sequence[str], sizes: SizeTable) -> View | None:
     """The view that shows a value of these axes in the `natural` order.
 
-    None when an axis is missing, one is left over, or a dimension packs two axes of varying
-    length, which no run-independent view could split.
+    None when an axis is missing or one is left over. Lengths that vary from run to run are
+    entered in `sizes` where a dimension packs more than one of them.
     """
     if axes is None:
         return None
     names = [axis.name for packed in axes for axis in packed]
     if sorted(names) != sorted(natural):
         return None
+    lengths: dict[str, int | SizeRef] = {}
     for packed in axes:
-        if len(packed) > 1 and sum(not isinstance(axis.length, int) for axis in packed) > 1:
-            return None
-    lengths = {
-        axis.name: axis.length for packed in axes for axis in packed if isinstance(axis.length, int)
-    }
+        varying = [axis for axis in packed if not isinstance(axis.length, int)]
+        for axis in packed:
+            if isinstance(axis.length, int):
+                lengths[axis.name] = axis.length
+            elif axis is not varying[0]:
+                lengths[axis.name] = SizeRef(sizes.index(axis.length))
     packing = tuple(tuple(axis.name for axis in packed) for packed in axes)
     return View(tuple(natural), packing, lengths)

@@ -14,7 +14,7 @@ LAYOUT = frozenset(
 )
 """Operations that move values without mixing or dropping any."""
 
-PARTS = frozenset("split split_with_sizes chunk unbind getitem select slice narrow tensor_split".split())
+PARTS = frozenset("split split_with_sizes chunk unbind getitem select slice narrow tensor_split index index_select".split())
 """Operations that take a part of a value."""
 
 MATMULS = frozenset("linear addmm mm matmul bmm baddbmm einsum".split())
