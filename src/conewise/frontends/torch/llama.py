@@ -8,12 +8,13 @@ swiglu, down; add. One terminal readout ends it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from conewise.graph.graph import Graph, Site
 
@@ -56,8 +57,8 @@ def llama(
 ) -> Llama:
     """A random transformer of `layers` × `heads` with d_model = `width`, over `positions` random tokens.
 
-    The MLP is 8/3 as wide as the model, rounded up to a multiple of 64 from 64 on. Weights are drawn on the CPU, so
-    that every device gets the same ones.
+    The MLP is 8/3 as wide as the model, rounded up to a multiple of 64 (from 64 on). Weights are
+    drawn on the CPU, so that every device gets the same ones.
     """
     if width % (2 * heads):
         raise ValueError(
@@ -81,7 +82,7 @@ def llama(
     scale = size**-0.5
 
     def scale_and_mask(scores: Tensor) -> Tensor:
-        return scores * scale + mask
+        return torch.add(mask, scores, alpha=scale)
 
     graph = Graph()
     stream = graph.source("x", draw(positions, width, scale=1.0))
@@ -99,12 +100,14 @@ def llama(
             "up": (inner, width),
             "down": (width, inner),
         }
-        params = {name: graph.source(f"{at}.w_{name}", weight(*shape), param=True) for name, shape in shapes.items()}
+        params = {
+            name: graph.source(f"{at}.w_{name}", weight(*shape), param=True) for name, shape in shapes.items()
+        }
         for name in ("norm1", "norm2"):
             gain = (1 + draw(width, scale=0.1).float()).to(place, dtype)
             params[name] = graph.source(f"{at}.w_{name}", gain, param=True)
         normed = graph.node(f"{at}.norm1", norm, [stream, params["norm1"]])
-        q, k, v = (graph.node(f"{at}.{name}", F.linear, [normed, params[name]]) for name in "qkv")
+        q, k, v = (graph.node(f"{at}.{name}", functional.linear, [normed, params[name]]) for name in "qkv")
         q, k = graph.node(f"{at}.rope_q", rotate, [q]), graph.node(f"{at}.rope_k", rotate, [k])
         outputs = []
         for head, part in enumerate(slices):
@@ -115,12 +118,14 @@ def llama(
             weights = graph.node(f"{of}.softmax", _softmax, [masked])
             outputs.append(graph.node(f"{of}.out", torch.matmul, [weights, mine[2]]))
         joined = graph.node(f"{at}.concat", _concat, outputs)
-        attended = graph.node(f"{at}.o", F.linear, [joined, params["o"]])
+        attended = graph.node(f"{at}.o", functional.linear, [joined, params["o"]])
         stream = graph.node(f"{at}.add1", torch.add, [stream, attended])
         normed = graph.node(f"{at}.norm2", norm, [stream, params["norm2"]])
-        gate, up = (graph.node(f"{at}.{name}", F.linear, [normed, params[name]]) for name in ("gate", "up"))
+        gate, up = (
+            graph.node(f"{at}.{name}", functional.linear, [normed, params[name]]) for name in ("gate", "up")
+        )
         acted = graph.node(f"{at}.swiglu", _swiglu, [gate, up])
-        down = graph.node(f"{at}.down", F.linear, [acted, params["down"]])
+        down = graph.node(f"{at}.down", functional.linear, [acted, params["down"]])
         stream = graph.node(f"{at}.add2", torch.add, [stream, down])
         head_sites.append(tuple(outputs))
         mlp_sites.append(down)
@@ -151,7 +156,7 @@ def _rms_norm(width: int) -> Callable[[Tensor, Tensor], Tensor]:
     shape = (width,)
 
     def norm(x: Tensor, gain: Tensor) -> Tensor:
-        return F.rms_norm(x, shape, gain, 1e-6)
+        return functional.rms_norm(x, shape, gain, 1e-6)
 
     return norm
 
@@ -176,12 +181,12 @@ def _concat(*outputs: Tensor) -> Tensor:
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
+    return functional.silu(gate) * up
 
 
 def _readout(stream: Tensor, directions: Tensor) -> Tensor:
     """The difference of two logits at the last position."""
-    logits = F.linear(stream[-1], directions)
+    logits = functional.linear(stream[-1], directions)
     return logits[0] - logits[1]
 
 
@@ -189,12 +194,27 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal bit for bit, a NaN in the same place included."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.reshape(-1).contiguous().view(torch.uint8)
 
 
 def best_device() -> str:
     """The accelerator, if there is one that torch can use, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one CPU thread inside the `with` block: for small ops more of them only wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def describe_device(device: str) -> dict[str, str]:
