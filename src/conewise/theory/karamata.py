@@ -19,7 +19,7 @@ class KaramataIndex:
 
     `q.value` is never below 0, nor is its interval. `is_clear` says whether the interval excludes 0:
     where it does not, the profile may be uniform, and the orientation says nothing.
-    `r_squared` is the share of the variance of log w that the power law explains.
+    `r_squared` is the share of the variance of log w, weighted alike, that the power law explains.
     """
 
     q: Estimate
@@ -36,25 +36,32 @@ class KaramataIndex:
 def karamata_index(profile: Iterable[Weight], *, confidence: float = 0.95) -> KaramataIndex:
     """Estimate q of w_j ≈ c · j^q (output-heavy) or c · (L+1-j)^q (input-heavy), and which of the two.
 
-    docs/theory.md#index. Each orientation is fitted by least squares of log w on the log of the depth;
-    of those with a slope of 0 or more, the one that leaves less variance is taken. If neither slope
-    is (weight at both ends), q is 0.
+    docs/theory.md#index. Each orientation is fitted by least squares of log w on the log of the depth,
+    each layer counting by its weight: the index is about the heavy end, and a light layer's
+    weight, a few whole nodes, says little about a power. Of the slopes of 0 or more, the one that leaves
+    less variance is taken; if neither is (weight at both ends), q is 0.
 
     How far to trust it. Residuals of neighbouring layers go together, so the standard error is the
-    larger of the classical one and Newey and West's; it is 0 for an exact power law. No error
-    bar covers what a finite profile cannot show: a slowly varying factor, such as log j, adds about
-    1/log L to the slope at every depth that is ever seen, and weights rounded to whole
-    nodes (at least 1 each) flatten the light end and lower the slope. At least three layers are needed.
+    larger of the classical one and Newey and West's; for noise of 30 % per layer the 95 % interval
+    held q in 90 to 99 % of trials. It is 0 for an exact power law. No error bar covers what a
+    finite profile cannot show: a slowly varying factor, such as log j, adds about 1/log L to the slope at
+    every depth that is ever seen; and where many layers are at the floor of one node, q comes out too
+    low (E4's q = 2 at 320 layers: 1.56). `effective_index(sweep_ratio(profile))` is then nearer.
     """
     weights = expect_profile(profile)
     L = len(weights)
     if L < 3:
         raise TheoryError(f"a profile of {L} layers cannot fix an index with an error bar; 3 are needed.")
-    logs = [math.log(weight) for weight in weights]
+    # Relative to the first layer: a uniform profile is then all zeros, and its index exactly 0.
+    logs = [math.log(weight / weights[0]) for weight in weights]
+    roots = [math.sqrt(weight / max(weights)) for weight in weights]
     lags = math.floor(4 * (L / 100) ** (2 / 9))
     fits: dict[Orientation, Fit] = {
         orientation: least_squares(
-            [(1.0, math.log(depth)) for depth in depths], logs, confidence=confidence, lags=lags
+            [(root, root * math.log(depth)) for root, depth in zip(roots, depths, strict=True)],
+            [root * log for root, log in zip(roots, logs, strict=True)],
+            confidence=confidence,
+            lags=lags,
         )
         for orientation, depths in _depths(L).items()
     }
@@ -62,7 +69,11 @@ def karamata_index(profile: Iterable[Weight], *, confidence: float = 0.95) -> Ka
     orientation = min(rising or fits, key=lambda end: fits[end].residual_squares)
     slope = fits[orientation].coefficients[1]
     q = Estimate(max(slope.value, 0.0), slope.standard_error, max(slope.low, 0.0), max(slope.high, 0.0))
-    return KaramataIndex(q, orientation, slope.low > 0, fits[orientation].r_squared)
+    shares = [root**2 for root in roots]
+    centre = math.fsum(share * log for share, log in zip(shares, logs, strict=True)) / math.fsum(shares)
+    spread = math.fsum(share * (log - centre) ** 2 for share, log in zip(shares, logs, strict=True))
+    explained = 1 - fits[orientation].residual_squares / spread if spread > 0 else 1.0
+    return KaramataIndex(q, orientation, slope.low > 0, explained)
 
 
 def _depths(L: int) -> dict[Orientation, range]:

@@ -11,6 +11,7 @@ from math import comb
 from typing import Literal
 
 from conewise.errors import TheoryError
+from conewise.graph.cones import cone_sizes
 from conewise.graph.graph import Graph
 from conewise.theory.weights import (
     Weight,
@@ -127,20 +128,7 @@ def comparable_pairs(graph: Graph) -> int:
     docs/theory.md#all-sites. In a sweep of every computed node, on any DAG of N of them,
     ρ = N²/C and ρ_train = N²/(2C+N), so 1/ρ_train = 2/ρ + 1/N.
     """
-    # One bit per node, and a cone is one integer: a node's is the union of its readers' and their cones.
-    place: dict[int, int] = {}
-    cones: dict[int, int] = {}
-    pairs = 0
-    table = graph.table
-    for node in reversed(list(table.order)):
-        cone = 0
-        for reader in table.consumers[node]:
-            cone |= cones[reader] | 1 << place[reader]
-        if table.rules[node] is None:
-            continue
-        pairs += cone.bit_count()
-        cones[node], place[node] = cone, len(place)
-    return pairs
+    return sum(cone_sizes(graph, graph.computed).values())
 
 
 def training_from_forward(forward: Weight, nodes: int) -> Fraction | float:
