@@ -113,7 +113,7 @@ class ReversePass:
             return
         ways = [
             (reader, place, vjp)
-            for reader in table.sorted(set(table.consumers[node]) & set(span))
+            for reader in table.sorted(reader for reader in table.consumers[node] if reader in span)
             for place, site in enumerate(table.inputs[reader])
             if site == node and (vjp := self._vjp(reader, place)) is not None
         ]
