@@ -173,10 +173,9 @@ def _llama(name: str, hooks: Mapping[str, str] = _LLAMA_HOOKS, **options: Any) -
     )
 
 
-def _fused_mlp_hooks() -> dict[str, str]:
-    hooks = {k: v for k, v in _LLAMA_HOOKS.items() if k not in {"q", "k", "v", "pre", "pre_linear"}}
-    return hooks
-
+_FUSED_HOOKS = {
+    kind: hook for kind, hook in _LLAMA_HOOKS.items() if kind not in {"q", "k", "v", "pre", "pre_linear"}
+}
 
 ZOO: dict[str, Case] = {
     "gpt2": Case(
@@ -302,12 +301,10 @@ ZOO: dict[str, Case] = {
         sliding_window=4,
         num_hidden_layers=7,
     ),
-    "phi3": _llama("Phi3", _fused_mlp_hooks(), pad_token_id=0),
+    "phi3": _llama("Phi3", _FUSED_HOOKS, pad_token_id=0),
     "olmo2": _llama("Olmo2", {**_SANDWICH_HOOKS, "resid_mid": "in:mlp"}),
     "stablelm": _llama("StableLm"),
-    "bert": Case(
-        "BertConfig", "BertForMaskedLM", _BERT, "bert.encoder.layer.{}", _BERT_HOOKS, masked_tokens
-    ),
+    "bert": Case("BertConfig", "BertForMaskedLM", _BERT, "bert.encoder.layer.{}", _BERT_HOOKS, masked_tokens),
     "roberta": Case(
         "RobertaConfig",
         "RobertaForMaskedLM",

@@ -119,9 +119,36 @@ class WriteThrough:
 
 
 _TWINS = frozenset(
-    "add_ sub_ mul_ div_ relu_ gelu_ silu_ sigmoid_ tanh_ exp_ neg_ clamp_ clamp_min_ clamp_max_ "
-    "masked_fill_ index_put_ index_add_ index_copy_ index_fill_ scatter_ scatter_add_ "
-    "leaky_relu_ elu_ hardtanh_ hardswish_ sqrt_ rsqrt_ pow_".split()
+    {
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
+        "relu_",
+        "gelu_",
+        "silu_",
+        "sigmoid_",
+        "tanh_",
+        "exp_",
+        "neg_",
+        "clamp_",
+        "clamp_min_",
+        "clamp_max_",
+        "masked_fill_",
+        "index_put_",
+        "index_add_",
+        "index_copy_",
+        "index_fill_",
+        "scatter_",
+        "scatter_add_",
+        "leaky_relu_",
+        "elu_",
+        "hardtanh_",
+        "hardswish_",
+        "sqrt_",
+        "rsqrt_",
+        "pow_",
+    }
 )
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import sympy
-
 from conewise.frontends.torch.axes import Axes, Axis, after, before, one_per_dimension
 from conewise.frontends.torch.records import Record, Ref
+from conewise.frontends.torch.sizes import coefficient
 from conewise.frontends.torch.views import View, view_of
 from conewise.frontends.torch.wiring import LAYOUT, PARTS, Wiring
 
@@ -134,12 +133,9 @@ def _operand_axes(wiring: Wiring, name: str, names: Sequence[str]) -> Axes | Non
     if len(shape) == 4:
         return one_per_dimension(names, shape)
     tail = one_per_dimension(names[2:], shape[1:])
-    leading = shape[0]
-    if isinstance(leading, sympy.Expr):
-        heads, batch = leading.as_coeff_Mul()
-        if heads.is_Integer and heads != 1:
-            return ((Axis("batch", batch), Axis("head", int(heads))), *tail)
-    return ((Axis("batch", leading),), *tail)
+    heads, batch = coefficient(shape[0])
+    packed = (Axis("batch", batch), Axis("head", heads)) if heads != 1 else (Axis("batch", batch),)
+    return (packed, *tail)
 
 
 def _attention(wiring: Wiring, parts: _Parts) -> Attention:
@@ -243,9 +239,7 @@ def _head_view(wiring: Wiring, axes: Axes | None, heads: object) -> View | None:
         axes = tuple(packed or (Axis("head", 1),) for packed in axes)
         count = 1
     name = "head" if count in {heads, None} else "kv_head"
-    renamed = tuple(
-        tuple(Axis(name, a.length) if a.name == "head" else a for a in packed) for packed in axes
-    )
+    renamed = tuple(tuple(Axis(name, a.length) if a.name == "head" else a for a in packed) for packed in axes)
     natural = ("batch", "pos", name, "d_head") if count is not None else ("batch", "pos", "d_head")
     return view_of(renamed, natural, wiring.program.sizes)
 

@@ -10,12 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import sympy
-
 from conewise.frontends.torch.records import Record
-from conewise.frontends.torch.sizes import Size
+from conewise.frontends.torch.sizes import Size, is_equal, quotient
 
-_SAME_AXES = frozenset("slice narrow cat split split_with_sizes chunk getitem constant_pad_nd pad index index_select".split())
+_SAME_AXES = frozenset(
+    {
+        "slice",
+        "narrow",
+        "cat",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "getitem",
+        "constant_pad_nd",
+        "pad",
+        "index",
+        "index_select",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +103,9 @@ def regroup(axes: Axes, shape: Sequence[Size]) -> Axes | None:
             if not waiting:
                 return None
             axis = waiting.pop(0)
-            rest = _quotient(left, axis.length)
+            rest = quotient(left, axis.length)
             if rest is None:
-                part = _quotient(axis.length, left)
+                part = quotient(axis.length, left)
                 if part is None:
                     return None
                 waiting.insert(0, Axis(f"{axis.name}.rest", part))
@@ -102,15 +114,6 @@ def regroup(axes: Axes, shape: Sequence[Size]) -> Axes | None:
             left = rest
         grouped.append(tuple(packed))
     return None if waiting else tuple(grouped)
-
-
-def _quotient(whole: Size, part: Size) -> Size | None:
-    """`whole / part` when it is a whole number for all values of the symbols, else None."""
-    quotient = sympy.cancel(sympy.Integer(whole) / part if isinstance(whole, int) else whole / part)
-    if quotient.is_Integer:
-        return int(quotient)
-    denominator = sympy.denom(quotient)
-    return quotient if denominator == 1 and quotient.free_symbols else None
 
 
 def _order(record: Record, dims: int) -> list[int]:
@@ -149,12 +152,10 @@ def _with_lengths(record: Record, axes: Axes, shape: Sequence[Size]) -> Axes | N
         total: Size = 1
         for axis in packed:
             total = total * axis.length
-        if sympy.simplify(total - size) == 0:
+        if is_equal(total, size):
             relengthened.append(packed)
         elif len(packed) == 1 and (record.op in _SAME_AXES or size == 1):
             relengthened.append((Axis(packed[0].name, size),))
-        elif not packed:
-            return None
         else:
             return None
     return tuple(relengthened)

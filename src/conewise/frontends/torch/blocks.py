@@ -34,9 +34,7 @@ class Block:
 def find_blocks(wiring: Wiring, attentions: list[Attention]) -> list[Block]:
     """The blocks that hold the attentions, in the order of computation."""
     crossing = {id(a) for a in attentions if _is_cross(wiring, a)}
-    holders = Counter(
-        call for a in attentions if id(a) not in crossing for call in a.core.modules
-    )
+    holders = Counter(call for a in attentions if id(a) not in crossing for call in a.core.modules)
     blocks: dict[ModuleCall, Block] = {}
     for attention in attentions:
         call = _block_call(attention, holders)
@@ -69,7 +67,7 @@ def _block_call(attention: Attention, holders: Counter[ModuleCall]) -> ModuleCal
     """The outermost numbered module that holds one self-attention; else the outermost at all."""
     alone = [call for call in attention.core.modules if holders[call] <= 1]
     numbered = [call for call in alone if call.path.rpartition(".")[2].isdigit()]
-    return (numbered or alone or [None])[0]
+    return next(iter(numbered or alone), None)
 
 
 def _number(blocks: list[Block]) -> None:
@@ -81,12 +79,8 @@ def _number(blocks: list[Block]) -> None:
         by_number = len(set(tails)) == len(tails) and all(tail.isdigit() for tail in tails)
         for i, (block, tail) in enumerate(zip(members, tails, strict=True)):
             block.layer = int(tail) if by_number else i
-    if len(stacks) == 1:
-        names = {stacks[0]: ""}
-    else:
-        names = {stack: _short(stack, stacks) for stack in stacks}
     for block in blocks:
-        block.stack = names[block.stack]
+        block.stack = _short(block.stack, stacks) if len(stacks) > 1 else ""
 
 
 def _short(stack: str, stacks: list[str]) -> str:
@@ -174,9 +168,7 @@ def _origin(wiring: Wiring, name: str, members: frozenset[str]) -> str | None:
     return None
 
 
-def _find_parallel(
-    wiring: Wiring, block: Block, members: frozenset[str], total: str, term: str
-) -> None:
+def _find_parallel(wiring: Wiring, block: Block, members: frozenset[str], total: str, term: str) -> None:
     """A block whose attention and MLP read the same stream and are added together."""
     block.missing["resid_mid"] = (
         "attention and MLP are computed in parallel here, so no value of the stream lies between"

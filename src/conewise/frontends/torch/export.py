@@ -62,7 +62,7 @@ def export(
     for example, shapes in _attempts(forward, call):
         try:
             exported = _torch_export(module, example, shapes)
-        except Exception as error:  # noqa: BLE001  (torch.export raises whatever the module raises)
+        except Exception as error:  # torch.export raises whatever the module raises
             if reason := _data_dependence(error):
                 raise ControlFlowError(name, reason) from error
             reasons.append(f"{type(error).__name__}: {error}")

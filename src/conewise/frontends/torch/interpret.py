@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_unflatten
 
-from conewise.frontends.torch.records import SIZES, Program, Ref
+from conewise.frontends.torch.build import run_sources
+from conewise.frontends.torch.records import Program, Ref
 from conewise.frontends.torch.rules import Rule, compile_rule
 
 
@@ -21,7 +22,7 @@ class Interpreter:
             (record.name, compile_rule(record), record.inputs) for record in program.records
         ]
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def values(
         self, inputs: Mapping[str, torch.Tensor], patches: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
@@ -29,12 +30,8 @@ class Interpreter:
 
         A name in `patches` has that value in place of its own.
         """
-        program = self.program
-        shapes = {leaf.name: leaf.shape for leaf in program.inputs}
-        given = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
-        values: dict[str, Any] = {source.name: source.value for source in program.sources}
-        values.update(inputs)
-        values[SIZES] = program.sizes.of(program.sizes.symbols_of(shapes, given))
+        values: dict[str, Any] = {source.name: source.value for source in self.program.sources}
+        values.update(run_sources(self.program, dict(inputs)))
         for name, rule, names in self._steps:
             if patches and name in patches:
                 values[name] = patches[name]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 from torch.export import ExportedProgram
@@ -33,7 +32,15 @@ from conewise.frontends.torch.records import (
     SizeRef,
     Source,
 )
-from conewise.frontends.torch.sizes import SizeTable, has_unbacked, size_of
+from conewise.frontends.torch.sizes import (
+    Size,
+    SizeTable,
+    folded,
+    has_unbacked,
+    is_symbolic,
+    relations_of,
+    size_of,
+)
 
 _ASSERTIONS = frozenset(
     {
@@ -91,7 +98,6 @@ class _Lowering:
         self.values: dict[fx.Node, Any] = {}
         self.views: dict[fx.Node, _View] = {}
         self.seen_version: dict[fx.Node, int] = {}
-        self.shape_env: Any = None
         self.writes = any(written_argument(n) is not None for n in exported.graph.nodes)
 
     def bind_leaves(self, example: Call) -> None:
@@ -115,9 +121,9 @@ class _Lowering:
         for node in self.exported.graph.nodes:
             if node.op == "get_attr":
                 self.values[node] = getattr(self.exported.graph_module, str(node.target))
-        if self.shape_env is not None:
-            for guard in self.shape_env.guards:
-                self.sizes.guard(self.shape_env.replace(guard.expr))
+        fakes = [node.meta.get("val") for node in placeholders.values()]
+        for relation in relations_of(fake for fake in fakes if isinstance(fake, torch.Tensor)):
+            self.sizes.guard(relation)
 
     def _bind_input(self, node: fx.Node, name: str, value: Any) -> None:
         fake = node.meta.get("val")
@@ -127,9 +133,6 @@ class _Lowering:
         assert isinstance(fake, torch.Tensor)
         name = self._unique(name)
         shape = tuple(size_of(size) for size in fake.shape)
-        for size in fake.shape:
-            if isinstance(size, torch.SymInt):
-                self.shape_env = size.node.shape_env
         self.inputs.append(Input(name, shape, value.dtype, value.device))
         self.sizes.bind(name, shape)
         self._own(node, Ref(name))
@@ -142,9 +145,7 @@ class _Lowering:
             self.sources[known] = Source(name, tensor, is_parameter)
         else:
             old = self.sources[known]
-            self.sources[known] = Source(
-                old.name, old.value, old.is_parameter, (*old.aliases, target)
-            )
+            self.sources[known] = Source(old.name, old.value, old.is_parameter, (*old.aliases, target))
         self._own(node, Ref(self.sources[known].name))
 
     def _stored(self, target: str) -> Any:
@@ -157,10 +158,10 @@ class _Lowering:
         value = node.meta.get("val")
         if node.target in _ASSERTIONS:
             return
-        if isinstance(value, int | float | bool) and not isinstance(value, torch.SymInt):
-            self.values[node] = value
-        elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if is_symbolic(value):
             self._add_size(node, value)
+        elif isinstance(value, int | float | bool):
+            self.values[node] = value
         elif node.target is not operator.getitem and self._is_random(node):
             raise RandomnessError(self.module_name, (self._name(node),))
         elif (position := written_argument(node)) is not None:
@@ -172,12 +173,13 @@ class _Lowering:
         else:
             self._add_operation(node)
 
-    def _add_size(self, node: fx.Node, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> None:
-        expr = value.node.expr
-        if has_unbacked(expr):
+    def _add_size(self, node: fx.Node, value: object) -> None:
+        """A size: a constant, an entry of the table, or (where it depends on values) a node."""
+        expr = folded(value)
+        if isinstance(expr, bool | int | float):
+            self.values[node] = expr
+        elif has_unbacked(expr):
             self._add_operation(node)
-        elif expr.is_number or expr in {sympy.true, sympy.false}:
-            self.values[node] = int(expr) if isinstance(value, torch.SymInt) else value.node.pytype(expr)
         else:
             self.values[node] = SizeRef(self.sizes.index(expr))
 
@@ -252,9 +254,7 @@ class _Lowering:
             case _:
                 return argument
 
-    def _emit(
-        self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]
-    ) -> Ref:
+    def _emit(self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Ref:
         fake = node.meta.get("val")
         shape = dtype = None
         if isinstance(fake, torch.Tensor):
@@ -267,10 +267,13 @@ class _Lowering:
         self.records.append(record)
         return Ref(record.name)
 
-    def _shape_of(self, reference: Ref) -> Any:
-        for known in (*reversed(self.records), *self.inputs):
-            if known.name == reference.name:
-                return known.shape, known.dtype
+    def _shape_of(self, reference: Ref) -> tuple[tuple[Size, ...] | None, torch.dtype | None]:
+        record = next((r for r in reversed(self.records) if r.name == reference.name), None)
+        if record is not None:
+            return record.shape, record.dtype
+        leaf = next((i for i in self.inputs if i.name == reference.name), None)
+        if leaf is not None:
+            return leaf.shape, leaf.dtype
         value = next(s.value for s in self.sources.values() if s.name == reference.name)
         return tuple(value.shape), value.dtype
 

@@ -27,9 +27,9 @@ def find_ports(
     found: list[tuple[ModuleCall, str, list[Any], list[Any]]] = []
     for (key, type_name), members in inside.items():
         ordered = sorted(members, key=order.__getitem__)
-        path = next(
-            p for k, (p, _) in ordered[0].meta["nn_module_stack"].items() if k == key
-        ).partition("@")[0]
+        path = next(p for k, (p, _) in ordered[0].meta["nn_module_stack"].items() if k == key).partition("@")[
+            0
+        ]
         suffix = key.rpartition("@")[2]
         call = ModuleCall(path, int(suffix) if "@" in key and suffix.isdigit() else 0)
         outputs = [n for n in ordered if any(user not in members for user in n.users)]

@@ -141,10 +141,9 @@ class Program:
 
     def check(self) -> None:
         """Assert the invariants."""
-        known = {SIZES}
-        for leaf in (*self.sources, *self.inputs):
-            assert leaf.name not in known, leaf.name
-            known.add(leaf.name)
+        leaves = [SIZES, *(s.name for s in self.sources), *(i.name for i in self.inputs)]
+        known = set(leaves)
+        assert len(known) == len(leaves), leaves
         for record in self.records:
             assert record.name not in known, record.name
             assert known.issuperset(record.inputs), record

@@ -178,9 +178,7 @@ def _block_sites(wiring: Wiring, block: Block) -> Iterator[Site]:
             yield site(f"{prefix}result", place.node, place.view, HeadResult(*weight))
 
 
-def _stream_view(
-    wiring: Wiring, block: Block, node: str, natural: tuple[str, str, str]
-) -> View | None:
+def _stream_view(wiring: Wiring, block: Block, node: str, natural: tuple[str, str, str]) -> View | None:
     """The view of a stream's value, whether or not batch and positions are flattened into one."""
     shape, whole = wiring.shape(node), wiring.shape(block.nodes["attn_out"])
     if shape is None or whole is None or len(whole) != len(natural):

@@ -7,16 +7,18 @@ are no nodes of the graph and are in no cone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from conewise.frontends.torch.errors import InputMismatchError
 
-Size = int | sympy.Expr
+Size: TypeAlias = int | sympy.Expr
 
 
 def size_of(value: int | torch.SymInt) -> Size:
@@ -31,6 +33,52 @@ def has_unbacked(size: object) -> bool:
     """Whether the expression depends on the values of tensors, not on their shapes alone."""
     symbols = getattr(size, "free_symbols", ())
     return any(str(symbol).startswith(("u", "zuf")) for symbol in symbols)
+
+
+def folded(value: object) -> bool | int | float | sympy.Basic:
+    """A symbolic number or truth value as a plain one where it is constant, else its expression."""
+    expr = value.node.expr  # type: ignore[attr-defined]
+    if expr in {sympy.true, sympy.false}:
+        return bool(expr)
+    if expr.is_number:
+        return int(expr) if expr.is_Integer else float(expr)
+    return expr
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether `value` is a number or truth value that `torch.export` keeps symbolic."""
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def relations_of(tensors: Iterable[torch.Tensor]) -> list[sympy.Basic]:
+    """The relations between sizes that tracing took for granted, as far as the tensors know them."""
+    for tensor in tensors:
+        for size in tensor.shape:
+            if is_symbolic(size):
+                environment = size.node.shape_env  # type: ignore[attr-defined]
+                return [environment.replace(guard.expr) for guard in environment.guards]
+    return []
+
+
+def quotient(whole: Size, part: Size) -> Size | None:
+    """`whole / part` when it is a whole number for all values of the symbols, else None."""
+    ratio = sympy.cancel(sympy.sympify(whole) / part)
+    if ratio.is_Integer:
+        return int(ratio)
+    return ratio if sympy.denom(ratio) == 1 and ratio.free_symbols else None
+
+
+def is_equal(one: Size, other: Size) -> bool:
+    """Whether two sizes are equal for all values of their symbols."""
+    return bool(sympy.expand(sympy.sympify(one) - other) == 0)
+
+
+def coefficient(size: Size) -> tuple[int, Size]:
+    """A size as (whole number, rest): `4*s0` as (4, s0), a plain number n as (1, n)."""
+    if isinstance(size, int):
+        return 1, size
+    number, rest = size.as_coeff_Mul()
+    return (int(number), rest) if number.is_Integer else (1, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +100,7 @@ class SizeTable:
         self.expressions: list[sympy.Expr] = []
         self._index: dict[sympy.Expr, int] = {}
         self._guards: list[Guard] = []
-        self._evaluate: Callable[..., tuple[int, ...]] | None = None
+        self._evaluate: Callable[..., Any] | None = None
 
     def index(self, expr: sympy.Expr) -> int:
         """The index of `expr`, which is added when it is new."""
@@ -90,7 +138,7 @@ class SizeTable:
             if found != expected:
                 raise InputMismatchError(
                     f"the input {name!r} has shape {found}, but {expected} was expected: "
-                    f"{self._why(name, shape, found)}"
+                    f"{self._why(shape, found)}"
                 )
         for guard in self._guards:
             if not guard.holds(**values):
@@ -102,7 +150,8 @@ class SizeTable:
         if self._evaluate is None:
             body = "".join(f"{_python(expr)}, " for expr in self.expressions)
             self._evaluate = self._compile(f"({body})")
-        return self._evaluate(**values)
+        sizes: tuple[int, ...] = self._evaluate(**values)
+        return sizes
 
     def value(self, size: Size, values: Mapping[str, int]) -> int:
         """One size, evaluated."""
@@ -111,15 +160,13 @@ class SizeTable:
         known = {symbol: values[str(symbol)] for symbol in size.free_symbols}
         return int(size.xreplace({symbol: sympy.Integer(v) for symbol, v in known.items()}))
 
-    def _compile(self, expression: str) -> Callable[..., tuple[int, ...]]:
-        import math
-
+    def _compile(self, expression: str) -> Callable[..., Any]:
         code = f"lambda {', '.join((*self.symbols, '**_'))}: {expression}"
         namespace = {"math": math, "torch": torch, "min": min, "max": max}
-        compiled: Callable[..., tuple[int, ...]] = eval(code, namespace)
+        compiled: Callable[..., Any] = eval(code, namespace)
         return compiled
 
-    def _why(self, name: str, shape: Sequence[Size], found: tuple[int, ...]) -> str:
+    def _why(self, shape: Sequence[Size], found: tuple[int, ...]) -> str:
         if len(shape) != len(found):
             return f"it was captured with {len(shape)} dimensions. Capture again with such an example."
         fixed = [dim for dim, size in enumerate(shape) if isinstance(size, int) and size != found[dim]]

@@ -55,9 +55,7 @@ class View:
             )
         return tuple(selection.get(axis, slice(None)) for axis in self.axes)
 
-    def read(
-        self, value: torch.Tensor, selection: Selection, sizes: Sequence[int] = ()
-    ) -> torch.Tensor:
+    def read(self, value: torch.Tensor, selection: Selection, sizes: Sequence[int] = ()) -> torch.Tensor:
         """The selected part, in natural axes; an axis selected by a number is dropped."""
         return self.present(value, sizes)[self.index(selection)]
 

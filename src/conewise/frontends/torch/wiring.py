@@ -9,15 +9,47 @@ from conewise.frontends.torch.records import ModuleCall, Program, Record, Ref
 from conewise.frontends.torch.sizes import Size
 
 LAYOUT = frozenset(
-    "view reshape _unsafe_view transpose permute t numpy_T mT flatten unflatten contiguous clone "
-    "unsqueeze squeeze expand expand_as movedim swapaxes".split()
+    {
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "transpose",
+        "permute",
+        "t",
+        "numpy_T",
+        "mT",
+        "flatten",
+        "unflatten",
+        "contiguous",
+        "clone",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "expand_as",
+        "movedim",
+        "swapaxes",
+    }
 )
 """Operations that move values without mixing or dropping any."""
 
-PARTS = frozenset("split split_with_sizes chunk unbind getitem select slice narrow tensor_split index index_select".split())
+PARTS = frozenset(
+    {
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "getitem",
+        "select",
+        "slice",
+        "narrow",
+        "tensor_split",
+        "index",
+        "index_select",
+    }
+)
 """Operations that take a part of a value."""
 
-MATMULS = frozenset("linear addmm mm matmul bmm baddbmm einsum".split())
+MATMULS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum"})
 
 
 class Wiring:
