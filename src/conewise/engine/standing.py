@@ -45,19 +45,19 @@ class Standing:
     """One world's own changes at one node. What it leaves open is inherited from the parent world."""
 
     body: Body | None = None
-    given: Any = MISSING
+    given: Fixed | None = None
     edges: dict[int, Any] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
-        return self.body is None and self.given is MISSING and not self.edges
+        return self.body is None and self.given is None and not self.edges
 
     def over(self, below: Standing) -> Standing:
         """This standing laid over an ancestor's."""
         return Standing(
             below.body if self.body is None else self.body,
-            below.given if self.given is MISSING else self.given,
+            below.given if self.given is None else self.given,
             below.edges | self.edges,
         )
 
@@ -82,7 +82,7 @@ def effective(
     if isinstance(body, Fixed):
         return None, (), body.value
     if rule is None:
-        given = default if merged.given is MISSING else merged.given
+        given = default if merged.given is None else merged.given.value
         if isinstance(body, Through) and given is not MISSING:
             return _constant(body.function, given), (), MISSING
         return None, (), given
@@ -94,6 +94,24 @@ def effective(
     if isinstance(body, Through):
         rule = _then(rule, body.function)
     return rule, inputs, MISSING
+
+
+View = tuple[object, ...]
+
+
+def view(merged: Standing, rule: Rule | None, inputs: tuple[int, ...]) -> View:
+    """All that decides on a node's value besides the values it reads.
+
+    The inputs are a tuple of numbers; all else is to be told apart by `is`, since values are opaque.
+    What a fixed value hides is no part of it; nor is what a `NATIVE` leaves as the graph has it.
+    """
+    body = None if isinstance(merged.body, Native) else merged.body
+    if isinstance(body, Fixed):
+        return (body,)
+    if rule is None:
+        return body, merged.given
+    edges = {site: patch for site, patch in merged.edges.items() if not isinstance(patch, Native)}
+    return body, None if isinstance(body, Ruled) else rule, inputs, *map(edges.get, inputs)
 
 
 def _constant(function: Callable[[Any], Any], value: Any) -> Rule:

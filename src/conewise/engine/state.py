@@ -13,7 +13,7 @@ from typing import Any
 
 from conewise.engine.demand import Inputs, Memo, Rules, Same
 from conewise.engine.ledger import Kind
-from conewise.engine.standing import Fixed, Standing, effective
+from conewise.engine.standing import Fixed, Standing, View, effective, view
 from conewise.engine.store import INVALID, PENDING, SHARED, Overlay, Store
 from conewise.graph.graph import MISSING, Graph
 from conewise.graph.table import Rule
@@ -36,18 +36,21 @@ class State:
 
     Invariants, asserted by `check()`:
       1. what a valid node reads is valid (through this world's changes, in this world's view);
-      2. a fork owns every node that it changed and every node that reads one it owns;
-      3. a fork that changed nothing owns nothing;
-      4. no node is PENDING.
+      2. a fork owns exactly the nodes at which something else stands than in its parent, and those
+         that read one it owns; so a fork that changed nothing owns nothing;
+      3. no node is PENDING.
     """
 
     def __init__(self, graph: Graph, parent: State | None, same: Same | None, emit: Emit) -> None:
         self.graph = graph
         self.parent = parent
         self.same = same
-        self.emit = emit
+        # Weak, for a world holds its state: a dropped fork is gone at once, and does not wait for the
+        # garbage collector while it still follows changes, or refuses them.
+        self._emit = weakref.WeakMethod(emit)
         self.values: Store = [] if parent is None else Overlay(parent.values)
         self.standings: dict[int, Standing] = {}
+        self._views: dict[int, View] = {}
         self.frames: list[Frame] = []
         self.memos: MutableMapping[int, Memo] = {}
         if parent is not None and same is not None:
@@ -91,9 +94,16 @@ class State:
         """Drop the values of this state and of its forks."""
         for state in list(self.family()):
             state.is_closed = True
-            state.standings, state.frames, state.memos, state.values = {}, [], {}, []
+            state.standings, state._views = {}, {}
+            state.frames, state.memos, state.values = [], {}, []
         if self.parent is not None and self.parent._forks is not None:
             self.parent._forks.discard(self)
+
+    def emit(self, kind: Kind, nodes: Sequence[int]) -> None:
+        """Let the world tell what happened."""
+        emit = self._emit()
+        if emit is not None:
+            emit(kind, nodes)
 
     def sync(self) -> None:
         """Take in the nodes that the graph gained at its end since the last call."""
@@ -107,7 +117,8 @@ class State:
         fresh = range(self._known, len(table))
         self._known = len(table)
         if type(values) is Overlay:
-            for node in fresh:
+            # Inputs first: a redefinition may have let an earlier number read a later one.
+            for node in table.sorted(fresh) if values else ():
                 if any(site in values for site in self.effective(node)[1]):
                     values[node] = INVALID
             return
@@ -164,14 +175,15 @@ class State:
 
         Returns the nodes that lost a value. `frame` keeps what was displaced. Forks follow.
         """
-        lost, fallen = self._wave(seeds, seeds, frame)
-        self._let_forks_follow(seeds, (), fallen)
+        live, hidden = self._split(seeds, ())
+        lost, fallen = self._wave(live, live, frame)
+        self._let_forks_follow(live, hidden, fallen)
         return lost
 
     def follow(self, seeds: Sequence[int], removed: Sequence[int]) -> None:
         """The graph's rules or inputs at `seeds` are others now, and `removed` are no more."""
-        self.sync()
         for state in self.family():
+            state._take_in()
             for node in removed:
                 if type(state.values) is Overlay:
                     state.values.pop(node, None)
@@ -189,13 +201,17 @@ class State:
         for node, standing in self.standings.items():
             merged = standing.over(parent.standings.get(node, Standing()))
             parent.stand(node, merged.without_native() if parent.parent is None else merged)
+            parent._view_anew(node)
         for node, value in own.items():
             parent.values[node] = value
+        if parent.parent is not None:
+            parent._release(seeds)
         if self.same is not None:
             parent.memos.update(_maps(self.memos)[0])
             _maps(self.memos)[0].clear()
         self.own.clear()
         self.standings.clear()
+        self._views.clear()
         self.frames.clear()
         parent.frames.clear()
         parent._let_forks_follow(seeds, (), list(own), but=self)
@@ -223,29 +239,58 @@ class State:
     ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         """Follow a change above this world; returns it as this world's own forks have to see it.
 
-        `seeds` have changed in the view from above, `hidden` ones only beneath a value that is
-        fixed there; `fallen` became invalid there. What this world has itself fixed hides a seed;
-        what it lets stand instead of an ancestor's fixed value brings a hidden one to light.
+        `seeds` have changed in the view from above; `hidden` ones have too, but not as the worlds
+        between see them. `fallen` became invalid there.
         """
         self.frames.clear()
         if self.parent is not None and not self.standings:
             return seeds, hidden, fallen
-        live: list[int] = []
-        masked: list[int] = []
-        for node in seeds:
-            (masked if self._fixes(node) else live).append(node)
-        for node in hidden:
-            is_bared = node in self.standings and self.standings[node].body is not None
-            (live if is_bared and not self._fixes(node) else masked).append(node)
+        live, hidden = self._split(seeds, hidden)
         if self.parent is not None:
             fallen = [node for node in fallen if node not in self.own]
         lost, here = self._wave(live, [*live, *fallen], None)
         self.emit("invalidated", self.computed(lost))
-        return live, masked, [*fallen, *here]
+        return live, hidden, [*fallen, *here]
 
-    def _fixes(self, node: int) -> bool:
-        standing = self.standings.get(node)
-        return standing is not None and isinstance(standing.body, Fixed)
+    def _split(self, seeds: Sequence[int], hidden: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Which of these nodes, changed here or above, are others in this world's eyes; and the rest.
+
+        Where this world has no changes of its own, it sees what its parent sees. Where it has, its
+        own may win; or they may bring to light what was hidden by an ancestor's.
+        """
+        live: list[int] = []
+        masked: list[int] = []
+        for nodes, unchanged in ((seeds, live), (hidden, masked)):
+            for node in nodes:
+                if self._view_anew(node):
+                    live.append(node)
+                elif node in self.standings:
+                    masked.append(node)
+                else:
+                    unchanged.append(node)
+        return live, masked
+
+    def _view_anew(self, node: int) -> bool:
+        """Whether this world has changes at `node` and they look other than when last looked at."""
+        if node not in self.standings:
+            return self._views.pop(node, None) is not None
+        old, new = self._views.get(node), self._view(node)
+        self._views[node] = new
+        if old is None or not _is_same_view(old, new):
+            return True
+        return type(self.values) is Overlay and (node in self.values) != self._differs(node)
+
+    def _view(self, node: int) -> View:
+        """What stands at `node` in this world's eyes, as parts to be compared by identity."""
+        table = self.graph.table
+        merged = self.standings.get(node, Standing()).over(self.inherited(node))
+        return view(merged, table.rules[node], table.inputs[node])
+
+    def _differs(self, node: int) -> bool:
+        """Whether something else stands at `node` than in the parent."""
+        if node not in self.standings or self.parent is None:
+            return False
+        return not _is_same_view(self._view(node), self.parent._view(node))
 
     def _wave(
         self, seeds: Sequence[int], front: Sequence[int], frame: Frame | None
@@ -287,17 +332,42 @@ class State:
                 values[reader] = INVALID
                 fallen.append(reader)
                 stack.append(reader)
+        if own is not None:
+            self._release(seeds)
         return lost, fallen
+
+    def _release(self, seeds: Iterable[int]) -> None:
+        """Share again what this fork owned on account of `seeds`, and has no reason to own any more.
+
+        A value that is dropped here means the same above: if it is not there yet, it is handed up.
+        """
+        own, consumers = self.own, self.graph.table.consumers
+        stack = [node for node in seeds if not self._must_own(node)]
+        for node in self.graph.table.sorted(stack):
+            self._share(node)
+        while stack:
+            for reader in consumers[stack.pop()]:
+                if reader in own and not self._must_own(reader):
+                    self._share(reader)
+                    stack.append(reader)
+
+    def _must_own(self, node: int) -> bool:
+        return self._differs(node) or any(site in self.own for site in self.effective(node)[1])
+
+    def _share(self, node: int) -> None:
+        value = self.own.pop(node, INVALID)
+        if value is not INVALID and self.own.below[node] is INVALID:
+            store = self.own.below
+            while type(store) is Overlay and node not in store:
+                store = store.below
+            store[node] = value
 
     def _settle(self, node: int) -> None:
         """Store the value that a changed node now has, or mark it invalid, or share it again."""
         values = self.values
-        _, inputs, value = self.effective(node)
-        if type(values) is Overlay and node not in self.standings:
-            if value is MISSING and any(site in values for site in inputs):
-                values[node] = INVALID
-            else:
-                values.pop(node, None)
+        value = self.effective(node)[2]
+        if type(values) is Overlay and not self._must_own(node):
+            values.pop(node, None)
         elif value is MISSING:
             values[node] = INVALID
         else:
@@ -330,10 +400,7 @@ class State:
         if not reveals_native or not self.frames or self.frames[-1].key != key:
             self.frames.clear()
             lost = self.disturb([node])
-            if self.parent is not None and not self.standings:
-                self.own.clear()
-                lost = [gone for gone in lost if self.values[gone] is INVALID]
-            return lost
+            return [gone for gone in lost if self.values[gone] is INVALID]
         frame = self.frames.pop()
         lost = self.disturb([node])
         for place, value in frame.values.items():
@@ -359,9 +426,14 @@ class State:
     # -- what must hold ----------------------------------------------------------------------
 
     def computed(self, nodes: Iterable[int]) -> list[int]:
-        """Those of `nodes` that have a rule: sources are never counted."""
+        """Those of `nodes` that have a rule here. A source has one only where a function patches it."""
         rules = self.graph.table.rules
-        return [node for node in nodes if rules[node] is not None]
+        marked = self.marked()
+        return [
+            node
+            for node in nodes
+            if rules[node] is not None or (node in marked and self.effective(node)[0] is not None)
+        ]
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -379,10 +451,17 @@ class State:
                         f"{name(node)} is valid, its input {name(site)} is not"
                     )
             if own is not None:
-                reads_own = any(site in own for site in inputs)
-                assert not reads_own or node in own, f"{name(node)} reads an owned value, but is shared"
-                assert node not in self.standings or node in own, f"{name(node)} is changed, but shared"
-        assert own is None or self.standings or not own, "a fork without changes owns something"
+                is_owned, must_own = node in own, self._must_own(node)
+                assert is_owned or not must_own, f"{name(node)} is other than in the parent, but shared"
+                assert must_own or not is_owned, f"{name(node)} is as in the parent, but owned"
+
+
+def _is_same_view(one: View, other: View) -> bool:
+    return len(one) == len(other) and all(map(_is_same_part, one, other))
+
+
+def _is_same_part(one: object, other: object) -> bool:
+    return one is other or (type(one) is tuple and one == other)
 
 
 def _maps(memos: MutableMapping[int, Memo]) -> list[MutableMapping[int, Memo]]:

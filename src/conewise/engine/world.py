@@ -29,7 +29,7 @@ from conewise.errors import (
     OpError,
     WorldError,
 )
-from conewise.graph.graph import MISSING, Change, Edge, Graph, Site
+from conewise.graph.graph import Change, Edge, Graph, Site
 from conewise.graph.table import Rule
 
 
@@ -82,6 +82,8 @@ class World:
 
     def close(self) -> None:
         """Drop this world and its forks. Its values are gone; nothing else changes."""
+        if self.graph.running:
+            raise BusyError("world.close")
         self._state.close()
 
     def __enter__(self) -> World:
@@ -180,16 +182,15 @@ class World:
             )
         state = self._state
         standing = state.standings.get(node, Standing())
-        state.stand(node, Standing(standing.body, value, standing.edges))
+        state.stand(node, Standing(standing.body, Fixed(value), standing.edges))
         state.frames.clear()
-        if not isinstance(standing.body, Fixed):
-            self._emit("invalidated", state.computed(state.disturb([node])))
+        self._emit("invalidated", state.computed(state.disturb([node])))
 
     @property
     def patched(self) -> tuple[str, ...]:
         """What is patched or set in this world itself: sites, then edges as 'input -> reader'."""
         name, standings = self.graph.name, self._state.standings
-        sites = [name(n) for n, s in standings.items() if s.body is not None or s.given is not MISSING]
+        sites = [name(n) for n, s in standings.items() if s.body is not None or s.given is not None]
         edges = [f"{name(site)} -> {name(n)}" for n, s in standings.items() for site in s.edges]
         return (*sites, *edges)
 
