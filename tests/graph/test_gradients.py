@@ -539,7 +539,8 @@ def reshapings(draw: st.DrawFn) -> tuple[Dag, str, str, Callable[[cw.Graph], obj
     """A graph, a site to differentiate by, the kind of a change of structure, and the change."""
     dag = draw(dags(WITH_STOPS))
     g = dag.graph()
-    wrt = draw(st.sampled_from(upstream(g)[:-1]))
+    above = upstream(g)[:-1]
+    wrt = draw(st.sampled_from(above))
     kind = draw(st.sampled_from(["redefine", "graft", "graft_after"]))
     block = cw.chain(draw(st.sampled_from([ops.tanh, STOP, ops.scale(2.0)])))
     if kind == "graft":
@@ -552,6 +553,16 @@ def reshapings(draw: st.DrawFn) -> tuple[Dag, str, str, Callable[[cw.Graph], obj
     rule, arity = draw(st.sampled_from(WITH_STOPS))
     free = [other for other in g.sites if other not in g.cone(site) and other != site]
     inputs = [draw(st.sampled_from(free)) for _ in range(arity)]
+    # Every other time, open a new path: a node that does not depend on `wrt` comes to read it.
+    apart = [
+        (beside, by)
+        for beside in above
+        for by in above
+        if not g.is_source(beside) and beside not in (by, *g.cone(by)) and by not in g.cone(beside)
+    ]
+    if draw(st.booleans()) and apart:
+        site, wrt = draw(st.sampled_from(apart))
+        inputs = [wrt] * arity
     return dag, wrt, kind, lambda g: g.redefine(site, rule, inputs)
 
 
