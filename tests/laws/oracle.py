@@ -200,8 +200,10 @@ class NaiveWorld:
 
     def is_computed(self, site: str) -> bool:
         """Whether a function is called for its value: a source is computed when it is patched with one."""
+        if self.graph.rules[site] is not None:
+            return True
         body = self.body(site)
-        return self.graph.rules[site] is not None or (body is not None and body.kind == "function")
+        return body is not None and body.kind == "function" and self.source_value(site) is not None
 
     def _own_meaning(self, site: str) -> object:
         body, rule = self.body(site), self.graph.rules[site]

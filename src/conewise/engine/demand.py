@@ -126,7 +126,7 @@ def compute_with_cutoff(
             memo = memos.get(node)
             if memo is None:
                 value = rule(*reads)
-            elif memo[0] is rule and all(map(_is, memo[1], reads)):
+            elif memo[0] is rule and len(memo[1]) == len(reads) and all(map(_is, memo[1], reads)):
                 value = memo[2]
                 cut_off.add(node)
             else:
