@@ -5,9 +5,9 @@ An added skip changes no cone. A skip that passes layers by makes them parallel,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from math import comb
 from typing import Literal
 
 from conewise.errors import TheoryError
@@ -69,7 +69,7 @@ def incomparable_pairs(layers: int, span: int, every: int) -> int:
 
 def _parallel_pairs(m: int, k: int) -> int:
     a, b = divmod(m, k)
-    return comb(m, 2) - b * comb(a + 1, 2) - (k - b) * comb(a, 2)
+    return math.comb(m, 2) - b * math.comb(a + 1, 2) - (k - b) * math.comb(a, 2)
 
 
 def skip_ratio(
@@ -81,13 +81,14 @@ def skip_ratio(
 
         ρ = L·(w·L + t) / (w·C + L·t)
     """
-    layers, below, _, terminal = _weighed(profile, span, every, terminal)
-    swept = total([*below, len(layers) * terminal])
+    layers, below, _ = _sums(profile, span, every)
+    t = expect_weight(terminal, "`terminal`")
+    swept = below + len(layers) * t
     if swept == 0:
         raise TheoryError(
             "no layer has anything below it, so the ratio has no value; give a `terminal` node."
         )
-    return ratio(len(layers) * total([*layers, terminal]), swept)
+    return ratio(len(layers) * total([*layers, t]), swept)
 
 
 def skip_training_ratio(
@@ -101,22 +102,30 @@ def skip_training_ratio(
 
     which is 1 for the plain stack, and 1/(1−y) in the limit (`skip_limits`).
     """
-    layers, below, above, terminal = _weighed(profile, span, every, terminal)
-    touched = total([*below, *above, *layers, len(layers) * terminal])
-    return ratio(len(layers) * total([*layers, terminal]), touched)
+    layers, below, above = _sums(profile, span, every)
+    t = expect_weight(terminal, "`terminal`")
+    touched = total([below, above, *layers]) + len(layers) * t
+    return ratio(len(layers) * total([*layers, t]), touched)
 
 
 def skip_limits(share: Weight, span: int | None = None) -> tuple[Fraction | float, Fraction | float]:
     """(ρ, ρ_train) of ever deeper bypassing stacks of equal layers: 2/(1−y) and 1/(1−y).
 
-    `share` is the limit of every/layers, the part of the network that one period spans; `span` the
-    number of strands, None for ever more of them. y = share·(1 − 1/span) is the chance that two
-    layers are parallel. Where periods are of bounded length, y = 0, and ρ_train still collapses to 1.
+    docs/theory.md#skips. `share` is the limit of every/layers, the part of the network that one period
+    spans; `span` the number of strands, None for ever more of them. y is the chance that two layers
+    are parallel: that they share a period, times 1 − 1/span. With whole periods, 1/share a
+    whole number, y = share·(1 − 1/span). Periods of bounded length have share 0: ρ_train is 1.
     """
     share = expect_number(share, "`share`")
     if not 0 <= share <= 1:
         raise TheoryError(f"`share` is {share}; it is a part of the network, from 0 to 1.")
-    y = share if span is None else share * (1 - Fraction(1, expect_count(span, "`span`")))
+    y: Weight = 0
+    if share > 0:
+        whole = math.floor(1 / share)
+        rest = 1 - whole * share
+        y = whole * share * share + rest * rest
+    if span is not None:
+        y *= 1 - Fraction(1, expect_count(span, "`span`"))
     if y == 1:
         raise TheoryError("one period of ever more strands has no comparable layers left: no finite limit.")
     return ratio(2, 1 - y), ratio(1, 1 - y)
@@ -140,27 +149,24 @@ def training_from_forward(forward: Weight, nodes: int) -> Fraction | float:
     return ratio(1, ratio(2, forward) + Fraction(1, N))
 
 
-def _weighed(
-    profile: Iterable[Weight] | int, span: int, every: int, terminal: Weight
-) -> tuple[list[Weight], list[Weight], list[Weight], Weight]:
-    """The layers, what is below and what is above each, without the readout; and the readout."""
+def _sums(profile: Iterable[Weight] | int, span: int, every: int) -> tuple[list[Weight], Weight, Weight]:
+    """The layers, and the sums over all layers of the weight below and above each, the readout left out.
+
+    A layer weighs in the first sum once for each layer above it, and in the second once for each below:
+    all layers of earlier (later) periods, and those of its own strand that come before (after) it.
+    """
     if isinstance(profile, int):
         profile = [1] * expect_count(profile, "the number of layers")
     layers = expect_profile(profile)
     L, k, m = _expect_shape(len(layers), span, every)
     below: list[Weight] = []
     above: list[Weight] = []
-    before: Weight = 0
-    whole = total(layers)
     for period in _periods(L, m):
-        strands = [layers[start - 1 : period[-1] : k] for start in period[:k]]
-        inside = total(layers[j - 1] for j in period)
         for j in period:
-            place, strand = divmod(j - period[0], k)
-            above.append(before + total(strands[strand][:place]))
-            below.append(whole - before - inside + total(strands[strand][place + 1 :]))
-        before = before + inside
-    return layers, below, above, expect_weight(terminal, "`terminal`")
+            w, earlier, later = layers[j - 1], (j - period[0]) // k, (period[-1] - j) // k
+            below.append(w * (period[0] - 1 + earlier))
+            above.append(w * (L - period[-1] + later))
+    return layers, total(below), total(above)
 
 
 def _periods(L: int, m: int) -> Iterator[range]:

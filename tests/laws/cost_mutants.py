@@ -1,0 +1,83 @@
+"""Wrong closed forms, each plausible, kept so that the laws of cost can be seen to refute them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import conewise as cw
+from conewise.theory import GraftAt
+
+
+def ratio_without_the_terminal_in_cones(profile: Sequence[int], terminal: int) -> Fraction:
+    """Off by one: the terminal node is in N, and missing from every cone."""
+    suffixes = [sum(profile[i + 1 :]) for i in range(len(profile))]
+    return Fraction(len(profile) * (sum(profile) + terminal), sum(suffixes))
+
+
+def ratio_without_the_terminal_in_n(profile: Sequence[int], terminal: int) -> Fraction:
+    """Off by one: the terminal node is in every cone, and missing from N, as in the paper's ρ(L, H)."""
+    suffixes = [sum(profile[i + 1 :]) + terminal for i in range(len(profile))]
+    return Fraction(len(profile) * sum(profile), sum(suffixes))
+
+
+def _anchor(graft: GraftAt) -> str:
+    return graft.at if isinstance(graft.at, str) else graft.at[0]
+
+
+def graft_cost_by_the_cone_of_u(graph: cw.Graph, graft: GraftAt) -> float | Fraction:
+    """V⁺ᵤ for a graft on the edge (u, w): counts u's other readers, which see no change."""
+    return len(graph.cone(_anchor(graft))) + graft.fresh
+
+
+def _disturbed(graph: cw.Graph, graft: GraftAt) -> set[str]:
+    if isinstance(graft.at, str):
+        return set(graph.cone(graft.at))
+    return {graft.at[1], *graph.cone(graft.at[1])}
+
+
+def batched_without_the_sites(graph: cw.Graph, grafts: Sequence[GraftAt]) -> float | Fraction:
+    """The sites taken off the union, as if they were in it once too often."""
+    union = set().union(*(_disturbed(graph, graft) for graft in grafts))
+    return len(union - {_anchor(graft) for graft in grafts}) + sum(graft.fresh for graft in grafts)
+
+
+def batched_less_one_per_site(graph: cw.Graph, grafts: Sequence[GraftAt]) -> float | Fraction:
+    """One node subtracted for each site, in the union or not."""
+    union = set().union(*(_disturbed(graph, graft) for graft in grafts))
+    return len(union) - len(grafts) + sum(graft.fresh for graft in grafts)
+
+
+def interleaved_by_strict_cones(
+    graph: cw.Graph, grafts: Sequence[GraftAt], order: Sequence[int]
+) -> float | Fraction:
+    """The paper's overcount: pairs with u_j in V⁺ of u_k, which is wrong for edges and at one site."""
+    total: float | Fraction = sum(len(_disturbed(graph, graft)) + graft.fresh for graft in grafts)
+    for step, k in enumerate(order):
+        for j in order[:step]:
+            if _anchor(grafts[j]) in graph.cone(_anchor(grafts[k])):
+                total += grafts[j].reach
+    return total
+
+
+def interleaved_with_whole_blocks(
+    graph: cw.Graph, grafts: Sequence[GraftAt], order: Sequence[int]
+) -> float | Fraction:
+    """Counts all h of an earlier block again, its part that does not depend on its input included."""
+    total: float | Fraction = sum(len(_disturbed(graph, graft)) + graft.fresh for graft in grafts)
+    for step, k in enumerate(order):
+        own = {_anchor(grafts[k])} if isinstance(grafts[k].at, str) else set()
+        for j in order[:step]:
+            if _anchor(grafts[j]) in _disturbed(graph, grafts[k]) | own:
+                total += grafts[j].fresh
+    return total
+
+
+def patched_by_union(graph: cw.Graph, patches: Sequence[str]) -> int:
+    """The plain union of the cones, patched sites included."""
+    return len(graph.cone(patches))
+
+
+def patched_step_uncut(graph: cw.Graph, patches: Sequence[str]) -> int:
+    """The last patch's cone without the patched sites, seen through the patches that shield it."""
+    return len(set(graph.cone(patches[-1])) - set(patches))

@@ -1,0 +1,319 @@
+"""The laws of cost: what the theory predicts from the graph alone is what the engine's ledger shows.
+
+Each law at zero tolerance, over random graphs, sites, orders and weights. `cost_mutants.py` holds
+wrong formulas that these laws refute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+import conewise as cw
+from conewise import theory
+from conewise.errors import TheoryError
+from tests.laws import cost_mutants as mutants
+from tests.laws import oracle
+from tests.laws.cost_scenes import (
+    GraftScene,
+    Weight,
+    apply,
+    bill,
+    graft_scenes,
+    patched_bills,
+    weights,
+)
+from tests.laws.scenes import Mix, Scene, fresh_value, scenes
+
+
+def exact(weight: Weight) -> Fraction:
+    return Fraction(weight)
+
+
+# -- sweeps -------------------------------------------------------------------------------------
+
+
+@given(st.data(), scenes(), st.booleans())
+def test_a_sweep_costs_the_sum_of_what_is_stale(data: st.DataObject, scene: Scene, is_full: bool) -> None:
+    graph, prices = scene.graph(), data.draw(weights(scene))
+    demand = None if is_full else scene.demand
+    groups = data.draw(st.lists(st.lists(st.sampled_from(scene.sites), min_size=1, unique=True), min_size=1))
+    patches = [*scene.patch, *groups]
+    base = cw.World(graph)
+    full = bill(base, demand, prices)
+
+    bills = []
+    for patch in patches:
+        with base.fork() as fork:
+            for site in [patch] if isinstance(patch, str) else patch:
+                fork.patch(site, fresh_value())
+            bills.append(bill(fork, demand, prices))
+
+    assert theory.full_cost(graph, demand, prices) == full
+    assert list(theory.sweep_costs(graph, patches, demand, prices)) == bills
+    assert theory.sweep_cost(graph, patches, demand, prices) == sum(bills)
+    if sum(bills):
+        assert theory.sweep_ratio(graph, patches, demand=demand, weights=prices) == len(bills) * exact(
+            full
+        ) / exact(sum(bills))
+
+
+@given(scenes())
+def test_stale_is_the_formula(scene: Scene) -> None:
+    graph = scene.graph()
+    assert theory.stale(graph, scene.patch, scene.demand) == oracle.stale(
+        oracle.wiring(graph), scene.patch, scene.demand
+    )
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(1, 3))
+def test_the_ratio_of_a_profile_is_that_of_its_graph(profile: list[int], terminal: int) -> None:
+    graph, sites = layered(profile, terminal)
+    assert theory.sweep_ratio(profile, terminal=terminal) == theory.sweep_ratio(graph, sites)
+    assert theory.training_ratio(profile, terminal=terminal) == theory.training_ratio(graph, sites) == 1
+    assert theory.downstream_fractions(profile, terminal=terminal) == theory.downstream_fractions(
+        graph, sites
+    )
+
+
+def layered(profile: list[int], terminal: int) -> tuple[cw.Graph, list[str]]:
+    """A chain of layers; the site of a layer is its last node."""
+    graph = cw.Graph()
+    before = graph.source("x", 1)
+    sites = []
+    for layer, width in enumerate([*profile, terminal]):
+        for place in range(width):
+            before = graph.node(f"{layer}.{place}", Mix(), [before])
+        sites.append(before)
+    return graph, sites[:-1]
+
+
+# -- grafts -------------------------------------------------------------------------------------
+
+
+@given(st.data(), graft_scenes(), st.booleans())
+def test_interleaved_grafts_cost_what_the_closed_form_says(
+    data: st.DataObject, made: GraftScene, is_full: bool
+) -> None:
+    """Theorem 3, for grafts on edges, after sites, and both at one site; an impossible order is refused."""
+    graph, prices = made.scene.graph(), data.draw(weights(made.scene))
+    demand = None if is_full else made.scene.demand
+    if made.order not in made.possible_orders():
+        with pytest.raises(TheoryError, match="Apply the edge grafts of a site before"):
+            theory.interleaved_cost(graph, made.grafts(), made.order)
+        return
+    predicted = theory.interleaved_cost(graph, made.grafts(), made.order, demand=demand, weights=prices)
+    isolated = [interleaved_bills(made, (k,), demand, prices)[0] for k in range(len(made.places))]
+
+    bills = interleaved_bills(made, made.order, demand, prices)
+
+    assert list(predicted.costs) == bills
+    assert predicted.total == sum(bills)
+    assert predicted.isolated == sum(isolated)
+    assert predicted.isolated == theory.isolated_cost(graph, made.grafts(), demand=demand, weights=prices)
+    assert predicted.overcount == sum(bills) - sum(isolated) >= 0
+    assert predicted.overcount == theory.overcount(
+        graph, made.grafts(), made.order, demand=demand, weights=prices
+    )
+
+
+def interleaved_bills(
+    made: GraftScene,
+    order: tuple[int, ...],
+    demand: tuple[str, ...] | None,
+    prices: dict[str, Weight] | None = None,
+) -> list[Weight]:
+    """The engine's bill for each graft; a fresh node is priced 1."""
+    graph = made.scene.graph()
+    world = cw.World(graph)
+    bill(world, demand)
+    known: dict[str, Weight] = dict.fromkeys(graph.computed, 1) if prices is None else dict(prices)
+    bills = []
+    for k in order:
+        known |= dict.fromkeys(apply(graph, made.places[k]).sites, 1)
+        bills.append(bill(world, demand, known))
+    return bills
+
+
+@given(graft_scenes(), st.booleans())
+def test_batched_grafts_cost_the_union_in_any_order(made: GraftScene, is_full: bool) -> None:
+    demand = None if is_full else made.scene.demand
+    predicted = theory.batched_cost(made.scene.graph(), made.grafts(), demand=demand)
+    assert {batched_bill(made, order, demand) for order in made.possible_orders()} == {predicted}
+    assert predicted <= theory.isolated_cost(made.scene.graph(), made.grafts(), demand=demand)
+
+
+def batched_bill(made: GraftScene, order: tuple[int, ...], demand: tuple[str, ...] | None) -> Weight:
+    graph = made.scene.graph()
+    world = cw.World(graph)
+    bill(world, demand)
+    for k in order:
+        apply(graph, made.places[k])
+    return bill(world, demand)
+
+
+@given(graft_scenes(), st.booleans())
+def test_the_extremes_over_orders_are_those_of_all_orders(made: GraftScene, is_full: bool) -> None:
+    graph, grafts = made.scene.graph(), made.grafts()
+    demand = None if is_full else made.scene.demand
+    orders = made.possible_orders()
+    counts = [theory.overcount(graph, grafts, order, demand=demand) for order in orders]
+
+    extremes = theory.order_extremes(graph, grafts, demand=demand)
+
+    assert (extremes.least, extremes.most) == (min(counts), max(counts))
+    assert extremes.expected == sum(map(exact, counts)) / len(counts)
+    assert extremes.best == theory.best_order(graph, grafts, demand=demand)
+    assert theory.overcount(graph, grafts, extremes.best, demand=demand) == min(counts)
+    assert theory.overcount(graph, grafts, extremes.worst, demand=demand) == max(counts)
+    assert {extremes.best, extremes.worst} <= set(orders)
+
+
+@given(graft_scenes())
+def test_upstream_first_is_free_when_all_sites_differ(made: GraftScene) -> None:
+    anchors = [at if isinstance(at, str) else at[0] for at, _ in made.places]
+    if len(set(anchors)) == len(anchors):
+        assert theory.order_extremes(made.scene.graph(), made.grafts()).least == 0
+
+
+# -- patches ------------------------------------------------------------------------------------
+
+
+@given(st.data(), scenes(), st.booleans())
+def test_patches_that_stay_cost_what_the_closed_form_says(
+    data: st.DataObject, scene: Scene, is_full: bool
+) -> None:
+    graph, prices = scene.graph(), data.draw(weights(scene))
+    demand = None if is_full else scene.demand
+    order = data.draw(st.permutations(range(len(scene.patch))))
+    predicted = theory.patched_cost(graph, scene.patch, demand, order=order, weights=prices)
+
+    assert list(predicted.costs) == patched_bills(graph, [scene.patch[k] for k in order], demand, prices)
+    assert predicted.isolated == theory.sweep_cost(graph, scene.patch, demand, prices)
+    assert predicted.batched == theory.sweep_cost(graph, [scene.patch], demand, prices)
+    assert predicted.batched <= predicted.total <= predicted.isolated
+    assert predicted.shielded == predicted.isolated - predicted.total
+
+
+@given(st.data(), scenes(), st.booleans())
+def test_patches_are_cheapest_downstream_first(data: st.DataObject, scene: Scene, is_full: bool) -> None:
+    graph = scene.graph()
+    demand = None if is_full else scene.demand
+    orders = st.permutations(range(len(scene.patch)))
+    extremes = theory.patch_extremes(graph, scene.patch, demand)
+
+    def spent(order: tuple[int, ...]) -> Weight:
+        return theory.patched_cost(graph, scene.patch, demand, order=order).total
+
+    assert extremes.least <= spent(tuple(data.draw(orders))) <= extremes.most
+    assert spent(extremes.best) == extremes.least
+    assert spent(extremes.worst) == extremes.most == theory.sweep_cost(graph, scene.patch, demand)
+    assert theory.best_patch_order(graph, scene.patch) == extremes.best
+
+
+# -- the backward pass --------------------------------------------------------------------------
+
+
+@given(scenes())
+def test_a_training_cone_is_all_that_is_comparable(scene: Scene) -> None:
+    graph = scene.graph()
+    reads = oracle.wiring(graph)
+    for site in scene.patch:
+        cone, above = oracle.cone(reads, {site}), oracle.support(reads, {site})
+        assert theory.training_cone(graph, site) == (cone | above) - set(scene.sources)
+
+
+@given(scenes())
+def test_a_sweep_of_all_sites_ties_the_two_ratios_together(scene: Scene) -> None:
+    """1/ρ_train = 2/ρ + 1/N on any DAG; and 1 ≤ ρ_train ≤ ρ for any sites."""
+    graph, N = scene.graph(), len(scene.computed)
+    pairs = theory.comparable_pairs(graph)
+    assert pairs == theory.sweep_cost(graph, scene.computed)
+    training = theory.training_ratio(graph, scene.computed)
+    assert training == Fraction(N * N, 2 * pairs + N)
+    if pairs:
+        forward = theory.sweep_ratio(graph, scene.computed)
+        assert training == theory.training_from_forward(forward, N)
+        assert 1 <= training <= forward
+
+
+# -- that a law can fail ------------------------------------------------------------------------
+
+
+def _grafts_differ(mutant: Callable[[cw.Graph, list[Any]], Weight], made: GraftScene) -> bool:
+    return mutant(made.scene.graph(), made.grafts()) != batched_bill(made, made.possible_orders()[0], None)
+
+
+def _sequence_differs(mutant: Callable[..., Weight], made: GraftScene) -> bool:
+    order = made.possible_orders()[0]
+    return mutant(made.scene.graph(), made.grafts(), order) != sum(interleaved_bills(made, order, None))
+
+
+def _single_differs(made: GraftScene) -> bool:
+    predicted = mutants.graft_cost_by_the_cone_of_u(made.scene.graph(), made.grafts()[0])
+    return predicted != interleaved_bills(made, (0,), None)[0]
+
+
+def _patches_differ(mutant: Callable[..., int], scene: Scene, is_batch: bool) -> bool:
+    bills = patched_bills(scene.graph(), scene.patch, None, None)
+    exact = theory.sweep_cost(scene.graph(), [scene.patch]) if is_batch else bills[-1]
+    return mutant(scene.graph(), scene.patch) != exact
+
+
+def _ratio_differs(mutant: Callable[[list[int], int], Fraction], profile: list[int]) -> bool:
+    return mutant(profile, 1) != theory.sweep_ratio(*layered(profile, 1))
+
+
+PROFILES = st.lists(st.integers(1, 6), min_size=2, max_size=8)
+
+REFUTED: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], bool]]] = {
+    "terminal missing from the cones": (
+        PROFILES,
+        lambda p: _ratio_differs(mutants.ratio_without_the_terminal_in_cones, p),
+    ),
+    "terminal missing from N": (
+        PROFILES,
+        lambda p: _ratio_differs(mutants.ratio_without_the_terminal_in_n, p),
+    ),
+    "V⁺ᵤ for an edge graft": (graft_scenes(), _single_differs),
+    "sites taken off the union": (
+        graft_scenes(),
+        lambda made: _grafts_differ(mutants.batched_without_the_sites, made),
+    ),
+    "one less per site": (
+        graft_scenes(),
+        lambda made: _grafts_differ(mutants.batched_less_one_per_site, made),
+    ),
+    "pairs by the cone of u": (
+        graft_scenes(),
+        lambda made: _sequence_differs(mutants.interleaved_by_strict_cones, made),
+    ),
+    "whole blocks again": (
+        graft_scenes(),
+        lambda made: _sequence_differs(mutants.interleaved_with_whole_blocks, made),
+    ),
+    "plain union of patched cones": (
+        scenes(),
+        lambda scene: _patches_differ(mutants.patched_by_union, scene, is_batch=True),
+    ),
+    "a patch seen through patches": (
+        scenes(),
+        lambda scene: _patches_differ(mutants.patched_step_uncut, scene, is_batch=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", REFUTED)
+def test_a_wrong_formula_is_refuted(mutant: str) -> None:
+    strategy, is_refuted_by = REFUTED[mutant]
+    search = settings(max_examples=200, phases=[Phase.generate], derandomize=True)
+    try:
+        find(strategy, is_refuted_by, settings=search)
+    except NoSuchExample:
+        pytest.fail(f"200 scenes do not refute: {mutant}")
