@@ -1,0 +1,29 @@
+"""The public names, pinned: each new one is a decision."""
+
+from __future__ import annotations
+
+import conewise
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(conewise.__all__) == list(conewise.__all__)
+    assert set(conewise.__all__) == {
+        "Block",
+        "ConewiseError",
+        "Event",
+        "Graft",
+        "Graph",
+        "Ledger",
+        "Node",
+        "Plan",
+        "World",
+        "block",
+        "chain",
+        "gradients",
+        "ops",
+    }
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in conewise.__all__:
+        assert getattr(conewise, name).__doc__, name

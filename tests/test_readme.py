@@ -1,0 +1,33 @@
+"""What the README shows works as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("code", BLOCKS, ids=[block.splitlines()[0] for block in BLOCKS])
+def test_an_example_of_the_readme_runs(code: str) -> None:
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_every_file_that_the_readme_and_the_architecture_link_to_is_there() -> None:
+    for page in (ROOT / "README.md", ROOT / "ARCHITECTURE.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (ROOT / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_module_that_the_architecture_names_is_there() -> None:
+    named = re.findall(
+        r"`((?:graph|engine|frontends|theory|experiments)/[\w./]*)`",
+        (ROOT / "ARCHITECTURE.md").read_text("utf-8"),
+    )
+    assert named
+    for module in named:
+        assert (ROOT / "src/conewise" / module).exists(), module
