@@ -41,9 +41,13 @@ def find_ports(
             kept = (v.name for v in values if isinstance(v, Ref) and v.name in known)
             return tuple(dict.fromkeys(kept))
 
-        return tuple(
-            ModulePort(call, type_name.rpartition(".")[2], names(inputs), names(outputs))
-            for call, type_name, inputs, outputs in found
-        )
+        found_ports: list[ModulePort] = []
+        for call, type_name, inputs, outputs in found:
+            read, made = names(inputs), names(outputs)
+            # A value that is handed through on the way (`x.to(x.dtype)`) is the module's output
+            # only where nothing else comes out: dropout, not a norm.
+            made = tuple(name for name in made if name not in read) or made
+            found_ports.append(ModulePort(call, type_name.rpartition(".")[2], read, made))
+        return tuple(found_ports)
 
     return ports

@@ -11,6 +11,7 @@ from conewise.frontends.torch.axes import one_per_dimension, regroup
 from conewise.frontends.torch.blocks import Block, find_blocks
 from conewise.frontends.torch.errors import MissingSiteError
 from conewise.frontends.torch.records import ModulePort, Program
+from conewise.frontends.torch.result import HeadResult
 from conewise.frontends.torch.views import View, view_of
 from conewise.frontends.torch.wiring import Wiring
 
@@ -33,7 +34,7 @@ WHERE: Mapping[str, str] = {
     "attn_scores": "what the softmax reads: scaled, capped and masked",
     "pattern": "the attention weights that multiply the values",
     "z": "each head's result, in front of the output projection",
-    "result": "each head's share of the output projection, without its bias; read only",
+    "result": "each head's share of the output projection, without its bias; computed from z",
     "pre": "the neurons before the activation (of the gate, in a gated MLP)",
     "pre_linear": "the neurons of a gated MLP that are not activated, before the product",
     "post": "the neurons as the down projection reads them: activated, and gated",
@@ -48,16 +49,12 @@ _HOOKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class HeadResult:
-    """How `result` is made of z: the weight of the output projection, stored [out, in] or not."""
-
-    weight: str
-    out_in: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Site:
-    """A place whose value can be read and (unless `result` says how it is derived) replaced."""
+    """A place whose value can be read and replaced.
+
+    `view` shows the node's value in natural axes; None where the value is shown as it is. Where
+    `result` is given, the site is not a node's value but is computed from it; see `HeadResult`.
+    """
 
     name: str
     kind: str
@@ -88,7 +85,7 @@ class SiteTable:
                 self._by_kind[site.kind, site.stack, site.layer or 0] = site
             self._note_missing(block)
         for port in program.ports:
-            for site in _module_sites(port):
+            for site in _module_sites(self._wiring, port):
                 self._by_name.setdefault(site.name, site)
         for name in (*(i.name for i in program.inputs), *(r.name for r in program.records)):
             self._by_name.setdefault(name, Site(name, "op", name, None))
@@ -172,10 +169,12 @@ def _block_sites(wiring: Wiring, block: Block) -> Iterator[Site]:
             continue
         for kind, place in attention.places.items():
             yield site(prefix + kind, place.node, place.view)
-        weight = weight_of(wiring, attention.projection) if attention.projection else None
-        if weight and "z" in attention.places:
+        if attention.projection is None or "z" not in attention.places:
+            continue
+        weight = weight_of(wiring, attention.projection)
+        if weight is not None:
             place = attention.places["z"]
-            yield site(f"{prefix}result", place.node, place.view, HeadResult(*weight))
+            yield site(f"{prefix}result", place.node, place.view, HeadResult(attention.projection, *weight))
 
 
 def _stream_view(wiring: Wiring, block: Block, node: str, natural: tuple[str, str, str]) -> View | None:
@@ -187,15 +186,24 @@ def _stream_view(wiring: Wiring, block: Block, node: str, natural: tuple[str, st
     return view_of(regroup(axes, shape), natural, wiring.program.sizes)
 
 
-def _module_sites(port: ModulePort) -> Iterator[Site]:
+def _module_sites(wiring: Wiring, port: ModulePort) -> Iterator[Site]:
+    """A module's output under its path, its first input under `path.input`; several are numbered.
+
+    Of several outputs, the one shaped like the first input has the bare path.
+    """
     path = str(port.call)
-    for way, names in (("", port.outputs), (".input", port.inputs)):
-        for i, node in enumerate(names):
-            if i == 0 and (way or len(names) == 1):
-                yield Site(f"{path}{way}", f"module{way.replace('.', ' ')}", node, None)
-            if len(names) > 1:
-                way_name = way or ".output"
-                yield Site(f"{path}{way_name}.{i}", "module", node, None)
+    primary = port.outputs
+    if len(primary) > 1 and port.inputs:
+        shape = wiring.shape(port.inputs[0])
+        primary = tuple(name for name in primary if wiring.shape(name) == shape)
+    if len(primary) == 1:
+        yield Site(path, "module", primary[0], None)
+    if port.inputs:
+        yield Site(f"{path}.input", "module input", port.inputs[0], None)
+    for way, kind, names in (("output", "module", port.outputs), ("input", "module input", port.inputs)):
+        if len(names) > 1:
+            for i, node in enumerate(names):
+                yield Site(f"{path}.{way}.{i}", kind, node, None)
 
 
 def _span(layers: list[int]) -> str:

@@ -1,0 +1,62 @@
+"""`result`: each head's share of the output projection, which no node of a graph holds.
+
+It is read as z times the head's rows of the weight. It is replaced by letting another rule
+compute the projection: the same product, plus what the replacement adds to the head's share.
+That is exact, but sums in another order than the module does: the last bits may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from conewise.frontends.torch.records import Record
+from conewise.frontends.torch.rules import Rule, compile_rule
+from conewise.frontends.torch.views import Selection, View
+
+AXES = ("batch", "pos", "head", "d_model")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadResult:
+    """How `result` is made of z: through which projection, and whether its weight is [out, in]."""
+
+    projection: Record
+    weight: str
+    out_in: bool
+
+    def read(
+        self, z: torch.Tensor, weight: torch.Tensor, view: View, sizes: Sequence[int] = ()
+    ) -> torch.Tensor:
+        """[batch, pos, head, d_model], of the value of z's node and of the weight."""
+        heads = view.present(z, sizes)
+        by_head = (weight.T if self.out_in else weight).unflatten(0, heads.shape[-2:])  # type: ignore[no-untyped-call]
+        return torch.einsum("bphd,hdm->bphm", heads, by_head)
+
+    def replaced(self, selection: Selection, part: torch.Tensor, heads: int, shape: Sequence[int]) -> Rule:
+        """A rule for the projection under which the selected part of `result` is `part`.
+
+        It takes the projection's own inputs. `shape` is (batch, pos) of the run.
+        """
+        own = compile_rule(self.projection)
+        names = self.projection.inputs
+        weight_at = names.index(self.weight)
+        view = View(AXES, tuple((axis,) for axis in AXES), {})
+        index = view.index(selection)
+
+        def rule(*inputs: torch.Tensor) -> torch.Tensor:
+            value: torch.Tensor = own(*inputs)
+            weight = inputs[weight_at]
+            wide = weight.shape[1] if self.out_in else weight.shape[0]
+            activation = next(
+                x for i, x in enumerate(inputs) if i != weight_at and x.shape[-1] == wide and x.ndim > 1
+            )
+            z = activation.reshape(*shape, heads, wide // heads)
+            result = self.read(z, weight, view)
+            change = torch.zeros_like(result)
+            change[index] = part - result[index]
+            return value + change.sum(2).reshape(value.shape)
+
+        return rule
