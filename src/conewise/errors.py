@@ -16,7 +16,8 @@
     │   ├── NoValueError           a source that has no value
     │   ├── OpError                a rule that raised while it was computed
     │   └── ClosedWorldError       a world that was dropped
-    └── TheoryError            a question that the closed forms have no answer to
+    ├── TheoryError            a question that the closed forms have no answer to
+    └── UnknownExperimentError a name that no experiment has
 
 Each message says what was found, what was expected, and what to do.
 """
@@ -172,6 +173,17 @@ class ClosedWorldError(WorldError):
 
 class TheoryError(ConewiseError, ValueError):
     """A question that the closed forms have no answer to."""
+
+
+class UnknownExperimentError(ConewiseError, ValueError):
+    """A name that no experiment has."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        super().__init__(
+            f"no experiment {name!r}. There are {', '.join(known)}, and all for every one: "
+            f"`conewise reproduce {known[0]} {known[1]}`, `conewise reproduce all`."
+        )
 
 
 def nearest_names(name: str, known: Collection[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import statistics
 import time
@@ -15,7 +16,7 @@ from conewise.engine.world import World
 from conewise.experiments.measure import shifted, warm
 from conewise.experiments.result import Progress, Row, silent
 from conewise.experiments.transformers import Place
-from conewise.frontends.torch.llama import Llama, describe_device, llama, same_bits
+from conewise.frontends.torch.llama import Llama, describe_device, llama, one_thread, same_bits
 from conewise.theory.transformers import transformer_ratio
 
 SEED = 0
@@ -142,8 +143,9 @@ class Clock:
         }
 
 
+@one_thread()
 def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Progress = silent) -> Clock:
-    """Time full re-runs against patches through the engine.
+    """Time full re-runs against patches through the engine, on one CPU thread or on an accelerator.
 
     `full`: the paper's width and every site. Else the narrow width, one head and the MLP of each layer,
     a head's time taken for all heads of its layer. A full re-run is a demand of the readout in a fresh
@@ -205,7 +207,7 @@ def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Pr
 
 def _typical(repetitions: list[list[float]]) -> float:
     """The sum over sites of the median over repetitions."""
-    return sum(statistics.median(seconds) for seconds in zip(*repetitions, strict=True))
+    return math.fsum(statistics.median(seconds) for seconds in zip(*repetitions, strict=True))
 
 
 def _seconds(model: Llama, task: Callable[[], None]) -> float:

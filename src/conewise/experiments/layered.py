@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from conewise.graph.graph import Graph, Site
+from conewise.graph.table import Rule
 
 Profile = Literal["output-heavy", "input-heavy"]
 PROFILES: tuple[Profile, ...] = ("output-heavy", "input-heavy")
@@ -56,17 +57,17 @@ def sequential(weights: Sequence[int]) -> Layered:
     return Layered(graph, tuple(sites), graph.node("output", relu, [last]))
 
 
-def branched(weights: Sequence[int]) -> Layered:
+def branched(weights: Sequence[int], unary: Rule = relu, fold: Rule = mean, x: Any = 1.0) -> Layered:
     """Layer j is w_j parallel branches of the previous aggregate, folded one by one; then a terminal node.
 
     The site of a layer is its first branch: the other branches are neither above nor below it.
     """
     graph = Graph()
-    last, sites = graph.source("x", 1.0), []
+    last, sites = graph.source("x", x), []
     for layer, weight in enumerate(weights, start=1):
-        branches = [graph.node(f"layer{layer}.branch{b}", relu, [last]) for b in range(weight)]
+        branches = [graph.node(f"layer{layer}.branch{b}", unary, [last]) for b in range(weight)]
         sites.append(branches[0])
         last = branches[0]
-        for fold, branch in enumerate(branches[1:], start=1):
-            last = graph.node(f"layer{layer}.fold{fold}", mean, [last, branch])
-    return Layered(graph, tuple(sites), graph.node("output", relu, [last]))
+        for step, branch in enumerate(branches[1:], start=1):
+            last = graph.node(f"layer{layer}.fold{step}", fold, [last, branch])
+    return Layered(graph, tuple(sites), graph.node("output", unary, [last]))

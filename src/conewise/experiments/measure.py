@@ -8,6 +8,8 @@ from typing import Any
 from conewise.engine.world import World
 from conewise.graph.graph import Graph, Site
 
+Demand = Site | tuple[Site, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -18,20 +20,27 @@ class Cost:
     value: Any
 
 
-def warm(graph: Graph, output: Site) -> World:
+def warm(graph: Graph, output: Demand) -> World:
     """A world that has answered `output` once, whose ledger keeps tallies only."""
     world = World(graph, keep_sites=False)
     world.demand(output)
     return world
 
 
-def patch_cost(base: World, site: Site, value: Any, output: Site) -> Cost:
+def patch_cost(base: World, site: Site, value: Any, output: Demand) -> Cost:
     """Fork a warm world, patch one site, demand the output, drop the fork."""
     with base.fork() as world:
         world.patch(site, value)
         answer = world.demand(output)
         ledger = world.ledger
         return Cost(ledger.count("invalidated"), ledger.count("recomputed"), answer)
+
+
+def patch_wave(base: World, site: Site, value: Any) -> int:
+    """How many nodes a patch invalidates; nothing is computed."""
+    with base.fork() as world:
+        world.patch(site, value)
+        return world.ledger.count("invalidated")
 
 
 def shifted(base: World, site: str) -> Any:

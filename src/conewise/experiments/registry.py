@@ -1,0 +1,29 @@
+"""The experiments by name, each loaded only when it runs: E9 needs torch, the others start at once."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from conewise.errors import UnknownExperimentError
+from conewise.experiments.result import Progress, Result, silent
+
+NAMES = ("e4", "e5", "e7", "drift", "e9", "skips")
+
+
+def choose(asked: Sequence[str]) -> tuple[str, ...]:
+    """The names asked for, in the order of the paper, each once; "all", or none at all, is every one."""
+    for name in asked:
+        if name != "all" and name not in NAMES:
+            raise UnknownExperimentError(name, NAMES)
+    if not asked or "all" in asked:
+        return NAMES
+    return tuple(name for name in NAMES if name in asked)
+
+
+def run(name: str, progress: Progress = silent) -> Result:
+    """Run one experiment."""
+    (chosen,) = choose([name])
+    module = importlib.import_module(f"conewise.experiments.{chosen}")
+    result: Result = module.run(progress)
+    return result

@@ -1,0 +1,322 @@
+"""One figure per experiment, which shows its claim at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from conewise.experiments.result import Result, Row, plain
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; the blue is a little lighter than
+# theirs, so that it shows on a dark page too.
+BLUE, ORANGE, GREEN, PINK, RED, SKY = "#2b8ccd", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
+COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
+GREY = "#8a8f98"
+PAPER_MARK: dict[str, Any] = {"symbol": "diamond-open", "size": 13, "color": RED, "line": {"width": 2}}
+
+
+def figure(result: Result) -> go.Figure:
+    """The figure of an experiment, without a background of its own."""
+    drawn = _FIGURES[result.name](result)
+    drawn.update_layout(
+        height=430,
+        margin={"l": 64, "r": 24, "t": 44, "b": 56},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 13, "color": "#333840"},
+        legend={"orientation": "v", "x": 1.02, "y": 1, "xanchor": "left"},
+        colorway=list(COLOURS),
+    )
+    drawn.update_xaxes(gridcolor="rgba(128,128,128,0.22)", zeroline=False, linecolor=GREY)
+    drawn.update_yaxes(gridcolor="rgba(128,128,128,0.22)", zeroline=False, linecolor=GREY)
+    return drawn
+
+
+def _e4(result: Result) -> go.Figure:
+    profiles = ("output-heavy", "input-heavy")
+    drawn = make_subplots(
+        cols=2, subplot_titles=[f"{profile}" for profile in profiles], horizontal_spacing=0.08
+    )
+    rows = [row for row in result.rows if "limit" in row.facts]
+    for column, profile in enumerate(profiles, start=1):
+        for q, colour in zip(dict.fromkeys(row.facts["q"] for row in rows), COLOURS, strict=False):
+            line = [row for row in rows if row.facts["q"] == q and row.facts["profile"] == profile]
+            depths = [row.facts["L"] for row in line]
+            drawn.add_scatter(
+                x=depths,
+                y=_measured(line),
+                mode="lines+markers",
+                name=f"q = {q:g}",
+                col=column,
+                row=1,
+                line={"color": colour},
+                marker={"size": 7},
+                legendgroup=str(q),
+                showlegend=column == 1,
+            )
+            drawn.add_scatter(
+                x=[depths[0], depths[-1]],
+                y=[line[0].facts["limit"]] * 2,
+                mode="lines",
+                col=column,
+                row=1,
+                line={"color": colour, "dash": "dot"},
+                legendgroup=str(q),
+                showlegend=False,
+                hovertemplate="limit %{y:.4f}<extra></extra>",
+            )
+        printed = [row for row in rows if row.paper is not None and row.facts["profile"] == profile]
+        drawn.add_scatter(
+            x=[row.facts["L"] for row in printed],
+            y=_papers(printed),
+            mode="markers",
+            marker=PAPER_MARK,
+            name="paper",
+            showlegend=column == 1,
+            col=column,
+            row=1,
+        )
+    drawn.add_scatter(x=[None], y=[None], mode="lines", line={"color": GREY, "dash": "dot"}, name="limit")
+    drawn.update_xaxes(type="log", title="layers L", tickvals=[20, 40, 80, 160, 320])
+    drawn.update_yaxes(title="ρ, full re-runs over cones", col=1)
+    return drawn
+
+
+def _e5(result: Result) -> go.Figure:
+    drawn = go.Figure()
+    paper = [row for row in result.rows if row.facts.get("count") == "paper"]
+    exact = [row for row in result.rows if row.facts.get("count") == "exact"]
+    lines: dict[tuple[str, float], list[Row]] = {}
+    for row in paper:
+        lines.setdefault((row.facts["profile"], row.facts["q"]), []).append(row)
+    for number, line in enumerate(lines.values()):
+        drawn.add_scatter(
+            x=[row.facts["L"] for row in line],
+            y=_measured(line),
+            mode="lines+markers",
+            line={"color": BLUE},
+            name=f"ρ_train by the paper's count ({len(lines)} profiles, on one line)",
+            showlegend=number == 0,
+            legendgroup="paper",
+            hovertext=[row.name for row in line],
+        )
+    printed = list({row.facts["L"]: row for row in paper}.values())
+    drawn.add_scatter(
+        x=[row.facts["L"] for row in printed],
+        y=_papers(printed),
+        mode="markers",
+        marker=PAPER_MARK,
+        name="paper",
+    )
+    drawn.add_scatter(
+        x=[row.facts["L"] for row in exact],
+        y=_measured(exact),
+        mode="lines+markers",
+        line={"color": GREEN},
+        name="exact ρ, gradients as nodes (uniform)",
+        marker={"symbol": "square", "size": 8},
+    )
+    drawn.add_hline(y=1, line={"color": GREY, "dash": "dot"})
+    drawn.update_xaxes(type="log", title="layers L", tickvals=[5, 10, 20, 40, 80, 160])
+    drawn.update_yaxes(title="ρ under backpropagation", rangemode="normal")
+    return drawn
+
+
+def _e7(result: Result) -> go.Figure:
+    titles = ("cost of each graft, in the order made", "overcount Δ, and the batched total")
+    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
+    steps = [row for row in result.rows if "step" in row.facts]
+    orders = list(dict.fromkeys(row.facts["order"] for row in steps))
+    for order, colour in zip(orders, COLOURS, strict=False):
+        line = [row for row in steps if row.facts["order"] == order]
+        drawn.add_scatter(
+            x=[row.facts["step"] for row in line],
+            y=_measured(line),
+            mode="lines+markers",
+            name=order,
+            col=1,
+            row=1,
+            line={"color": colour},
+            marker={"size": 8},
+        )
+    drawn.add_scatter(
+        x=[row.facts["step"] for row in steps],
+        y=_papers(steps),
+        mode="markers",
+        marker=PAPER_MARK,
+        name="paper",
+        col=1,
+        row=1,
+    )
+    kinds = (("overcount Δ", BLUE, "Δ, measured"), ("batched", GREEN, "batched, measured"))
+    for kind, colour, label in kinds:
+        bars = [row for row in result.rows if row.name.endswith(f", {kind}")]
+        drawn.add_bar(
+            x=orders,
+            y=_measured(bars),
+            marker={"color": colour},
+            name=label,
+            col=2,
+            row=1,
+            text=[f"{value:g}" for value in _measured(bars)],
+            textposition="outside",
+            cliponaxis=False,
+        )
+    drawn.update_xaxes(title="graft", col=1, dtick=1)
+    drawn.update_yaxes(title="nodes recomputed", rangemode="tozero", col=1)
+    drawn.update_yaxes(title="nodes", rangemode="tozero", col=2)
+    return drawn
+
+
+def _drift(result: Result) -> go.Figure:
+    titles = ("bookkeeping of a mutation, median of each block", "patch and demand, by graph size")
+    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
+    block = result.series["block"]
+    for kind, colour, printed in (("graft", BLUE, 0.035), ("redefinition", ORANGE, 0.024)):
+        medians = result.series[kind]
+        at = [block * (number + 0.5) for number in range(len(medians))]
+        drawn.add_scatter(
+            x=at,
+            y=medians,
+            mode="markers",
+            marker={"color": colour, "size": 5},
+            name=f"{kind}, measured",
+            col=1,
+            row=1,
+        )
+        drawn.add_scatter(
+            x=[0, at[-1]],
+            y=[printed] * 2,
+            mode="lines",
+            line={"color": colour, "dash": "dot"},
+            name=f"{kind}, paper (100 of them)",
+            col=1,
+            row=1,
+        )
+    cones: dict[int, list[tuple[int, float]]] = {}
+    for cone, size, milliseconds in result.series["ceiling"]["samples"]:
+        cones.setdefault(cone, []).append((size, milliseconds))
+    for (cone, points), colour in zip(cones.items(), (SKY, GREEN, PINK, RED), strict=False):
+        drawn.add_scatter(
+            x=[size for size, _ in points],
+            y=[time for _, time in points],
+            mode="lines+markers",
+            name=f"cone of {cone} nodes",
+            line={"color": colour},
+            col=2,
+            row=1,
+        )
+    drawn.update_xaxes(title="mutations made before", col=1)
+    drawn.update_xaxes(title="nodes in the graph", type="log", col=2)
+    drawn.update_yaxes(title="milliseconds", rangemode="tozero", col=1)
+    drawn.update_yaxes(title="milliseconds", type="log", col=2)
+    return drawn
+
+
+def _e9(result: Result) -> go.Figure:
+    titles = ("cones: every head and MLP", "sweep ratio: counts and clock")
+    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
+    cones = [row for row in result.rows if row.detail]
+    groups: dict[str, list[Row]] = {}
+    for row in cones:
+        name = f"{row.facts['family']}, {row.facts['layers']} × {row.facts['heads']}"
+        groups.setdefault(name, []).append(row)
+    longest = max((plain(row.measured) or 0 for row in cones), default=1)
+    drawn.add_scatter(
+        x=[0, longest],
+        y=[0, longest],
+        mode="lines",
+        line={"color": GREY, "dash": "dot"},
+        name="equal",
+        col=1,
+        row=1,
+    )
+    symbols = ("circle-open", "square-open", "x-thin-open", "cross-thin-open")
+    for (name, rows), colour, symbol in zip(groups.items(), COLOURS, symbols, strict=False):
+        drawn.add_scatter(
+            x=[plain(row.predicted) for row in rows],
+            y=_measured(rows),
+            mode="markers",
+            col=1,
+            row=1,
+            marker={"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.5}},
+            name=f"{name}: {len(rows)} sites",
+        )
+    clocks = [row for row in result.rows if "ratios" in row.facts]
+    sizes = [f"{row.facts['layers']} layers, {row.facts['heads']} heads" for row in clocks]
+    bars = (
+        ("predicted", [plain(row.predicted) for row in clocks], GREY),
+        ("paper's clock", _papers(clocks), RED),
+        (f"our clock ({clocks[0].facts['device']})" if clocks else "our clock", _measured(clocks), BLUE),
+    )
+    for name, heights, colour in bars:
+        drawn.add_bar(
+            x=sizes,
+            y=heights,
+            name=name,
+            marker={"color": colour},
+            col=2,
+            row=1,
+            text=[f"{height:.3f}" for height in heights if height is not None],
+            textposition="outside",
+            cliponaxis=False,
+        )
+    drawn.update_xaxes(title="nodes by the closed form", col=1)
+    drawn.update_yaxes(title="nodes recomputed", col=1)
+    drawn.update_yaxes(title="ρ", rangemode="tozero", col=2)
+    return drawn
+
+
+def _skips(result: Result) -> go.Figure:
+    drawn = go.Figure()
+    spans = list(dict.fromkeys(row.facts["span"] for row in result.rows if row.facts["kind"] == "bypassing"))
+    symbols = ("circle", "square", "diamond", "triangle-up")
+    for ratio, limit, colour in (("ρ", "forward", BLUE), ("ρ_train", "training", ORANGE)):
+        formula = "2/(1−y)" if ratio == "ρ" else "1/(1−y)"
+        drawn.add_scatter(
+            x=result.series["y"],
+            y=result.series[limit],
+            mode="lines",
+            line={"color": colour, "dash": "dot"},
+            name=f"limit of {ratio}, {formula}",
+        )
+        for span, symbol in zip(spans, symbols, strict=False):
+            points = [
+                row
+                for row in result.rows
+                if row.facts["ratio"] == ratio
+                and row.facts["span"] == span
+                and row.facts["kind"] == "bypassing"
+            ]
+            drawn.add_scatter(
+                x=[row.facts["y"] for row in points],
+                y=_measured(points),
+                mode="markers",
+                marker={"color": colour, "symbol": symbol, "size": 9},
+                name=f"{ratio}, span {span}",
+                hovertext=[row.name for row in points],
+            )
+    drawn.update_xaxes(title="y, the chance that two layers are parallel", range=[-0.02, 0.9])
+    drawn.update_yaxes(title="ratio, log scale", type="log", tickvals=[1, 1.5, 2, 3, 4, 6, 8, 12, 16])
+    return drawn
+
+
+_FIGURES: dict[str, Callable[[Result], go.Figure]] = {
+    "e4": _e4,
+    "e5": _e5,
+    "e7": _e7,
+    "drift": _drift,
+    "e9": _e9,
+    "skips": _skips,
+}
+
+
+def _measured(rows: Iterable[Row]) -> list[int | float | None]:
+    return [plain(row.measured) for row in rows]
+
+
+def _papers(rows: Sequence[Row]) -> list[float | None]:
+    return [None if row.paper is None else float(row.paper) for row in rows]
