@@ -113,7 +113,7 @@ def expect_permutation(order: Iterable[int] | None, count: int) -> tuple[int, ..
     if order is None:
         return tuple(range(count))
     found = tuple(order)
-    if sorted(found) != list(range(count)):
+    if len(found) != count or set(found) != set(range(count)):
         raise TheoryError(
             f"the order {list(found)} is not a permutation of 0..{count - 1}: it must name each of the "
             f"{count} places in the list once, counted from 0."
