@@ -81,6 +81,36 @@ def test_a_module_called_three_times_has_three_sites() -> None:
     assert table.layers("z") == (0, 1, 2)
 
 
+class Einsum(nn.Module):
+    """Attention as `einsum` writes it, with keys that are not transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.fused(x).unflatten(2, (3, 2, 4)).unbind(2)
+        weights = torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1)
+        z = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+        added: torch.Tensor = x + self.out(z.flatten(2))
+        return added
+
+
+def test_attention_by_einsum_has_its_axes_right() -> None:
+    module, x = Einsum(), torch.randn(2, 5, 8)
+    exported = export(module, (x,))
+    table = SiteTable(exported.program)
+    values = Interpreter(exported.program).values({"x": x})
+    expected = module.fused(x).unflatten(2, (3, 2, 4)).unbind(2)
+    for kind, value in zip("qkv", expected, strict=True):
+        site = table.find(kind, 0)
+        assert site.view is not None
+        assert torch.equal(site.view.present(values[site.node]), value)
+    z = table.find("z", 0)
+    assert z.view is not None
+    assert z.view.present(values[z.node]).shape == (2, 5, 2, 4)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "falcon", "t5"])
 def test_results_add_up_to_the_attention_without_its_bias(name: str) -> None:
     module, exported, table = captured(name, "sdpa")

@@ -55,6 +55,7 @@ class _Parts:
     value: tuple[str, Axes | None]
     scores: str | None
     pattern: str | None
+    result: tuple[str, ...] = ("batch", "head", "pos", "d_head")
 
 
 def find_attention(wiring: Wiring) -> list[Attention]:
@@ -91,16 +92,52 @@ def _spelled_out(wiring: Wiring) -> Iterator[_Parts]:
         core, pattern = below
         left, right = wiring.factors(above)
         weights, value = wiring.factors(core)
-        if weights != pattern:
+        names = _names(above, core)
+        if weights != pattern or names is None:
             continue
         yield _Parts(
             core,
-            (left, _operand_axes(wiring, left, ("batch", "head", "pos", "d_head"))),
-            (right, _operand_axes(wiring, right, ("batch", "head", "d_head", "pos"))),
-            (value, _operand_axes(wiring, value, ("batch", "head", "pos", "d_head"))),
+            (left, _operand_axes(wiring, left, names[0])),
+            (right, _operand_axes(wiring, right, names[1])),
+            (value, _operand_axes(wiring, value, names[2])),
             scores,
             pattern,
+            names[3],
         )
+
+
+def _names(above: Record, core: Record) -> tuple[tuple[str, ...], ...] | None:
+    """The axes' names of queries, keys, values and result, as the two products have them."""
+    scores, result = _letters(above), _letters(core)
+    if scores is None or result is None:
+        return None
+    (left, right, out), (weights, value, last) = scores, result
+    shared = [letter for letter in out if letter in left and letter in right]
+    summed = [letter for letter in left if letter in right and letter not in out]
+    keys = [letter for letter in weights if letter in value and letter not in last]
+    if len(summed) != 1 or len(keys) != 1 or len(weights) != len(out):
+        return None
+    if len(shared) != 2 or not out.startswith("".join(shared)) or out[-1] not in right:
+        return None  # only scores that lie as [batch, head, query_pos, key_pos]
+    above_names = {shared[0]: "batch", shared[1]: "head", summed[0]: "d_head"}
+    core_names = {weights[out.index(s)]: n for s, n in above_names.items() if s in out}
+    core_names |= {letter: "pos" for letter in weights if letter not in core_names}
+    return (
+        tuple(above_names.get(letter, "pos") for letter in left),
+        tuple(above_names.get(letter, "pos") for letter in right),
+        tuple(core_names.get(letter, "d_head") for letter in value),
+        tuple(core_names.get(letter, "d_head") for letter in last),
+    )
+
+
+def _letters(product: Record) -> tuple[str, str, str] | None:
+    """The axes of a product as `einsum` writes them: (left, right, result)."""
+    if product.op != "einsum":
+        return "bhij", "bhjk", "bhik"
+    equation = str(product.args[0]).replace(" ", "")
+    factors, _, result = equation.partition("->")
+    left, _, right = factors.partition(",")
+    return (left, right, result) if equation.replace("->", "").replace(",", "").isalpha() else None
 
 
 def _products_above(wiring: Wiring, scores: str) -> Iterator[Record]:
@@ -281,7 +318,7 @@ def _add_result_places(
     wiring: Wiring, parts: _Parts, places: dict[str, Place], missing: dict[str, str]
 ) -> Record | None:
     """Find z: the last value in front of the output projection that still has its heads apart."""
-    axes = _operand_axes(wiring, parts.core.name, ("batch", "head", "pos", "d_head"))
+    axes = _operand_axes(wiring, parts.core.name, parts.result)
     record = parts.core
     while True:
         view = _head_view(wiring, axes, _length(parts.query[1], "head"))

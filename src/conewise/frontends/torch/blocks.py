@@ -38,8 +38,9 @@ def find_blocks(wiring: Wiring, attentions: list[Attention]) -> list[Block]:
     blocks: dict[ModuleCall, Block] = {}
     for attention in attentions:
         call = _block_call(attention, holders)
-        if call is None:
+        if call is None and len(attentions) - len(crossing) > 1:
             continue
+        call = call or ModuleCall("")
         if id(attention) in crossing and call in blocks:
             blocks[call].cross = attention
         elif call not in blocks:

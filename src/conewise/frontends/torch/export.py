@@ -7,9 +7,11 @@ module is read, never written: no hook, buffer or attribute is added to it.
 from __future__ import annotations
 
 import inspect
+import io
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +58,7 @@ def export(
     """
     forward = inspect.signature(module.forward)
     defaults = hugging_face_defaults(module, forward, last_position_only=last_position_only)
-    call = normal_call(forward, args, {**defaults, **(kwargs or {})})
+    call = _distinct(normal_call(forward, args, {**defaults, **(kwargs or {})}))
     name = type(module).__name__
     reasons: list[str] = []
     for example, shapes in _attempts(forward, call):
@@ -69,12 +71,19 @@ def export(
             failure = error
             continue
         program = lower(exported, example, name)
-        return Exported(program, Signature(forward, call), reasons[-1] if shapes is None else "")
+        return Exported(program, Signature(forward, call), _why_fixed(program, reasons))
     raise CaptureError(
         f"torch.export cannot capture {name}. It says: {reasons[-1]}\n"
         "Check that `module(*args, **kwargs)` runs with this example; if it does, capture the "
         "submodule that torch.export accepts, or rewrite what it names."
     ) from failure
+
+
+def _why_fixed(program: Program, reasons: Sequence[str]) -> str:
+    """Why no input's first dimension may vary; empty when one may."""
+    if any(leaf.shape and not isinstance(leaf.shape[0], int) for leaf in program.inputs):
+        return ""
+    return reasons[-1] if reasons else "the module's own computation fixes the first dimension of its inputs"
 
 
 def _attempts(forward: inspect.Signature, call: Call) -> Iterator[tuple[Call, Any]]:
@@ -88,6 +97,15 @@ def _attempts(forward: inspect.Signature, call: Call) -> Iterator[tuple[Call, An
             for sequence in (True, False):
                 yield grown, _dynamic_shapes(forward, grown, batch, leading, sequence=sequence)
     yield call, None
+
+
+def _distinct(call: Call) -> Call:
+    """The example with a copy of every tensor: `torch.export` takes one tensor, given twice, for one."""
+    args, kwargs = tree_map(
+        lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value,
+        (call.args, dict(call.kwargs)),
+    )
+    return Call(args, kwargs)
 
 
 def _without_ones(call: Call, repeat_batch: bool) -> Call:
@@ -149,11 +167,14 @@ def _data_dependence(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's own log lines about an attempt that may fail out of the user's terminal."""
+    """Keep what torch logs and prints about an attempt that fails out of the user's terminal."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+    printed = io.StringIO()
     try:
-        yield
+        with redirect_stderr(printed):
+            yield
+        sys.stderr.write(printed.getvalue())
     finally:
         logger.setLevel(level)

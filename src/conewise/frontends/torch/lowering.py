@@ -51,6 +51,9 @@ _ASSERTIONS = frozenset(
         torch.ops.aten.sym_constrain_range_for_size.default,
     }
 )
+_DETACHING = frozenset(
+    {torch.ops.aten.detach.default, torch.ops.aten.detach_.default, torch.ops.aten.alias.default}
+)
 
 
 @dataclass(slots=True)
@@ -278,6 +281,7 @@ class _Lowering:
         return tuple(value.shape), value.dtype
 
     def _is_random(self, node: fx.Node) -> bool:
+        """Whether the operation draws random numbers, or updates statistics that it then uses."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             return False
@@ -285,14 +289,14 @@ class _Lowering:
             argument.name: node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
             for i, argument in enumerate(target._schema.arguments)
         }
-        if target in HANDED_THROUGH or "dropout" in target._schema.name:
-            return bool(arguments.get("train")) and bool(arguments.get("p"))
-        if "batch_norm" in target._schema.name or "instance_norm" in target._schema.name:
-            updates = arguments.get("training", arguments.get("train", arguments.get("use_input_stats")))
+        if "norm" in target._schema.name:
+            updates = arguments.get("training", arguments.get("use_input_stats"))
             return bool(updates) and isinstance(arguments.get("running_mean"), fx.Node)
-        if "dropout_p" in arguments:
-            return bool(arguments["dropout_p"])
-        return torch.Tag.nondeterministic_seeded in target.tags and "generator" in arguments
+        if target not in HANDED_THROUGH and torch.Tag.nondeterministic_seeded not in target.tags:
+            return False
+        rates = [arguments[name] for name in ("p", "dropout", "dropout_p") if name in arguments]
+        trains = arguments.get("train", arguments.get("training", True))
+        return bool(trains) and (any(rates) or not rates) and target not in _DETACHING
 
     def _name(self, node: fx.Node) -> str:
         calls = module_calls(node)

@@ -141,8 +141,8 @@ class Wiring:
         return frozenset(cone)
 
     def members(self, call: ModuleCall) -> frozenset[str]:
-        """The records that were made under one call of a module."""
-        return self._by_call.get(call, frozenset())
+        """The records that were made under one call of a module; all of them for the root."""
+        return frozenset(self.records) if not call.path else self._by_call.get(call, frozenset())
 
     @cached_property
     def _by_call(self) -> dict[ModuleCall, frozenset[str]]:
