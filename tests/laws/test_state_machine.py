@@ -111,7 +111,7 @@ class Lives(RuleBasedStateMachine):
         for world, naive in self.worlds:
             world.check()
             stale = {site for site in self.graph.sites if world.is_stale(site)}
-            assert stale == naive.stale()
+            assert stale == naive.stale(), (stale - naive.stale(), naive.stale() - stale)
             if naive.parent is not None:
                 assert set(self.graph.names(world._state.own)) == naive.own()
 

@@ -1,0 +1,231 @@
+"""Forks: a fork pays for its own cone, and shares all else with its parent, then and later."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import conewise as cw
+from tests.laws.oracle import cone, stale, support, wiring
+from tests.laws.scenes import Scene, fresh_rule, fresh_value, scenes
+from tests.laws.worlds import (
+    from_scratch,
+    nothing_computed,
+    owned,
+    patch_values,
+    stale_sites,
+    values_at_hand,
+    warm,
+)
+
+
+@given(scenes(), st.booleans())
+def test_a_fork_computes_its_stale_sites_and_its_parent_the_rest_of_the_support(
+    scene: Scene, is_warm: bool
+) -> None:
+    """Theorem 2 holds for a fork's own ledger, however cold the base is."""
+    base = warm(scene) if is_warm else cw.World(scene.graph())
+    fork = base.fork()
+    patches = patch_values(fork, scene.patch)
+    plan = fork.plan(scene.demand)
+
+    assert fork.demand(scene.demand) == from_scratch(base.graph, patches, scene.demand)
+
+    reads = wiring(base.graph)
+    own = stale(reads, scene.patch, scene.demand)
+    wanted = support(reads, scene.demand, cut=scene.patch) & set(scene.computed)
+    assert Counter(fork.ledger.recomputed) == Counter(own)
+    assert Counter(base.ledger.recomputed) == Counter(() if is_warm else wanted - own - set(scene.patch))
+    assert list(plan.own) == fork.ledger.recomputed
+    assert list(plan) == base.ledger.recomputed + fork.ledger.recomputed
+    base.check()
+
+
+@given(scenes())
+def test_a_fork_owns_its_patches_and_their_cone_and_nothing_else(scene: Scene) -> None:
+    """Memory is O(cone), before the demand and after it."""
+    base = warm(scene)
+    fork = base.fork()
+    assert owned(fork) == set()
+    patch_values(fork, scene.patch)
+    expected = set(scene.patch) | cone(wiring(base.graph), scene.patch)
+    assert owned(fork) == expected
+    fork.demand(scene.sites)
+    assert owned(fork) == expected
+
+
+@given(scenes())
+def test_a_fork_changes_nothing_in_its_parent_and_its_siblings(scene: Scene) -> None:
+    base = warm(scene)
+    sibling = base.fork()
+    patch_values(sibling, scene.patch[:1])
+    sibling.demand(scene.sites)
+    before = [(world, values_at_hand(world), stale_sites(world)) for world in (base, sibling)]
+    with nothing_computed(base, sibling), base.fork() as fork:
+        patch_values(fork, scene.patch)
+        fork.demand(scene.demand)
+        fork.fork().patch(scene.patch[0], fresh_value())
+    for world, values, stale_ones in before:
+        assert stale_sites(world) == stale_ones
+        assert all(value is world.demand(site) for site, value in values.items())
+        assert world.ledger.count("invalidated") == (0 if world is base else len(world.ledger.invalidated))
+
+
+@given(scenes(), st.data())
+def test_a_fork_of_a_fork_is_a_fork(scene: Scene, data: st.DataObject) -> None:
+    """Nested patches are one set of patches: each fork computes what its own patch makes stale."""
+    world = warm(scene)
+    graph, patches = world.graph, dict[str, int]()
+    for site in scene.patch:
+        world = world.fork()
+        patches |= patch_values(world, [site])
+        assert world.demand(scene.sites) == from_scratch(graph, patches, scene.sites)
+        cut = [other for other in patches if other != site]
+        assert Counter(world.ledger.recomputed) == Counter(cone(wiring(graph), [site], cut))
+
+
+@given(scenes(), st.data())
+def test_a_fork_is_a_live_view_of_its_parent(scene: Scene, data: st.DataObject) -> None:
+    """What the parent changes later is seen by the fork, where the fork has no change of its own."""
+    base = warm(scene)
+    fork = base.fork()
+    own = patch_values(fork, scene.patch)
+    fork.demand(scene.sites)
+    later = patch_values(base, data.draw(st.lists(st.sampled_from(scene.sites), max_size=3)))
+    base.demand(data.draw(st.lists(st.sampled_from(scene.sites), max_size=2)))
+    assert fork.demand(scene.sites) == from_scratch(base.graph, later | own, scene.sites)
+    assert base.demand(scene.sites) == from_scratch(base.graph, later, scene.sites)
+    base.check()
+
+
+@given(scenes(), st.data())
+def test_a_change_of_the_parent_invalidates_in_the_fork_what_reads_it_there(
+    scene: Scene, data: st.DataObject
+) -> None:
+    """Theorem 1 seen from a fork: the cone of the parent's patch, cut at the fork's own."""
+    base = warm(scene)
+    fork = base.fork()
+    patch_values(fork, scene.patch)
+    fork.demand(scene.sites)
+    site = data.draw(st.sampled_from(scene.sites))
+    base.patch(site, fresh_value())
+    seen = [] if site in scene.patch else [site]
+    assert stale_sites(fork) == cone(wiring(base.graph), seen, cut=scene.patch)
+
+
+@given(scenes(), st.data())
+def test_what_a_forks_own_change_hides_costs_the_fork_nothing(scene: Scene, data: st.DataObject) -> None:
+    """Own changes win: a later change of the same thing in the parent leaves the fork as it was."""
+    base = warm(scene)
+    fork = base.fork()
+    site = data.draw(st.sampled_from(scene.sites))
+    kinds = ["value", "function"] + (["rule"] if site in scene.computed else ["set"])
+    for world, kind in ((fork, data.draw(st.sampled_from(kinds))), (base, None)):
+        fork.demand(scene.sites)
+        fork.ledger.clear()
+        kind = kind or data.draw(st.sampled_from(kinds if not fork_sets(fork, site) else ["set"]))
+        if kind == "set":
+            assume(world is fork or site in scene.sources)
+            world.set(site, fresh_value())
+        elif kind == "rule":
+            world.patch_rule(site, fresh_rule())
+        else:
+            world.patch(site, fresh_value() if kind == "value" else fresh_rule())
+    if not fork_computes_from(fork, site):
+        assert stale_sites(fork) == set()
+        assert fork.ledger.invalidated == []
+    fork.check()
+
+
+def fork_sets(fork: cw.World, site: str) -> bool:
+    standing = fork._state.standings.get(fork.graph.number(site))
+    return standing is not None and standing.given is not None
+
+
+def fork_computes_from(fork: cw.World, site: str) -> bool:
+    """Whether what the parent does at `site` shows through the fork's own change: a set, under a function."""
+    return False if fork_sets(fork, site) else fork.graph.is_source(site)
+
+
+@given(scenes(), st.data())
+def test_structure_changed_after_the_fork_is_seen_by_it(scene: Scene, data: st.DataObject) -> None:
+    base = warm(scene)
+    graph = base.graph
+    fork = base.fork()
+    own = patch_values(fork, scene.patch)
+    fork.demand(scene.sites)
+    assume(scene.edges)
+    graph.node("new", fresh_rule(), [data.draw(st.sampled_from(scene.sites))])
+    site = data.draw(st.sampled_from(scene.computed))
+    graph.redefine(site, fresh_rule(), [data.draw(st.sampled_from(scene.sources))])
+    if graph.consumers(scene.sites[0]):
+        graph.graft_after(scene.sites[0], cw.chain(fresh_rule(), fresh_rule()))
+    graph.check()
+    assert fork.demand(graph.sites) == from_scratch(graph, own, graph.sites)
+    assert base.demand(graph.sites) == from_scratch(graph, {}, graph.sites)
+    base.check()
+
+
+@given(scenes(), st.booleans())
+def test_a_commit_hands_over_changes_and_values_and_computes_nothing(scene: Scene, is_warm: bool) -> None:
+    base = warm(scene) if is_warm else cw.World(scene.graph())
+    fork, sibling = base.fork(), base.fork()
+    patches = patch_values(fork, scene.patch)
+    values = fork.demand(scene.demand)
+    with nothing_computed(base, fork, sibling):
+        fork.commit()
+        for world in (base, fork, sibling):
+            assert all(one is other for one, other in zip(values, world.demand(scene.demand), strict=True))
+    base.check()
+    assert owned(fork) == set()
+    assert base.demand(scene.sites) == from_scratch(base.graph, patches, scene.sites)
+    assert fork.demand(scene.sites) == sibling.demand(scene.sites) == base.demand(scene.sites)
+
+
+@given(scenes())
+def test_a_commit_invalidates_in_the_parent_what_the_fork_had_not_computed(scene: Scene) -> None:
+    base = warm(scene)
+    with base.fork() as fork:
+        patch_values(fork, scene.patch)
+        fork.demand(scene.demand)
+        left = stale_sites(fork)
+        fork.commit()
+    assert stale_sites(base) == left
+    assert Counter(base.ledger.invalidated) == Counter(left)
+
+
+@given(scenes(), st.data())
+def test_siblings_follow_a_commit_where_they_have_no_change_of_their_own(
+    scene: Scene, data: st.DataObject
+) -> None:
+    base = warm(scene)
+    fork, sibling = base.fork(), base.fork()
+    own = patch_values(sibling, data.draw(st.lists(st.sampled_from(scene.sites), max_size=3)))
+    sibling.demand(scene.sites)
+    patches = patch_values(fork, scene.patch)
+    fork.demand(scene.demand)
+    fork.commit()
+    base.check()
+    assert sibling.demand(scene.sites) == from_scratch(base.graph, patches | own, scene.sites)
+
+
+@given(scenes(), st.data())
+def test_a_fork_that_undoes_its_parents_change_hands_its_values_further_up(
+    scene: Scene, data: st.DataObject
+) -> None:
+    """Committed, its values mean what they mean in the world above the parent: nothing is lost."""
+    base = cw.World(scene.graph())
+    parent = base.fork()
+    site = data.draw(st.sampled_from(scene.sites))
+    parent.patch(site, fresh_value())
+    fork = parent.fork()
+    fork.restore(site)
+    values = fork.demand(scene.demand)
+    with nothing_computed(base, parent, fork):
+        fork.commit()
+        assert all(one is other for one, other in zip(values, parent.demand(scene.demand), strict=True))
+        assert all(one is other for one, other in zip(values, base.demand(scene.demand), strict=True))
+    assert owned(parent) == set()
+    base.check()
