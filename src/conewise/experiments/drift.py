@@ -114,7 +114,7 @@ def run(
             (
                 "a and β are fitted by least squares, with a fixed cost, to fork, patch and demand on chains "
                 f"of {graph_sizes[0]:,} to {graph_sizes[-1]:,} nodes. The ceiling is (a+β)/(a/2+β), where "
-                "a β below zero counts as zero. It supposes that a full run costs a per node as well; a fresh "
+                "a β below zero counts as zero. It supposes that a full run costs a per node too; a fresh "
                 "world without forks is cheaper per node, as the last row shows: with ops as trivial as "
                 "these, a full re-run can win."
             ),

@@ -1,8 +1,8 @@
 """Long skips: how the ratios move between the collapse and the forward limit, which the paper leaves open.
 
 Claim: in a stack cut into periods of m layers, whose layers read the one k layers back, two layers are
-parallel with a chance y = (m/L)(1 − 1/k) in the limit, and ρ tends to 2/(1−y), ρ_train to 1/(1−y). A skip
-that is added beside the stack, and passes no layer by, changes neither.
+parallel with a chance y, which is (m/L)(1 − 1/k) for whole periods; in the limit ρ is 2/(1−y) and ρ_train
+1/(1−y). A skip that is added beside the stack, and passes no layer by, changes neither.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run(progress: Progress = silent, layers: int = LAYERS, periods: tuple[int, .
             "span": span,
             "every": every,
             "L": layers,
-            "y": float(share * (1 - Fraction(1, span))),
+            "y": 1 - 1 / float(limits[1]),
             "parallel_pairs": incomparable_pairs(layers, span, every),
         }
         at = f"bypassing, span {span}, period {every}"
@@ -73,7 +73,7 @@ def run(progress: Progress = silent, layers: int = LAYERS, periods: tuple[int, .
         rows.append(Row(f"{at}, ρ", None, plain[0], forward, facts=facts | {"ratio": "ρ"}))
         rows.append(Row(f"{at}, ρ_train", None, plain[1], training, facts=facts | {"ratio": "ρ_train"}))
         progress(done, work)
-    shares = [Fraction(step, 100) for step in range(86)]
+    curve = sorted(skip_limits(Fraction(step, 100)) for step in range(94))
     return Result(
         name="skips",
         title="Long skips, between the collapse and the forward limit",
@@ -98,9 +98,9 @@ def run(progress: Progress = silent, layers: int = LAYERS, periods: tuple[int, .
         seconds=time.perf_counter() - started,
         versions=versions(),
         series={
-            "y": [float(share) for share in shares],
-            "forward": [float(skip_limits(share)[0]) for share in shares],
-            "training": [float(skip_limits(share)[1]) for share in shares],
+            "y": [1 - 1 / float(training) for _, training in curve],
+            "forward": [float(forward) for forward, _ in curve],
+            "training": [float(training) for _, training in curve],
         },
     )
 

@@ -98,7 +98,7 @@ def _e5(result: Result) -> go.Figure:
             y=_measured(line),
             mode="lines+markers",
             line={"color": BLUE},
-            name=f"ρ_train by the paper's count ({len(lines)} profiles, on one line)",
+            name=f"paper's count, {len(lines)} profiles",
             showlegend=number == 0,
             legendgroup="paper",
             hovertext=[row.name for row in line],
@@ -116,7 +116,7 @@ def _e5(result: Result) -> go.Figure:
         y=_measured(exact),
         mode="lines+markers",
         line={"color": GREEN},
-        name="exact ρ, gradients as nodes (uniform)",
+        name="exact, gradients as nodes",
         marker={"symbol": "square", "size": 8},
     )
     drawn.add_hline(y=1, line={"color": GREY, "dash": "dot"})
@@ -151,7 +151,7 @@ def _e7(result: Result) -> go.Figure:
         col=1,
         row=1,
     )
-    kinds = (("overcount Δ", BLUE, "Δ, measured"), ("batched", GREEN, "batched, measured"))
+    kinds = (("overcount Δ", PINK, "overcount Δ"), ("batched", SKY, "batched total"))
     for kind, colour, label in kinds:
         bars = [row for row in result.rows if row.name.endswith(f", {kind}")]
         drawn.add_bar(
@@ -172,7 +172,7 @@ def _e7(result: Result) -> go.Figure:
 
 
 def _drift(result: Result) -> go.Figure:
-    titles = ("bookkeeping of a mutation, median of each block", "patch and demand, by graph size")
+    titles = ("bookkeeping, median of each block", "patch and demand, by graph size")
     drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
     block = result.series["block"]
     for kind, colour, printed in (("graft", BLUE, 0.035), ("redefinition", ORANGE, 0.024)):
@@ -210,9 +210,10 @@ def _drift(result: Result) -> go.Figure:
             row=1,
         )
     drawn.update_xaxes(title="mutations made before", col=1)
-    drawn.update_xaxes(title="nodes in the graph", type="log", col=2)
+    sizes = list(dict.fromkeys(size for _, size, _ in result.series["ceiling"]["samples"]))
+    drawn.update_xaxes(title="nodes in the graph", type="log", tickvals=sizes, col=2)
     drawn.update_yaxes(title="milliseconds", rangemode="tozero", col=1)
-    drawn.update_yaxes(title="milliseconds", type="log", col=2)
+    drawn.update_yaxes(title="milliseconds", type="log", tickvals=[0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1], col=2)
     return drawn
 
 

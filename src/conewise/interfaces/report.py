@@ -122,4 +122,4 @@ def _mark(match: bool | None) -> str:
     return f'<span class="mark {kind}" title="{title}">{sign}</span>'
 
 
-_CONFIG = {"displaylogo": False, "responsive": True}
+_CONFIG = {"displayModeBar": False, "responsive": True}
