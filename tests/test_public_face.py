@@ -14,13 +14,19 @@ def test_the_public_names_are_these() -> None:
         "Graft",
         "Graph",
         "Ledger",
+        "Model",
         "Node",
+        "Place",
         "Plan",
+        "Run",
         "World",
         "block",
+        "capture",
         "chain",
         "gradients",
+        "load",
         "ops",
+        "site",
     }
 
 

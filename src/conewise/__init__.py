@@ -5,6 +5,9 @@
 The public face of the library; importing it does no work and does not import torch.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from conewise.engine.ledger import Event, Ledger
 from conewise.engine.plan import Plan
 from conewise.engine.world import World
@@ -13,6 +16,12 @@ from conewise.frontends import ops
 from conewise.graph.block import Block, Graft, block, chain
 from conewise.graph.gradients import gradients
 from conewise.graph.graph import Graph, Node
+from conewise.workloads.places import Place, site
+
+if TYPE_CHECKING:
+    from conewise.frontends.torch.load import load
+    from conewise.workloads.model import Model, capture
+    from conewise.workloads.run import Run
 
 __version__ = "0.1.0"
 
@@ -23,11 +32,35 @@ __all__ = [
     "Graft",
     "Graph",
     "Ledger",
+    "Model",
     "Node",
+    "Place",
     "Plan",
+    "Run",
     "World",
     "block",
+    "capture",
     "chain",
     "gradients",
+    "load",
     "ops",
+    "site",
 ]
+
+# What needs torch is imported when it is first used.
+_LAZY = {
+    "Model": "conewise.workloads.model",
+    "Run": "conewise.workloads.run",
+    "capture": "conewise.workloads.model",
+    "load": "conewise.frontends.torch.load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'conewise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,8 @@ class State:
     """Values over a graph, as a list (a root) or as an overlay on the parent's (a fork).
 
     Invariants, asserted by `check()`:
-      1. what a valid node reads is valid (through this world's changes, in this world's view);
+      1. what a valid node reads is valid (through this world's changes, in this world's view; not
+         where the root is partial, whose own values are final for that reason);
       2. a fork owns exactly the nodes at which something else stands than in its parent, and those
          that read one it owns; so a fork that changed nothing owns nothing;
       3. no node is PENDING.
@@ -56,6 +57,7 @@ class State:
         if parent is not None and same is not None:
             self.memos = ChainMap({}, *_maps(parent.memos))
         self.is_closed = False
+        self.is_partial = False
         self._known = 0 if parent is None else len(graph.table)
         self._forks: weakref.WeakSet[State] | None = None
         if parent is not None:
@@ -126,6 +128,13 @@ class State:
         for node in fresh:
             value = self.graph.default(node) if table.rules[node] is None else MISSING
             values.append(INVALID if value is MISSING else value)
+
+    def hold(self, values: Mapping[int, Any]) -> None:
+        """Take `values` for computed, whether or not what they read is there; see `World.partial`."""
+        assert type(self.values) is list, "only a root holds values that it did not compute"
+        self.is_partial = True
+        for node, value in values.items():
+            self.values[node] = value
 
     # -- what stands where -------------------------------------------------------------------
 
@@ -440,12 +449,13 @@ class State:
         self.sync()
         values, name = self.values, self.graph.name
         own = values if type(values) is Overlay else None
+        is_partial = any(state.is_partial for state in self.lineage())
         for node in self.graph.table.order:
             _, inputs, value = self.effective(node)
             assert values[node] is not PENDING, f"{name(node)} is pending"
             if value is not MISSING:
                 assert values[node] is not INVALID, f"{name(node)} is given, yet invalid"
-            elif values[node] is not INVALID:
+            elif values[node] is not INVALID and not is_partial:
                 for site in inputs:
                     assert values[site] is not INVALID, (
                         f"{name(node)} is valid, its input {name(site)} is not"

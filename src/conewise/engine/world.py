@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, overload
 
@@ -61,6 +61,17 @@ class World:
         self._listeners: list[Listener] = []
         self._state: State = State(graph, None if parent is None else parent._state, same, self._emit)
 
+    @classmethod
+    def partial(cls, graph: Graph, values: Mapping[Site, Any]) -> World:
+        """A baseline world that holds only `values`, which must be what it would compute itself.
+
+        The rest is computed when it is demanded. Such a world is final: it refuses mutations of
+        its own, since it no longer knows all that depends on what. Its forks take them all.
+        """
+        world = cls(graph)
+        world._state.hold({graph.number(site): value for site, value in values.items()})
+        return world
+
     # -- forks -------------------------------------------------------------------------------
 
     def fork(self) -> World:
@@ -78,6 +89,7 @@ class World:
         self._ready("world.commit")
         if self._parent is None:
             raise WorldError("this world is no fork: it has no parent to commit its changes to.")
+        self._parent._ready_to_change("world.commit")
         self._parent._emit("invalidated", self._state.computed(self._state.commit()))
 
     def close(self) -> None:
@@ -118,7 +130,7 @@ class World:
 
     def _patch(self, site: Site, body: Body, action: str) -> None:
         node = self.graph.number(site)
-        self._ready(action)
+        self._ready_to_change(action)
         state = self._state
         standing = state.standings.get(node, Standing())
         frame = state.frame(node, is_new=standing.body is None)
@@ -133,7 +145,7 @@ class World:
         In a fork, a patch that the parent made is taken away for this fork only.
         """
         node = self.graph.number(site)
-        self._ready("world.restore")
+        self._ready_to_change("world.restore")
         state = self._state
         standing, inherited = state.standings.get(node, Standing()), state.inherited(node)
         is_inherited = inherited.body is not None and not isinstance(inherited.body, Native)
@@ -146,7 +158,7 @@ class World:
     def patch_edge(self, edge: Edge, value: Any) -> None:
         """Let one reader see `value`, or a function of the real one, of one input; others see the real."""
         site, reader = self.graph.edge(edge)
-        self._ready("world.patch_edge")
+        self._ready_to_change("world.patch_edge")
         state = self._state
         standing = state.standings.get(reader, Standing())
         frame = state.frame((site, reader), is_new=site not in standing.edges)
@@ -157,7 +169,7 @@ class World:
     def restore_edge(self, edge: Edge) -> None:
         """Let the reader see the real value of that input again; see `restore`."""
         site, reader = self.graph.edge(edge)
-        self._ready("world.restore_edge")
+        self._ready_to_change("world.restore_edge")
         state = self._state
         standing = state.standings.get(reader, Standing())
         inherited = state.inherited(reader).edges.get(site, NATIVE)
@@ -174,7 +186,7 @@ class World:
     def set(self, site: Site, value: Any) -> None:
         """Give a source another value in this world. Invalidates its cone."""
         node = self.graph.number(site)
-        self._ready("world.set")
+        self._ready_to_change("world.set")
         if self.graph.table.rules[node] is not None:
             raise WorldError(
                 f"{site!r} is computed, so it cannot be set. Put a value in its place with "
@@ -313,6 +325,11 @@ class World:
     def approve(self, change: Change) -> None:
         """Refuse a change of the graph that would take away what a world has patched."""
         name = self.graph.name
+        if self._state.is_partial:
+            raise InUseError(
+                f"{change.action}: a world that holds only part of its values stands over this graph, and "
+                "could not follow. Make the change first, or drop that world."
+            )
         for state in self._state.family():
             for node in change.removed:
                 if node in state.standings:
@@ -345,6 +362,14 @@ class World:
         if self.graph.running:
             raise BusyError(action)
         self._state.sync()
+
+    def _ready_to_change(self, action: str) -> None:
+        self._ready(action)
+        if self._state.is_partial:
+            raise WorldError(
+                f"{action}: this world holds only part of its values, so it cannot be changed itself. "
+                "Change a fork of it: `with world.fork() as fork: ...`."
+            )
 
     def __repr__(self) -> str:
         state = self._state

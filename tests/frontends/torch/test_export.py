@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from conewise.frontends.torch.errors import (
+from conewise.errors import (
     CaptureError,
     ControlFlowError,
     InputMismatchError,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from conewise.frontends.torch.errors import MissingSiteError
+from conewise.errors import MissingSiteError
 from conewise.frontends.torch.export import Exported, export
 from conewise.frontends.torch.interpret import Interpreter
 from conewise.frontends.torch.sites import WHERE, SiteTable

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_flatten_with_path
 
-from conewise.frontends.torch.errors import InputMismatchError
+from conewise.errors import InputMismatchError
 
 
 @dataclass(frozen=True, slots=True)

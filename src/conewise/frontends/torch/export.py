@@ -20,13 +20,13 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_map
 
+from conewise.errors import CaptureError, ControlFlowError
 from conewise.frontends.torch.calls import (
     Call,
     Signature,
     hugging_face_defaults,
     normal_call,
 )
-from conewise.frontends.torch.errors import CaptureError, ControlFlowError
 from conewise.frontends.torch.lowering import lower
 from conewise.frontends.torch.records import Program
 

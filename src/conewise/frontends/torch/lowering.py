@@ -12,6 +12,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from conewise.errors import CaptureError, RandomnessError
 from conewise.frontends.torch.aliasing import (
     HANDED_THROUGH,
     WriteThrough,
@@ -21,7 +22,6 @@ from conewise.frontends.torch.aliasing import (
     written_argument,
 )
 from conewise.frontends.torch.calls import Call
-from conewise.frontends.torch.errors import CaptureError, RandomnessError
 from conewise.frontends.torch.ports import find_ports
 from conewise.frontends.torch.records import (
     Input,

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from conewise.errors import MissingSiteError
 from conewise.frontends.torch.attention import find_attention, weight_of
 from conewise.frontends.torch.axes import one_per_dimension, regroup
 from conewise.frontends.torch.blocks import Block, find_blocks
-from conewise.frontends.torch.errors import MissingSiteError
 from conewise.frontends.torch.records import ModulePort, Program
 from conewise.frontends.torch.result import HeadResult
 from conewise.frontends.torch.views import View, view_of

@@ -16,7 +16,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
-from conewise.frontends.torch.errors import InputMismatchError
+from conewise.errors import InputMismatchError
 
 Size: TypeAlias = int | sympy.Expr
 

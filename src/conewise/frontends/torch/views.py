@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from conewise.errors import MissingSiteError
 from conewise.frontends.torch.axes import Axes
-from conewise.frontends.torch.errors import MissingSiteError
 from conewise.frontends.torch.records import SizeRef
 from conewise.frontends.torch.sizes import SizeTable
 

@@ -1,0 +1,139 @@
+"""The sites of a model as a table: to print, to search, to turn into a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from html import escape
+from typing import Any
+
+from conewise.frontends.torch.records import Program
+from conewise.frontends.torch.result import AXES as RESULT_AXES
+from conewise.frontends.torch.sites import WHERE, Site, SiteTable
+from conewise.graph.cones import cone_sizes
+from conewise.graph.graph import Graph
+
+COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")
+
+
+class Listing:
+    """Every place that can be patched, with its kind, layer, axes, shape and cone size.
+
+    `head` is the number of heads where the site has them (of keys and values: their own number),
+    `pos` says whether positions can be selected, `cone` is how many operations depend on it.
+    """
+
+    def __init__(self, table: SiteTable, graph: Graph, program: Program) -> None:
+        self._table = table
+        self._graph = graph
+        self._program = program
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._table)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of a transformer that this model has."""
+        return self._table.kinds
+
+    @cached_property
+    def _cones(self) -> dict[str, int]:
+        return cone_sizes(self._graph)
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[Any, ...] | None]:
+        shapes: dict[str, tuple[Any, ...] | None] = {r.name: r.shape for r in self._program.records}
+        return shapes | {i.name: i.shape for i in self._program.inputs}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row for each site."""
+        for site in self._table:
+            yield {
+                "name": site.name,
+                "kind": site.kind,
+                "layer": site.layer,
+                "head": self._heads(site),
+                "pos": site.view is not None and any("pos" in axis for axis in site.view.axes),
+                "shape": self._shape(site),
+                "cone": self._cones[site.node],
+                "node": site.node,
+            }
+
+    def to_dataframe(self) -> Any:
+        """The table as a pandas DataFrame."""
+        import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
+
+        return pd.DataFrame(list(self.rows()), columns=list(COLUMNS))
+
+    def _heads(self, site: Site) -> int | None:
+        if site.view is None:
+            return None
+        for axis in ("head", "kv_head"):
+            if axis in site.view.axes:
+                length = site.view.lengths.get(axis)
+                if isinstance(length, int):
+                    return length
+                dim = next(d for d, packed in enumerate(site.view.packing) if axis in packed)
+                size = (self._shapes[site.node] or ())[dim]
+                return size if isinstance(size, int) else None
+        return None
+
+    def _shape(self, site: Site) -> str:
+        if site.result is not None:
+            return "[" + ", ".join(RESULT_AXES) + "]"
+        if site.view is not None:
+            return "[" + ", ".join(site.view.axes) + "]"
+        shape = self._shapes[site.node]
+        return "several values" if shape is None else "[" + ", ".join(map(str, shape)) + "]"
+
+    def _summary(self) -> list[tuple[str, ...]]:
+        """One line for each kind: layers, heads, axes, cone sizes, where it lies."""
+        by_kind: dict[tuple[str, str], list[Site]] = {}
+        for site in self._table:
+            if site.layer is not None:
+                by_kind.setdefault((site.stack, site.kind), []).append(site)
+        lines: list[tuple[str, ...]] = []
+        for (stack, kind), sites in by_kind.items():
+            layers = sorted(site.layer for site in sites if site.layer is not None)
+            cones = sorted(self._cones[site.node] for site in sites)
+            heads = self._heads(sites[0])
+            lines.append(
+                (
+                    f"{stack}.{kind}" if stack else kind,
+                    f"{layers[0]}-{layers[-1]}",
+                    "" if heads is None else str(heads),
+                    self._shape(sites[0]),
+                    f"{cones[0]}-{cones[-1]}",
+                    WHERE.get(kind.removeprefix("cross_"), ""),
+                )
+            )
+        return lines
+
+    def __str__(self) -> str:
+        heading = ("kind", "layers", "heads", "axes", "cone", "where it lies")
+        lines = [heading, *self._summary()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(heading) - 1)]
+        text = [
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]
+            ).rstrip()
+            for line in lines
+        ]
+        text.insert(1, "-" * max(map(len, text)))
+        if len(lines) == 1:
+            text = ["No attention was found in this model: its sites are its modules and operations."]
+        modules = sum(site.kind.startswith("module") for site in self._table)
+        operations = sum(site.kind == "op" for site in self._table)
+        text.append(
+            f"and {modules} module inputs and outputs by path, {operations} inputs and operations by name: "
+            "`model.sites.to_dataframe()` lists all."
+        )
+        return "\n".join(text)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
