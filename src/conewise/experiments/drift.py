@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from conewise.experiments.ceiling import GRAPH_SIZES, measure_ceiling
 from conewise.experiments.layered import relu, sequential
@@ -62,7 +63,7 @@ def run(
             _timing(f"{kind}, 100 of them, {part}", PAPER_MS[kind, part], trimmed_median(times))
             for part, times in halves
         )
-    series: dict[str, object] = {"block": BLOCK}
+    series: dict[str, Any] = {"block": BLOCK}
     for kind, values in (("graft", many.graft), ("redefinition", many.redefinition)):
         medians = block_medians(values, BLOCK)
         middles = [BLOCK * (number + 0.5) for number in range(len(medians))]
@@ -82,6 +83,10 @@ def run(
             )
         )
         rows.append(_drift_row(kind, mutations, drift([at / 1000 for at in middles], medians)))
+    paired = [graft - control for graft, control in zip(series["graft"], series["redefinition"], strict=True)]
+    rows.append(
+        _drift_row("graft less redefinition", mutations, drift([at / 1000 for at in middles], paired))
+    )
     ceiling = measure_ceiling(graph_sizes)
     progress(work, work)
     series["ceiling"] = ceiling.as_dict()
@@ -109,7 +114,8 @@ def run(
             "The trimmed median leaves out the slowest tenth: what disturbs a timing makes it longer.",
             (
                 "The interval of a slope allows for neighbouring blocks that are alike (Newey and West, five "
-                "blocks). The slope of grafts holds graph size as well as history: the chain grows."
+                "blocks). The slope of grafts holds graph size as well as history: the chain grows. "
+                "What drifts with the machine drifts in both arms, and falls out of their difference."
             ),
             (
                 "a and β are fitted by least squares, with a fixed cost, to fork, patch and demand on chains "

@@ -223,4 +223,5 @@ def describe_device(device: str) -> dict[str, str]:
     facts = {"torch": torch.__version__, "float32_matmul": torch.get_float32_matmul_precision()}
     if place.type == "cuda":
         return facts | {"device": torch.cuda.get_device_name(place), "cuda": str(torch.version.cuda)}
-    return facts | {"device": f"cpu, {torch.get_num_threads()} threads"}
+    threads = torch.get_num_threads()
+    return facts | {"device": f"cpu, {threads} thread{'s' if threads > 1 else ''}"}

@@ -1,0 +1,25 @@
+"""Each experiment at a size that takes a moment: the same code as the real run, run once for all tests."""
+
+from functools import cache
+
+from conewise.experiments import drift, e4, e5, e7, e9, skips
+from conewise.experiments.clock import Size
+from conewise.experiments.result import Result
+
+SMALL = Size(2, 2, 8, sites="6", predicted="2.145", wallclock="2.121", cpu_width=8)
+
+
+@cache
+def quick(name: str) -> Result:
+    if name == "e4":
+        return e4.run(depths=(20, 40))
+    if name == "e5":
+        return e5.run(depths=(10, 20))
+    if name == "e7":
+        return e7.run()
+    if name == "drift":
+        return drift.run(mutations=1000, graph_sizes=(400, 1000))
+    if name == "e9":
+        return e9.run(sizes=[SMALL])
+    assert name == "skips"
+    return skips.run(layers=24, periods=(4, 12, 24))
