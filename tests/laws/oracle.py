@@ -133,9 +133,7 @@ def _settling(worlds: Sequence[NaiveWorld]) -> Iterator[None]:
     for world, meanings, owned in before:
         now, own = world.meanings(), world.own()
         world.fresh = {
-            site
-            for site in world.fresh
-            if site in own and site in owned and meanings.get(site) == now[site]
+            site for site in world.fresh if site in own and site in owned and meanings.get(site) == now[site]
         }
 
 
@@ -285,8 +283,7 @@ class NaiveWorld:
         return {
             site
             for site in self.graph.rules
-            if not self.is_given(site)
-            and site not in next(world for world, own in owns if site in own).fresh
+            if not self.is_given(site) and site not in next(world for world, own in owns if site in own).fresh
         }
 
     def needed(self, sites: Iterable[str]) -> set[str]:

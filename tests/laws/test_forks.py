@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
 
-from hypothesis import assume, given
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import conewise as cw
@@ -19,6 +22,8 @@ from tests.laws.worlds import (
     values_at_hand,
     warm,
 )
+
+Change = Callable[[cw.World, str], None]
 
 
 @given(scenes(), st.booleans())
@@ -115,38 +120,73 @@ def test_a_change_of_the_parent_invalidates_in_the_fork_what_reads_it_there(
     assert stale_sites(fork) == cone(wiring(base.graph), seen, cut=scene.patch)
 
 
-@given(scenes(), st.data())
-def test_what_a_forks_own_change_hides_costs_the_fork_nothing(scene: Scene, data: st.DataObject) -> None:
+def patch_value(world: cw.World, site: str) -> None:
+    world.patch(site, fresh_value())
+
+
+def patch_function(world: cw.World, site: str) -> None:
+    world.patch(site, fresh_rule())
+
+
+def patch_rule(world: cw.World, site: str) -> None:
+    world.patch_rule(site, fresh_rule())
+
+
+def set_source(world: cw.World, site: str) -> None:
+    world.set(site, fresh_value())
+
+
+def redefine(world: cw.World, site: str) -> None:
+    world.graph.redefine(site, fresh_rule())
+
+
+HIDING = [
+    # what the fork does, then what is done above it at the same site, which the fork need not notice
+    *itertools.product([patch_value, patch_function, patch_rule], [patch_value, patch_function, patch_rule]),
+    *itertools.product([patch_value, patch_rule], [redefine]),
+]
+HIDING_AT_A_SOURCE = [(patch_value, patch_value), (patch_value, set_source), (set_source, set_source)]
+
+
+@pytest.mark.parametrize(("own", "above"), HIDING + HIDING_AT_A_SOURCE)
+@settings(max_examples=30)
+@given(scene=scenes(), data=st.data())
+def test_what_a_forks_own_change_hides_costs_the_fork_nothing(
+    own: Change, above: Change, scene: Scene, data: st.DataObject
+) -> None:
     """Own changes win: a later change of the same thing in the parent leaves the fork as it was."""
     base = warm(scene)
     fork = base.fork()
-    site = data.draw(st.sampled_from(scene.sites))
-    kinds = ["value", "function"] + (["rule"] if site in scene.computed else ["set"])
-    for world, kind in ((fork, data.draw(st.sampled_from(kinds))), (base, None)):
-        fork.demand(scene.sites)
-        fork.ledger.clear()
-        kind = kind or data.draw(st.sampled_from(kinds if not fork_sets(fork, site) else ["set"]))
-        if kind == "set":
-            assume(world is fork or site in scene.sources)
-            world.set(site, fresh_value())
-        elif kind == "rule":
-            world.patch_rule(site, fresh_rule())
-        else:
-            world.patch(site, fresh_value() if kind == "value" else fresh_rule())
-    if not fork_computes_from(fork, site):
-        assert stale_sites(fork) == set()
-        assert fork.ledger.invalidated == []
-    fork.check()
+    is_source = (own, above) in HIDING_AT_A_SOURCE
+    site = data.draw(st.sampled_from(scene.sources if is_source else scene.computed))
+    own(fork, site)
+    values = fork.demand(scene.sites)
+    fork.ledger.clear()
+    above(base, site)
+    assert fork.ledger.invalidated == []
+    with nothing_computed(base, fork):
+        unchanged = [place for place in scene.sites if place in {site, *cone(wiring(base.graph), [site])}]
+        assert all(fork.demand(place) is values[scene.sites.index(place)] for place in unchanged)
+    base.check()
 
 
-def fork_sets(fork: cw.World, site: str) -> bool:
-    standing = fork._state.standings.get(fork.graph.number(site))
-    return standing is not None and standing.given is not None
-
-
-def fork_computes_from(fork: cw.World, site: str) -> bool:
-    """Whether what the parent does at `site` shows through the fork's own change: a set, under a function."""
-    return False if fork_sets(fork, site) else fork.graph.is_source(site)
+@given(scenes(), st.data())
+def test_what_shows_through_a_forks_own_change_is_seen(scene: Scene, data: st.DataObject) -> None:
+    """A function of what a source would have been is a function of what the parent sets it to."""
+    base = warm(scene)
+    fork = base.fork()
+    site, function, value = data.draw(st.sampled_from(scene.sources)), fresh_rule(), fresh_value()
+    fork.patch(site, function)
+    fork.demand(scene.sites)
+    base.set(site, value)
+    assert fork.demand(site) == function(value)
+    base.patch(site, fresh_value())
+    base.set(site, value + 1)
+    fork.restore(site)
+    assert fork.demand(site) == value + 1, "a set beneath the parent's patch, bared by the fork"
+    base.set(site, value + 2)
+    assert fork.demand(site) == value + 2
+    base.check()
 
 
 @given(scenes(), st.data())

@@ -7,6 +7,7 @@ order, and the values.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -271,13 +272,16 @@ class Lives(RuleBasedStateMachine):
                 self.graph.redefine(site, rule_, inputs)
                 self.naive.redefine(site, rule_, inputs)
         except CycleError as error:
-            reads = [before[reader] if reader != site else tuple(inputs) for reader in error.cycle[1:]]
-            assert all(read in of for read, of in zip(error.cycle, reads, strict=False))
-            assert error.cycle[0] == error.cycle[-1] == site
+            self.assert_true_cycle(error, before | {site: tuple(inputs)}, site)
             assert {node.site: node.inputs for node in self.graph} == before
             self.tally["cycles"] += 1
         except InUseError:
             assert {node.site: node.inputs for node in self.graph} == before
+
+    def assert_true_cycle(self, error: CycleError, reads: dict[str, tuple[str, ...]], site: str) -> None:
+        """Each site of the cycle is read by the next one, and the last is the first."""
+        assert error.cycle[0] == error.cycle[-1] == site
+        assert all(one in reads[next_one] for one, next_one in itertools.pairwise(error.cycle))
 
     @precondition(lambda self: self.has_room and self.has_edges)
     @rule(data=st.data(), is_edge=st.booleans(), is_chain=st.booleans())
@@ -349,7 +353,9 @@ class Lives(RuleBasedStateMachine):
         try:
             self.graph.discard([site])
         except InUseError:
-            assert any(site in naive.bodies or any(site in edge for edge in naive.edges) for _, naive in self.worlds)
+            assert any(
+                site in naive.bodies or any(site in edge for edge in naive.edges) for _, naive in self.worlds
+            )
             return
         with self.naive.changing():
             self.naive.delete([site])
@@ -389,11 +395,9 @@ class Lives(RuleBasedStateMachine):
                 values = world.demand(targets)
             except OpError as error:
                 is_broken = True
-                with pytest.raises(BrokenError):
-                    naive.value(error.site)
-                assert world.is_stale(error.site)
+                self.assert_true_failure(world, naive, error)
         done: list[str] = []
-        for each, twin in reversed(sorted(lineage, key=lambda pair: len(pair[1].lineage()), reverse=True)):
+        for each, twin in sorted(lineage, key=lambda pair: len(pair[1].lineage())):
             ledger = each.ledger
             if not self.cutoff:
                 assert not ledger.cut_off
@@ -411,6 +415,12 @@ class Lives(RuleBasedStateMachine):
         self.tally["demands that recompute"] += bool(needed)
         if self.is_watched:
             note(f"needed {sorted(needed)}")
+
+    def assert_true_failure(self, world: cw.World, naive: NaiveWorld, error: OpError) -> None:
+        """The site that is blamed cannot be computed, and is left invalid."""
+        with pytest.raises(BrokenError):
+            naive.value(error.site)
+        assert world.is_stale(error.site)
 
     # -- what a mutation invalidates ---------------------------------------------------------------
 
