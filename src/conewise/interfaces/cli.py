@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from conewise import __version__
@@ -63,7 +64,7 @@ def reproduce(
     try:
         names = registry.choose(experiments or [])
     except UnknownExperimentError as unknown:
-        errors.print(f"[red]error:[/red] {unknown}", highlight=False)
+        errors.print(f"[red]error:[/red] {escape(str(unknown))}", highlight=False)
         raise typer.Exit(USAGE) from None
     if out is not None:
         _expect_writable(out, errors)
@@ -87,7 +88,7 @@ def reproduce(
             )
     if out is not None:
         written = report.write_report(results, out)
-        errors.print(f"wrote {len(written)} files; open {written[0]}", highlight=False)
+        errors.print(f"wrote {len(written)} files; open {escape(str(written[0]))}", highlight=False)
     if not all(result.all_match for result in results):
         failed = ", ".join(result.name for result in results if not result.all_match)
         errors.print(f"[red]does not match:[/red] {failed}", highlight=False)
@@ -107,8 +108,8 @@ def _expect_writable(folder: Path, errors: Console) -> None:
         probe.unlink()
     except OSError as cause:
         errors.print(
-            f"[red]error:[/red] cannot write into --out {folder}: {cause.strerror}. Name a folder that "
-            "exists and is yours, or one that can be made.",
+            f"[red]error:[/red] cannot write into --out {escape(str(folder))}: {cause.strerror}. Name a "
+            "folder that exists and is yours, or one that can be made.",
             highlight=False,
         )
         raise typer.Exit(USAGE) from None
