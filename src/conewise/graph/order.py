@@ -72,6 +72,8 @@ class Order:
 
     def place_after(self, anchor: int, nodes: Sequence[int]) -> None:
         """Put `nodes`, which stand nowhere, right after `anchor` (-1: at the front), in that order."""
+        if not nodes:
+            return
         after = self._next[anchor] if anchor >= 0 else self._head
         for node in nodes:
             self._prev[node] = anchor
@@ -104,8 +106,6 @@ class Order:
 
     def _label(self, nodes: Sequence[int]) -> None:
         """Give the freshly linked run `nodes` labels between its two neighbours."""
-        if not nodes:
-            return
         left, right = self._prev[nodes[0]], self._next[nodes[-1]]
         if self._spread(left, nodes, right, least=0.0):
             return
