@@ -270,9 +270,19 @@ def test_batch_norm_in_training_mode_is_refused() -> None:
         export(nn.BatchNorm1d(4), (torch.randn(3, 4),))
 
 
-def test_random_draws_are_refused() -> None:
-    with pytest.raises(RandomnessError, match="rand"):
-        export(Function(lambda x: x + torch.rand_like(x)), (torch.randn(3, 4),))
+@pytest.mark.parametrize(
+    "draw",
+    [
+        torch.rand_like,
+        torch.bernoulli,
+        lambda x: torch.randn(x.shape),
+        lambda x: torch.normal(x, 1.0),
+        lambda x: torch.empty_like(x).normal_(),
+    ],
+)
+def test_random_draws_are_refused(draw: Any) -> None:
+    with pytest.raises(RandomnessError, match="draws random numbers"):
+        export(Function(lambda x: x + draw(x)), (torch.rand(3, 4),))
 
 
 def test_an_example_that_does_not_run_gives_torchs_reason() -> None:

@@ -289,7 +289,7 @@ class _Lowering:
             argument.name: node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
             for i, argument in enumerate(target._schema.arguments)
         }
-        if "norm" in target._schema.name:
+        if "running_mean" in arguments:
             updates = arguments.get("training", arguments.get("use_input_stats"))
             return bool(updates) and isinstance(arguments.get("running_mean"), fx.Node)
         if target not in HANDED_THROUGH and torch.Tag.nondeterministic_seeded not in target.tags:
