@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -136,7 +137,7 @@ def test_random_redefinitions_keep_the_order_true(size: int, dice: random.Random
 def assert_is_cycle(cycle: tuple[str, ...], reads: dict[str, tuple[str, ...]]) -> None:
     assert cycle[0] == cycle[-1]
     assert len(set(cycle)) == len(cycle) - 1
-    assert all(site in reads[reader] for site, reader in zip(cycle, cycle[1:], strict=False))
+    assert all(site in reads[reader] for site, reader in itertools.pairwise(cycle))
 
 
 def test_a_hub_can_gain_and_lose_hundreds_of_readers() -> None:

@@ -243,11 +243,9 @@ class Graph:
         """Give `site` another rule, other inputs, or both. Invalidates `site` and its cone."""
         number = self.number(site)
         self._expect_idle("graph.redefine")
-        old = self.table.inputs[number]
-        rule = self.rule(site) if rule is None else rule
+        standing, old = self.rule(site), self.table.inputs[number]
+        rule = standing if rule is None else rule
         new = self._expect_rule(site, rule, self.names(old) if inputs is None else inputs)
-        if self.table.rules[number] is None:
-            raise GraphError(f"{site!r} is a source: it has a value, not a rule. Change it with `world.set`.")
         path = self.table.path_if_cyclic(number, new) if new != old else None
         if path is not None:
             raise CycleError(self.names([*path, number]))
