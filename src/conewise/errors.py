@@ -245,8 +245,12 @@ def nearest_names(name: str, known: Collection[str]) -> tuple[str, ...]:
 
 def describe(value: object) -> str:
     """A value in a few words: its type, and its shape and dtype where it has them."""
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is not None:
-        return f"{type(value).__name__} of shape {tuple(shape)}" + (f", {dtype}" if dtype else "")
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"
+    kind = type(value).__name__
+    try:
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is not None:
+            return f"{kind} of shape {tuple(shape)}" + (f", {dtype}" if dtype else "")
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a value that cannot be shown must not hide the error that shows it
+        return kind
+    return f"{kind} {text if len(text) <= 40 else text[:37] + '...'}"

@@ -55,22 +55,20 @@ WRONG: list[tuple[str, Callable[[cw.Graph], object], type[Exception], str]] = [
         "missing edge",
         lambda g: g.graft(("x", "logits"), cw.chain(abs)),
         UnknownEdgeError,
-        r"no edge 'x' -> 'logits': 'logits' reads blocks.1.attn, blocks.0.attn, and 'x' is read by "
-        r"blocks.0.attn. An edge is written \(input, reader\)",
+        r"no edge 'x' -> 'logits': 'logits' reads blocks.* read by .* An edge is written \(input, reader\)",
     ),
     ("an edge into a source", lambda g: g.graft(("x", "w"), cw.chain(abs)), UnknownEdgeError, "is a source"),
     (
         "no edge at all",
-        lambda g: g.graft("x", cw.chain(abs)),
+        lambda g: g.graft("x", cw.chain(abs)),  # type: ignore[arg-type]
         GraphError,
         r"an edge is a pair \(input, reader\)",
-    ),  # type: ignore[arg-type]
+    ),
     (
         "a cycle",
         lambda g: g.redefine("blocks.0.attn", inputs=["x", "blocks.1.attn"]),
         CycleError,
-        "would close a cycle: blocks.0.attn -> blocks.0.mlp -> blocks.1.attn -> blocks.0.attn.*"
-        "nothing was changed",
+        "close a cycle: blocks.0.attn -> blocks.0.mlp -> blocks.1.attn -> blocks.0.attn.*nothing was changed",
     ),
     (
         "a cycle of one",
@@ -226,7 +224,7 @@ def test_a_graft_whose_inside_is_read_stays() -> None:
     graft = graph.graft(("x", "blocks.0.attn"), cw.chain(abs, abs))
     graph.node("probe", lambda v: v, [graft.sites[0]])
     before = wiring(graph)
-    with pytest.raises(InUseError, match="'probe' reads 'x->blocks.0.attn.0', which is inside the graft"):
+    with pytest.raises(InUseError, match=r"'probe' reads 'x->blocks.0.attn.0', which is inside the graft"):
         graph.remove(graft)
     assert wiring(graph) == before
     graph.discard(["probe"])

@@ -221,11 +221,13 @@ class World:
         targets = self.graph.numbers(sites)
         self._ready("world.demand")
         work = self._gather(targets)
+        self.graph.running = True
         try:
             for world, steps in work:
                 world._compute(steps)
         finally:
             _withdraw(work)
+            self.graph.running = False
         values = self._state.values
         return values[targets[0]] if isinstance(sites, str) else tuple(values[node] for node in targets)
 
@@ -274,7 +276,6 @@ class World:
         rules, inputs = state.rules_and_inputs()
         cut_off: set[int] = set()
         done: Sequence[int] = steps.nodes
-        self.graph.running = True
         try:
             if state.same is None:
                 compute(steps.nodes, state.values, rules, inputs)
@@ -283,9 +284,10 @@ class World:
                     steps.nodes, state.values, rules, inputs, state.memos, state.same, cut_off
                 )
         except RuleFailedError as failed:
+            if isinstance(failed.__cause__, BusyError):
+                raise failed.__cause__ from None
             raise self._explained(failed, inputs[failed.node]) from failed.__cause__
         finally:
-            self.graph.running = False
             if steps.nodes and state.values[steps.nodes[-1]] is PENDING:
                 done = [node for node in steps.nodes if state.values[node] is not PENDING]
             if cut_off:
@@ -297,8 +299,6 @@ class World:
     def _explained(self, failed: RuleFailedError, reads: Sequence[int]) -> Exception:
         cause = failed.__cause__
         assert isinstance(cause, Exception)
-        if isinstance(cause, BusyError):
-            return cause
         name, values = self.graph.name, self._state.values
         return OpError(name(failed.node), [(name(site), values[site]) for site in reads], cause)
 
