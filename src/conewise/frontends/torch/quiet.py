@@ -1,0 +1,35 @@
+"""Silence for calls into transformers: progress is ours to tell, and failures are raised."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from typing import Any
+
+import transformers.utils
+
+# It is not typed.
+_LIBRARY: Any = transformers.utils.logging
+_HUB = logging.getLogger("huggingface_hub")
+
+
+@contextmanager
+def quiet(*, bars: bool = False) -> Iterator[None]:
+    """No log lines and nothing else on stderr inside the block; progress bars only with `bars`."""
+    before = (_LIBRARY.get_verbosity(), _HUB.level, _LIBRARY.is_progress_bar_enabled())
+    _LIBRARY.set_verbosity_error()
+    _HUB.setLevel(logging.ERROR)
+    with ExitStack() as stack:
+        if not bars:
+            _LIBRARY.disable_progress_bar()
+            # The reader of GGUF files draws a bar that no setting turns off.
+            stack.enter_context(redirect_stderr(io.StringIO()))
+        try:
+            yield
+        finally:
+            _LIBRARY.set_verbosity(before[0])
+            _HUB.setLevel(before[1])
+            if before[2]:
+                _LIBRARY.enable_progress_bar()
