@@ -259,13 +259,17 @@ class World:
         world: World | None = self
         while world is not None and targets:
             state = world._state
+            if world is not self and world._parent is not None and not state.own:
+                world = world._parent  # It owns nothing, so it has nothing to compute.
+                continue
             inputs = state.rules_and_inputs()[1]
             steps = gather(targets, state.values, inputs, self.graph.table.labels)
             work.append((world, steps))
             world, targets = world._parent, steps.above
         for owner, steps in work if self.graph.valueless else ():
+            rules = owner._state.rules_and_inputs()[0]
             for node in steps.nodes:
-                if owner._state.rules_and_inputs()[0][node] is None:
+                if rules[node] is None:
                     _withdraw(work)
                     raise NoValueError(self.graph.name(node))
         return work[::-1]
