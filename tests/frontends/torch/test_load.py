@@ -561,6 +561,18 @@ def test_a_fingerprint_follows_weights_architecture_and_dtype(folder: Path) -> N
     assert loaded.fingerprint() != first
 
 
+def test_a_setting_that_is_none_is_not_the_default() -> None:
+    """Mistral attends to a window by default, and to all with None: other numbers, the same weights."""
+    sizes: dict[str, Any] = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "head_dim": 4}
+    layers: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    make: Any = transformers.MistralModel
+    one, other = (
+        make(transformers.MistralConfig(**sizes, **layers, sliding_window=window)) for window in (4096, None)
+    )
+    other.load_state_dict(one.state_dict())
+    assert fingerprint(one) != fingerprint(other)
+
+
 def test_any_module_has_a_fingerprint() -> None:
     torch.manual_seed(0)
     first, second = nn.Linear(3, 2), nn.Linear(3, 2)

@@ -66,15 +66,15 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def _settings(module: nn.Module) -> Any:
-    config = getattr(module, "config", None)
-    as_dict = getattr(config, "to_dict", None)
-    return _plain(as_dict()) if as_dict is not None else None
+    """The configuration as it is saved, less what is not computed; None where there is none."""
+    differences = getattr(getattr(module, "config", None), "to_diff_dict", None)
+    return _plain(differences()) if differences is not None else None
 
 
 def _plain(value: Any) -> Any:
     """`value` without what is not computed. Floats keep six digits: a GGUF file has 32 bits of each."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_COMPUTED and v is not None}
+        return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_COMPUTED}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float):
