@@ -1,0 +1,118 @@
+"""What a record costs before it runs: floating-point operations, and bytes of its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from conewise.frontends.torch.records import Program, Record, Ref
+from conewise.frontends.torch.stacking import Layout
+
+PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "baddbmm"})
+
+
+class Costs:
+    """Costs of the records of a program, for runs of one shape, at any number of stacked worlds."""
+
+    def __init__(self, program: Program, layout: Layout) -> None:
+        self._layout = layout
+        self._records = {record.name: record for record in program.records}
+        self._constant: dict[str, tuple[int, ...]] = {s.name: tuple(s.value.shape) for s in program.sources}
+        self._symbolic = {r.name: r.shape for r in program.records} | {
+            i.name: i.shape for i in program.inputs
+        }
+        self._shapes: dict[tuple[str, bool], tuple[int, ...] | None] = {}
+
+    def shape(self, name: str, *, last: bool = False) -> tuple[int, ...] | None:
+        """The shape of one world's value; of its last position alone with `last`."""
+        if name in self._constant:
+            return self._constant[name]
+        key = name, last
+        if key not in self._shapes:
+            symbolic = self._symbolic.get(name)
+            values = dict(self._layout.symbols)
+            if last:
+                values |= dict.fromkeys(self._layout.position_symbols & set(values), 1)
+            sizes = self._layout.program.sizes
+            self._shapes[key] = (
+                None if symbolic is None else tuple(sizes.value(size, values) for size in symbolic)
+            )
+        return self._shapes[key]
+
+    def flops(self, name: str, *, last: bool = False) -> int:
+        """Multiplications and additions of one world; other operations count one for each element."""
+        record = self._records[name]
+        out = self.shape(name, last=last) or ()
+        if record.op in PRODUCTS:
+            inner = self._inner(record, last)
+            return 2 * _elements(out) * inner
+        if "attention" in record.op:
+            query, key = (self.shape(read, last=last) or (1,) for read in record.inputs[:2])
+            return 4 * _elements(query) * key[-2]
+        if "conv" in record.op:
+            weight = next((self._constant[n] for n in record.inputs if n in self._constant), (1,))
+            return 2 * _elements(out) * _elements(weight[1:])
+        return 0 if self.is_view(name) else _elements(out)
+
+    def bytes(self, name: str, *, last: bool = False) -> int:
+        """Bytes that computing one world's value takes; none where it is a view of what it reads."""
+        return 0 if self.is_view(name) else self.bytes_of_copy(name, last=last)
+
+    def bytes_of_copy(self, name: str, *, last: bool = False) -> int:
+        """Bytes of one world's value when it is copied."""
+        shape, record = self.shape(name, last=last), self._records.get(name)
+        if shape is None or record is None or record.dtype is None:
+            return 0
+        return _elements(shape) * record.dtype.itemsize
+
+    def is_view(self, name: str) -> bool:
+        """Whether the record's value shares memory with what it reads."""
+        record = self._records[name]
+        schema = getattr(record.target, "_schema", None)
+        if record.op in {"getitem"}:
+            return True
+        if schema is None:
+            return False
+        return any(result.alias_info is not None for result in schema.returns)
+
+    def _inner(self, record: Record, last: bool) -> int:
+        """The length that a product sums over: the last dimension of its first factor."""
+        factors = [arg.name for arg in record.args if isinstance(arg, Ref)]
+        factors = factors[1:] if record.op in {"addmm", "baddbmm"} else factors
+        shape = self.shape(factors[0], last=last) if factors else None
+        return shape[-1] if shape else 1
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, clock: Callable[[], float]) -> float:
+    """Floating-point operations a second of one large matrix product on this device."""
+    rows, inner = 2048, 1024
+    left = torch.randn(rows, inner, device=device, dtype=dtype)
+    right = torch.randn(inner, inner, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(3):
+        synchronize(device)
+        start = clock()
+        torch.mm(left, right)
+        synchronize(device)
+        best = min(best, clock() - start)
+    return 2 * rows * inner * inner / best
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def versions(values: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The versions that results depend on."""
+    return {"torch": torch.__version__, **{name: str(value) for name, value in (values or {}).items()}}
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    elements = 1
+    for size in shape:
+        elements *= size
+    return elements

@@ -1,0 +1,180 @@
+"""Metrics: numbers read off a model's outputs, for a stack of worlds at once.
+
+Each says which output and which positions it reads; one that reads the last position alone does not pay
+for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conewise.errors import MetricError
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """A number for each prompt of each world.
+
+    `compute` takes the output `output` as [world, prompt, ...] (only the last position, as
+    [world, prompt, vocabulary], where `last` is true) and returns [world, prompt]. With `whole`, it takes
+    instead all outputs of one world, in the module's own structure, and returns [prompt] or one number.
+    """
+
+    name: str
+    compute: Callable[..., Tensor]
+    output: str = "logits"
+    last: bool = True
+    whole: bool = False
+    described: tuple[Any, ...] = ()
+
+
+Token = int | Sequence[int] | Tensor
+
+
+def logit_diff(answer: Token, wrong: Token, *, name: str = "logit_diff") -> Metric:
+    """logit(answer) − logit(wrong) at the last position; one token for all prompts, or one for each."""
+
+    def compute(logits: Tensor) -> Tensor:
+        return _picked(logits, answer, "answer") - _picked(logits, wrong, "wrong")
+
+    return Metric(name, compute, described=("logit_diff", _plain(answer), _plain(wrong)))
+
+
+def logit(token: Token, *, name: str = "logit") -> Metric:
+    """The logit of a token at the last position."""
+    return Metric(name, lambda logits: _picked(logits, token, "token"), described=("logit", _plain(token)))
+
+
+def prob(token: Token, *, name: str = "prob") -> Metric:
+    """The probability of a token at the last position."""
+
+    def compute(logits: Tensor) -> Tensor:
+        return _picked(logits.float().log_softmax(-1), token, "token").exp()
+
+    return Metric(name, compute, described=("prob", _plain(token)))
+
+
+def kl_to(run: Any, *, name: str = "kl") -> Metric:
+    """KL(p_run ‖ p) of the next-token distribution at the last position, `run` the reference."""
+    reference = run.logits[:, -1].float().log_softmax(-1)
+
+    def compute(logits: Tensor) -> Tensor:
+        if logits.shape[1] != reference.shape[0]:
+            raise MetricError(
+                f"kl_to: the reference run has {reference.shape[0]} prompts, and this run {logits.shape[1]}."
+            )
+        ours = logits.float().log_softmax(-1)
+        return (reference.exp() * (reference - ours)).sum(-1)
+
+    return Metric(name, compute, described=("kl_to", _digest(reference)))
+
+
+def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
+    """The mean cross-entropy of `targets` [prompt, pos] over their positions; −100 is left out.
+
+    Position t of the logits is compared with `targets[:, t]`: shift them yourself.
+    """
+
+    def compute(logits: Tensor) -> Tensor:
+        if logits.shape[1:3] != targets.shape:
+            raise MetricError(
+                f"cross_entropy: targets have shape {tuple(targets.shape)}, the logits have "
+                f"{tuple(logits.shape[1:3])} (prompts, positions)."
+            )
+        worlds = logits.shape[0]
+        wanted = targets.to(logits.device).expand(worlds, *targets.shape)
+        losses = torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 2), wanted.flatten(), reduction="none", ignore_index=-100
+        ).view(wanted.shape)
+        counted = (wanted != -100).sum(-1).clamp(min=1)
+        return losses.sum(-1) / counted
+
+    return Metric(name, compute, last=False, described=("cross_entropy", _digest(targets)))
+
+
+def as_metric(given: Any) -> Metric:
+    """A metric as it is, or a plain function of the module's outputs as a metric."""
+    if isinstance(given, Metric):
+        return given
+    if callable(given):
+        name = getattr(given, "__name__", "metric")
+        return Metric("metric" if name == "<lambda>" else name, given, last=False, whole=True)
+    raise MetricError(
+        f"a metric is `logit_diff(...)`, `prob(...)`, ... or a function of the module's outputs, and "
+        f"{given!r} is neither."
+    )
+
+
+def measured(metric: Metric, value: Any, worlds: int, batch: int) -> Tensor:
+    """The metric as [world, prompt] in float64, of a stack [world·prompt, ...] of its output.
+
+    Raises MetricError when it returns something else, or NaN.
+    """
+    stack = value.unflatten(0, (worlds, batch))
+    if metric.last and stack.ndim > 3:
+        stack = stack.select(2, stack.shape[2] - 1)
+    found = metric.compute(stack)
+    if not isinstance(found, torch.Tensor) or found.shape != (worlds, batch):
+        raise MetricError(
+            f"the metric {metric.name!r} returned {_shape(found)}; expected one number for each prompt of "
+            f"each world: shape ({worlds}, {batch})."
+        )
+    return _checked(metric, found)
+
+
+def measured_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
+    """A function of all outputs of one world, as [1, prompt] in float64; one number stands for all."""
+    found = torch.as_tensor(metric.compute(outputs))
+    if found.ndim == 0:
+        found = found.expand(batch)
+    if found.shape != (batch,):
+        raise MetricError(
+            f"the metric {metric.name!r} returned {_shape(found)}; expected one number, or one for each of "
+            f"the {batch} prompts: shape ({batch},)."
+        )
+    return _checked(metric, found[None])
+
+
+def _checked(metric: Metric, found: Tensor) -> Tensor:
+    if torch.isnan(found).any():
+        raise MetricError(
+            f"the metric {metric.name!r} is NaN in {int(torch.isnan(found).sum())} of {found.numel()} values. "
+            "Look for NaN in the source's values, or for a division by zero in the metric."
+        )
+    return found.detach().to("cpu", torch.float64)
+
+
+def _picked(logits: Tensor, token: Token, what: str) -> Tensor:
+    """Logits [world, prompt, vocabulary] at one token for all prompts, or at one for each."""
+    tokens = torch.as_tensor(token, device=logits.device).reshape(-1)
+    if len(tokens) not in {1, logits.shape[1]}:
+        raise MetricError(
+            f"{len(tokens)} {what} tokens for {logits.shape[1]} prompts; give one for all, or one for each."
+        )
+    if int(tokens.max()) >= logits.shape[-1] or int(tokens.min()) < 0:
+        raise MetricError(f"{what} token {int(tokens.max())} is not in the vocabulary of {logits.shape[-1]}.")
+    index = tokens.expand(logits.shape[1])[None, :, None].expand(logits.shape[0], -1, 1)
+    return logits.gather(-1, index)[..., 0]
+
+
+def _plain(token: Token) -> Any:
+    return torch.as_tensor(token).reshape(-1).tolist()
+
+
+def _digest(value: Tensor) -> str:
+    import hashlib  # noqa: PLC0415  # one line's need
+
+    return hashlib.sha256(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[
+        :16
+    ]
+
+
+def _shape(found: Any) -> str:
+    shape = getattr(found, "shape", None)
+    return f"a {type(found).__name__}" if shape is None else f"shape {tuple(shape)}"

@@ -1,0 +1,162 @@
+"""Stacks: the values of one node in several worlds, laid one behind the other along the batch.
+
+`torch.export` keeps the batch size symbolic, so the same rules compute a stack of k worlds when every
+size that depends on the batch is evaluated for k batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from conewise.frontends.torch.records import SIZES, Program
+from conewise.frontends.torch.rules import compile_rule
+from conewise.frontends.torch.sizes import Size
+
+Tensor = torch.Tensor
+
+
+class Layout:
+    """Where the batch and the positions lie in each value of a program, for runs of one shape."""
+
+    def __init__(self, program: Program, symbols: dict[str, int]) -> None:
+        self.program = program
+        self.symbols = symbols
+        bound = program.sizes.symbols
+        self._batch = {symbol for symbol, (_, dim) in bound.items() if dim == 0}
+        self._positions = self.position_symbols = {symbol for symbol, (_, dim) in bound.items() if dim == 1}
+        self.batch = next((symbols[symbol] for symbol in bound if symbol in self._batch), 1)
+        self.length = next((symbols[symbol] for symbol in bound if symbol in self._positions), 1)
+        self.batch_dim: dict[str, int | None] = {}
+        self.pos_dim: dict[str, int | None] = {}
+        shapes: dict[str, tuple[Size, ...] | None] = {r.name: r.shape for r in program.records}
+        shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
+        for name, shape in shapes.items():
+            self.batch_dim[name] = self._dim(shape, self._batch)
+            self.pos_dim[name] = self._dim(shape, self._positions)
+        self._sizes: dict[tuple[int, bool], tuple[int, ...]] = {}
+        self.varying = self._varying()
+
+    def _dim(self, shape: tuple[Size, ...] | None, symbols: set[str]) -> int | None:
+        for dim, size in enumerate(shape or ()):
+            if any(str(symbol) in symbols for symbol in getattr(size, "free_symbols", ())):
+                return dim
+        return None
+
+    def _varying(self) -> frozenset[str]:
+        """The names whose values depend on a run's inputs, beyond their shapes."""
+        varying = {leaf.name for leaf in self.program.inputs}
+        for record in self.program.records:
+            if any(name in varying for name in record.inputs):
+                varying.add(record.name)
+        return frozenset(varying)
+
+    def sizes(self, worlds: int, *, last: bool = False) -> tuple[int, ...]:
+        """The sizes of a stack of `worlds`; with `last`, of its last position alone."""
+        key = worlds, last
+        if key not in self._sizes:
+            values = dict(self.symbols)
+            values |= dict.fromkeys(self._batch & set(values), worlds * self.batch)
+            if last:
+                values |= dict.fromkeys(self._positions & set(values), 1)
+            self._sizes[key] = self.program.sizes.of(values)
+        return self._sizes[key]
+
+    def last_row(self, name: str, value: Tensor) -> Tensor:
+        """The part of a value, or of a stack of values, at the last position; positions stay a dimension."""
+        dim = self.pos_dim.get(name)
+        if dim is None:
+            return value
+        if dim == self.batch_dim.get(name):
+            rows = value.unflatten(dim, (-1, self.length))  # type: ignore[no-untyped-call]
+            return rows.narrow(dim + 1, self.length - 1, 1).flatten(dim, dim + 1)
+        return value.narrow(dim, value.shape[dim] - 1, 1)
+
+
+def repeated(value: Tensor, dim: int, times: int) -> Tensor:
+    """`value` `times` times along `dim`; without a copy where it has one row there."""
+    if times == 1:
+        return value
+    if value.shape[dim] == 1:
+        shape = list(value.shape)
+        shape[dim] = times
+        return value.expand(shape)
+    return torch.cat([value] * times, dim)
+
+
+def positions_in(worlds: int, among: int) -> list[int]:
+    """For each world of the mask `worlds`, its place among the worlds of the mask `among`, or -1."""
+    places = []
+    place = 0
+    rest_worlds, rest_among = worlds, among
+    while rest_worlds:
+        bit = rest_worlds & -rest_worlds
+        below = rest_among & (bit - 1)
+        place += below.bit_count()
+        rest_among &= ~(bit - 1)
+        if rest_among & bit:
+            places.append(place)
+            place += 1
+            rest_among &= ~bit
+        else:
+            places.append(-1)
+        rest_worlds &= ~bit
+    return places
+
+
+class Constants:
+    """Values that depend on no input, but on the batch size: masks, index ranges.
+
+    Where all rows are alike, a row is repeated; else the value is computed for the stacked size.
+    """
+
+    def __init__(self, layout: Layout, values: Any) -> None:
+        self._layout = layout
+        self._values = values
+        self._records = {record.name: record for record in layout.program.records}
+        self._alike: dict[str, bool] = {}
+        self._at: dict[tuple[str, int], Any] = {}
+
+    def stacked(self, name: str, worlds: int) -> Any:
+        """The constant `name` for a stack of `worlds`."""
+        dim = self._layout.batch_dim.get(name)
+        if dim is None and name in self._records and self._records[name].shape is not None:
+            return self._values[name]
+        if name not in self._records:
+            return self._values[name]
+        if name not in self._alike:
+            two = self._computed(name, 2)
+            self._alike[name] = (
+                isinstance(two, torch.Tensor)
+                and dim is not None
+                and torch.equal(*two.chunk(2, dim))
+                and two.shape[dim] == 2 * self._values[name].shape[dim]
+            )
+        if self._alike[name]:
+            assert dim is not None
+            return repeated(self._values[name], dim, worlds)
+        return self._computed(name, worlds)
+
+    def _computed(self, name: str, worlds: int) -> Any:
+        if name == SIZES:
+            return self._layout.sizes(worlds)
+        record = self._records.get(name)
+        if record is None:
+            return self._values[name]
+        key = name, worlds
+        if key not in self._at:
+            rule = compile_rule(record)
+            self._at[key] = rule(*[self._computed(read, worlds) for read in record.inputs])
+        return self._at[key]
+
+
+def masked_rows(value: Tensor, dim: int, batch: int, places: Sequence[int]) -> Tensor:
+    """The worlds at `places` of a stack, in that order."""
+    if list(places) == list(range(value.shape[dim] // batch)):
+        return value
+    if places and list(places) == list(range(places[0], places[0] + len(places))):
+        return value.narrow(dim, places[0] * batch, len(places) * batch)
+    rows = [place * batch + row for place in places for row in range(batch)]
+    return value.index_select(dim, torch.tensor(rows, device=value.device))

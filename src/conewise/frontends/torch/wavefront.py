@@ -1,0 +1,314 @@
+"""The wavefront: all worlds of a sweep in one pass; each node is computed once, for a stack of worlds.
+
+A node's stack holds just the worlds in which it was changed. What it reads and is not changed there comes
+from the baseline, repeated without a copy where the batch is one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conewise.frontends.torch.records import SIZES, Program
+from conewise.frontends.torch.rules import Rule, compile_rule
+from conewise.frontends.torch.stacking import (
+    Constants,
+    Layout,
+    Tensor,
+    masked_rows,
+    positions_in,
+    repeated,
+)
+from conewise.frontends.torch.views import View
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What one world puts into (a part of) a node's value: a tensor, or a function of what was there."""
+
+    view: View
+    part: Mapping[str, Any]
+    value: Tensor | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class WaveStep:
+    """Compute `node` in `worlds`; then drop `drop`, which nothing reads any more."""
+
+    node: str
+    worlds: int
+    drop: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The values of a node in the worlds of a mask, in the order of the worlds."""
+
+    worlds: int
+    value: Any
+
+
+class Wavefront:
+    """Evaluates schedules over one baseline. `read(name)` gives the baseline's value of a node.
+
+    `last` are the nodes of which only the last position is computed: all that they lead to reads no other.
+    """
+
+    def __init__(
+        self, program: Program, layout: Layout, read: Callable[[str], Any], last: frozenset[str] = frozenset()
+    ) -> None:
+        self.layout = layout
+        self.last = last
+        self._read = read
+        self._inputs = {record.name: record.inputs for record in program.records}
+        self._rules: dict[str, Rule] = {}
+        self._records = {record.name: record for record in program.records}
+        self._base: dict[str, Any] = {}
+        self._constants = Constants(layout, _Lookup(read))
+
+    @torch.no_grad()
+    def run(
+        self,
+        steps: Sequence[WaveStep],
+        patched: Mapping[str, int],
+        fills: Mapping[tuple[str, int], Sequence[Fill]],
+        targets: Sequence[str],
+        worlds: int,
+    ) -> dict[str, Tensor]:
+        """The values of `targets` in all `worlds`, stacked.
+
+        `patched` says which worlds patch a node, `fills` what they put there, by node and world.
+        """
+        stacks: dict[str, Stack] = {}
+        waiting = dict(patched)
+        for step in steps:
+            for read in self._inputs[step.node]:
+                if read in waiting and read not in stacks:
+                    stacks[read] = self._patched(read, waiting.pop(read), None, fills)
+            value = self._computed(step, stacks)
+            stack = Stack(step.worlds, value)
+            if step.node in waiting:
+                stack = self._patched(step.node, waiting.pop(step.node), stack, fills)
+            stacks[step.node] = stack
+            for name in step.drop:
+                stacks.pop(name, None)
+        for target in targets:
+            if target in waiting:
+                stacks[target] = self._patched(target, waiting.pop(target), stacks.get(target), fills)
+        return {target: self._operand(target, worlds, stacks, target in self.last) for target in targets}
+
+    def _computed(self, step: WaveStep, stacks: Mapping[str, Stack]) -> Any:
+        node = step.node
+        is_last = node in self.last
+        rule = self._rules.get(node)
+        if rule is None:
+            rule = self._rules[node] = compile_rule(self._records[node])
+        count = step.worlds.bit_count()
+        values = [
+            self.layout.sizes(count, last=is_last)
+            if name == SIZES
+            else self._operand(name, step.worlds, stacks, is_last)
+            for name in self._inputs[node]
+        ]
+        return rule(*values)
+
+    def _operand(self, name: str, worlds: int, stacks: Mapping[str, Stack], is_last: bool) -> Any:
+        """What a node that is computed in `worlds` reads of `name`."""
+        stack = stacks.get(name)
+        count = worlds.bit_count()
+        if stack is None:
+            return self._baseline(name, count, is_last)
+        value = stack.value
+        if not isinstance(value, torch.Tensor):
+            return self._several(name, stack, worlds, is_last)
+        if is_last and name not in self.last:
+            value = self.layout.last_row(name, value)
+        return self._aligned(name, value, stack.worlds, worlds, is_last)
+
+    def _aligned(self, name: str, value: Tensor, have: int, want: int, is_last: bool) -> Tensor:
+        if have == want:
+            return value
+        dim = self.layout.batch_dim[name]
+        assert dim is not None, f"{name} was changed, yet has no batch"
+        rows = value.shape[dim] // have.bit_count()
+        shared = have & want
+        if shared != have:
+            value = masked_rows(value, dim, rows, [p for p in positions_in(want, have) if p >= 0])
+        if shared == want:
+            return value
+        missing = (want & ~have).bit_count()
+        base = self._baseline(name, missing, is_last)
+        both = torch.cat([value, base], dim)
+        if want & ((1 << shared.bit_length()) - 1) == shared:
+            return both
+        order, spare = [], shared.bit_count()
+        for place in positions_in(want, shared):
+            order.append(place if place >= 0 else spare)
+            spare += place < 0
+        return masked_rows(both, dim, rows, order)
+
+    def _several(self, name: str, stack: Stack, worlds: int, is_last: bool) -> Any:
+        """An operand that is a tuple of tensors: each is aligned on its own."""
+        if stack.worlds == worlds:
+            return stack.value
+        raise ValueError(f"{name} holds several tensors and is read by worlds that do not all change it")
+
+    def _baseline(self, name: str, count: int, is_last: bool) -> Any:
+        """The baseline's value for `count` worlds."""
+        if name not in self.layout.varying:
+            value = self._constants.stacked(name, count)
+            if is_last and name not in self.last and isinstance(value, torch.Tensor):
+                value = self.layout.last_row(name, value)
+            return value
+        value = self._base_value(name, is_last)
+        dim = self.layout.batch_dim.get(name)
+        if dim is None or not isinstance(value, torch.Tensor):
+            return value
+        return repeated(value, dim, count)
+
+    def _base_value(self, name: str, is_last: bool) -> Any:
+        value = self._read(name)
+        if is_last and isinstance(value, torch.Tensor):
+            value = self.layout.last_row(name, value)
+        return value
+
+    def _patched(
+        self,
+        node: str,
+        worlds: int,
+        stack: Stack | None,
+        fills: Mapping[tuple[str, int], Sequence[Fill]],
+    ) -> Stack:
+        """The stack of a node with the worlds that patch it: fresh rows, or changed ones."""
+        dim = self.layout.batch_dim[node]
+        assert dim is not None
+        present = 0 if stack is None else stack.worlds
+        fresh = worlds & ~present
+        rows: Tensor | None = None
+        if fresh:
+            rows = self._filled(node, fresh, fills)
+        if stack is None:
+            assert rows is not None
+            return Stack(fresh, rows)
+        value = stack.value
+        again = worlds & present
+        if again:
+            value = self._refilled(node, value, present, again, fills)
+        if rows is None:
+            return Stack(present, value)
+        return self._merged(node, Stack(present, value), Stack(fresh, rows))
+
+    def _merged(self, node: str, one: Stack, other: Stack) -> Stack:
+        dim = self.layout.batch_dim[node]
+        assert dim is not None
+        both = torch.cat([one.value, other.value], dim)
+        union = one.worlds | other.worlds
+        if one.worlds.bit_length() <= (other.worlds & -other.worlds).bit_length() - 1:
+            return Stack(union, both)
+        rows = one.value.shape[dim] // one.worlds.bit_count()
+        first = one.worlds.bit_count()
+        order = [
+            p if p >= 0 else first + q
+            for p, q in zip(positions_in(union, one.worlds), positions_in(union, other.worlds), strict=True)
+        ]
+        return Stack(union, masked_rows(both, dim, rows, order))
+
+    def _filled(self, node: str, worlds: int, fills: Mapping[tuple[str, int], Sequence[Fill]]) -> Tensor:
+        """Rows of the baseline with each world's parts put in."""
+        dim = self.layout.batch_dim[node]
+        assert dim is not None
+        count = worlds.bit_count()
+        base = self._read(node)
+        rows = repeated(base, dim, count).clone(memory_format=torch.contiguous_format)
+        members = _members(worlds)
+        if not self._fill_at_once(node, rows, members, fills):
+            self._fill_one_by_one(node, rows, members, range(count), fills)
+        return self.layout.last_row(node, rows) if node in self.last else rows
+
+    def _refilled(
+        self,
+        node: str,
+        value: Tensor,
+        present: int,
+        worlds: int,
+        fills: Mapping[tuple[str, int], Sequence[Fill]],
+    ) -> Tensor:
+        value = value.clone()
+        self._fill_one_by_one(node, value, _members(worlds), positions_in(worlds, present), fills)
+        return value
+
+    def _fill_one_by_one(
+        self,
+        node: str,
+        rows: Tensor,
+        members: Sequence[int],
+        places: Sequence[int],
+        fills: Mapping[tuple[str, int], Sequence[Fill]],
+    ) -> None:
+        dim = self.layout.batch_dim[node]
+        assert dim is not None
+        batch = self._read(node).shape[dim]
+        sizes = self.layout.sizes(1)
+        for world, place in zip(members, places, strict=True):
+            row = rows.narrow(dim, place * batch, batch)
+            for fill in fills[node, world]:
+                shown = fill.view.present(row, sizes)
+                index = fill.view.index(fill.part)
+                value = (
+                    fill.value if isinstance(fill.value, torch.Tensor) else fill.value(shown[index].clone())
+                )
+                shown[index] = value
+
+    def _fill_at_once(
+        self,
+        node: str,
+        rows: Tensor,
+        members: Sequence[int],
+        fills: Mapping[tuple[str, int], Sequence[Fill]],
+    ) -> bool:
+        """All worlds in one indexed write, where each fills one part and all parts are selected alike."""
+        first = fills[node, members[0]][0]
+        axes = [axis for axis, index in first.part.items() if isinstance(index, int)]
+        for world in members:
+            own = fills[node, world]
+            if len(own) != 1 or own[0].view is not first.view or not isinstance(own[0].value, torch.Tensor):
+                return False
+            if set(own[0].part) != set(axes) or not all(isinstance(own[0].part[a], int) for a in axes):
+                return False
+        if first.view.axes[0] != "batch" or "batch" in axes:
+            return False
+        count = len(members)
+        shown = first.view.present(rows, self.layout.sizes(count))
+        shown = shown.unflatten(0, (count, shown.shape[0] // count))  # type: ignore[no-untyped-call]
+        values = torch.stack([fills[node, world][0].value for world in members])  # type: ignore[misc]
+        index: list[Any] = [torch.arange(count, device=rows.device)]
+        for axis in first.view.axes:
+            if axis in axes:
+                picks = [int(fills[node, world][0].part[axis]) for world in members]  # type: ignore[call-overload]
+                index.append(torch.tensor(picks, device=rows.device))
+            else:
+                index.append(slice(None))
+        shown[tuple(index)] = values
+        return True
+
+
+class _Lookup:
+    """`values[name]` for whoever wants a mapping."""
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(name)
+
+
+def _members(worlds: int) -> list[int]:
+    members = []
+    while worlds:
+        bit = worlds & -worlds
+        members.append(bit.bit_length() - 1)
+        worlds &= ~bit
+    return members

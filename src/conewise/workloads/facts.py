@@ -1,0 +1,51 @@
+"""Facts about a model that sweeps need, found once: its outputs by name, where it lives, how fast it is."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from conewise.frontends.torch.digests import home
+from conewise.frontends.torch.fingerprint import fingerprint
+from conewise.frontends.torch.records import Record, Ref
+from conewise.frontends.torch.streaming import assembled
+
+if TYPE_CHECKING:
+    from conewise.workloads.model import Model
+
+
+class Facts:
+    """`outputs`: the output nodes; `fields`: those that have a name; `rates`: operations a second, measured.
+
+    `mixing` is the node at which rows of the batch mix: None before it was looked for, "" if there is none.
+    """
+
+    def __init__(self, model: Model) -> None:
+        program = model.program
+        self.outputs = tuple(dict.fromkeys(out.name for out in program.outputs if isinstance(out, Ref)))
+        named: Any = assembled(program, {name: name for name in self.outputs})
+        items = named.items() if hasattr(named, "items") else ()
+        self.fields: dict[str, str] = {key: value for key, value in items if isinstance(value, str)}
+        self.records: dict[str, Record] = {record.name: record for record in program.records}
+        self.device, self.dtype = home(program)
+        self.mixing: str | None = None
+        self.rates: dict[str, float] = {}
+        self._module = model.module
+        self._digest: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of architecture and weights: another one is another model."""
+        if self._digest is None:
+            self._digest = fingerprint(self._module)
+        return self._digest
+
+
+_FACTS: weakref.WeakKeyDictionary[Model, Facts] = weakref.WeakKeyDictionary()
+
+
+def facts_of(model: Model) -> Facts:
+    """The facts about a model, found at the first call."""
+    if model not in _FACTS:
+        _FACTS[model] = Facts(model)
+    return _FACTS[model]

@@ -1,0 +1,111 @@
+"""The plan of a sweep: a value without tensors that says what will be computed, and at what cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What a sweep will do, for each batch of prompts.
+
+    `node_evaluations` counts a node once for each world that computes it: the ledger of the run counts the
+    same. `full_evaluations` is what full re-runs would compute, `ratio` (ρ) their quotient. `launches` counts
+    each node once for each chunk. `peak_bytes` is what the run holds at most beside the model and the
+    baseline. `seconds` is an estimate.
+    """
+
+    worlds: int
+    batches: int
+    node_evaluations: int
+    full_evaluations: int
+    launches: int
+    flops: int
+    full_flops: int
+    peak_bytes: int
+    max_memory: int | None
+    chunks: tuple[int, ...]
+    evaluator: str
+    why: str
+    seconds: float | None
+
+    @property
+    def ratio(self) -> float:
+        """ρ: full re-runs over the sweep, in node evaluations."""
+        return self.full_evaluations / self.node_evaluations if self.node_evaluations else float("inf")
+
+    def to_json(self) -> str:
+        """The plan as JSON."""
+        return json.dumps({**asdict(self), "ratio": self.ratio}, indent=2)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The plan as lines of a table."""
+        rows = [
+            (
+                "worlds",
+                f"{self.worlds:,}" + (f", for each of {self.batches} batches" if self.batches > 1 else ""),
+            ),
+            ("node evaluations", f"{self.node_evaluations:,}"),
+            ("full re-runs", f"{self.full_evaluations:,} (ρ = {self.ratio:.3f})"),
+            ("kernel launches", f"{self.launches:,}"),
+            ("FLOPs", f"{self.flops:.3g} (full re-runs {self.full_flops:.3g})"),
+            (
+                "peak memory",
+                shown_bytes(self.peak_bytes)
+                + (f" of {shown_bytes(self.max_memory)}" if self.max_memory else ""),
+            ),
+            (
+                "chunks",
+                f"{len(self.chunks)}" + (f" of up to {max(self.chunks)} worlds" if self.chunks else ""),
+            ),
+            ("evaluator", f"{self.evaluator}: {self.why}"),
+            ("estimated time", "not calibrated" if self.seconds is None else f"{self.seconds:.2g} s"),
+        ]
+        return rows
+
+    def __str__(self) -> str:
+        width = max(len(label) for label, _ in self.rows())
+        return "\n".join(f"{label:<{width}}  {value}" for label, value in self.rows())
+
+    def _repr_html_(self) -> str:
+        from html import escape  # noqa: PLC0415  # notebooks only
+
+        lines = "".join(f"<tr><th>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in self.rows())
+        return f"<table>{lines}</table>"
+
+
+UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def as_bytes(given: int | str | None) -> int | None:
+    """A number of bytes, or text like "2GiB" or "500 MB"."""
+    if given is None or isinstance(given, int):
+        return given
+    text = given.strip().lower().replace(" ", "")
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = text[len(number) :] or "b"
+    try:
+        return int(float(number) * UNITS[unit])
+    except (ValueError, KeyError):
+        raise ValueError(
+            f"{given!r} is no amount of memory; write a number of bytes, or '2GiB', '500MB'."
+        ) from None
+
+
+def shown_bytes(count: int | None) -> str:
+    """Bytes as people read them."""
+    if count is None:
+        return "no limit"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def as_json(value: Any) -> str:
+    """Any plain value as JSON, keys sorted: equal values have equal text."""
+    return json.dumps(value, sort_keys=True, default=str)

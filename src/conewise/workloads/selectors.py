@@ -1,0 +1,201 @@
+"""Selectors: many places at once, as people write them, and the cells that they stand for in a model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from conewise.errors import SiteError
+from conewise.workloads.places import Place, PlaceLike, as_place
+
+if TYPE_CHECKING:
+    from conewise.workloads.run import Run
+
+Choice = int | str | Sequence[int]
+
+AXES = ("layer", "head", "kv_head", "pos", "neuron")
+"""The axes that can be spread out, in the order in which results show them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One world of a sweep: the places that it patches, and where it stands in its selector."""
+
+    places: tuple[Place, ...]
+    selector: int
+    at: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def name(self) -> str:
+        """The places, in words."""
+        return " + ".join(map(str, self.places))
+
+    @property
+    def kind(self) -> str:
+        """The kind of its site, or of its sites."""
+        return "+".join(dict.fromkeys(place.name for place in self.places))
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """All places of one kind that `choices` allow; an axis that is not named is not cut."""
+
+    name: str
+    stack: str
+    choices: Mapping[str, Choice]
+
+    def __add__(self, other: SelectorLike) -> Selectors:
+        return Selectors((self,)) + other
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(f'{axis}={choice}' for axis, choice in self.choices.items())}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Selectors:
+    """A sum of selectors: the cells of the first, then those of the second, and so on."""
+
+    parts: tuple[Selector | tuple[tuple[Place, ...], ...], ...]
+
+    def __add__(self, other: SelectorLike) -> Selectors:
+        return Selectors((*self.parts, *as_selectors(other).parts))
+
+
+SelectorLike = Selector | Selectors | PlaceLike | Iterable[PlaceLike | Sequence[PlaceLike]]
+
+
+def sites(name: str, *, stack: str = "", **choices: Choice) -> Selector:
+    """Places of one kind: `sites("z", layer=":", head=":")`, `sites("resid_pre", layer="4:8", pos=-1)`.
+
+    Each of layer, head, kv_head, pos and neuron is a number, a list of numbers, or a slice as a string:
+    ":" is all, "2:5" is 2, 3, 4. Selectors add up: `sites(...) + sites(...)`.
+    """
+    unknown = [axis for axis in choices if axis not in AXES]
+    if unknown:
+        raise SiteError(f"no axis {unknown[0]!r}: a selector chooses along {', '.join(AXES)}.")
+    ordered = {axis: choices[axis] for axis in AXES if axis in choices}
+    return Selector(name, stack, MappingProxyType(ordered))
+
+
+def as_selectors(given: SelectorLike) -> Selectors:
+    """What people may write for `sites=`: a selector, a sum, a place, or a list of places and sets of places."""
+    if isinstance(given, Selectors):
+        return given
+    if isinstance(given, Selector):
+        return Selectors((given,))
+    if isinstance(given, Place | str):
+        return Selectors((((as_place(given),),),))
+    cells: list[tuple[Place, ...]] = []
+    for item in given:
+        if isinstance(item, Place | str) or _is_pair(item):
+            cells.append((as_place(item),))
+        else:
+            cells.append(tuple(as_place(place) for place in item))  # type: ignore[union-attr, arg-type]
+    if not cells:
+        raise SiteError("a sweep over no sites: give at least one place or selector.")
+    return Selectors((tuple(cells),))
+
+
+def _is_pair(item: object) -> bool:
+    return (
+        isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A selector spread out in a model: its cells, and the axes along which they lie."""
+
+    name: str
+    axes: tuple[str, ...]
+    coordinates: tuple[tuple[int, ...], ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The natural shape of the results."""
+        return tuple(len(along) for along in self.coordinates)
+
+
+def spread(selectors: Selectors, run: Run) -> tuple[Spread, ...]:
+    """The cells of each selector, for runs shaped like this one. An empty choice is an error."""
+    return tuple(
+        _spread_selector(part, place, run) if isinstance(part, Selector) else _spread_list(part, place)
+        for place, part in enumerate(selectors.parts)
+    )
+
+
+def _spread_list(places: tuple[tuple[Place, ...], ...], selector: int) -> Spread:
+    cells = tuple(
+        Cell(group, selector, MappingProxyType(_coordinates(group[0]) if len(group) == 1 else {}))
+        for group in places
+    )
+    return Spread("sites", ("site",), (tuple(range(len(cells))),), cells)
+
+
+def _coordinates(place: Place) -> dict[str, int]:
+    found = {axis: index for axis, index in place.part.items() if axis in AXES and isinstance(index, int)}
+    return ({"layer": place.layer} if place.layer is not None else {}) | found
+
+
+def _spread_selector(selector: Selector, number: int, run: Run) -> Spread:
+    table = run.model.sites
+    choices = dict(selector.choices)
+    layers: Sequence[int | None] = (None,)
+    along: dict[str, tuple[int, ...]] = {}
+    if "layer" in choices:
+        known = table.layers(selector.name, selector.stack)
+        if not known:
+            run.model.locate(Place(selector.name, 0, selector.stack))  # says why there is none
+        picked = _chosen(choices.pop("layer"), max(known) + 1, "layer", selector)
+        missing = [layer for layer in picked if layer not in known]
+        if missing:
+            run.model.locate(Place(selector.name, missing[0], selector.stack))
+        layers = picked
+        along["layer"] = tuple(picked)
+    first = Place(selector.name, layers[0], selector.stack)
+    found = run.model.locate(first)
+    lengths = dict(zip(found.view.axes, run[first].shape, strict=True))
+    for axis, choice in choices.items():
+        if axis not in lengths:
+            raise SiteError(
+                f"{selector}: this site has no axis {axis!r}; its axes are {', '.join(found.view.axes)}."
+            )
+        along[axis] = tuple(_chosen(choice, lengths[axis], axis, selector))
+    cells = []
+    for point in itertools.product(*along.values()):
+        at = dict(zip(along, point, strict=True))
+        layer = at.get("layer")
+        part = {axis: index for axis, index in at.items() if axis != "layer"}
+        place = Place(selector.name, layer, selector.stack, MappingProxyType(part))
+        cells.append(Cell((place,), number, MappingProxyType(at)))
+    open_axes = [axis for axis in along if not isinstance(selector.choices[axis], int)]
+    return Spread(selector.name, tuple(open_axes), tuple(along[axis] for axis in open_axes), tuple(cells))
+
+
+def _chosen(choice: Choice, length: int, axis: str, selector: Selector) -> list[int]:
+    """The indices that a choice stands for, all of them from 0 up."""
+    if isinstance(choice, int):
+        picked = [choice]
+    elif isinstance(choice, str):
+        try:
+            bounds = [int(bound) if bound.strip() else None for bound in choice.split(":")]
+            picked = list(range(length))[slice(*bounds) if len(bounds) > 1 else slice(bounds[0], None)]
+            if len(bounds) == 1:
+                picked = [bounds[0]]  # type: ignore[list-item]
+        except (ValueError, TypeError):
+            raise SiteError(
+                f"{selector}: {axis}={choice!r} is no choice. Write a number, a list, or a slice like "
+                "':' or '2:5'."
+            ) from None
+    else:
+        picked = list(choice)
+    outside = [index for index in picked if not -length <= index < length]
+    if outside:
+        raise SiteError(f"{selector}: {axis} {outside[0]} is out of range; there are {length}, from 0.")
+    if not picked:
+        raise SiteError(f"{selector}: {axis}={choice!r} chooses nothing; there are {length}, from 0.")
+    return [index % length for index in picked]

@@ -1,0 +1,555 @@
+"""A sweep: many worlds, one baseline, one demand. Planned before it runs, exact, in one pass if possible."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conewise.errors import NoEffectWarning, SweepError
+from conewise.frontends.torch.costs import Costs, matmul_rate, synchronize, versions
+from conewise.frontends.torch.digests import inputs_digest
+from conewise.frontends.torch.filling import stacked
+from conewise.frontends.torch.metrics import Metric, as_metric, measured, measured_whole
+from conewise.frontends.torch.mixing import mixing_node
+from conewise.frontends.torch.regions import last_region
+from conewise.frontends.torch.stacking import Layout
+from conewise.frontends.torch.streaming import assembled
+from conewise.frontends.torch.tensors import Tensor, computing
+from conewise.frontends.torch.wavefront import Fill, Wavefront, WaveStep
+from conewise.workloads.facts import facts_of
+from conewise.workloads.interventions import Intervention, as_intervention
+from conewise.workloads.plan import SweepPlan, as_bytes, shown_bytes
+from conewise.workloads.result import Result, SweepLedger
+from conewise.workloads.run import Run
+from conewise.workloads.schedule import Schedule, schedule
+from conewise.workloads.selectors import Cell, SelectorLike, Spread, as_selectors, spread
+
+if TYPE_CHECKING:
+    from conewise.workloads.model import Model
+
+DEFAULT_MEMORY = 2 << 30
+"""What a sweep may hold beside the model and its baseline, where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One baseline of a sweep, and what is put into it."""
+
+    base: Run
+    source: Run | None
+    intervention: Intervention
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What planning found out for baselines of one shape."""
+
+    layout: Layout
+    schedule: Schedule
+    costs: Costs
+    last: frozenset[str]
+    obstacle: str
+
+
+class Sweep:
+    """Patch every cell in a world of its own, and read the metric there.
+
+    `base` is the run that is changed, `source` where the values come from (a run, or an intervention).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sites: SelectorLike,
+        *,
+        base: Run | Iterable[Mapping[str, Any] | Run],
+        source: Any,
+        metric: Any,
+    ) -> None:
+        self.model = model
+        self.facts = facts_of(model)
+        self.selectors = as_selectors(sites)
+        self.metrics = tuple(
+            as_metric(one) for one in (metric if isinstance(metric, list | tuple) else [metric])
+        )
+        names = [one.name for one in self.metrics]
+        if len(set(names)) != len(names):
+            raise SweepError(f"two metrics are named {names!r}; give each its own with `name=`.")
+        self._base, self._source = base, source
+        first = self._batch(0)
+        self.spreads: tuple[Spread, ...] = spread(self.selectors, first.base)
+        self.cells: tuple[Cell, ...] = tuple(cell for part in self.spreads for cell in part.cells)
+        self._prepared: dict[tuple[Any, ...], Prepared] = {}
+        self._order = self._world_order()
+
+    # -- what is swept -----------------------------------------------------------------------
+
+    @property
+    def batches(self) -> int:
+        """How many baselines there are."""
+        return 1 if isinstance(self._base, Run) else len(self._base)  # type: ignore[arg-type]
+
+    def _batch(self, place: int) -> Batch:
+        base, source = self._base, self._source
+        if not isinstance(base, Run):
+            if not isinstance(base, Sequence) or not base:
+                raise SweepError("base is a run, or a list of runs or of inputs; it has at least one.")
+            if isinstance(source, list | tuple):
+                if len(source) != len(base):
+                    raise SweepError(
+                        f"base has {len(base)} batches and source {len(source)}; they go in pairs."
+                    )
+                source = self._as_run(source[place])
+            base = self._as_run(base[place])
+        if base.model is not self.model:
+            raise SweepError(f"base is a run of another model ({base.model.name}), not of {self.model.name}.")
+        run = source if isinstance(source, Run) else None
+        if run is not None:
+            self._expect_alike(base, run)
+        return Batch(base, run, as_intervention(source, self.model))
+
+    def _as_run(self, given: Any) -> Run:
+        return given if isinstance(given, Run) else self.model.run(**given)
+
+    def _expect_alike(self, base: Run, source: Run) -> None:
+        for name, value in base.inputs.items():
+            other = source.inputs.get(name)
+            if other is not None and other.shape != value.shape:
+                raise SweepError(
+                    f"base and source differ in shape: {name!r} is {tuple(value.shape)} in the base and "
+                    f"{tuple(other.shape)} in the source. Pad or cut the prompts to one length, so that "
+                    "position means the same in both."
+                )
+
+    def _world_order(self) -> list[int]:
+        """The cells in the order of their worlds: the patch that stands first in the graph, first."""
+        graph = self.model.graph
+        labels = graph.table.labels
+
+        def depth(cell: Cell) -> float:
+            return min(labels[graph.number(self.model.locate(place).node)] for place in cell.places)
+
+        return sorted(range(len(self.cells)), key=lambda number: depth(self.cells[number]))
+
+    def targets(self) -> tuple[str, ...]:
+        """The nodes that the metrics read."""
+        fields = self.facts.fields
+        names: list[str] = []
+        for metric in self.metrics:
+            if metric.whole:
+                names += self.facts.outputs
+            elif metric.output in fields:
+                names.append(fields[metric.output])
+            elif len(self.facts.outputs) == 1:
+                names.append(self.facts.outputs[0])
+            else:
+                raise SweepError(
+                    f"the metric {metric.name!r} reads {metric.output!r}, and the model's outputs are "
+                    f"{', '.join(fields)}."
+                )
+        return tuple(dict.fromkeys(names))
+
+    # -- plan --------------------------------------------------------------------------------
+
+    def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
+        """What the sweep will compute, and at what cost; nothing of it is computed."""
+        return self._plan(self._prepare(self._batch(0).base), as_bytes(max_memory), evaluator)[0]
+
+    def _prepare(self, base: Run) -> Prepared:
+        key = tuple((name, tuple(value.shape)) for name, value in base.inputs.items())
+        if key not in self._prepared:
+            program, graph = self.model.program, self.model.graph
+            shapes = {leaf.name: leaf.shape for leaf in program.inputs}
+            symbols = program.sizes.symbols_of(shapes, dict(key))
+            layout = Layout(program, symbols)
+            worlds = [self._patches(self.cells[number]) for number in self._order]
+            targets = self.targets()
+            plan = schedule(graph, worlds, graph.numbers(targets))
+            self._expect_effect(plan)
+            again = {
+                graph.name(node)
+                for node, patched in plan.patched.items()
+                if dict(plan.steps).get(node, 0) & patched
+            }
+            reads_last = all(metric.last for metric in self.metrics)
+            with computing():
+                last = (
+                    last_region(program, layout, self._reader(base), targets, again)
+                    if reads_last
+                    else frozenset()
+                )
+            self._prepared[key] = Prepared(
+                layout, plan, Costs(program, layout), last, self._obstacle(base, layout, plan)
+            )
+        return self._prepared[key]
+
+    def _patches(self, cell: Cell) -> dict[int, bool]:
+        patches: dict[int, bool] = {}
+        for place in cell.places:
+            found = self.model.locate(place)
+            if found.result is not None:
+                raise SweepError(
+                    f"{place} is computed from z and is no node of the graph, so it cannot be swept. Sweep z: "
+                    "patching a head's z patches its result."
+                )
+            number = self.model.graph.number(found.node)
+            patches[number] = patches.get(number, False) or not found.part
+        return patches
+
+    def _expect_effect(self, plan: Schedule) -> None:
+        reached = 0
+        for _, worlds in plan.steps:
+            reached |= worlds
+        for target in plan.targets:
+            reached |= plan.patched.get(target, 0)
+        idle = [self.cells[self._order[world]] for world in range(plan.worlds) if not reached >> world & 1]
+        if idle:
+            raise SweepError(
+                f"the metric does not depend on {len(idle)} of {plan.worlds} cells, {idle[0].name} for one. "
+                "Leave them out, or choose a metric that reads more of the outputs."
+            )
+
+    def _obstacle(self, base: Run, layout: Layout, plan: Schedule) -> str:
+        """Why the worlds cannot be stacked, or nothing."""
+        if self.model.batch_is_fixed:
+            return "the batch size is fixed in this capture"
+        name = self.model.graph.name
+        for node, _ in plan.steps:
+            record = self.facts.records[name(node)]
+            if record.shape is not None and layout.batch_dim.get(record.name) is None:
+                return f"{record.name!r} mixes the rows of the batch"
+        if self.facts.mixing is None:
+            self.facts.mixing = mixing_node(self.model.program, layout, dict(base.inputs)) or ""
+        return f"{self.facts.mixing!r} mixes the rows of the batch" if self.facts.mixing else ""
+
+    def _plan(
+        self, prepared: Prepared, max_memory: int | None, evaluator: str
+    ) -> tuple[SweepPlan, list[int]]:
+        if evaluator not in {"auto", "serial", "wavefront"}:
+            raise SweepError(f"no evaluator {evaluator!r}: there are 'serial', 'wavefront' and 'auto'.")
+        if evaluator == "wavefront" and prepared.obstacle:
+            raise SweepError(f"this sweep cannot run as a wavefront: {prepared.obstacle}. Run it serially.")
+        chosen = evaluator if evaluator != "auto" else "serial" if prepared.obstacle else "wavefront"
+        why = (
+            prepared.obstacle
+            or ("one world after another, bit for bit a full re-run" if chosen == "serial" else "")
+            or "all worlds in one pass, equal up to the rounding of batched kernels"
+        )
+        everything = (1 << len(self.cells)) - 1
+        if chosen == "serial":
+            chunks = [1 << world for world in range(len(self.cells))]
+        else:
+            chunks = self._chunks(prepared, max_memory or DEFAULT_MEMORY, everything)
+        peak = max(self._peak(prepared, chunk, stacked=chosen == "wavefront") for chunk in chunks)
+        plan = prepared.schedule
+        name, costs = self.model.graph.name, prepared.costs
+        last = prepared.last if chosen == "wavefront" else frozenset()
+        flops = {node: costs.flops(name(node), last=name(node) in last) for node, _ in plan.steps}
+        support = self.model.support(self.targets())
+        rules = self.model.graph.table.rules
+        computed = [number for number in support if rules[number] is not None]
+        full = sum(costs.flops(name(number)) for number in computed)
+        done = sum(flops[node] * worlds.bit_count() for node, worlds in plan.steps)
+        rate = self.facts.rates.get(chosen)
+        launches = (
+            plan.node_evaluations if chosen == "serial" else sum(plan.of(chunk).launches for chunk in chunks)
+        )
+        return (
+            SweepPlan(
+                worlds=len(self.cells),
+                batches=self.batches,
+                node_evaluations=plan.node_evaluations * self.batches,
+                full_evaluations=len(computed) * len(self.cells) * self.batches,
+                launches=launches * self.batches,
+                flops=done * self.batches,
+                full_flops=full * len(self.cells) * self.batches,
+                peak_bytes=peak,
+                max_memory=max_memory,
+                chunks=tuple(chunk.bit_count() for chunk in chunks),
+                evaluator=chosen,
+                why=why,
+                seconds=(done * self.batches / (rate or self._calibrated())),
+            ),
+            chunks,
+        )
+
+    def _calibrated(self) -> float:
+        """Operations a second, from one matrix product: an estimate until a sweep has been timed."""
+        if "product" not in self.facts.rates:
+            self.facts.rates["product"] = matmul_rate(self.facts.device, self.facts.dtype, time.perf_counter)
+        return self.facts.rates["product"]
+
+    def _chunks(self, prepared: Prepared, budget: int, everything: int) -> list[int]:
+        """Runs of worlds that each fit the budget, as few as possible."""
+        count = everything.bit_count()
+        pieces = 1
+        while True:
+            size = math.ceil(count / pieces)
+            chunks = [((1 << min(size, count - start)) - 1) << start for start in range(0, count, size)]
+            peaks = [self._peak(prepared, chunk, stacked=True) for chunk in chunks]
+            if max(peaks) <= budget:
+                return chunks
+            if size == 1:
+                raise SweepError(
+                    f"one world alone takes {shown_bytes(max(peaks))}, more than the budget of "
+                    f"{shown_bytes(budget)}. The least that would do is max_memory={max(peaks)}."
+                )
+            pieces = min(count, max(pieces + 1, math.ceil(pieces * max(peaks) / budget)))
+
+    def _peak(self, prepared: Prepared, chunk: int, *, stacked: bool) -> int:
+        """The bytes held at most while the worlds of `chunk` are computed together."""
+        plan, costs, name, table = (
+            prepared.schedule.of(chunk),
+            prepared.costs,
+            self.model.graph.name,
+            self.model.graph.table,
+        )
+        last = prepared.last if stacked else frozenset()
+        drops = _last_reads(plan, table.inputs)
+        held: dict[int, int] = {}
+        live = peak = 0
+        changed: dict[int, int] = {}
+        computed = dict(plan.steps)
+        for node, worlds in plan.steps:
+            count = worlds.bit_count()
+            copies = 0
+            for site in set(table.inputs[node]):
+                if site in plan.patched and site not in changed:
+                    rows = plan.patched[site].bit_count()
+                    held[site] = costs.bytes_of_copy(name(site)) * rows
+                    changed[site] = plan.patched[site]
+                    live += held[site]
+                if site in changed and changed[site] != worlds:
+                    copies += costs.bytes_of_copy(name(site), last=name(node) in last) * count
+            own = costs.bytes(name(node), last=name(node) in last) * count
+            changed[node] = worlds | plan.patched.get(node, 0)
+            if node in plan.patched:
+                own += costs.bytes_of_copy(name(node)) * changed[node].bit_count()
+            live += own
+            peak = max(peak, live + copies)
+            held[node] = own
+            if own == 0:
+                # A view keeps what it shows alive: hand its memory on to the last reader of the view.
+                for site in table.inputs[node]:
+                    if site in held and held[site] and drops.get(site) == node:
+                        held[node] += held.pop(site)
+            for site in table.inputs[node]:
+                if drops.get(site) == node and site in held:
+                    live -= held.pop(site)
+        del computed
+        return peak
+
+    # -- run ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *,
+        evaluator: str = "auto",
+        max_memory: int | str | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        progress: bool | Callable[[int, int], None] = False,
+        verify: int = 0,
+    ) -> Result:
+        """Run the plan.
+
+        `out`: a folder; finished chunks are stored there as they finish, and `resume=True` goes on where a
+        run was cut off. `progress`: show a bar, or call with (cells done, cells in all). `verify`: check so
+        many random cells against plain full forwards of the module.
+        """
+        started = time.perf_counter()
+        budget = as_bytes(max_memory)
+        values: list[Any] = []
+        base_values: list[Tensor] = []
+        source_values: list[Tensor | None] = []
+        ledger = SweepLedger()
+        plan: SweepPlan | None = None
+        with self._recorder(out, resume) as recorder, self._bar(progress) as tell:
+            for number in range(self.batches):
+                batch = self._batch(number)
+                prepared = self._prepare(batch.base)
+                plan, chunks = self._plan(prepared, budget, evaluator)
+                base_values.append(self._read_metrics(batch.base))
+                source_values.append(None if batch.source is None else self._read_metrics(batch.source))
+                rows: dict[int, Tensor] = {}
+                for piece, chunk in _grouped(chunks, plan.evaluator):
+                    stored = recorder.get(number, piece)
+                    if stored is None:
+                        evaluate = self._wave if plan.evaluator == "wavefront" else self._serial
+                        stored = evaluate(prepared, batch, chunk, ledger)
+                        recorder.put(number, piece, stored)
+                    else:
+                        ledger.node_evaluations += prepared.schedule.of(chunk).node_evaluations
+                        ledger.resumed += chunk.bit_count()
+                    for world, row in zip(_members(chunk), stored, strict=True):
+                        rows[world] = row
+                    tell(chunk.bit_count())
+                values.append([rows[world] for world in range(len(self.cells))])
+        assert plan is not None
+        ledger.seconds = time.perf_counter() - started
+        if not ledger.resumed and ledger.compute_seconds > 0:
+            self.facts.rates[plan.evaluator] = plan.flops / ledger.compute_seconds
+        result = Result.of(self, plan, ledger, values, base_values, source_values)
+        if verify:
+            result = replace(result, verification=result.verify(n=verify))
+        return result
+
+    def _recorder(self, out: str | Path | None, resume: bool) -> Any:
+        from conewise.workloads.store import recorder  # noqa: PLC0415  # needed by long runs only
+
+        return recorder(self, out, resume)
+
+    def _bar(self, progress: bool | Callable[[int, int], None]) -> Any:
+        from conewise.workloads.progress import bar  # noqa: PLC0415  # needed where it is shown only
+
+        return bar(progress, len(self.cells) * self.batches)
+
+    def _read_metrics(self, run: Any) -> Tensor:
+        """Every metric of a run, as [metric, prompt] in float64."""
+        return stacked([self._metric_of(metric, run) for metric in self.metrics])
+
+    def _metric_of(self, metric: Metric, run: Any) -> Tensor:
+        (batch,) = {value.shape[0] for value in self._batch_inputs(run)} or {1}
+        with computing():
+            if metric.whole:
+                return measured_whole(metric, run.outputs, batch)[0]
+            (value,) = run.demand([self._target(metric)])
+            return measured(metric, value, 1, batch)[0]
+
+    def _batch_inputs(self, run: Any) -> Iterator[Tensor]:
+        base = run
+        while not isinstance(base, Run):
+            base = base._parent
+        yield next(iter(base.inputs.values()))
+
+    def _target(self, metric: Metric) -> str:
+        fields = self.facts.fields
+        return fields.get(metric.output, self.facts.outputs[0])
+
+    def _serial(self, prepared: Prepared, batch: Batch, chunk: int, ledger: SweepLedger) -> Tensor:
+        """The metrics of each world of `chunk`, one world after another: [world, metric, prompt]."""
+        started = time.perf_counter()
+        rows = []
+        for world in _members(chunk):
+            cell = self.cells[self._order[world]]
+            with warnings.catch_warnings(), batch.base.fork() as fork:
+                warnings.simplefilter("ignore", NoEffectWarning)
+                for place in cell.places:
+                    fork.patch(place, batch.intervention.part(place, batch.base))
+                rows.append(self._read_metrics(fork))
+                ledger.node_evaluations += fork.ledger.count("recomputed")
+        ledger.launches = ledger.node_evaluations
+        ledger.compute_seconds += time.perf_counter() - started
+        return stacked(rows)
+
+    def _wave(self, prepared: Prepared, batch: Batch, chunk: int, ledger: SweepLedger) -> Tensor:
+        """The metrics of all worlds of `chunk` in one pass: [world, metric, prompt]."""
+        plan = prepared.schedule.of(chunk)
+        name = self.model.graph.name
+        drops: dict[int, list[str]] = {}
+        for site, reader in _last_reads(plan, self.model.graph.table.inputs).items():
+            drops.setdefault(reader, []).append(name(site))
+        steps = [WaveStep(name(node), worlds, tuple(drops.get(node, ()))) for node, worlds in plan.steps]
+        patched = {name(node): worlds for node, worlds in plan.patched.items()}
+        fills: dict[tuple[str, int], list[Fill]] = {}
+        for world in _members(chunk):
+            for place in self.cells[self._order[world]].places:
+                found = self.model.locate(place)
+                part = batch.intervention.part(place, batch.base)
+                if isinstance(part, Tensor):
+                    found.expect(part, batch.base[place], place)
+                fills.setdefault((found.node, world), []).append(Fill(found.view, found.part, part))
+        wave = Wavefront(self.model.program, prepared.layout, self._reader(batch.base), prepared.last)
+        started = time.perf_counter()
+        targets = self.targets()
+        outputs = wave.run(steps, patched, fills, targets, chunk)
+        found_rows = [self._of_stack(metric, outputs, plan.worlds, prepared) for metric in self.metrics]
+        synchronize(self.facts.device)
+        ledger.compute_seconds += time.perf_counter() - started
+        ledger.node_evaluations += sum(step.worlds.bit_count() for step in steps)
+        ledger.launches += len(steps)
+        return stacked(found_rows, dim=1)
+
+    def _of_stack(
+        self, metric: Metric, outputs: Mapping[str, Tensor], worlds: int, prepared: Prepared
+    ) -> Tensor:
+        batch = prepared.layout.batch
+        if not metric.whole:
+            return measured(metric, outputs[self._target(metric)], worlds, batch)
+        rows = []
+        for world in range(worlds):
+            leaves = {
+                name: value.narrow(prepared.layout.batch_dim[name] or 0, world * batch, batch)
+                for name, value in outputs.items()
+            }
+            rows.append(measured_whole(metric, assembled(self.model.program, leaves), batch)[0])
+        return stacked(rows)
+
+    def _reader(self, base: Run) -> Callable[[str], Any]:
+        known: dict[str, Any] = {}
+
+        def read(name: str) -> Any:
+            if name not in known:
+                (known[name],) = base.demand([name])
+            return known[name]
+
+        return read
+
+    def provenance(self) -> dict[str, Any]:
+        """All that the numbers depend on, as plain values: equal sweeps have equal provenance."""
+        batches = []
+        for number in range(self.batches):
+            batch = self._batch(number)
+            batches.append(
+                {
+                    "base": inputs_digest(batch.base.inputs),
+                    "source": None if batch.source is None else inputs_digest(batch.source.inputs),
+                    "patch": [str(part) for part in batch.intervention.described],
+                }
+            )
+        return {
+            "model": self.model.name,
+            "weights": self.facts.fingerprint,
+            "dtype": str(self.facts.dtype),
+            "device": str(self.facts.device),
+            "sites": [cell.name for cell in self.cells],
+            "metrics": [[metric.name, *map(str, metric.described)] for metric in self.metrics],
+            "batches": batches,
+            "versions": versions(),
+        }
+
+    def __repr__(self) -> str:
+        parts = " + ".join(
+            str(part) if not isinstance(part, tuple) else f"{len(part)} sites"
+            for part in self.selectors.parts
+        )
+        metrics = ", ".join(metric.name for metric in self.metrics)
+        return f"Sweep over {parts}: {len(self.cells)} worlds of {self.model.name}, reading {metrics}"
+
+
+def _members(worlds: int) -> list[int]:
+    return [place for place in range(worlds.bit_length()) if worlds >> place & 1]
+
+
+def _grouped(chunks: list[int], evaluator: str) -> Iterator[tuple[int, int]]:
+    """The chunks with their numbers; single worlds of a serial run in groups, so that storing is cheap."""
+    if evaluator == "wavefront":
+        yield from enumerate(chunks)
+        return
+    size = 16
+    for piece, start in enumerate(range(0, len(chunks), size)):
+        yield piece, sum(chunks[start : start + size])
+
+
+def _last_reads(plan: Schedule, inputs: Sequence[tuple[int, ...]]) -> dict[int, int]:
+    """For each node that steps read, the last step that does; targets are kept to the end."""
+    last: dict[int, int] = {}
+    for node, _ in plan.steps:
+        for site in inputs[node]:
+            last[site] = node
+    return {site: reader for site, reader in last.items() if site not in plan.targets}
