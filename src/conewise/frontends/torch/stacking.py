@@ -6,6 +6,7 @@ size that depends on the batch is evaluated for k batches.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,6 +120,10 @@ class Constants:
         self._alike: dict[str, bool] = {}
         self._at: dict[tuple[str, int], Any] = {}
 
+    def rebase(self, values: Any) -> None:
+        """Read another baseline of the same shape: its constants are the same."""
+        self._values = values
+
     def stacked(self, name: str, worlds: int) -> Any:
         """The constant `name` for a stack of `worlds`."""
         dim = self._layout.batch_dim.get(name)
@@ -158,5 +163,11 @@ def masked_rows(value: Tensor, dim: int, batch: int, places: Sequence[int]) -> T
         return value
     if places and list(places) == list(range(places[0], places[0] + len(places))):
         return value.narrow(dim, places[0] * batch, len(places) * batch)
-    rows = [place * batch + row for place in places for row in range(batch)]
-    return value.index_select(dim, torch.tensor(rows, device=value.device))
+    rows = tuple(place * batch + row for place in places for row in range(batch))
+    return value.index_select(dim, index_tensor(rows, value.device))
+
+
+@functools.lru_cache(maxsize=4096)
+def index_tensor(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Indices as a tensor; kept, since making one waits for the device and cannot be captured."""
+    return torch.tensor(places, device=device)

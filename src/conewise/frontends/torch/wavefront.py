@@ -18,6 +18,7 @@ from conewise.frontends.torch.stacking import (
     Constants,
     Layout,
     Tensor,
+    index_tensor,
     masked_rows,
     positions_in,
     repeated,
@@ -68,6 +69,11 @@ class Wavefront:
         self._records = {record.name: record for record in program.records}
         self._base: dict[str, Any] = {}
         self._constants = Constants(layout, _Lookup(read))
+
+    def rebase(self, read: Callable[[str], Any]) -> None:
+        """Read another baseline of the same shape from now on."""
+        self._read = read
+        self._constants.rebase(_Lookup(read))
 
     @torch.no_grad()
     def run(
@@ -284,11 +290,11 @@ class Wavefront:
         shown = first.view.present(rows, self.layout.sizes(count))
         shown = shown.unflatten(0, (count, shown.shape[0] // count))  # type: ignore[no-untyped-call]
         values = torch.stack([fills[node, world][0].value for world in members])  # type: ignore[misc]
-        index: list[Any] = [torch.arange(count, device=rows.device)]
+        index: list[Any] = [index_tensor(tuple(range(count)), rows.device)]
         for axis in first.view.axes:
             if axis in axes:
-                picks = [int(fills[node, world][0].part[axis]) for world in members]  # type: ignore[call-overload]
-                index.append(torch.tensor(picks, device=rows.device))
+                picks = tuple(int(fills[node, world][0].part[axis]) for world in members)  # type: ignore[call-overload]
+                index.append(index_tensor(picks, rows.device))
             else:
                 index.append(slice(None))
         shown[tuple(index)] = values
