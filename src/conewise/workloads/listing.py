@@ -10,6 +10,7 @@ from typing import Any
 from conewise.frontends.torch.records import Program
 from conewise.frontends.torch.result import AXES as RESULT_AXES
 from conewise.frontends.torch.sites import WHERE, Site, SiteTable
+from conewise.frontends.torch.views import View
 from conewise.graph.cones import cone_sizes
 from conewise.graph.graph import Graph
 
@@ -39,6 +40,10 @@ class Listing:
         """The kinds of a transformer that this model has."""
         return self._table.kinds
 
+    def layers(self, kind: str, stack: str = "") -> tuple[int, ...]:
+        """The layers that have this kind."""
+        return self._table.layers(kind, stack)
+
     @cached_property
     def _cones(self) -> dict[str, int]:
         return cone_sizes(self._graph)
@@ -66,7 +71,8 @@ class Listing:
         """The table as a pandas DataFrame."""
         import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
 
-        return pd.DataFrame(list(self.rows()), columns=list(COLUMNS))
+        frame = pd.DataFrame(list(self.rows()), columns=list(COLUMNS))
+        return frame.astype({"layer": "Int64", "head": "Int64"})
 
     def _heads(self, site: Site) -> int | None:
         if site.view is None:
@@ -82,12 +88,19 @@ class Listing:
         return None
 
     def _shape(self, site: Site) -> str:
+        shape = self._shapes[site.node]
         if site.result is not None:
             return "[" + ", ".join(RESULT_AXES) + "]"
         if site.view is not None:
-            return "[" + ", ".join(site.view.axes) + "]"
-        shape = self._shapes[site.node]
+            return "[" + ", ".join(self._sized(site.view, shape or ())) + "]"
         return "several values" if shape is None else "[" + ", ".join(map(str, shape)) + "]"
+
+    def _sized(self, view: View, shape: tuple[Any, ...]) -> Iterator[str]:
+        """The axes of a view, with their lengths where no run changes them."""
+        for axis in view.axes:
+            dim = next(d for d, packed in enumerate(view.packing) if axis in packed)
+            length = view.lengths.get(axis, shape[dim] if len(view.packing[dim]) == 1 else None)
+            yield f"{axis}={length}" if isinstance(length, int) else axis
 
     def _summary(self) -> list[tuple[str, ...]]:
         """One line for each kind: layers, heads, axes, cone sizes, where it lies."""
@@ -103,10 +116,10 @@ class Listing:
             lines.append(
                 (
                     f"{stack}.{kind}" if stack else kind,
-                    f"{layers[0]}-{layers[-1]}",
+                    _span(layers),
                     "" if heads is None else str(heads),
                     self._shape(sites[0]),
-                    f"{cones[0]}-{cones[-1]}",
+                    _span(cones),
                     WHERE.get(kind.removeprefix("cross_"), ""),
                 )
             )
@@ -137,3 +150,7 @@ class Listing:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
+
+
+def _span(numbers: list[int]) -> str:
+    return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}-{numbers[-1]}"

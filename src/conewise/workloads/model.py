@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from conewise.engine.world import World
-from conewise.errors import PatchError
+from conewise.errors import PatchError, describe
 from conewise.frontends.torch.build import build_graph, run_sources
 from conewise.frontends.torch.export import export
-from conewise.frontends.torch.records import SIZES, Program, Ref
+from conewise.frontends.torch.records import SIZES, Program
 from conewise.frontends.torch.result import AXES as RESULT_AXES
 from conewise.frontends.torch.result import HeadResult
 from conewise.frontends.torch.sites import Site, SiteTable
-from conewise.frontends.torch.streaming import stream
-from conewise.frontends.torch.tensors import Tensor, computing, storage_bytes
+from conewise.frontends.torch.streaming import output_names, stream
+from conewise.frontends.torch.tensors import Tensor, computing, copy_of, mean_of, storage_bytes, writes_to
 from conewise.frontends.torch.views import View
 from conewise.workloads.listing import Listing
 from conewise.workloads.places import Place, PlaceLike, as_place
@@ -64,15 +66,34 @@ class Located:
         self.expect(part, self.read(value, sizes), place)
         return self.view.replace(value, self.part, part, sizes)
 
-    def expect(self, part: Tensor, present: Tensor, place: Place) -> None:
-        """Refuse a part of another shape, dtype or device: nothing is cast, moved or broadcast."""
-        found = (tuple(part.shape), part.dtype, part.device)
-        expected = (tuple(present.shape), present.dtype, present.device)
-        if found != expected:
+    def mean(self, value: Tensor, sizes: Sequence[int], place: Place) -> Tensor:
+        """The site's mean over batch and positions, at every place of the part that is meant."""
+        try:
+            shown = mean_of(self.view.present(value, sizes), self.view.axes)
+        except ValueError as error:
             raise PatchError(
-                f"the value for {place} has shape {found[0]}, {found[1]}, on {found[2]}; the place has shape "
-                f"{expected[0]}, {expected[1]}, on {expected[2]} ({', '.join(self.part_axes)}). Convert it "
-                "first: nothing is cast, moved or broadcast."
+                f"{place} has no mean over batch and positions: it holds {error}. Give the value itself."
+            ) from None
+        plain = View(self.view.axes, tuple((axis,) for axis in self.view.axes), {})
+        return plain.read(shown, self.part).clone()
+
+    def is_same_place(self, other: Located) -> bool:
+        """Whether both are the same part of the same site, whatever name it was found by."""
+        return self.site is other.site and dict(self.part) == dict(other.part)
+
+    def expect(self, part: object, present: Tensor, place: Place) -> None:
+        """Refuse a part of another shape, dtype or device: nothing is cast, moved or broadcast."""
+        expected = f"shape {tuple(present.shape)}, {present.dtype}, on {present.device}"
+        axes = ", ".join(self.part_axes)
+        if not isinstance(part, Tensor):
+            raise PatchError(
+                f"the function for {place} returned {describe(part)}; it has to return a tensor of "
+                f"{expected} ({axes})."
+            )
+        if (part.shape, part.dtype, part.device) != (present.shape, present.dtype, present.device):
+            raise PatchError(
+                f"the value for {place} has shape {tuple(part.shape)}, {part.dtype}, on {part.device}; the "
+                f"place has {expected} ({axes}). Convert it first: nothing is cast, moved or broadcast."
             )
 
 
@@ -84,6 +105,7 @@ class Model:
     """
 
     def __init__(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `capture`."""
         exported = export(module, args, kwargs)
         self.module = module
         self.name = exported.program.module_name
@@ -92,9 +114,12 @@ class Model:
         self.batch_is_fixed = exported.fixed
         self.graph = build_graph(self.program)
         self._table = SiteTable(self.program)
+        self._shapes: dict[str, tuple[Any, ...] | None] = {r.name: r.shape for r in self.program.records}
+        self._shapes |= {i.name: i.shape for i in self.program.inputs}
         self._supports: dict[tuple[str, ...], frozenset[int]] = {}
+        self._bytes: dict[tuple[tuple[int, ...], ...], int] = {}
 
-    @property
+    @cached_property
     def sites(self) -> Listing:
         """Every place that can be patched: a table to print, to search, to turn into a DataFrame."""
         return Listing(self._table, self.graph, self.program)
@@ -110,54 +135,85 @@ class Model:
         view.index(place.part)
         return Located(site, view, place.part)
 
-    def run(self, *args: Any, keep: Iterable[PlaceLike] | str | None = None, **kwargs: Any) -> Run:
+    def run(self, /, *args: Any, keep: Iterable[PlaceLike] | str | None = None, **kwargs: Any) -> Run:
         """The baseline for one input: the module's outputs, and every site's value.
 
         `keep` says which values stay in memory. None: all of them, if they are estimated to take
         at most 1 GiB, else those that patches at the model's named sites read. "all": all. A list of
-        places: just what patches at these places will read. What is not kept is computed again when
-        it is asked for; results do not depend on `keep`.
+        places (a bare kind such as "z" is all of its layers): just what patches at these places will
+        read. What is not kept is computed again when it is asked for; results do not depend on `keep`.
         """
-        inputs = self.signature.bind(args, kwargs)
+        inputs = {name: copy_of(value) for name, value in self.signature.bind(args, kwargs).items()}
         sources = run_sources(self.program, inputs)
         sizes: tuple[int, ...] = sources[SIZES]
-        if keep is None and self._estimated_bytes(inputs) > KEEP_ALL_BYTES:
-            keep = [site.name for site in self._table if site.kind not in {"op", "module", "module input"}]
-        outputs = [out.name for out in self.program.outputs if isinstance(out, Ref)]
-        if keep is None or keep == "all":
+        if keep is None:
+            keep = (
+                "all" if self._estimated_bytes(inputs) <= KEEP_ALL_BYTES else list(self._table.kinds) or "all"
+            )
+        outputs = output_names(self.program)
+        if keep == "all":
             world = World(self.graph)
             for name, value in sources.items():
                 world.set(name, value)
             with computing():
                 world.demand(outputs)
             return Run(self, world, sizes, inputs)
-        if isinstance(keep, str):
-            raise PatchError(f"keep is 'all', a list of places or None, and {keep!r} is none of these.")
-        wanted = self.read_by_patches_at(keep) | set(outputs)
+        wanted = self.read_by_patches_at(self._kept(keep)) | set(outputs)
         with computing():
-            values = stream(self.program, sources, wanted)
+            values = stream(self.graph, sources, wanted)
         return Run(self, World.partial(self.graph, values | sources), sizes, inputs)
+
+    def _kept(self, keep: Iterable[PlaceLike] | str) -> list[PlaceLike]:
+        """The places of `keep`, kinds spelled out."""
+        if isinstance(keep, str | Place) or not isinstance(keep, Iterable):
+            raise PatchError(f"keep is 'all', a list of places or None, and {keep!r} is none of these.")
+        listed = list(keep)
+        if len(listed) == 2 and isinstance(listed[1], int):
+            raise PatchError(f"keep is a list of places: write keep=[{tuple(listed)!r}].")
+        kinds = self._table.kinds
+        places: list[PlaceLike] = []
+        for place in listed:
+            if isinstance(place, str) and place in kinds:
+                places += [site.name for site in self._table if site.kind == place]
+            else:
+                places.append(place)
+        return places
 
     def read_by_patches_at(self, places: Iterable[PlaceLike]) -> set[str]:
         """The nodes whose baseline values patches at these places read.
 
         These are the sites, and what their cones read from outside of them.
         """
-        table, nodes = self.graph.table, {self.locate(place).node for place in places}
-        needed = set(self.support(tuple(out.name for out in self.program.outputs if isinstance(out, Ref))))
-        wanted = set(nodes)
-        for node in nodes:
-            number = self.graph.number(node)
-            cone = table.cone([number]) & needed
-            frontier = {site for reader in cone for site in table.inputs[reader]} - cone
-            wanted.update(self.graph.names(site for site in frontier if table.rules[site] is not None))
+        table, found = self.graph.table, [self.locate(place) for place in places]
+        needed = self.support(output_names(self.program))
+        wanted = {place.node for place in found}
+        changed = set(self.graph.numbers(wanted))
+        changed.update(self.graph.number(f.result.projection.name) for f in found if f.result is not None)
+        # A projection under a patched `result` is computed again, so its own inputs are read too.
+        again = changed - set(self.graph.numbers(wanted))
+        for site in set(self.graph.numbers(wanted)) | again:
+            cone = table.cone([site]) & needed
+            reads = {read for reader in cone | (again & {site}) for read in table.inputs[reader]} - cone
+            wanted.update(self.graph.names(read for read in reads if table.rules[read] is not None))
         return wanted
 
-    def support(self, nodes: tuple[str, ...]) -> frozenset[int]:
-        """The numbers of all nodes that these depend on, themselves included."""
+    def support(self, nodes: tuple[str, ...], cut: Collection[str] = ()) -> frozenset[int]:
+        """The numbers of all nodes that these depend on, themselves included, not past those of `cut`."""
+        if cut:
+            return frozenset(self.graph.table.support(self.graph.numbers(nodes), self.graph.numbers(cut)))
         if nodes not in self._supports:
             self._supports[nodes] = frozenset(self.graph.table.support(self.graph.numbers(nodes), ()))
         return self._supports[nodes]
+
+    def weight_writes(self) -> int:
+        """How often the module's weights have been written to in place; changes when one is."""
+        return sum(writes_to(source.value) for source in self.program.sources)
+
+    def sweep(self, sites: Any, *, base: Any, source: Any, metric: Any) -> Any:
+        """Patch every one of `sites` in a world of its own, and read `metric` there; see `Sweep`."""
+        from conewise.workloads.sweep import Sweep  # noqa: PLC0415  # a sweep is made of a model's runs
+
+        return Sweep(self, sites, base=base, source=source, metric=metric)
 
     def verify(self, *, seed: int = 0, samples: int = 3) -> Verification:
         """Check the graph against the module itself, on random inputs; see `Verification`."""
@@ -165,9 +221,7 @@ class Model:
 
     def _plain_view(self, node: str) -> View:
         """A view of one axis for each dimension: batch, pos, and dim2, dim3, ... for the others."""
-        shape = next((r.shape for r in self.program.records if r.name == node), None)
-        if shape is None:
-            shape = next((i.shape for i in self.program.inputs if i.name == node), None)
+        shape = self._shapes[node]
         if shape is None:
             raise PatchError(
                 f"the value of {node!r} is several tensors, not one, so it cannot be read or patched as a "
@@ -187,16 +241,19 @@ class Model:
     def _estimated_bytes(self, inputs: Mapping[str, Tensor]) -> int:
         """An upper estimate of what all values take: every record's tensor, views counted as copies."""
         given = {name: tuple(value.shape) for name, value in inputs.items()}
-        shapes = {leaf.name: leaf.shape for leaf in self.program.inputs}
-        symbols = self.program.sizes.symbols_of(shapes, given)
-        total = storage_bytes(list(inputs.values()))
-        for record in self.program.records:
-            if record.shape is not None and record.dtype is not None:
-                elements = 1
-                for size in record.shape:
-                    elements *= self.program.sizes.value(size, symbols)
-                total += elements * record.dtype.itemsize
-        return total
+        key = tuple(given.values())
+        if key not in self._bytes:
+            sizes = self.program.sizes
+            symbols = sizes.symbols_of({leaf.name: leaf.shape for leaf in self.program.inputs}, given)
+            elements: dict[tuple[Any, ...], int] = {}
+            total = storage_bytes(list(inputs.values()))
+            for record in self.program.records:
+                if record.shape is not None and record.dtype is not None:
+                    if record.shape not in elements:
+                        elements[record.shape] = math.prod(sizes.value(n, symbols) for n in record.shape)
+                    total += elements[record.shape] * record.dtype.itemsize
+            self._bytes[key] = total
+        return self._bytes[key]
 
     def __repr__(self) -> str:
         table = self._table
@@ -207,7 +264,7 @@ class Model:
         )
 
 
-def capture(module: Any, *args: Any, **kwargs: Any) -> Model:
+def capture(module: Any, /, *args: Any, **kwargs: Any) -> Model:
     """Turn any `nn.Module` into a graph, as it computes for an example like these arguments.
 
     The batch dimension may vary from run to run, and the sequence dimension too where the module

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -22,6 +23,9 @@ class Place:
     stack: str = ""
     part: Mapping[str, Index] = field(default_factory=lambda: MappingProxyType({}))
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.layer, self.stack, frozenset(map(_hashed, self.part.items()))))
+
     def __str__(self) -> str:
         where = [] if self.layer is None else [f"layer={self.layer}"]
         where += [f"{axis}={_shown(index)}" for axis, index in self.part.items()]
@@ -34,8 +38,10 @@ def site(name: str, *, layer: int | None = None, stack: str = "", **part: Index)
 
     `name` is a kind (`z`, `resid_pre`, ...) with its `layer`, a full TransformerLens name, a
     module's path, or an operation's name. `stack` tells encoder from decoder where there are two.
+    A part is a number, a slice, or a list of numbers; lists on several axes mean every combination.
     """
-    return Place(name, layer, stack, MappingProxyType(part))
+    indices = {axis: _index(axis, index) for axis, index in part.items()}
+    return Place(name, _layer(layer), stack, MappingProxyType(indices))
 
 
 PlaceLike = Place | str | tuple[str, int]
@@ -48,7 +54,7 @@ def as_place(given: object) -> Place:
     match given:
         case str():
             return Place(given)
-        case (str() as kind, int() as layer):
+        case (str() as kind, int() as layer) if not isinstance(layer, bool):
             return Place(kind, layer)
     raise TypeError(
         f"a place is a site's name, a pair (kind, layer) or `site(kind, layer=..., head=...)`, and "
@@ -56,8 +62,45 @@ def as_place(given: object) -> Place:
     )
 
 
+def _layer(layer: object) -> int | None:
+    if layer is None:
+        return None
+    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+        raise TypeError(f"a place lies in one layer, so layer is a number, not {layer!r}.")
+    return operator.index(layer)
+
+
+def _index(axis: str, index: object) -> Index:
+    """A part as a plain number, a slice, or a tuple of numbers, whatever kind of number was given."""
+    if isinstance(index, slice):
+        return index
+    try:
+        if hasattr(index, "tolist"):  # an array or a tensor
+            index = index.tolist()
+        if isinstance(index, Iterable) and not isinstance(index, str):
+            return tuple(map(_number, index))
+        return _number(index)
+    except TypeError:
+        raise TypeError(
+            f"{axis} is a number, a slice or a list of numbers, and {index!r} is none of these."
+        ) from None
+
+
+def _number(index: object) -> int:
+    if isinstance(index, bool) or not hasattr(index, "__index__"):
+        raise TypeError(index)
+    return operator.index(index)
+
+
+def _hashed(item: tuple[str, Index]) -> tuple[object, ...]:
+    axis, index = item
+    if isinstance(index, slice):
+        return axis, index.start, index.stop, index.step
+    return axis, index if isinstance(index, int) else tuple(index)
+
+
 def _shown(index: Index) -> str:
     if isinstance(index, slice):
         start, stop = ("" if bound is None else str(bound) for bound in (index.start, index.stop))
         return f"{start}:{stop}" + (f":{index.step}" if index.step is not None else "")
-    return str(index)
+    return str(index) if isinstance(index, int) else str(list(index))

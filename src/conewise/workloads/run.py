@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from conewise.engine.ledger import Ledger
 from conewise.engine.world import World
-from conewise.errors import NoEffectWarning, PatchError
-from conewise.frontends.torch.records import Ref
-from conewise.frontends.torch.streaming import assembled
+from conewise.errors import NoEffectWarning, OpError, PatchError
+from conewise.frontends.torch.streaming import (
+    assembled,
+    described_fields,
+    field_names,
+    field_of,
+    output_names,
+    partly_assembled,
+)
 from conewise.frontends.torch.tensors import (
     Tensor,
     computing,
-    mean_of,
+    copy_of,
     same_bits,
+    writes_to,
     zeros_like,
 )
+from conewise.graph.table import Rule
 from conewise.workloads.places import Place, PlaceLike, as_place
 
 if TYPE_CHECKING:
@@ -31,48 +40,55 @@ Part = Tensor | Callable[[Tensor], Tensor]
 class Reading:
     """Values of a captured model, by site; the module's outputs, in the module's own structure.
 
-    What is returned is the cached value, or a view of it: read it, do not write to it.
+    What is returned is the cached value, or a view of it: read it, do not write to it. A write is
+    noticed at the next reading, and refused.
     """
 
-    def __init__(self, model: Model, world: World, sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self, model: Model, world: World, sizes: tuple[int, ...], parent: Reading | None = None
+    ) -> None:
         self.model = model
         self.world = world
         self._sizes = sizes
+        self._parent = parent
+        self._edits: dict[str, list[Edit]] = {}
+        self._changes = 0
+        self._lent: dict[str, tuple[Tensor, int]] = {}
 
     def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
         """The values at nodes of the graph, by the graph's own names."""
-        with computing():
-            return self.world.demand(tuple(nodes))
+        return self._values(tuple(nodes))
 
     def __getitem__(self, place: PlaceLike) -> Any:
         """The value at a place, in the site's natural axes."""
         found = self.model.locate(as_place(place))
         (value,) = self.demand([found.node])
-        if found.result is not None:
-            (weight,) = self.demand([found.result.weight])
-            value = found.result.read(value, weight, found.z_view, self._sizes)
-        return found.read(value, self._sizes)
+        self._lend([found.node], [value])
+        return found.read(self._held(found, value), self._sizes)
 
     @property
     def outputs(self) -> Any:
         """What the module would return."""
-        names = [out.name for out in self.model.program.outputs if isinstance(out, Ref)]
-        return assembled(self.model.program, dict(zip(names, self.demand(names), strict=True)))
+        names = output_names(self.model.program)
+        values = self.demand(names)
+        self._lend(names, values)
+        return assembled(self.model.program, dict(zip(names, values, strict=True)))
 
     def __getattr__(self, name: str) -> Any:
-        """A field of the outputs by its name: `run.logits`."""
+        """A field of the outputs by its name, `run.logits`; only that field is computed."""
         if name.startswith("_"):
             raise AttributeError(name)
-        outputs = self.outputs
-        if isinstance(outputs, Mapping) and name in outputs:
-            return outputs[name]
-        if hasattr(outputs, name) and not isinstance(outputs, Tensor):
-            return getattr(outputs, name)
-        fields = ", ".join(outputs) if isinstance(outputs, Mapping) else f"one {type(outputs).__name__}"
-        raise AttributeError(
-            f"{type(self).__name__} has no {name!r}, and neither have the module's outputs ({fields}). "
-            "All outputs together are `.outputs`; a site's value is `run[...]`."
-        )
+        program = self.model.program
+        names = field_names(program, name)
+        if names is None:
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r}, and neither have the module's outputs "
+                f"({described_fields(program)}). All outputs together are `.outputs`; a site's value is "
+                "`run[...]`."
+            )
+        values = self.demand(names)
+        self._lend(names, values)
+        return field_of(partly_assembled(program, dict(zip(names, values, strict=True))), name)
 
     @property
     def ledger(self) -> Ledger:
@@ -83,6 +99,66 @@ class Reading:
         """A world in which sites can be patched; it shares all other values with this one."""
         return RunWorld(self)
 
+    def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
+        """The values at nodes; tells nobody of patches without effect."""
+        self._check_lent()
+        with computing():
+            return self.world.demand(nodes)
+
+    def _present(self, found: Located) -> Tensor:
+        """The whole site's value here, before a part of it is selected."""
+        (value,) = self._values((found.node,))
+        return self._held(found, value)
+
+    def _held(self, found: Located, value: Tensor) -> Tensor:
+        """What the site holds when its node has this value: the value, or what is computed from it."""
+        if found.result is None:
+            return value
+        (weight,) = self._values((found.result.weight,))
+        with computing():
+            result = found.result.read(value, weight, found.z_view, self._sizes)
+            for edit in self._result_edits(found.result.projection.name):
+                result = edit.applied(result, self._sizes, set())
+        return result
+
+    def _edits_at(self, node: str) -> tuple[Edit, ...]:
+        """All edits at a node of the graph that are in force here, in the order they were made."""
+        above = () if self._parent is None else self._parent._edits_at(node)
+        return (*above, *self._edits.get(node, ()))
+
+    def _result_edits(self, projection: str) -> Sequence[Edit]:
+        return [edit for edit in self._edits_at(projection) if edit.found.result is not None]
+
+    def _edited(self) -> frozenset[str]:
+        """The nodes at which an edit is in force here."""
+        above: frozenset[str] = frozenset() if self._parent is None else self._parent._edited()
+        return above | self._edits.keys()
+
+    def _covers(self, node: str) -> bool:
+        """Whether the node's whole value is given here, and reads nothing."""
+        return any(edit.covers for edit in self._edits_at(node))
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Another one whenever what is patched here, or in a world above, is another."""
+        above = () if self._parent is None else self._parent._stamp()
+        return (*above, self._changes)
+
+    def _settle(self) -> None:
+        """Hand over to the engine what was patched since the last time."""
+
+    def _lend(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        for name, value in zip(names, values, strict=True):
+            self._lent[name] = value, writes_to(value)
+
+    def _check_lent(self) -> None:
+        for name, (value, writes) in self._lent.items():
+            if writes_to(value) != writes:
+                raise PatchError(
+                    f"the value of {name!r} was written to after it was read from here. It is the cached "
+                    "value that others are computed from: run again, and write to a copy, "
+                    "`run[...].clone()`, or patch the site in a fork."
+                )
+
 
 class Run(Reading):
     """The baseline for one input. It never changes; another input is another run."""
@@ -92,98 +168,125 @@ class Run(Reading):
     ) -> None:
         super().__init__(model, world, sizes)
         self.inputs = inputs
+        self._weight_writes = model.weight_writes()
+
+    def _check_lent(self) -> None:
+        super()._check_lent()
+        if self.model.weight_writes() != self._weight_writes:
+            raise PatchError(
+                f"the weights of {self.model.name} were written to after this run. Its values are those of "
+                "the old weights: run again."
+            )
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.inputs.items())
         return f"Run of {self.model.name} on {given}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Edit:
-    """One patch: which part of a node's value, and what takes its place."""
+    """One patch: which part of a site's value, and what takes its place."""
 
     place: Place
     found: Located
     part: Part
 
-    def applied(self, value: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """A copy of `value` with the part replaced."""
-        part = self.part if isinstance(self.part, Tensor) else self.part(self.found.read(value, sizes))
-        return self.found.replaced(value, part, sizes, self.place)
+    @property
+    def node(self) -> str:
+        """The node of the graph at which the engine has to do something else."""
+        result = self.found.result
+        return self.found.node if result is None else result.projection.name
+
+    @property
+    def covers(self) -> bool:
+        """Whether nothing of what would have been there is left."""
+        return isinstance(self.part, Tensor) and not self.place.part and self.found.result is None
+
+    def applied(self, value: Tensor, sizes: tuple[int, ...], idle: set[Edit]) -> Tensor:
+        """A copy of `value` with the part replaced; the edit is in `idle` when that changes nothing."""
+        present = self.found.read(value, sizes)
+        # A copy: what the function writes to must not be the cached value.
+        part = self.part if isinstance(self.part, Tensor) else self.part(copy_of(present))
+        self.found.expect(part, present, self.place)
+        (idle.add if same_bits(part, present) else idle.discard)(self)
+        return self.found.view.replace(value, self.found.part, part, sizes)
 
 
 class RunWorld(Reading):
     """A run in which something is patched. Use it in a `with` block, or just drop it; forks nest.
 
-    Patches of several parts of one value add up. A part that is not patched is what it would have
-    been in this world: if it lies downstream of another patch, it is computed anew.
+    Patches of several parts of one value add up, those of the worlds above included. A part that is
+    not patched is what it would have been in this world: if it lies downstream of another patch, it is
+    computed anew.
     """
 
     def __init__(self, parent: Reading) -> None:
-        super().__init__(parent.model, parent.world.fork(), parent._sizes)
-        self._parent = parent
-        self._edits: dict[str, list[Edit]] = {}
+        super().__init__(parent.model, parent.world.fork(), parent._sizes, parent)
+        self._parent: Reading = parent
         self._standing: set[str] = set()
-        self._is_settled = True
-        self._unchanged: dict[str, Edit] = {}
+        self._settled: tuple[int, ...] = self._stamp()
+        self._idle: set[Edit] = set()
 
     def patch(self, place: PlaceLike, value: Reading | Tensor | str | Callable[[Tensor], Tensor]) -> None:
         """Replace (a part of) a site's value.
 
         `value`: another run, whose value at the same place is taken; a tensor of exactly the
-        part's shape, dtype and device; "zero"; "mean" (over the batch and the positions of the
-        part); or a function from what the part would have been to what it shall be.
+        part's shape, dtype and device; "zero"; "mean" (the site's mean over batch and positions, before
+        this world's patches); or a function from what the part would have been to what it shall be.
         """
         place = as_place(place)
         found = self.model.locate(place)
-        if found.result is not None:
-            self._patch_result(place, found, value)
-            return
-        (own,) = self._parent.demand([found.node])
-        present = found.read(own, self._sizes)
-        part = self._part(place, found, value, present)
+        whole = self._parent._present(found)
+        part = self._part(place, found, value, whole)
         if isinstance(part, Tensor):
-            found.expect(part, present, place)
-        self._edits.setdefault(found.node, []).append(Edit(place, found, part))
-        self._is_settled = False
+            found.expect(part, found.read(whole, self._sizes), place)
+        edit = Edit(place, found, part)
+        self._edits.setdefault(edit.node, []).append(edit)
+        self._changes += 1
 
     def restore(self, place: PlaceLike) -> None:
-        """Take back all patches that were made at exactly this place."""
+        """Take back all patches that were made in this world at exactly this place."""
         place = as_place(place)
-        node = self.model.locate(place).node
-        left = [edit for edit in self._edits.get(node, ()) if edit.place != place]
-        if len(left) == len(self._edits.get(node, ())):
-            standing = ", ".join(str(edit.place) for edits in self._edits.values() for edit in edits)
+        found = self.model.locate(place)
+        gone = [edit for edit in self._own_edits() if edit.found.is_same_place(found)]
+        if not gone:
+            standing = ", ".join(str(edit.place) for edit in self._own_edits())
             raise PatchError(f"{place} is not patched in this world. Patched here: {standing or 'nothing'}.")
+        node = gone[0].node
+        left = [edit for edit in self._edits.pop(node) if edit not in gone]
         if left:
             self._edits[node] = left
-        else:
-            del self._edits[node]
-        self._is_settled = False
+        self._idle.difference_update(gone)
+        self._changes += 1
 
     def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
         """The values at nodes of the graph, under the patches; warns of a patch without effect."""
         nodes = tuple(nodes)
-        self._settle()
-        values = super().demand(nodes)
+        values = self._values(nodes)
         self._report(nodes)
         return values
 
-    def _part(self, place: Place, found: Located, value: Any, present: Tensor) -> Part:
+    def close(self) -> None:
+        """Drop this world and its forks."""
+        self.world.close()
+        self._edits.clear()
+        self._lent.clear()
+
+    def _part(self, place: Place, found: Located, value: Any, whole: Tensor) -> Part:
         if isinstance(value, Reading):
             if value.model is not self.model:
                 raise PatchError(
                     f"the patch at {place} comes from a run of another model ({value.model.name}); both "
                     f"runs must be of the same captured model ({self.model.name})."
                 )
-            part: Part = value[place]
-            return part
+            return found.read(value._present(found), value._sizes)
         if isinstance(value, Tensor):
-            return value
-        if value == "zero":
-            return zeros_like(present)
-        if value == "mean":
-            return mean_of(present, found.part_axes)
+            return copy_of(value)
+        if isinstance(value, str) and value == "zero":
+            return zeros_like(found.read(whole, self._sizes))
+        if isinstance(value, str) and value == "mean":
+            with computing():
+                return found.mean(whole, self._sizes, place)
         if callable(value):
             return value  # type: ignore[no-any-return]
         raise PatchError(
@@ -191,78 +294,98 @@ class RunWorld(Reading):
             "function of what would have been there."
         )
 
-    def _patch_result(self, place: Place, found: Located, value: Any) -> None:
-        """`result` is no node: let another rule compute the output projection."""
-        assert found.result is not None
-        present = self._parent[place]
-        part = self._part(place, found, value, present)
-        if not isinstance(part, Tensor):
-            part = part(present)
-        found.expect(part, present, place)
-        projection = found.result.projection.name
-        if projection in self._edits or projection in self._standing:
-            raise PatchError(
-                f"{place}: the output projection of this layer is patched already in this world. Patch its "
-                "z instead, or fork once more."
-            )
-        batch, positions, heads = self._parent[Place(place.name, place.layer, place.stack)].shape[:3]
-        rule = found.result.replaced(dict(place.part), part, heads, (batch, positions))
-        self.world.patch_rule(projection, rule)
+    # -- handing the patches to the engine ---------------------------------------------------
+
+    def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
+        self._settle()
+        try:
+            return super()._values(nodes)
+        except OpError as error:
+            if isinstance(error.__cause__, PatchError):
+                raise error.__cause__ from None
+            raise
+
+    def _check_lent(self) -> None:
+        self._parent._check_lent()
+        super()._check_lent()
+
+    def _own_edits(self) -> Iterator[Edit]:
+        for edits in self._edits.values():
+            yield from edits
 
     def _settle(self) -> None:
-        """Hand the patches to the engine.
+        """Hand the patches to the engine, those of the worlds above first.
 
-        A value that no other patch reaches is patched with a value: it is not computed again. One
-        that another patch reaches is patched with a function of what it is then.
+        A value that no patch of this world reaches is patched with a value: it is not computed
+        again. One that a patch reaches is patched with a function of what it is then, and so is one
+        that a world above patches in part.
         """
-        if self._is_settled:
+        self._parent._settle()
+        stamp = self._stamp()
+        if stamp == self._settled:
             return
+        self._lent.clear()
         graph = self.model.graph
-        numbers = {graph.number(node): node for node in self._edits}
-        for node in self._standing - set(self._edits):
+        reached = set(graph.names(graph.table.cone(graph.numbers(self._edits))))
+        partly = {node for node in self._parent._edited() & reached if not self._parent._covers(node)}
+        standing = set(self._edits) | partly | (self._parent._edited() & self._standing)
+        for node in self._standing - standing:
             self.world.restore(node)
+        numbers = {graph.number(node): node for node in standing}
         for number in graph.table.sorted(numbers):
-            node = numbers[number]
-            edits = self._edits[node]
-            others = [other for other in numbers if other != number]
-            covers = next((i for i in reversed(range(len(edits))) if not edits[i].place.part), None)
-            is_given = covers is not None and isinstance(edits[covers].part, Tensor)
-            if is_given or number not in graph.table.cone(others):
-                (own,) = self._parent.demand([node])
-                with computing():
-                    self.world.patch(node, self._applied(node, own))
-            else:
-                self.world.patch(node, lambda own, node=node: self._applied(node, own))
-        self._standing = set(self._edits)
-        self._is_settled = True
+            self._stand(numbers[number], is_reached=numbers[number] in reached)
+        self._standing = standing
+        self._settled = stamp
 
-    def _applied(self, node: str, own: Tensor) -> Tensor:
-        value = own
-        for edit in self._edits[node]:
-            value = edit.applied(value, self._sizes)
-        if same_bits(value, own):
-            self._unchanged[node] = self._edits[node][-1]
-        else:
-            self._unchanged.pop(node, None)
-        return value
+    def _stand(self, node: str, *, is_reached: bool) -> None:
+        """Put in a node's place what the edits make of it."""
+        edits, own = self._edits_at(node), _of_values(self._edits.get(node, ()))
+        values, results = _of_values(edits), tuple(e for e in edits if e.found.result is not None)
+        sizes, idle = self._sizes, self._idle
+        cover = next((i for i in reversed(range(len(own))) if own[i].covers), None)
+        if cover is None and not self._parent._covers(node):
+            if results:
+                rule = self._result_rule(results)
+                self.world.patch_rule(node, lambda *inputs: _applied(values, rule(*inputs), sizes, idle))
+                return
+            if is_reached:
+                self.world.patch(node, lambda given: _applied(values, given, sizes, idle))
+                return
+        (present,) = self._parent._values((node,))
+        with computing():
+            self.world.patch(node, _applied(own[cover or 0 :], present, sizes, idle))
+        if cover is not None and is_reached:
+            # The value of the baseline, put where another patch would change it, has an effect.
+            idle.discard(own[cover])
+
+    def _result_rule(self, edits: tuple[Edit, ...]) -> Rule:
+        """The output projection under patches of `result`, which no node holds."""
+        found, sizes, idle = edits[0].found, self._sizes, self._idle
+        assert found.result is not None
+        whole = self._parent._present(found)
+        own = self.model.graph.rule(found.result.projection.name)
+        batch, positions, heads = whole.shape[:3]
+        return found.result.changed(
+            own, lambda result: _applied(edits, result, sizes, idle), heads, (batch, positions)
+        )
+
+    # -- patches without effect --------------------------------------------------------------
 
     def _report(self, nodes: tuple[str, ...]) -> None:
-        support = self.model.support(nodes)
+        number, support = self.model.graph.number, self.model.support(nodes, self._given())
         for node, edits in self._edits.items():
-            if self.model.graph.number(node) not in support:
-                warnings.warn(
-                    f"the patch at {edits[-1].place} has no effect on what was asked for: it does not depend "
-                    f"on {node!r}.",
-                    NoEffectWarning,
-                    stacklevel=4,
+            if number(node) not in support:
+                _warn(
+                    f"the patch at {edits[-1].place} has no effect on what was asked for, which does not "
+                    f"depend on {node!r}."
                 )
-        for node, edit in self._unchanged.items():
-            if node in self._edits:
-                warnings.warn(
-                    f"the patch at {edit.place} changes nothing: its value is the old one, bit for bit.",
-                    NoEffectWarning,
-                    stacklevel=4,
-                )
+        for edit in self._own_edits():
+            if edit in self._idle and number(edit.node) in support:
+                _warn(f"the patch at {edit.place} changes nothing: its value is the old one, bit for bit.")
+
+    def _given(self) -> frozenset[str]:
+        edited = self._edited()
+        return frozenset(filter(self._covers, edited)) if len(edited) > 1 else frozenset()
 
     def __enter__(self) -> RunWorld:
         return self
@@ -270,8 +393,27 @@ class RunWorld(Reading):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.world.close()
+        self.close()
 
     def __repr__(self) -> str:
-        places = ", ".join(str(edit.place) for edits in self._edits.values() for edit in edits)
+        places = ", ".join(str(edit.place) for edit in self._own_edits())
         return f"RunWorld over {self._parent!r}, patched at {places or 'nothing'}"
+
+
+def _of_values(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    return tuple(edit for edit in edits if edit.found.result is None)
+
+
+def _applied(edits: tuple[Edit, ...], value: Tensor, sizes: tuple[int, ...], idle: set[Edit]) -> Tensor:
+    # A plain function of its arguments: a rule that held its world would keep it from being dropped.
+    for edit in edits:
+        value = edit.applied(value, sizes, idle)
+    return value
+
+
+def _warn(message: str) -> None:
+    """Warn at the line outside of conewise that asked."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("conewise."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, NoEffectWarning, stacklevel=level - 1)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conewise.errors import InputMismatchError
-from conewise.frontends.torch.sampling import (
-    batch_of,
-    module_leaves,
-    one_row,
-    random_call,
-    tensor_leaves,
+from conewise.frontends.torch.calls import Call
+from conewise.frontends.torch.sampling import Sampler, module_leaves, tensor_leaves
+from conewise.frontends.torch.tensors import (
+    Tensor,
+    largest_difference,
+    row_tolerance,
+    same_bits,
+    zeros_like,
 )
-from conewise.frontends.torch.tensors import largest_difference, row_tolerance, same_bits
 
 if TYPE_CHECKING:
     from conewise.workloads.model import Model
+
+SMALLEST = 1e-30
+"""Stands for a difference that rounds to nothing, and keeps a quotient finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +30,10 @@ class Verification:
     """What was checked, and what was found.
 
     `bitwise`: on every input, every output of the graph equalled the module's bit for bit.
-    `row_deviation`: the largest difference, relative to the largest output, between a row of a
-    batch and the same row run alone; batched kernels round otherwise, so it has a tolerance.
-    None where the batch is fixed or the outputs have no rows.
+    `row_deviation`: the largest difference, relative to the row's largest output, between a row of
+    a batch and the same row run alone, without its padding where an attention mask says what that
+    is; batched kernels round otherwise, so it has a tolerance. None where the batch is fixed or the
+    outputs have no rows.
     """
 
     inputs: int
@@ -62,18 +69,18 @@ class Verification:
 
 def verify(model: Model, *, seed: int, samples: int) -> Verification:
     """Run the graph and the module on random inputs of several sizes, and compare all outputs."""
-    example_batch = batch_of(model.signature.example) or 1
+    sampler = Sampler(model.signature, model.program, model.module)
     sizes: list[tuple[int | None, int | None]] = [(None, None)] * samples
     notes: list[str] = []
     if model.batch_is_fixed:
         notes.append(f"the batch is fixed in this capture: {model.batch_is_fixed.splitlines()[0]}")
     else:
-        sizes += [(example_batch + 2, None), (example_batch + 1, 7)]
-    is_bitwise, worst, outputs, checked = True, 0.0, 0, 0
-    rows: list[float] = []
-    tolerance = 0.0
+        sizes += [(sampler.batch + 2, None), (sampler.batch + 1, 7), (1, None)]
+    differences: list[float] = []
+    rows: list[tuple[float, float]] = []
+    outputs = checked = 0
     for place, (batch, length) in enumerate(sizes):
-        call = random_call(model.signature, model.module, seed + place, batch=batch, length=length)
+        call = sampler.draw(seed + place, batch=batch, length=length)
         try:
             run = model.run(*call.args, **call.kwargs)
         except InputMismatchError:
@@ -84,25 +91,40 @@ def verify(model: Model, *, seed: int, samples: int) -> Verification:
         checked += 1
         ours, theirs = tensor_leaves(run.outputs), module_leaves(model.module, call)
         outputs = len(theirs)
-        is_bitwise &= len(ours) == len(theirs)
-        for one, other in zip(ours, theirs, strict=False):
-            if not same_bits(one, other):
-                is_bitwise, worst = False, max(worst, largest_difference(one, other))
-        if model.batch_is_fixed or batch is None:
-            continue
-        for row in range(batch):
-            alone = tensor_leaves(model.run(*(solo := one_row(call, row, batch)).args, **solo.kwargs).outputs)
-            for one, single in zip(ours, alone, strict=True):
-                if one.ndim and one.shape[0] == batch and one.is_floating_point():
-                    scale = max(largest_difference(one, one * 0), 1e-30)
-                    rows.append(largest_difference(one[row : row + 1], single) / scale)
-                    tolerance = max(tolerance, row_tolerance(one))
+        if len(ours) != len(theirs):
+            differences.append(math.inf)
+        differences += [
+            max(largest_difference(one, other), SMALLEST)
+            for one, other in zip(ours, theirs, strict=False)
+            if not same_bits(one, other)
+        ]
+        if batch is not None and batch > 1:
+            for row in range(batch):
+                rows += _row_deviations(model, sampler, call, row, batch, ours)
     return Verification(
         checked,
         outputs,
-        is_bitwise,
-        worst,
-        max(rows) if rows else None,
-        tolerance,
+        not differences,
+        max(differences, default=0.0),
+        max((deviation for deviation, _ in rows), default=None),
+        max((tolerance for _, tolerance in rows), default=0.0),
         tuple(dict.fromkeys(notes)),
     )
+
+
+def _row_deviations(
+    model: Model, sampler: Sampler, call: Call, row: int, batch: int, outputs: Sequence[Tensor]
+) -> Iterator[tuple[float, float]]:
+    """How far each output's row lies from the row alone, relative to the largest; and its tolerance."""
+    solo, length = sampler.alone(call, row)
+    alone = tensor_leaves(model.run(*solo.args, **solo.kwargs).outputs)
+    for whole, single in zip(outputs, alone, strict=True):
+        if not whole.ndim or whole.shape[0] != batch or not whole.is_floating_point():
+            continue
+        ours = whole[row : row + 1]
+        if length is not None:
+            if single.ndim < 2 or single.shape[1] != length:
+                continue
+            ours = ours[:, :length]
+        scale = max(largest_difference(ours, zeros_like(ours)), SMALLEST)
+        yield largest_difference(ours, single) / scale, row_tolerance(whole)

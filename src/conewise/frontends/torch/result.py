@@ -7,14 +7,15 @@ That is exact, but sums in another order than the module does: the last bits may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from conewise.frontends.torch.records import Record
 from conewise.frontends.torch.rules import Rule, compile_rule
-from conewise.frontends.torch.views import Selection, View
+from conewise.frontends.torch.selections import Selection, resolved
+from conewise.frontends.torch.views import View
 
 AXES = ("batch", "pos", "head", "d_model")
 
@@ -36,15 +37,24 @@ class HeadResult:
         return torch.einsum("bphd,hdm->bphm", heads, by_head)
 
     def replaced(self, selection: Selection, part: torch.Tensor, heads: int, shape: Sequence[int]) -> Rule:
-        """A rule for the projection under which the selected part of `result` is `part`.
+        """A rule for the projection under which the selected part of `result` is `part`."""
 
-        It takes the projection's own inputs. `shape` is (batch, pos) of the run.
+        def change(result: torch.Tensor) -> torch.Tensor:
+            fresh = result.clone()
+            fresh[resolved(AXES, selection, result.shape)] = part
+            return fresh
+
+        return self.changed(compile_rule(self.projection), change, heads, shape)
+
+    def changed(
+        self, own: Rule, change: Callable[[torch.Tensor], torch.Tensor], heads: int, shape: Sequence[int]
+    ) -> Rule:
+        """A rule for the projection under which `result` is `change` of what it would have been.
+
+        It takes the inputs of `own`, which is the projection's rule. `shape` is (batch, pos) of the run.
         """
-        own = compile_rule(self.projection)
-        names = self.projection.inputs
-        weight_at = names.index(self.weight)
+        weight_at = self.projection.inputs.index(self.weight)
         view = View(AXES, tuple((axis,) for axis in AXES), {})
-        index = view.index(selection)
 
         def rule(*inputs: torch.Tensor) -> torch.Tensor:
             value: torch.Tensor = own(*inputs)
@@ -55,8 +65,6 @@ class HeadResult:
             )
             z = activation.reshape(*shape, heads, wide // heads)
             result = self.read(z, weight, view)
-            change = torch.zeros_like(result)
-            change[index] = part - result[index]
-            return value + change.sum(2).reshape(value.shape)
+            return value + (change(result) - result).sum(2).reshape(value.shape)
 
         return rule

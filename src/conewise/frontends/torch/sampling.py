@@ -2,95 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from conewise.frontends.torch.calls import Call, Signature
+from conewise.frontends.torch.records import Program
 
 
-def random_call(
-    signature: Signature, module: Any, seed: int, *, batch: int | None = None, length: int | None = None
-) -> Call:
-    """A call like the captured one with other values, and other sizes where asked for.
+@dataclass(frozen=True)
+class Sampler:
+    """Draws calls like the captured one: other values, and other sizes where the capture allows them.
 
-    Floats are drawn anew; token ids are drawn from the vocabulary where the module has one; other
-    integers (masks, positions, labels) are drawn from the values of the example.
+    Floats are drawn anew, token ids from the vocabulary where the module has one, an attention mask
+    hides the end of some rows; other integers are drawn from the values of the example.
     """
-    generator = torch.Generator().manual_seed(seed)
-    vocabulary = getattr(getattr(module, "config", None), "vocab_size", None)
 
-    def fresh(name: str, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        shape = list(value.shape)
-        if batch is not None and shape:
-            shape[0] = batch
-        if length is not None and len(shape) > 1 and _is_sequence(value):
-            shape[1] = length
+    signature: Signature
+    program: Program
+    module: Any
+
+    @property
+    def batch(self) -> int:
+        """The batch size of the captured example: the first size that may vary, or 1."""
+        for _, value in self.signature.example.leaves()[0]:
+            if isinstance(value, torch.Tensor) and value.ndim:
+                return int(value.shape[0])
+        return 1
+
+    def draw(self, seed: int, *, batch: int | None = None, length: int | None = None) -> Call:
+        """A random call, with this batch and length where those may vary."""
+        generator = torch.Generator().manual_seed(seed)
+        named, spec = self.signature.example.leaves()
+        wanted = {0: batch, 1: length}
+        examples = dict(named)
+        sizes, symbols = self.program.sizes, dict[str, int]()
+        for symbol, (name, dim) in sizes.symbols.items():
+            size = wanted.get(dim)
+            symbols[symbol] = int(examples[name].shape[dim]) if size is None else size
+        shapes = {i.name: [sizes.value(n, symbols) for n in i.shape] for i in self.program.inputs}
+        drawn = [
+            self._drawn(name, value, shapes.get(name, list(value.shape)), generator)
+            if isinstance(value, torch.Tensor)
+            else value
+            for name, value in named
+        ]
+        args, kwargs = tree_unflatten(drawn, spec)
+        return Call(args, kwargs)
+
+    def _drawn(
+        self, name: str, value: torch.Tensor, shape: list[int], generator: torch.Generator
+    ) -> torch.Tensor:
         if value.is_floating_point():
-            return torch.randn(shape, generator=generator).to(value.dtype).to(value.device)
+            return torch.randn(shape, generator=generator).to(value)
+        if name.endswith("attention_mask") and len(shape) == 2:
+            return _right_padding(shape, generator).to(value)
+        vocabulary = getattr(getattr(self.module, "config", None), "vocab_size", None)
         if name.endswith("input_ids") and isinstance(vocabulary, int):
-            drawn = torch.randint(0, vocabulary, shape, generator=generator)
-            return drawn.to(value.dtype).to(value.device)
-        flat = value.reshape(-1).cpu()
+            return torch.randint(0, vocabulary, shape, generator=generator).to(value)
+        flat = value.reshape(-1)
         picks = torch.randint(0, len(flat), shape, generator=generator)
-        if "mask" in name and len(shape) == 2:
-            # A mask that hides all of a row leaves nothing to attend to: keep the first position.
-            drawn = flat[picks]
-            drawn[:, 0] = flat.max()
-            return drawn.to(value.device)
-        return flat[picks].to(value.device)
+        return flat[picks.to(value.device)]
 
-    kwargs: Mapping[str, Any] = signature.example.kwargs
-    return Call(
-        tuple(_mapped(fresh, f"args.{i}", value) for i, value in enumerate(signature.example.args)),
-        {name: _mapped(fresh, name, value) for name, value in kwargs.items()},
-    )
+    def alone(self, call: Call, row: int) -> tuple[Call, int | None]:
+        """One row of the batch alone, without its padding; and how many positions are left, if cut.
 
+        The padding goes only where every input that has positions has them under one size.
+        """
+        length = self._real_length(call, row)
+        varying = {i.name: [not isinstance(n, int) for n in i.shape] for i in self.program.inputs}
 
-def one_row(call: Call, row: int, batch: int) -> Call:
-    """The call with one row of the batch alone."""
+        def pick(name: str, value: Any) -> Any:
+            dims = varying.get(name, [])
+            if dims[:1] == [True]:
+                value = value[row : row + 1]
+            if length is not None and dims[1:2] == [True]:
+                value = value[:, :length]
+            return value
 
-    def pick(_: str, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
-            return value[row : row + 1]
-        return value
+        return _mapped(call, pick), length
 
-    return Call(
-        tuple(_mapped(pick, "", value) for value in call.args),
-        {name: _mapped(pick, name, value) for name, value in call.kwargs.items()},
-    )
+    def _real_length(self, call: Call, row: int) -> int | None:
+        masks = [v for n, v in call.leaves()[0] if n.endswith("attention_mask") and v is not None]
+        sequences = {place for symbol, place in self.program.sizes.symbols.items() if place[1] == 1}
+        if len(masks) != 1 or masks[0].ndim != 2 or len(sequences) != 1:
+            return None
+        return int(masks[0][row].sum())
 
 
 def module_leaves(module: Any, call: Call) -> list[torch.Tensor]:
     """The tensors that the module itself returns for a call, in order."""
     with torch.no_grad():
-        outputs = module(*call.args, **call.kwargs)
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        return tensor_leaves(module(*call.args, **call.kwargs))
 
 
 def tensor_leaves(outputs: Any) -> list[torch.Tensor]:
     """The tensors in a structure, in order."""
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 
-def batch_of(call: Call) -> int | None:
-    """The batch size of a call: the first dimension of its first tensor."""
-    for _, value in call.leaves()[0]:
-        if isinstance(value, torch.Tensor) and value.ndim:
-            return int(value.shape[0])
-    return None
+def _right_padding(shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """1 for what counts. The first half of a row always does: a row must have something to attend to."""
+    rows, length = shape
+    lengths = torch.randint((length + 1) // 2, length + 1, (rows, 1), generator=generator)
+    return (torch.arange(length) < lengths).long()
 
 
-def _is_sequence(value: torch.Tensor) -> bool:
-    return value.ndim == 2 if not value.is_floating_point() else value.ndim == 3
-
-
-def _mapped(function: Any, name: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(function, f"{name}.{key}", item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_mapped(function, f"{name}.{i}", item) for i, item in enumerate(value))
-    return function(name, value)
+def _mapped(call: Call, function: Callable[[str, Any], Any]) -> Call:
+    named, spec = call.leaves()
+    args, kwargs = tree_unflatten([function(name, value) for name, value in named], spec)
+    return Call(args, kwargs)

@@ -113,6 +113,11 @@ class SiteTable:
         if layer is None:
             if kind_or_name in self._by_name:
                 return self._by_name[kind_or_name]
+            if kind_or_name in self.kinds:
+                raise MissingSiteError(
+                    f"{kind_or_name!r} is a kind of site, one in each layer: say which, as in "
+                    f"`site({kind_or_name!r}, layer=0)`."
+                )
             raise self._unknown(kind_or_name)
         stacks = list(dict.fromkeys(block.stack for block in self.blocks))
         if stack not in stacks and stacks:

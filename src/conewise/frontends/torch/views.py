@@ -11,9 +11,8 @@ import torch
 from conewise.errors import MissingSiteError
 from conewise.frontends.torch.axes import Axes
 from conewise.frontends.torch.records import SizeRef
+from conewise.frontends.torch.selections import Selection, resolved
 from conewise.frontends.torch.sizes import SizeTable
-
-Selection = Mapping[str, int | slice | Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,8 @@ class View:
 
     def read(self, value: torch.Tensor, selection: Selection, sizes: Sequence[int] = ()) -> torch.Tensor:
         """The selected part, in natural axes; an axis selected by a number is dropped."""
-        return self.present(value, sizes)[self.index(selection)]
+        shown = self.present(value, sizes)
+        return shown[resolved(self.axes, selection, shown.shape)]
 
     def replace(
         self,
@@ -73,7 +73,7 @@ class View:
         """
         fresh = value.clone()
         target = self.present(fresh, sizes)
-        index = self.index(selection)
+        index = resolved(self.axes, selection, target.shape)
         found = (tuple(part.shape), part.dtype, part.device)
         hole = target[index]
         expected = (tuple(hole.shape), hole.dtype, hole.device)
