@@ -269,3 +269,25 @@ def test_a_fork_that_undoes_its_parents_change_hands_its_values_further_up(
         assert all(one is other for one, other in zip(values, base.demand(scene.demand), strict=True))
     assert owned(parent) == set()
     base.check()
+
+
+@given(scenes(), st.data())
+def test_a_patch_that_comes_and_goes_above_a_restored_site_costs_the_fork_nothing(
+    scene: Scene, data: st.DataObject
+) -> None:
+    """The fork owns the site on account of what it reads, whatever the parent lets stand there."""
+    base = warm(scene)
+    assume(scene.edges)
+    above, site = data.draw(st.sampled_from(scene.edges))
+    base.patch(site, fresh_value())
+    fork = base.fork()
+    fork.restore(site)
+    own = patch_values(fork, [above])
+    fork.demand(scene.sites)
+    fork.ledger.clear()
+    for change in (lambda: base.restore(site), lambda: base.patch(site, fresh_value())):
+        change()
+        base.check()
+        assert fork.ledger.invalidated == []
+        with nothing_computed(fork):
+            assert fork.demand(site) == from_scratch(base.graph, own, [site])[0]

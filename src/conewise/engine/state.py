@@ -287,7 +287,7 @@ class State:
         self._views[node] = new
         if old is None or not _is_same_view(old, new):
             return True
-        return type(self.values) is Overlay and (node in self.values) != self._differs(node)
+        return type(self.values) is Overlay and (node in self.values) != self._must_own(node)
 
     def _view(self, node: int) -> View:
         """What stands at `node` in this world's eyes, as parts to be compared by identity."""
