@@ -91,6 +91,18 @@ class Reading:
         return field_of(partly_assembled(program, dict(zip(names, values, strict=True))), name)
 
     @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """The inputs of the run that all this is a change of."""
+        assert self._parent is not None
+        return self._parent.inputs
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Every patch that is in force here, those of the worlds above first."""
+        above = () if self._parent is None else self._parent.edits
+        return (*above, *(edit for edits in self._edits.values() for edit in edits))
+
+    @property
     def ledger(self) -> Ledger:
         """What this world invalidated, recomputed and reused."""
         return self.world.ledger
@@ -167,8 +179,13 @@ class Run(Reading):
         self, model: Model, world: World, sizes: tuple[int, ...], inputs: Mapping[str, Tensor]
     ) -> None:
         super().__init__(model, world, sizes)
-        self.inputs = inputs
+        self._inputs = inputs
         self._weight_writes = model.weight_writes()
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """What the run was given, by name."""
+        return self._inputs
 
     def _check_lent(self) -> None:
         super()._check_lent()

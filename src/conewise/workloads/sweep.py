@@ -6,7 +6,9 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +28,13 @@ from conewise.workloads.facts import facts_of
 from conewise.workloads.interventions import Intervention, as_intervention
 from conewise.workloads.plan import SweepPlan, as_bytes, shown_bytes
 from conewise.workloads.result import Result, SweepLedger
-from conewise.workloads.run import Run
+from conewise.workloads.run import Edit, Reading
 from conewise.workloads.schedule import Schedule, schedule
 from conewise.workloads.selectors import Cell, SelectorLike, Spread, as_selectors, spread
 
 if TYPE_CHECKING:
-    from conewise.workloads.model import Model
+    from conewise.workloads.model import Located, Model
+    from conewise.workloads.places import Place
 
 DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""
@@ -41,8 +44,8 @@ DEFAULT_MEMORY = 2 << 30
 class Batch:
     """One baseline of a sweep, and what is put into it."""
 
-    base: Run
-    source: Run | None
+    base: Reading
+    source: Reading | None
     intervention: Intervention
 
 
@@ -57,18 +60,29 @@ class Prepared:
     obstacle: str
 
 
+@contextmanager
+def _unreported() -> Iterator[None]:
+    """Without warnings of patches that have no effect: a sweep reads more than a patch of its base reaches."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoEffectWarning)
+        yield
+
+
 class Sweep:
     """Patch every cell in a world of its own, and read the metric there.
 
     `base` is the run that is changed, `source` where the values come from (a run, or an intervention).
+    A base may be a world, in which something is patched already: its patches stand in every world of the
+    sweep.
     """
 
+    @_unreported()
     def __init__(
         self,
         model: Model,
         sites: SelectorLike,
         *,
-        base: Run | Iterable[Mapping[str, Any] | Run],
+        base: Reading | Iterable[Mapping[str, Any] | Reading],
         source: Any,
         metric: Any,
     ) -> None:
@@ -86,6 +100,7 @@ class Sweep:
         self.spreads: tuple[Spread, ...] = spread(self.selectors, first.base)
         self.cells: tuple[Cell, ...] = tuple(cell for part in self.spreads for cell in part.cells)
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
+        self._cones: dict[frozenset[int], frozenset[int]] = {}
         self._waves: dict[tuple[int, int], Wave] = {}
         self._order = self._world_order()
 
@@ -94,31 +109,37 @@ class Sweep:
     @property
     def batches(self) -> int:
         """How many baselines there are."""
-        return 1 if isinstance(self._base, Run) else len(self._base)  # type: ignore[arg-type]
+        return 1 if isinstance(self._base, Reading) else len(self._base)  # type: ignore[arg-type]
+
+    def _given(self, place: int) -> tuple[Any, Any]:
+        """What was given as base and source of one batch."""
+        base, source = self._base, self._source
+        if isinstance(base, Reading):
+            return base, source
+        if not isinstance(base, Sequence) or not base:
+            raise SweepError("base is a run, or a list of runs or of inputs; it has at least one.")
+        if isinstance(source, list | tuple):
+            if len(source) != len(base):
+                raise SweepError(f"base has {len(base)} batches and source {len(source)}; they go in pairs.")
+            source = source[place]
+        return base[place], source
 
     def _batch(self, place: int) -> Batch:
-        base, source = self._base, self._source
-        if not isinstance(base, Run):
-            if not isinstance(base, Sequence) or not base:
-                raise SweepError("base is a run, or a list of runs or of inputs; it has at least one.")
-            if isinstance(source, list | tuple):
-                if len(source) != len(base):
-                    raise SweepError(
-                        f"base has {len(base)} batches and source {len(source)}; they go in pairs."
-                    )
-                source = self._as_run(source[place])
-            base = self._as_run(base[place])
+        base, source = self._given(place)
+        base = self._as_run(base)
+        if isinstance(source, Mapping):
+            source = self._as_run(source)
         if base.model is not self.model:
             raise SweepError(f"base is a run of another model ({base.model.name}), not of {self.model.name}.")
-        run = source if isinstance(source, Run) else None
+        run = source if isinstance(source, Reading) else None
         if run is not None:
             self._expect_alike(base, run)
         return Batch(base, run, as_intervention(source, self.model))
 
-    def _as_run(self, given: Any) -> Run:
-        return given if isinstance(given, Run) else self.model.run(**given)
+    def _as_run(self, given: Any) -> Reading:
+        return given if isinstance(given, Reading) else self.model.run(**given)
 
-    def _expect_alike(self, base: Run, source: Run) -> None:
+    def _expect_alike(self, base: Reading, source: Reading) -> None:
         for name, value in base.inputs.items():
             other = source.inputs.get(name)
             if other is not None and other.shape != value.shape:
@@ -158,18 +179,21 @@ class Sweep:
 
     # -- plan --------------------------------------------------------------------------------
 
+    @_unreported()
     def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
         """What the sweep will compute, and at what cost; nothing of it is computed."""
         return self._plan(self._prepare(self._batch(0).base), as_bytes(max_memory), evaluator)[0]
 
-    def _prepare(self, base: Run) -> Prepared:
-        key = tuple((name, tuple(value.shape)) for name, value in base.inputs.items())
+    def _prepare(self, base: Reading) -> Prepared:
+        given = {name: tuple(value.shape) for name, value in base.inputs.items()}
+        standing = base.edits
+        key = (*given.items(), *((str(edit.place), edit.covers) for edit in standing))
         if key not in self._prepared:
             program, graph = self.model.program, self.model.graph
             shapes = {leaf.name: leaf.shape for leaf in program.inputs}
-            symbols = program.sizes.symbols_of(shapes, dict(key))
+            symbols = program.sizes.symbols_of(shapes, given)
             layout = Layout(program, symbols)
-            worlds = [self._patches(self.cells[number]) for number in self._order]
+            worlds = [self._patches(self.cells[number], standing) for number in self._order]
             targets = self.targets()
             plan = schedule(graph, worlds, graph.numbers(targets))
             self._expect_effect(plan)
@@ -190,7 +214,8 @@ class Sweep:
             )
         return self._prepared[key]
 
-    def _patches(self, cell: Cell) -> dict[int, bool]:
+    def _patches(self, cell: Cell, standing: Sequence[Edit]) -> dict[int, bool]:
+        """The nodes that a world patches, and whether whole: the cell's, and what it must patch again."""
         patches: dict[int, bool] = {}
         for place in cell.places:
             found = self.model.locate(place)
@@ -201,7 +226,20 @@ class Sweep:
                 )
             number = self.model.graph.number(found.node)
             patches[number] = patches.get(number, False) or not found.part
+        for edit in self._reached(cell, standing):
+            number = self.model.graph.number(edit.node)
+            patches[number] = patches.get(number, False) or edit.covers
         return patches
+
+    def _reached(self, cell: Cell, standing: Sequence[Edit]) -> list[Edit]:
+        """Those of the base's own edits that lie downstream of the cell, and so are made again in its world."""
+        if not standing:
+            return []
+        graph = self.model.graph
+        sites = frozenset(graph.number(self.model.locate(place).node) for place in cell.places)
+        if sites not in self._cones:
+            self._cones[sites] = frozenset(graph.table.cone(sites))
+        return [edit for edit in standing if graph.number(edit.node) in self._cones[sites]]
 
     def _expect_effect(self, plan: Schedule) -> None:
         reached = 0
@@ -216,8 +254,10 @@ class Sweep:
                 "Leave them out, or choose a metric that reads more of the outputs."
             )
 
-    def _obstacle(self, base: Run, layout: Layout, plan: Schedule) -> str:
+    def _obstacle(self, base: Reading, layout: Layout, plan: Schedule) -> str:
         """Why the worlds cannot be stacked, or nothing."""
+        if any(edit.found.result is not None for edit in base.edits):
+            return "the base patches `result`, which is no node of the graph"
         if self.model.batch_is_fixed:
             return "the batch size is fixed in this capture"
         name = self.model.graph.name
@@ -348,6 +388,7 @@ class Sweep:
 
     # -- run ---------------------------------------------------------------------------------
 
+    @_unreported()
     def run(
         self,
         *,
@@ -423,11 +464,8 @@ class Sweep:
             (value,) = run.demand([self._target(metric)])
             return measured(metric, value, 1, batch)[0]
 
-    def _batch_inputs(self, run: Any) -> Iterator[Tensor]:
-        base = run
-        while not isinstance(base, Run):
-            base = base._parent
-        yield next(iter(base.inputs.values()))
+    def _batch_inputs(self, run: Reading) -> Iterator[Tensor]:
+        yield next(iter(run.inputs.values()))
 
     def _target(self, metric: Metric) -> str:
         fields = self.facts.fields
@@ -439,8 +477,7 @@ class Sweep:
         rows = []
         for world in _members(chunk):
             cell = self.cells[self._order[world]]
-            with warnings.catch_warnings(), batch.base.fork() as fork:
-                warnings.simplefilter("ignore", NoEffectWarning)
+            with batch.base.fork() as fork:
                 for place in cell.places:
                     fork.patch(place, batch.intervention.part(place, batch.base))
                 rows.append(self._read_metrics(fork))
@@ -453,12 +490,19 @@ class Sweep:
         """The metrics of all worlds of `chunk` in one pass: [world, metric, prompt]."""
         wave = self._ready_wave(prepared, chunk)
         fills: dict[tuple[str, int], list[Fill]] = {}
+        standing = batch.base.edits
         for world in _members(chunk):
-            for place in self.cells[self._order[world]].places:
+            cell = self.cells[self._order[world]]
+            for edit in self._reached(cell, standing):
+                fill = Fill(edit.found.view, edit.found.part, edit.part)
+                fills.setdefault((edit.node, world), []).append(fill)
+            for place in cell.places:
                 found = self.model.locate(place)
                 part = batch.intervention.part(place, batch.base)
                 if isinstance(part, Tensor):
                     found.expect(part, batch.base[place], place)
+                else:
+                    part = partial(_expected, found, place, part)
                 fills.setdefault((found.node, world), []).append(Fill(found.view, found.part, part))
         started = time.perf_counter()
         outputs = wave.run(self._reader(batch.base), fills)
@@ -506,7 +550,7 @@ class Sweep:
             rows.append(measured_whole(metric, assembled(self.model.program, leaves), batch)[0])
         return stacked(rows)
 
-    def _reader(self, base: Run) -> Callable[[str], Any]:
+    def _reader(self, base: Reading) -> Callable[[str], Any]:
         known: dict[str, Any] = {}
 
         def read(name: str) -> Any:
@@ -520,12 +564,14 @@ class Sweep:
         """All that the numbers depend on, as plain values: equal sweeps have equal provenance."""
         batches = []
         for number in range(self.batches):
-            batch = self._batch(number)
+            base, source = self._given(number)
+            is_run = isinstance(source, Reading | Mapping)
+            described = ("source",) if is_run else as_intervention(source, self.model).described
             batches.append(
                 {
-                    "base": inputs_digest(batch.base.inputs),
-                    "source": None if batch.source is None else inputs_digest(batch.source.inputs),
-                    "patch": [str(part) for part in batch.intervention.described],
+                    "base": self._digest(base),
+                    "source": self._digest(source) if is_run else None,
+                    "patch": [str(part) for part in described],
                 }
             )
         return {
@@ -539,6 +585,18 @@ class Sweep:
             "versions": versions(),
         }
 
+    def _digest(self, given: Reading | Mapping[str, Any]) -> str:
+        """A digest of the inputs, and of what is patched in them; nothing is run for it."""
+        if not isinstance(given, Reading):
+            return inputs_digest(self.model.signature.bind((), given))
+        values, functions = dict(given.inputs), []
+        for number, edit in enumerate(given.edits):
+            if isinstance(edit.part, Tensor):
+                values[f"{number} {edit.place}"] = edit.part
+            else:
+                functions.append(f"{number} {edit.place} {getattr(edit.part, '__name__', 'function')}")
+        return " + ".join([inputs_digest(values), *functions])
+
     def __repr__(self) -> str:
         parts = " + ".join(
             str(part) if not isinstance(part, tuple) else f"{len(part)} sites"
@@ -546,6 +604,13 @@ class Sweep:
         )
         metrics = ", ".join(metric.name for metric in self.metrics)
         return f"Sweep over {parts}: {len(self.cells)} worlds of {self.model.name}, reading {metrics}"
+
+
+def _expected(found: Located, place: Place, part: Callable[[Tensor], Tensor], present: Tensor) -> Tensor:
+    """What a function makes of the value that is present; of exactly its shape, dtype and device."""
+    value = part(present)
+    found.expect(value, present, place)
+    return value
 
 
 def _members(worlds: int) -> list[int]:
