@@ -12,9 +12,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, note, settings
+from hypothesis import Phase, event, note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import conewise as cw
 from conewise.errors import CycleError, InUseError, NoValueError, OpError
@@ -207,6 +214,7 @@ class Lives(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         world, naive = self.world(data)
         self.worlds.append((world.fork(), naive.fork()))
+        self.tally["forks"] += 1
 
     @precondition(lambda self: any(naive.parent for _, naive in self.worlds))
     @rule(data=st.data())
@@ -463,11 +471,37 @@ class LivesWithCutoff(Lives):
     cutoff = True
 
 
+# A life is cheap, and what goes wrong takes many steps: more lives than a law has scenes.
+profile = settings()
 TestLives = Lives.TestCase
-TestLives.settings = settings(
-    max_examples=100, stateful_step_count=40, suppress_health_check=[HealthCheck.filter_too_much]
-)
+TestLives.settings = settings(max_examples=4 * profile.max_examples)
 TestLivesWithCutoff = LivesWithCutoff.TestCase
-TestLivesWithCutoff.settings = settings(
-    max_examples=40, stateful_step_count=40, suppress_health_check=[HealthCheck.filter_too_much]
-)
+TestLivesWithCutoff.settings = settings(max_examples=2 * profile.max_examples)
+
+
+def test_the_lives_are_eventful() -> None:
+    """A state machine that mostly does nothing would show nothing: what matters happens often enough."""
+    total: Counter[str] = Counter()
+
+    class Counted(Lives):
+        def teardown(self) -> None:
+            total.update(self.tally)
+            super().teardown()
+
+    lives = 50
+    run_state_machine_as_test(
+        Counted, settings=settings(max_examples=lives, phases=[Phase.generate], database=None)
+    )
+    assert total["demands"] >= 5 * lives
+    assert total["demands that recompute"] >= 0.3 * total["demands"]
+    assert total["demands that failed"] >= 0.02 * total["demands"]
+    often = [
+        "forks",
+        "commits",
+        "restores",
+        "restores of the last patch",
+        "grafts",
+        "grafts removed",
+        "cycles",
+    ]
+    assert all(total[what] >= lives / 10 for what in often), total
