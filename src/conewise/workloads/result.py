@@ -29,9 +29,15 @@ class SweepLedger:
 
 @dataclass(frozen=True, slots=True)
 class CellCheck:
-    """Cells of a result against plain full forwards of the original module, with hooks."""
+    """Cells of a result against plain full forwards of the original module, with hooks.
+
+    `hooked` cells were run again by the module itself; the sites of the `interpreted` ones lie at no
+    boundary of a module, so that the captured operations were all run again, one by one, without an engine.
+    """
 
     cells: int
+    hooked: int
+    interpreted: int
     largest_deviation: float
     relative: float
     tolerance: float
@@ -41,10 +47,19 @@ class CellCheck:
         """Whether the deviation is within the tolerance."""
         return self.relative <= self.tolerance
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     def __str__(self) -> str:
+        ways = [f"{self.hooked} with hooks on the module"] if self.hooked else []
+        ways += (
+            [f"{self.interpreted} operation by operation (no module shows the site)"]
+            if self.interpreted
+            else []
+        )
         return (
-            f"{'passed' if self.ok else 'FAILED'}: {self.cells} random cells against full forwards of the module: "
-            f"largest deviation {self.largest_deviation:.3g}, {self.relative:.2g} of the largest value "
+            f"{'passed' if self.ok else 'FAILED'}: {self.cells} random cells against full forwards, "
+            f"{' and '.join(ways)}: largest deviation {self.largest_deviation:.3g}, {self.relative:.2g} of the largest value "
             f"(allowed: {self.tolerance:.0e})"
         )
 

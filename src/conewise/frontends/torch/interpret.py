@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,19 +24,28 @@ class Interpreter:
 
     @torch.no_grad()
     def values(
-        self, inputs: Mapping[str, torch.Tensor], patches: Mapping[str, Any] | None = None
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        patches: Mapping[str, Any] | None = None,
+        edits: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> dict[str, Any]:
         """Every value of a run: sources, inputs, sizes and records, by name.
 
-        A name in `patches` has that value in place of its own.
+        A name in `patches` has that value in place of its own; one in `edits` has what the function makes
+        of the value that it would have had.
         """
         values: dict[str, Any] = {source.name: source.value for source in self.program.sources}
         values.update(run_sources(self.program, dict(inputs)))
+        for name in edits or ():
+            if name in values:
+                values[name] = edits[name](values[name])  # type: ignore[index]
         for name, rule, names in self._steps:
             if patches and name in patches:
                 values[name] = patches[name]
             else:
                 values[name] = rule(*[values[i] for i in names])
+            if edits and name in edits:
+                values[name] = edits[name](values[name])
         return values
 
     def output(self, values: Mapping[str, Any]) -> Any:
