@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conewise.errors import PatchError
-from conewise.frontends.torch.filling import added, averaged, has_nan, noised, permuted
-from conewise.frontends.torch.tensors import Tensor, mean_of, zeros_like
+from conewise.frontends.torch.digests import inputs_digest
+from conewise.frontends.torch.filling import added, averaged, has_nan, noised, resampled, spread_out
+from conewise.frontends.torch.tensors import Tensor, zeros_like
 from conewise.workloads.places import Place
 
 if TYPE_CHECKING:
     from conewise.workloads.model import Model
-    from conewise.workloads.run import Run
+    from conewise.workloads.run import Reading
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervention:
-    """`part(place, base)` is what world puts at `place` of the run `base`; `name` says what it is."""
+    """`part(place, base)` is what a world puts at `place` of the run `base`; `name` says what it is.
+
+    `described` is all that it depends on: equal ones mean the same intervention.
+    """
 
     name: str
-    part: Callable[[Place, Run], Tensor | Callable[[Tensor], Tensor]]
+    part: Callable[[Place, Reading], Tensor | Callable[[Tensor], Tensor]]
     described: tuple[Any, ...] = ()
 
 
@@ -30,89 +34,111 @@ def add(vector: Tensor, scale: float = 1.0) -> Intervention:
     return Intervention(
         f"add(scale={scale})",
         lambda place, base: added(base[place], vector, scale, str(place)),
-        ("add", scale),
+        ("add", scale, vector),
     )
 
 
 def noise(scale: float, seed: int = 0) -> Intervention:
-    """Add Gaussian noise of standard deviation `scale`; the same for the same seed and place."""
-    return Intervention(
-        f"noise(scale={scale}, seed={seed})",
-        lambda place, base: noised(base[place], scale, f"{seed}/{place}"),
-        ("noise", scale, seed),
-    )
+    """Add Gaussian noise of standard deviation `scale`.
 
-
-def resample(run: Run, seed: int = 0) -> Intervention:
-    """Take the values of another prompt of `run`, drawn for each prompt and the same for the same seed."""
-    return Intervention(
-        f"resample(seed={seed})",
-        lambda place, _: permuted(run[place], f"{seed}"),
-        ("resample", seed),
-    )
-
-
-def mean(
-    model: Model, dataset: Iterable[Mapping[str, Any]], places: Iterable[Place] | None = None
-) -> Intervention:
-    """Take the mean over a dataset's prompts and positions; the dataset is streamed, one batch in memory.
-
-    The means of a place are computed when it is first asked for, unless `places` names them beforehand.
+    It is the same for the same seed, place and inputs, on every device and however the worlds are evaluated.
     """
-    batches = list(dataset)
-    cache: dict[str, Tensor] = {}
 
-    def means(wanted: Iterable[Place]) -> None:
-        wanted = list(wanted)
-        sums: dict[str, tuple[Any, int]] = {}
+    def part(place: Place, base: Reading) -> Tensor:
+        return noised(base[place], scale, f"{seed}/{place}/{inputs_digest(base.inputs)}")
+
+    return Intervention(f"noise(scale={scale}, seed={seed})", part, ("noise", scale, seed))
+
+
+def resample(run: Reading, seed: int = 0) -> Intervention:
+    """Take for each prompt the values of another prompt of `run`, the same one at every place.
+
+    Where `run` has as many prompts as the base, no prompt gets those of its own row; else they are drawn with
+    replacement.
+    """
+
+    def part(place: Place, base: Reading) -> Tensor:
+        return resampled(run[place], base[place], str(seed))
+
+    return Intervention(f"resample(seed={seed})", part, ("resample", seed, run))
+
+
+def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bool = False) -> Intervention:
+    """Take the mean over a dataset: over its prompts and positions, or `per_position` over prompts alone.
+
+    The dataset is a list of the model's inputs, or anything that can be gone through again. It is streamed,
+    one batch in memory at a time: once for each kind of site that is asked for, for all layers together.
+    """
+    batches = list(dataset) if isinstance(dataset, Iterator) else dataset
+    over = ("batch",) if per_position else ("batch", "pos")
+    means: dict[str, Tensor] = {}
+
+    def gather(place: Place) -> None:
+        wanted = _alike(model, place)
+        sums: dict[str, tuple[Tensor, int]] = {}
         for batch in batches:
-            run = model.run(**batch)
-            for place in wanted:
-                sums[str(place)] = averaged(sums.get(str(place)), run[place])
-        cache.update({name: total / count for name, (total, count) in sums.items()})
+            run = model.run(**batch, keep=wanted)
+            for one in wanted:
+                axes = model.locate(one).view.axes
+                sums[str(one)] = averaged(sums.get(str(one)), run[one], axes, over, str(one))
+        if not sums:
+            raise PatchError("the mean over a dataset without a batch: give at least one.")
+        means.update({name: total / count for name, (total, count) in sums.items()})
 
-    if places is not None:
-        means(places)
+    def part(place: Place, base: Reading) -> Tensor:
+        whole = Place(place.name, place.layer, place.stack)
+        if str(whole) not in means:
+            gather(whole)
+        return spread_out(means[str(whole)], base[whole], base.model.locate(place).view.axes, place.part)
 
-    def part(place: Place, base: Run) -> Tensor:
-        if str(place) not in cache:
-            means([place])
-        return cache[str(place)].to(base[place].dtype).expand_as(base[place]).clone()
+    return Intervention("mean over a dataset", part, ("mean", per_position, batches))
 
-    return Intervention(f"mean over {len(batches)} batches", part, ("mean", len(batches)))
+
+def _alike(model: Model, place: Place) -> list[Place]:
+    """The place, and those of its kind in the other layers."""
+    if place.layer is None:
+        return [place]
+    return [Place(place.name, layer, place.stack) for layer in model.sites.layers(place.name, place.stack)]
 
 
 def as_intervention(given: Any, model: Model) -> Intervention:
     """What people may give as `source`: a run, "zero", "mean", an intervention, or a function."""
-    from conewise.workloads.run import Run  # noqa: PLC0415  # a run makes interventions, and is one
+    from conewise.workloads.run import Reading  # noqa: PLC0415  # a run makes interventions, and is one
 
     if isinstance(given, Intervention):
         return given
-    if isinstance(given, Run):
-        if given.model is not model:
-            raise PatchError(
-                f"the source is a run of another model ({given.model.name}); base and source must be runs of "
-                f"the same captured model ({model.name})."
-            )
-
-        def from_run(place: Place, base: Run) -> Tensor:
-            part: Tensor = given[place]
-            if has_nan(part):
-                raise PatchError(f"the source's value at {place} has NaN in it; nothing was patched.")
-            return part
-
-        return Intervention("source", from_run, ("source",))
+    if isinstance(given, Reading):
+        return _from(given, model)
     if isinstance(given, str) and given == "zero":
         return Intervention("zero", lambda place, base: zeros_like(base[place]), ("zero",))
     if isinstance(given, str) and given == "mean":
-
-        def own_mean(place: Place, base: Run) -> Tensor:
-            return mean_of(base[place], base.model.locate(place).part_axes)
-
-        return Intervention("mean", own_mean, ("mean",))
+        return Intervention("mean", _own_mean, ("mean",))
     if callable(given):
-        return Intervention(getattr(given, "__name__", "function"), lambda place, base: given, ("function",))
+        name = getattr(given, "__name__", "function")
+        return Intervention(name, lambda *_: given, ("function", given))
     raise PatchError(
         f"cannot patch with {given!r}: source is a run, 'zero', 'mean', `noise(...)`, `add(...)`, "
-        "`resample(...)` or a function of what would have been there."
+        "`resample(...)`, `mean(...)` or a function of what would have been there."
     )
+
+
+def _from(source: Reading, model: Model) -> Intervention:
+    if source.model is not model:
+        raise PatchError(
+            f"the source is a run of another model ({source.model.name}); base and source must be runs of "
+            f"the same captured model ({model.name})."
+        )
+
+    def part(place: Place, _: Reading) -> Tensor:
+        value: Tensor = source[place]
+        if has_nan(value):
+            raise PatchError(f"the source's value at {place} has NaN in it; nothing was patched.")
+        return value
+
+    return Intervention("source", part, ("source",))
+
+
+def _own_mean(place: Place, base: Reading) -> Tensor:
+    """The site's mean over the base's own prompts and positions."""
+    found = base.model.locate(place)
+    return found.mean(base._present(found), base._sizes, place)

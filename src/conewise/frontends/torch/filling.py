@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Sequence
 
 import torch
 
 from conewise.errors import PatchError
+from conewise.frontends.torch.selections import Selection, resolved
 
 Tensor = torch.Tensor
 
@@ -32,20 +35,38 @@ def noised(part: Tensor, scale: float, seed: str) -> Tensor:
     return part + (scale * drawn).to(part.device, part.dtype)
 
 
-def permuted(part: Tensor, seed: str) -> Tensor:
-    """`part` with its prompts exchanged: no prompt keeps its own while there are two or more."""
-    count = part.shape[0]
+def resampled(part: Tensor, present: Tensor, seed: str) -> Tensor:
+    """A prompt of `part` for each of `present`: not the one of the same row, where both have as many."""
+    count, wanted = part.shape[0], present.shape[0]
+    generator = _generator(seed)
+    if count != wanted:
+        return part[torch.randint(0, count, (wanted,), generator=generator).to(part.device)]
     if count < 2:
         return part
-    shift = 1 + int(torch.randint(0, count - 1, (1,), generator=_generator(seed)))
-    return part.roll(shift, 0)
+    return part.roll(1 + int(torch.randint(0, count - 1, (1,), generator=generator)), 0)
 
 
-def averaged(before: tuple[Tensor, int] | None, part: Tensor) -> tuple[Tensor, int]:
-    """A running sum over prompts and positions, and how many there were."""
-    rows = part.reshape(-1, *part.shape[2:]) if part.ndim > 2 else part
-    total, count = rows.sum(0, dtype=torch.float64), rows.shape[0]
-    return (total, count) if before is None else (before[0] + total, before[1] + count)
+def averaged(
+    before: tuple[Tensor, int] | None, value: Tensor, axes: Sequence[str], over: Sequence[str], where: str
+) -> tuple[Tensor, int]:
+    """A running sum over the axes `over`, which stay as dimensions of size 1, and how many there were."""
+    dims = [dim for dim, axis in enumerate(axes) if axis in over]
+    total = value.sum(dims, keepdim=True, dtype=torch.float64)
+    count = math.prod(value.shape[dim] for dim in dims)
+    if before is None:
+        return total, count
+    if before[0].shape != total.shape:
+        raise PatchError(
+            f"the mean of {where} at each position: one batch of the dataset is shaped {tuple(value.shape)}, "
+            f"another leaves {tuple(before[0].shape)}. Give batches of one length."
+        )
+    return before[0] + total, before[1] + count
+
+
+def spread_out(mean: Tensor, present: Tensor, axes: Sequence[str], part: Selection) -> Tensor:
+    """A mean at every place of `part` of a site whose whole value is `present`."""
+    whole = mean.to(present.dtype).expand_as(present)
+    return whole[resolved(axes, part, present.shape)].clone()
 
 
 def _generator(seed: str) -> torch.Generator:
