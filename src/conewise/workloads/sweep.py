@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from conewise.errors import NoEffectWarning, SweepError
 from conewise.frontends.torch.costs import Costs, matmul_rate, synchronize, versions
 from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
+from conewise.frontends.torch.identity import identity
 from conewise.frontends.torch.metrics import Metric, as_metric, measured, measured_whole
 from conewise.frontends.torch.mixing import mixing_node
 from conewise.frontends.torch.regions import last_region
@@ -35,6 +37,7 @@ from conewise.workloads.selectors import Cell, SelectorLike, Spread, as_selector
 if TYPE_CHECKING:
     from conewise.workloads.model import Located, Model
     from conewise.workloads.places import Place
+    from conewise.workloads.store import Agreed
 
 DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""
@@ -270,24 +273,33 @@ class Sweep:
         return f"{self.facts.mixing!r} mixes the rows of the batch" if self.facts.mixing else ""
 
     def _plan(
-        self, prepared: Prepared, max_memory: int | None, evaluator: str
+        self, prepared: Prepared, max_memory: int | None, evaluator: str, agreed: Agreed | None = None
     ) -> tuple[SweepPlan, list[int]]:
         if evaluator not in {"auto", "serial", "wavefront"}:
             raise SweepError(f"no evaluator {evaluator!r}: there are 'serial', 'wavefront' and 'auto'.")
         if evaluator == "wavefront" and prepared.obstacle:
             raise SweepError(f"this sweep cannot run as a wavefront: {prepared.obstacle}. Run it serially.")
         chosen = evaluator if evaluator != "auto" else "serial" if prepared.obstacle else "wavefront"
+        chosen = agreed.evaluator if agreed else chosen
         why = (
             prepared.obstacle
             or ("one world after another, bit for bit a full re-run" if chosen == "serial" else "")
             or "all worlds in one pass, equal up to the rounding of batched kernels"
         )
         everything = (1 << len(self.cells)) - 1
-        if chosen == "serial":
+        if agreed:
+            chunks = _runs_of(agreed.chunks)
+        elif chosen == "serial":
             chunks = [1 << world for world in range(len(self.cells))]
         else:
             chunks = self._chunks(prepared, max_memory or DEFAULT_MEMORY, everything)
         peak = max(self._peak(prepared, chunk, stacked=chosen == "wavefront") for chunk in chunks)
+        if agreed and max_memory is not None and peak > max_memory and chosen == "wavefront":
+            raise SweepError(
+                f"the stored run was cut into chunks that take {shown_bytes(peak)}, more than the budget of "
+                f"{shown_bytes(max_memory)}, and other chunks would round differently. Resume it with "
+                f"max_memory={peak} or more, or start again in another folder."
+            )
         plan = prepared.schedule
         name, costs = self.model.graph.name, prepared.costs
         last = prepared.last if chosen == "wavefront" else frozenset()
@@ -396,14 +408,16 @@ class Sweep:
         max_memory: int | str | None = None,
         out: str | Path | None = None,
         resume: bool = False,
-        progress: bool | Callable[[int, int], None] = False,
+        progress: bool | Callable[[int, int], None] | None = None,
         verify: int = 0,
     ) -> Result:
         """Run the plan.
 
         `out`: a folder; finished chunks are stored there as they finish, and `resume=True` goes on where a
-        run was cut off. `progress`: show a bar, or call with (cells done, cells in all). `verify`: check so
-        many random cells against plain full forwards of the module.
+        run was cut off, with the chunks that it was cut into. `progress`: True shows a bar on stderr, False
+        nothing; None shows one if stderr is a terminal or a notebook and the run takes more than a second; a
+        function is called with (cells done, cells in all). `verify`: check so many random cells against
+        plain full forwards of the module.
         """
         started = time.perf_counter()
         budget = as_bytes(max_memory)
@@ -416,18 +430,22 @@ class Sweep:
             for number in range(self.batches):
                 batch = self._batch(number)
                 prepared = self._prepare(batch.base)
-                plan, chunks = self._plan(prepared, budget, evaluator)
+                plan, chunks = self._plan(prepared, budget, evaluator, recorder.agreed(number, evaluator))
                 base_values.append(self._read_metrics(batch.base))
                 source_values.append(None if batch.source is None else self._read_metrics(batch.source))
+                recorder.begin(number, plan, base_values[-1], source_values[-1])
                 rows: dict[int, Tensor] = {}
                 for piece, chunk in _grouped(chunks, plan.evaluator):
-                    stored = recorder.get(number, piece)
+                    stored = recorder.get(number, piece, chunk.bit_count())
                     if stored is None:
                         evaluate = self._wave if plan.evaluator == "wavefront" else self._serial
                         stored = evaluate(prepared, batch, chunk, ledger)
                         recorder.put(number, piece, stored)
                     else:
-                        ledger.node_evaluations += prepared.schedule.of(chunk).node_evaluations
+                        done = prepared.schedule.of(chunk)
+                        serial = plan.evaluator == "serial"
+                        ledger.node_evaluations += done.node_evaluations
+                        ledger.launches += done.node_evaluations if serial else done.launches
                         ledger.resumed += chunk.bit_count()
                     for world, row in zip(_members(chunk), stored, strict=True):
                         rows[world] = row
@@ -447,25 +465,30 @@ class Sweep:
 
         return recorder(self, out, resume)
 
-    def _bar(self, progress: bool | Callable[[int, int], None]) -> Any:
+    def _bar(self, progress: bool | Callable[[int, int], None] | None) -> Any:
         from conewise.workloads.progress import bar  # noqa: PLC0415  # needed where it is shown only
 
-        return bar(progress, len(self.cells) * self.batches)
+        return bar(progress, len(self.cells) * self.batches, self.facts.device)
 
     def _read_metrics(self, run: Any) -> Tensor:
         """Every metric of a run, as [metric, prompt] in float64."""
         return stacked([self._metric_of(metric, run) for metric in self.metrics])
 
     def _metric_of(self, metric: Metric, run: Any) -> Tensor:
-        (batch,) = {value.shape[0] for value in self._batch_inputs(run)} or {1}
+        batch = self._prompts(run)
         with computing():
             if metric.whole:
                 return measured_whole(metric, run.outputs, batch)[0]
             (value,) = run.demand([self._target(metric)])
             return measured(metric, value, 1, batch)[0]
 
-    def _batch_inputs(self, run: Reading) -> Iterator[Tensor]:
-        yield next(iter(run.inputs.values()))
+    def _prompts(self, run: Reading) -> int:
+        """How many prompts a run has: the size of the batch, where that may vary."""
+        leaves = [leaf for leaf in self.model.program.inputs if leaf.shape]
+        varying = [leaf for leaf in leaves if not isinstance(leaf.shape[0], int)]
+        for leaf in varying or leaves:
+            return int(run.inputs[leaf.name].shape[0])
+        return 1
 
     def _target(self, metric: Metric) -> str:
         fields = self.facts.fields
@@ -566,12 +589,12 @@ class Sweep:
         for number in range(self.batches):
             base, source = self._given(number)
             is_run = isinstance(source, Reading | Mapping)
-            described = ("source",) if is_run else as_intervention(source, self.model).described
+            put = None if is_run else as_intervention(source, self.model)
             batches.append(
                 {
                     "base": self._digest(base),
                     "source": self._digest(source) if is_run else None,
-                    "patch": [str(part) for part in described],
+                    "patch": ["source"] if put is None else _told(*(put.described or (put.name, put.part))),
                 }
             )
         return {
@@ -580,7 +603,10 @@ class Sweep:
             "dtype": str(self.facts.dtype),
             "device": str(self.facts.device),
             "sites": [cell.name for cell in self.cells],
-            "metrics": [[metric.name, *map(str, metric.described)] for metric in self.metrics],
+            "metrics": [
+                _told(metric.name, *(metric.described or (metric.compute, metric.output, metric.last)))
+                for metric in self.metrics
+            ],
             "batches": batches,
             "versions": versions(),
         }
@@ -594,7 +620,7 @@ class Sweep:
             if isinstance(edit.part, Tensor):
                 values[f"{number} {edit.place}"] = edit.part
             else:
-                functions.append(f"{number} {edit.place} {getattr(edit.part, '__name__', 'function')}")
+                functions.append(f"{number} {edit.place} {identity(edit.part)}")
         return " + ".join([inputs_digest(values), *functions])
 
     def __repr__(self) -> str:
@@ -611,6 +637,17 @@ def _expected(found: Located, place: Place, part: Callable[[Tensor], Tensor], pr
     value = part(present)
     found.expect(value, present, place)
     return value
+
+
+def _told(*parts: Any) -> list[str]:
+    """What can be told of values and functions, so that another one is told differently."""
+    return [part if isinstance(part, str) else identity(part) for part in parts]
+
+
+def _runs_of(sizes: Sequence[int]) -> list[int]:
+    """Chunks of these sizes, as sets of worlds: each takes up where the one before it ends."""
+    starts = accumulate(sizes, initial=0)
+    return [((1 << size) - 1) << start for size, start in zip(sizes, starts, strict=False)]
 
 
 def _members(worlds: int) -> list[int]:

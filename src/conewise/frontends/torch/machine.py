@@ -1,0 +1,36 @@
+"""The machine: what the last bits of a result depend on beside the sweep, and how much memory is held."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def numerics(device: torch.device) -> dict[str, Any]:
+    """Settings and hardware that choose kernels, and with them the rounding: equal here, equal bits."""
+    found: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "float32 products": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    if device.type == "cuda":
+        found["processor"] = torch.cuda.get_device_name(device)
+        found["TF32 in convolutions"] = torch.backends.cudnn.allow_tf32
+    else:
+        found["processor"] = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
+    return found
+
+
+def memory_held(device: torch.device) -> int:
+    """Bytes held now: by tensors on a GPU, by the process elsewhere (its peak, where that is all it says)."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    pages = Path("/proc/self/statm")
+    if pages.exists():
+        return int(pages.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
