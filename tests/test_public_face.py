@@ -22,6 +22,7 @@ def test_the_public_names_are_these() -> None:
         "World",
         "block",
         "capture",
+        "causal_trace",
         "chain",
         "gradients",
         "load",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from conewise.frontends.torch.load import load
     from conewise.workloads.model import Model, capture
     from conewise.workloads.run import Run
+    from conewise.workloads.tracing import causal_trace
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "World",
     "block",
     "capture",
+    "causal_trace",
     "chain",
     "gradients",
     "load",
@@ -52,6 +54,7 @@ _LAZY = {
     "Model": "conewise.workloads.model",
     "Run": "conewise.workloads.run",
     "capture": "conewise.workloads.model",
+    "causal_trace": "conewise.workloads.tracing",
     "load": "conewise.frontends.torch.load",
 }
 

@@ -150,7 +150,7 @@ def _spread_selector(selector: Selector, number: int, run: Run) -> Spread:
         known = table.layers(selector.name, selector.stack)
         if not known:
             run.model.locate(Place(selector.name, 0, selector.stack))  # says why there is none
-        picked = _chosen(choices.pop("layer"), max(known) + 1, "layer", selector)
+        picked = chosen(choices.pop("layer"), max(known) + 1, "layer", selector)
         missing = [layer for layer in picked if layer not in known]
         if missing:
             run.model.locate(Place(selector.name, missing[0], selector.stack))
@@ -164,7 +164,7 @@ def _spread_selector(selector: Selector, number: int, run: Run) -> Spread:
             raise SiteError(
                 f"{selector}: this site has no axis {axis!r}; its axes are {', '.join(found.view.axes)}."
             )
-        along[axis] = tuple(_chosen(choice, lengths[axis], axis, selector))
+        along[axis] = tuple(chosen(choice, lengths[axis], axis, selector))
     cells = []
     for point in itertools.product(*along.values()):
         at = dict(zip(along, point, strict=True))
@@ -176,8 +176,8 @@ def _spread_selector(selector: Selector, number: int, run: Run) -> Spread:
     return Spread(selector.name, tuple(open_axes), tuple(along[axis] for axis in open_axes), tuple(cells))
 
 
-def _chosen(choice: Choice, length: int, axis: str, selector: Selector) -> list[int]:
-    """The indices that a choice stands for, all of them from 0 up."""
+def chosen(choice: Choice, length: int, axis: str, where: object) -> list[int]:
+    """The indices that a choice stands for, all of them from 0 up; `where` is what a message is about."""
     if isinstance(choice, int):
         picked = [choice]
     elif isinstance(choice, str):
@@ -188,14 +188,14 @@ def _chosen(choice: Choice, length: int, axis: str, selector: Selector) -> list[
                 picked = [bounds[0]]  # type: ignore[list-item]
         except (ValueError, TypeError):
             raise SiteError(
-                f"{selector}: {axis}={choice!r} is no choice. Write a number, a list, or a slice like "
+                f"{where}: {axis}={choice!r} is no choice. Write a number, a list, or a slice like "
                 "':' or '2:5'."
             ) from None
     else:
         picked = list(choice)
     outside = [index for index in picked if not -length <= index < length]
     if outside:
-        raise SiteError(f"{selector}: {axis} {outside[0]} is out of range; there are {length}, from 0.")
+        raise SiteError(f"{where}: {axis} {outside[0]} is out of range; there are {length}, from 0.")
     if not picked:
-        raise SiteError(f"{selector}: {axis}={choice!r} chooses nothing; there are {length}, from 0.")
+        raise SiteError(f"{where}: {axis}={choice!r} chooses nothing; there are {length}, from 0.")
     return [index % length for index in picked]

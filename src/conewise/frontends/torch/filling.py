@@ -31,8 +31,12 @@ def added(part: Tensor, vector: Tensor, scale: float, where: str) -> Tensor:
 
 def noised(part: Tensor, scale: float, seed: str) -> Tensor:
     """`part` with Gaussian noise, drawn on the CPU so that it is the same on every device."""
-    drawn = torch.randn(part.shape, generator=_generator(seed))
-    return part + (scale * drawn).to(part.device, part.dtype)
+    return part + (scale * noise_of(part.shape, seed)).to(part.device, part.dtype)
+
+
+def noise_of(shape: Sequence[int], seed: str) -> Tensor:
+    """Gaussian noise of deviation 1, on the CPU; the same for the same shape and seed."""
+    return torch.randn(tuple(shape), generator=_generator(seed))
 
 
 def resampled(part: Tensor, present: Tensor, seed: str) -> Tensor:
