@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Facts:
     """`outputs`: the output nodes; `fields`: those that have a name; `rates`: operations a second, measured.
 
-    `mixing` is the node at which rows of the batch mix: None before it was looked for, "" if there is none.
+    `mixing` are the nodes at which rows of the batch mix: None before they were looked for.
     """
 
     def __init__(self, model: Model) -> None:
@@ -28,7 +28,7 @@ class Facts:
         self.fields: dict[str, str] = {key: value for key, value in items if isinstance(value, str)}
         self.records: dict[str, Record] = {record.name: record for record in program.records}
         self.device, self.dtype = home(program)
-        self.mixing: str | None = None
+        self.mixing: frozenset[str] | None = None
         self.rates: dict[str, float] = {}
         self._module = model.module
         self._digest: str | None = None

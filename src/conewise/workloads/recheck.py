@@ -104,10 +104,11 @@ def _edits(batch: Batch, cell: Cell, given: Mapping[str, Tensor]) -> dict[str, l
         edits.setdefault(edit.node, []).append(edit)
     for place in cell.places:
         found = base.model.locate(place)
-        if found.node in given:
-            part = found.read(given[found.node], base._sizes)
-        else:
-            part = batch.intervention.part(place, base)
+        part = (
+            found.read(given[found.node], base._sizes)
+            if found.node in given
+            else batch.intervention.part(place, base)
+        )
         edits.setdefault(found.node, []).append(Edit(place, found, part))
     return edits
 

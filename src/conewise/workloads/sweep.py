@@ -19,7 +19,7 @@ from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
 from conewise.frontends.torch.identity import identity
 from conewise.frontends.torch.metrics import Metric, as_metric, measured, measured_whole
-from conewise.frontends.torch.mixing import mixing_node
+from conewise.frontends.torch.mixing import mixing_nodes
 from conewise.frontends.torch.regions import last_region
 from conewise.frontends.torch.replay import Wave
 from conewise.frontends.torch.stacking import Layout
@@ -263,14 +263,16 @@ class Sweep:
             return "the base patches `result`, which is no node of the graph"
         if self.model.batch_is_fixed:
             return "the batch size is fixed in this capture"
-        name = self.model.graph.name
-        for node, _ in plan.steps:
-            record = self.facts.records[name(node)]
-            if record.shape is not None and layout.batch_dim.get(record.name) is None:
-                return f"{record.name!r} mixes the rows of the batch"
+        graph = self.model.graph
+        for node in plan.patched:
+            if layout.batch_dim.get(graph.name(node)) is None:
+                return f"{graph.name(node)!r} is patched and has no batch along which worlds could be stacked"
         if self.facts.mixing is None:
-            self.facts.mixing = mixing_node(self.model.program, layout, dict(base.inputs)) or ""
-        return f"{self.facts.mixing!r} mixes the rows of the batch" if self.facts.mixing else ""
+            self.facts.mixing = mixing_nodes(self.model.program, layout, dict(base.inputs))
+        for node, _ in plan.steps:
+            if graph.name(node) in self.facts.mixing:
+                return f"{graph.name(node)!r} mixes the rows of the batch"
+        return ""
 
     def _plan(
         self, prepared: Prepared, max_memory: int | None, evaluator: str, agreed: Agreed | None = None

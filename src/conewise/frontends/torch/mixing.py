@@ -1,61 +1,113 @@
-"""Whether a program treats the rows of a batch apart: only then can worlds be stacked along it."""
+"""Where a program mixes the rows of a batch: worlds can be stacked along the batch only where it does not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from conewise.frontends.torch.records import SIZES, Program
-from conewise.frontends.torch.rules import compile_rule
-from conewise.frontends.torch.stacking import Layout
-
-CLOSE = 1e-3
-"""How far a row may move when its neighbour is another, relative to the largest value of the node: far
-above the rounding of batched kernels, far below what reading the neighbour would do."""
+from conewise.frontends.torch.records import SIZES, Program, Record
+from conewise.frontends.torch.stacking import Constants, Layout, compile_stacked_rule, tolerance_of
 
 
 @torch.no_grad()
-def mixing_node(program: Program, layout: Layout, inputs: Mapping[str, torch.Tensor]) -> str | None:
-    """A node at which rows of the batch mix, or None: found by running a batch beside another one.
+def mixing_nodes(program: Program, layout: Layout, inputs: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """The nodes that mix rows of the batch, each tried by itself.
 
-    The first half of the stack is the given batch, the second half another; where the first half of a value
-    depends on the second, or a value has no batch although what it reads has, rows mix.
+    A node is given two batches, one behind the other, and has to return what it returns for each alone, one
+    behind the other. Where it does not, or cannot be computed so, or has no batch although what it
+    reads has one, rows mix. What only reads the mixture is not meant.
     """
-    alone = _values(program, layout, dict(inputs), 1)
-    beside = {name: torch.cat([value, _other(value)]) for name, value in inputs.items()}
-    stacked = _values(program, layout, beside, 2)
-    for record in program.records:
-        name = record.name
-        if name not in layout.varying or not isinstance(alone[name], torch.Tensor):
-            continue
-        dim = layout.batch_dim.get(name)
-        if dim is None or stacked[name].shape[dim] != 2 * alone[name].shape[dim]:
-            return name
-        half = stacked[name].narrow(dim, 0, alone[name].shape[dim])
-        if not _close(half, alone[name]):
-            return name
-    return None
+    others = _others(inputs, [name for name in inputs if layout.batch_dim.get(name) is not None])
+    trial = _Trial(program, layout, dict(inputs), others)
+    return frozenset(record.name for record in program.records if not trial.keeps_rows_apart(record))
 
 
-def _values(program: Program, layout: Layout, inputs: dict[str, Any], worlds: int) -> dict[str, Any]:
-    values: dict[str, Any] = {source.name: source.value for source in program.sources}
-    values |= inputs
-    values[SIZES] = layout.sizes(worlds)
-    for record in program.records:
-        values[record.name] = compile_rule(record)(*[values[name] for name in record.inputs])
-    return values
+class _Trial:
+    """Two batches alone, and each node on both together; records come in order."""
+
+    def __init__(self, program: Program, layout: Layout, one: dict[str, Any], other: dict[str, Any]) -> None:
+        sources = {source.name: source.value for source in program.sources}
+        self._layout = layout
+        self._one: dict[str, Any] = {**sources, **one, SIZES: layout.sizes(1)}
+        self._other: dict[str, Any] = {**sources, **other, SIZES: layout.sizes(1)}
+        self._tuples: dict[str, Any] = {}
+        self._constants = Constants(layout, self._one)
+        self._has_batch = {
+            leaf.name for leaf in program.inputs if layout.batch_dim.get(leaf.name) is not None
+        }
+        self._last_use = {name: record.name for record in program.records for name in record.inputs}
+
+    def keeps_rows_apart(self, record: Record) -> bool:
+        rule, name = compile_stacked_rule(record), record.name
+        self._one[name] = rule(*[self._one[read] for read in record.inputs])
+        self._other[name] = rule(*[self._other[read] for read in record.inputs])
+        carries = any(read in self._has_batch for read in record.inputs)
+        if carries:
+            self._has_batch.add(name)
+        try:
+            return not carries or self._is_stacked(name, rule(*map(self._both, record.inputs)))
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return False
+        finally:
+            self._forget(record)
+
+    def _both(self, name: str) -> Any:
+        """The two batches of a value, one behind the other."""
+        if name == SIZES:
+            return self._layout.sizes(2)
+        if name in self._tuples:
+            return self._tuples[name]
+        if name not in self._layout.varying:
+            return self._constants.stacked(name, 2)
+        dim = self._layout.batch_dim.get(name)
+        return self._one[name] if dim is None else torch.cat([self._one[name], self._other[name]], dim)
+
+    def _is_stacked(self, name: str, both: Any) -> bool:
+        if not isinstance(both, torch.Tensor):
+            self._tuples[name] = both  # its parts are looked at where they are taken out
+            return True
+        one, other, dim = self._one[name], self._other[name], self._layout.batch_dim.get(name)
+        if dim is None or both.shape[dim] != one.shape[dim] + other.shape[dim]:
+            return False
+        halves = both.split([one.shape[dim], other.shape[dim]], dim)  # type: ignore[no-untyped-call]
+        return _close(halves[0], one) and _close(halves[1], other)
+
+    def _forget(self, record: Record) -> None:
+        # Constants are few, and are computed from one another again for a stack.
+        for name in record.inputs:
+            if self._last_use[name] == record.name and name in self._layout.varying:
+                for values in (self._one, self._other, self._tuples):
+                    values.pop(name, None)
+
+
+def _others(inputs: Mapping[str, torch.Tensor], batched: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Another batch of the same kind: the positions in reverse, the rows exchanged, or other values."""
+    others = {name: _other(value) if name in set(batched) else value for name, value in inputs.items()}
+    if all(torch.equal(others[name], inputs[name]) for name in inputs):
+        # One token each, or all alike: other token ids, as small as these.
+        others = {
+            name: torch.where(value > 0, value - 1, value + 1)
+            if name in set(batched) and not value.is_floating_point() and value.dtype != torch.bool
+            else value
+            for name, value in inputs.items()
+        }
+    return others
 
 
 def _other(value: torch.Tensor) -> torch.Tensor:
-    """Another input of the same kind: the positions in reverse, or the values negated."""
-    if value.ndim > 1 and not torch.equal(value, value.flip(1)):
-        return value.flip(1)
-    return -value if value.is_floating_point() else value
+    if value.is_floating_point():
+        return -value.flip(0) + 0.5
+    for dim in range(1, value.ndim):
+        if not torch.equal(value, value.flip(dim)):
+            return value.flip(dim)
+    return value.flip(0)
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
     if not one.is_floating_point():
         return torch.equal(one, other)
     finite = torch.isfinite(other)
@@ -64,4 +116,4 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not bool(finite.any()):
         return True
     scale = max(float(other[finite].abs().max()), 1e-30)
-    return float((one[finite] - other[finite]).abs().max()) <= CLOSE * scale
+    return float((one[finite] - other[finite]).abs().max()) <= tolerance_of(one.dtype) * scale

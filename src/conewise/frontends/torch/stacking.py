@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from conewise.frontends.torch.records import SIZES, Program
-from conewise.frontends.torch.rules import compile_rule
+from conewise.frontends.torch.records import SIZES, Program, Record
+from conewise.frontends.torch.rules import Rule, compile_rule
 from conewise.frontends.torch.sizes import Size
 
 Tensor = torch.Tensor
@@ -29,7 +30,7 @@ class Layout:
         self._batch = {symbol for symbol, (_, dim) in bound.items() if dim == 0}
         self._positions = self.position_symbols = {symbol for symbol, (_, dim) in bound.items() if dim == 1}
         self.batch = next((symbols[symbol] for symbol in bound if symbol in self._batch), 1)
-        self.length = next((symbols[symbol] for symbol in bound if symbol in self._positions), 1)
+        self._lengths: dict[str, int] = {}
         self.batch_dim: dict[str, int | None] = {}
         self.pos_dim: dict[str, int | None] = {}
         shapes: dict[str, tuple[Size, ...] | None] = {r.name: r.shape for r in program.records}
@@ -37,6 +38,7 @@ class Layout:
         for name, shape in shapes.items():
             self.batch_dim[name] = self._dim(shape, self._batch)
             self.pos_dim[name] = self._dim(shape, self._positions)
+            self._lengths[name] = self._length(shape)
         self._sizes: dict[tuple[int, bool], tuple[int, ...]] = {}
         self.varying = self._varying()
 
@@ -45,6 +47,14 @@ class Layout:
             if any(str(symbol) in symbols for symbol in getattr(size, "free_symbols", ())):
                 return dim
         return None
+
+    def _length(self, shape: tuple[Size, ...] | None) -> int:
+        """How many positions a value of this shape has: an encoder's may differ from a decoder's."""
+        for size in shape or ():
+            for symbol in map(str, getattr(size, "free_symbols", ())):
+                if symbol in self._positions:
+                    return self.symbols[symbol]
+        return 1
 
     def _varying(self) -> frozenset[str]:
         """The names whose values depend on a run's inputs, beyond their shapes."""
@@ -59,7 +69,7 @@ class Layout:
         key = worlds, last
         if key not in self._sizes:
             values = dict(self.symbols)
-            values |= dict.fromkeys(self._batch & set(values), worlds * self.batch)
+            values |= {symbol: worlds * values[symbol] for symbol in self._batch & set(values)}
             if last:
                 values |= dict.fromkeys(self._positions & set(values), 1)
             self._sizes[key] = self.program.sizes.of(values)
@@ -71,8 +81,10 @@ class Layout:
         if dim is None:
             return value
         if dim == self.batch_dim.get(name):
-            rows = value.unflatten(dim, (-1, self.length))  # type: ignore[no-untyped-call]
-            return rows.narrow(dim + 1, self.length - 1, 1).flatten(dim, dim + 1)
+            length = self._lengths[name]
+            rows = value.unflatten(dim, (-1, length))  # type: ignore[no-untyped-call]
+            last: Tensor = rows.narrow(dim + 1, length - 1, 1).flatten(dim, dim + 1)
+            return last
         return value.narrow(dim, value.shape[dim] - 1, 1)
 
 
@@ -171,3 +183,22 @@ def masked_rows(value: Tensor, dim: int, batch: int, places: Sequence[int]) -> T
 def index_tensor(places: tuple[int, ...], device: torch.device) -> Tensor:
     """Indices as a tensor; kept, since making one waits for the device and cannot be captured."""
     return torch.tensor(places, device=device)
+
+
+def compile_stacked_rule(record: Record) -> Rule:
+    """The rule of a record for stacks: a view becomes a reshape.
+
+    A stack is put together anew, so its strides need not be those of the module's own value, and what was a
+    view of that may need a copy here. The numbers are the same.
+    """
+    if record.target is torch.ops.aten.view.default:
+        return compile_rule(replace(record, target=torch.ops.aten.reshape.default))
+    return compile_rule(record)
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """How far one operation on a stack may lie from the same alone, relative to the largest value.
+
+    Far above the rounding of batched kernels, far below what reading a neighbour would do.
+    """
+    return max(1e-3, 16 * torch.finfo(dtype).eps)

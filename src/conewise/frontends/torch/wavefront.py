@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from conewise.frontends.torch.records import SIZES, Program
-from conewise.frontends.torch.rules import Rule, compile_rule
+from conewise.frontends.torch.rules import Rule
+from conewise.frontends.torch.selections import resolved
 from conewise.frontends.torch.stacking import (
     Constants,
     Layout,
     Tensor,
+    compile_stacked_rule,
     index_tensor,
     masked_rows,
     positions_in,
@@ -111,7 +113,7 @@ class Wavefront:
         is_last = node in self.last
         rule = self._rules.get(node)
         if rule is None:
-            rule = self._rules[node] = compile_rule(self._records[node])
+            rule = self._rules[node] = compile_stacked_rule(self._records[node])
         count = step.worlds.bit_count()
         values = [
             self.layout.sizes(count, last=is_last)
@@ -119,7 +121,11 @@ class Wavefront:
             else self._operand(name, step.worlds, stacks, is_last)
             for name in self._inputs[node]
         ]
-        return rule(*values)
+        value = rule(*values)
+        if self._records[node].op == "getitem":
+            # Several tensors are not aligned to the worlds that want one of them; the one taken out is.
+            value = self._aligned(node, value, stacks[self._inputs[node][0]].worlds, step.worlds, is_last)
+        return value
 
     def _operand(self, name: str, worlds: int, stacks: Mapping[str, Stack], is_last: bool) -> Any:
         """What a node that is computed in `worlds` reads of `name`."""
@@ -129,7 +135,7 @@ class Wavefront:
             return self._baseline(name, count, is_last)
         value = stack.value
         if not isinstance(value, torch.Tensor):
-            return self._several(name, stack, worlds, is_last)
+            return value
         if is_last and name not in self.last:
             value = self.layout.last_row(name, value)
         return self._aligned(name, value, stack.worlds, worlds, is_last)
@@ -155,12 +161,6 @@ class Wavefront:
             order.append(place if place >= 0 else spare)
             spare += place < 0
         return masked_rows(both, dim, rows, order)
-
-    def _several(self, name: str, stack: Stack, worlds: int, is_last: bool) -> Any:
-        """An operand that is a tuple of tensors: each is aligned on its own."""
-        if stack.worlds == worlds:
-            return stack.value
-        raise ValueError(f"{name} holds several tensors and is read by worlds that do not all change it")
 
     def _baseline(self, name: str, count: int, is_last: bool) -> Any:
         """The baseline's value for `count` worlds."""
@@ -262,7 +262,7 @@ class Wavefront:
             row = rows.narrow(dim, place * batch, batch)
             for fill in fills[node, world]:
                 shown = fill.view.present(row, sizes)
-                index = fill.view.index(fill.part)
+                index = resolved(fill.view.axes, fill.part, shown.shape)
                 value = (
                     fill.value if isinstance(fill.value, torch.Tensor) else fill.value(shown[index].clone())
                 )
