@@ -17,11 +17,16 @@ from conewise.graph.block import Block, Graft, block, chain
 from conewise.graph.gradients import gradients
 from conewise.graph.graph import Graph, Node
 from conewise.workloads.places import Place, site
+from conewise.workloads.selectors import sites
 
 if TYPE_CHECKING:
-    from conewise.frontends.torch.load import load
+    from conewise.frontends.torch.metrics import cross_entropy, kl_to, logit, logit_diff, prob
+    from conewise.workloads.interventions import add, mean, noise, resample
+    from conewise.workloads.loading import load
     from conewise.workloads.model import Model, capture
+    from conewise.workloads.result import Result
     from conewise.workloads.run import Run
+    from conewise.workloads.sweep import Sweep
     from conewise.workloads.tracing import causal_trace
 
 __version__ = "0.1.0"
@@ -37,25 +42,48 @@ __all__ = [
     "Node",
     "Place",
     "Plan",
+    "Result",
     "Run",
+    "Sweep",
     "World",
+    "add",
     "block",
     "capture",
     "causal_trace",
     "chain",
+    "cross_entropy",
     "gradients",
+    "kl_to",
     "load",
+    "logit",
+    "logit_diff",
+    "mean",
+    "noise",
     "ops",
+    "prob",
+    "resample",
     "site",
+    "sites",
 ]
 
 # What needs torch is imported when it is first used.
 _LAZY = {
     "Model": "conewise.workloads.model",
+    "Result": "conewise.workloads.result",
     "Run": "conewise.workloads.run",
+    "Sweep": "conewise.workloads.sweep",
+    "add": "conewise.workloads.interventions",
     "capture": "conewise.workloads.model",
     "causal_trace": "conewise.workloads.tracing",
-    "load": "conewise.frontends.torch.load",
+    "cross_entropy": "conewise.frontends.torch.metrics",
+    "kl_to": "conewise.frontends.torch.metrics",
+    "load": "conewise.workloads.loading",
+    "logit": "conewise.frontends.torch.metrics",
+    "logit_diff": "conewise.frontends.torch.metrics",
+    "mean": "conewise.workloads.interventions",
+    "noise": "conewise.workloads.interventions",
+    "prob": "conewise.frontends.torch.metrics",
+    "resample": "conewise.workloads.interventions",
 }
 
 

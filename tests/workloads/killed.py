@@ -6,6 +6,7 @@ run the sweep, and kills them.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -50,4 +51,5 @@ if __name__ == "__main__":
     slow, (place, kills, seed) = slow_sweep(), sys.argv[1:]
     slow.plan(), slow.provenance()  # known once, so that the forks begin to compute at once
     moments = random.Random(seed)
-    print([killed_run(slow, Path(place), moments.uniform(0.0, 0.6)) for _ in range(int(kills))])
+    killed = [killed_run(slow, Path(place), moments.uniform(0.0, 0.6)) for _ in range(int(kills))]
+    sys.stdout.write(json.dumps(killed))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from html import escape
+from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conewise.errors import SweepError
-from conewise.frontends.torch.filling import stacked
-from conewise.frontends.torch.tensors import Tensor
+from conewise.frontends.torch.filling import joined, stacked
+from conewise.frontends.torch.tensors import Tensor, same_bits
 from conewise.workloads.plan import SweepPlan
 from conewise.workloads.selectors import Cell, Spread
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from plotly.graph_objects import Figure
+
     from conewise.workloads.sweep import Sweep
 
 
@@ -59,18 +65,19 @@ class CellCheck:
         )
         return (
             f"{'passed' if self.ok else 'FAILED'}: {self.cells} random cells against full forwards, "
-            f"{' and '.join(ways)}: largest deviation {self.largest_deviation:.3g}, {self.relative:.2g} of the largest value "
-            f"(allowed: {self.tolerance:.0e})"
+            f"{' and '.join(ways)}: largest deviation {self.largest_deviation:.3g}, {self.relative:.2g} of "
+            f"the largest value (allowed: {self.tolerance:.0e})"
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """Values by cell, in the order of the sites.
 
     `table` is [metric, cell] in float64, averaged over prompts; `per_prompt` is [metric, cell, prompt].
-    `base` and `source` are the metrics of the runs themselves, [metric]; `source` is None where the values
-    did not come from a run.
+    `base` and `source` are the metrics of the runs themselves, [metric], and `base_per_prompt` and
+    `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
+    come from a run.
     """
 
     plan: SweepPlan
@@ -83,7 +90,9 @@ class Result:
     source: Tensor | None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     verification: CellCheck | None = None
-    sweep: Sweep | None = field(default=None, repr=False, compare=False)
+    sweep: Sweep | None = field(default=None, repr=False)
+    base_per_prompt: Tensor | None = None
+    source_per_prompt: Tensor | None = None
 
     @classmethod
     def of(
@@ -96,12 +105,12 @@ class Result:
         source: Sequence[Tensor | None],
     ) -> Result:
         """A result from rows [world][metric, prompt] of each batch, worlds in the sweep's own order."""
-        from conewise.frontends.torch.filling import joined  # noqa: PLC0415
-
         place = {number: world for world, number in enumerate(sweep._order)}
         cells = range(len(sweep.cells))
         batches = [stacked([rows[place[number]] for number in cells], dim=1) for rows in values]
-        per_prompt = joined(batches)
+        per_prompt, bases = joined(batches), joined(list(base))
+        known = [one for one in source if one is not None]
+        sources = joined(known) if len(known) == len(source) else None
         return cls(
             plan,
             ledger,
@@ -109,11 +118,13 @@ class Result:
             tuple(metric.name for metric in sweep.metrics),
             per_prompt.mean(-1),
             per_prompt,
-            joined(list(base)).mean(-1),
-            None if any(one is None for one in source) else joined(list(source)).mean(-1),  # type: ignore[arg-type]
+            bases.mean(-1),
+            None if sources is None else sources.mean(-1),
             sweep.provenance(),
             None,
             sweep,
+            bases,
+            sources,
         )
 
     @property
@@ -121,71 +132,118 @@ class Result:
         """Every cell, in the order of the sites."""
         return tuple(cell for part in self.spreads for cell in part.cells)
 
+    # -- in natural axes -----------------------------------------------------------------------
+
     @property
     def values(self) -> Tensor:
         """The first metric: in natural axes for one selector, flat for a sum of several."""
         return self._shaped(self.table[0])
 
-    def metric(self, name: str) -> Tensor:
-        """One of several metrics, shaped like `values`."""
-        if name not in self.metrics:
-            raise SweepError(f"no metric {name!r} in this result; there are {', '.join(self.metrics)}.")
-        return self._shaped(self.table[self.metrics.index(name)])
-
-    def __getitem__(self, name: str) -> Tensor:
-        """The part of the first metric that belongs to one selector, in its natural axes."""
-        start = 0
-        for part in self.spreads:
-            stop = start + len(part.cells)
-            if part.name == name:
-                return self.table[0][start:stop].reshape(part.shape)
-            start = stop
-        names = ", ".join(part.name for part in self.spreads)
-        raise SweepError(f"no part {name!r} in this result; its parts are {names}.")
+    @property
+    def effect(self) -> Tensor:
+        """The first metric less its value in the base, shaped like `values`."""
+        return self._shaped(self.table[0] - self.base[0])
 
     @property
     def normalised(self) -> Tensor:
-        """The first metric with 0 for the base and 1 for the source."""
-        return self._shaped(self._normalised(0))
+        """The first metric with 0 for the base and 1 for the source, shaped like `values`."""
+        if self.source is None:
+            raise SweepError("nothing to normalise by: the values did not come from a source run.")
+        span = self.source[0] - self.base[0]
+        if float(span) == 0:
+            raise SweepError("nothing to normalise by: base and source have the same value of the metric.")
+        return self._shaped((self.table[0] - self.base[0]) / span)
+
+    def metric(self, name: str) -> Tensor:
+        """One of several metrics, shaped like `values`."""
+        return self._shaped(self.table[self._number(name)])
+
+    def select(self, metric: str) -> Result:
+        """The result of one of several metrics, as if it had been read alone."""
+        row = slice(self._number(metric), self._number(metric) + 1)
+        return replace(
+            self,
+            metrics=(metric,),
+            table=self.table[row],
+            per_prompt=self.per_prompt[row],
+            base=self.base[row],
+            source=None if self.source is None else self.source[row],
+            base_per_prompt=None if self.base_per_prompt is None else self.base_per_prompt[row],
+            source_per_prompt=None if self.source_per_prompt is None else self.source_per_prompt[row],
+        )
+
+    def __getitem__(self, part: str | int) -> Tensor:
+        """One selector's part of the first metric, by its kind or its number, in its natural axes."""
+        found = [
+            (spread, start)
+            for number, (spread, start) in enumerate(self.parts())
+            if part in (spread.name, number)
+        ]
+        if len(found) == 1:
+            spread, start = found[0]
+            return self.table[0][start : start + len(spread.cells)].reshape(spread.shape)
+        names = ", ".join(f"{number}: {spread.name}" for number, spread in enumerate(self.spreads))
+        if found:
+            raise SweepError(f"several parts of this result are named {part!r}; choose by number of {names}.")
+        raise SweepError(f"no part {part!r} in this result; its parts are {names}.")
+
+    def parts(self) -> list[tuple[Spread, int]]:
+        """The selectors' cells, and where each begins in the order of all cells."""
+        starts = accumulate((len(spread.cells) for spread in self.spreads), initial=0)
+        return list(zip(self.spreads, starts, strict=False))
 
     def _shaped(self, row: Tensor) -> Tensor:
         return row.reshape(self.spreads[0].shape) if len(self.spreads) == 1 else row
 
-    def _normalised(self, metric: int) -> Tensor:
-        if self.source is None:
-            raise SweepError("nothing to normalise by: the values did not come from a source run.")
-        span = self.source[metric] - self.base[metric]
-        if float(span) == 0:
-            raise SweepError("nothing to normalise by: base and source have the same value of the metric.")
-        return (self.table[metric] - self.base[metric]) / span
+    def _number(self, metric: str) -> int:
+        if metric not in self.metrics:
+            raise SweepError(f"no metric {metric!r} in this result; there are {', '.join(self.metrics)}.")
+        return self.metrics.index(metric)
 
-    def to_dataframe(self) -> Any:
-        """A tidy table: one row for each cell and metric."""
-        import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
+    # -- as a table, as a figure, as files -----------------------------------------------------
 
-        rows = []
-        for number, name in enumerate(self.metrics):
-            base = float(self.base[number])
-            source = None if self.source is None else float(self.source[number])
-            for cell, value in zip(self.cells, self.table[number].tolist(), strict=True):
-                span = None if source is None else source - base
-                rows.append(
-                    {
-                        "site": cell.name,
-                        "kind": cell.kind,
-                        "layer": cell.at.get("layer"),
-                        "head": cell.at.get("head", cell.at.get("kv_head")),
-                        "pos": cell.at.get("pos"),
-                        "metric": name,
-                        "value": value,
-                        "base": base,
-                        "source": source,
-                        "effect": value - base,
-                        "normalised": None if not span else (value - base) / span,
-                    }
-                )
-        frame = pd.DataFrame(rows)
-        return frame.astype(dict.fromkeys(("layer", "head", "pos"), "Int64"))
+    def to_dataframe(self, *, per_prompt: bool = False) -> pd.DataFrame:
+        """A tidy table: one row for each metric and cell, averaged over prompts.
+
+        Its columns are site, kind, layer, head, pos, metric, value, base, source, effect and normalised; what
+        a cell does not have is missing. With `per_prompt` there is a row for each prompt, and its number in
+        the column `prompt`.
+        """
+        from conewise.workloads.frames import frame, prompts_frame  # noqa: PLC0415  # needs pandas
+
+        return prompts_frame(self) if per_prompt else frame(self)
+
+    def plot(self, *, metric: str | None = None) -> Figure:
+        """A Plotly figure of the effects (value − base) of a metric, the first unless it is named.
+
+        Two axes give a heatmap, one a row of bars; selectors that were added up stand side by side.
+        """
+        from conewise.workloads.plots import figure  # noqa: PLC0415  # needs plotly
+
+        return figure(self if metric is None else self.select(metric))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the values (Parquet) and a manifest (JSON) to a folder; `cw.load(folder)` reads them."""
+        from conewise.workloads.archive import save  # noqa: PLC0415  # needs pyarrow
+
+        return save(self, Path(folder))
+
+    def equals(self, other: Result) -> bool:
+        """Whether both have the same cells and metrics, and equal numbers in every bit.
+
+        What the numbers cost to compute is not compared.
+        """
+        numbers = [
+            (self.table, other.table),
+            (self.per_prompt, other.per_prompt),
+            (self.base, other.base),
+            (self.source, other.source),
+            (self.base_per_prompt, other.base_per_prompt),
+            (self.source_per_prompt, other.source_per_prompt),
+        ]
+        return (self.spreads, self.metrics) == (other.spreads, other.metrics) and all(
+            one is other if one is None or other is None else same_bits(one, other) for one, other in numbers
+        )
 
     def verify(self, n: int = 32, seed: int = 0) -> CellCheck:
         """Run `n` random cells again as plain full forwards of the original module, with hooks."""
@@ -195,6 +253,43 @@ class Result:
 
         return recheck(self, n, seed)
 
+    # -- as text -------------------------------------------------------------------------------
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{part.name}{list(part.shape)}" for part in self.spreads)
-        return f"Result of {', '.join(self.metrics)} over {shown}: {len(self.cells)} cells, {self.plan.evaluator}"
+        resumed = f", {self.ledger.resumed} cells resumed" if self.ledger.resumed else ""
+        return (
+            f"Result of {', '.join(self.metrics)} over {shown}: {len(self.cells)} cells, "
+            f"{self.plan.evaluator}, {self.ledger.seconds:.3g} s{resumed}"
+        )
+
+    def __str__(self) -> str:
+        lines = [repr(self)]
+        for number, name in enumerate(self.metrics):
+            source = "" if self.source is None else f", source {float(self.source[number]):.6g}"
+            lines.append(f"  {name}: base {float(self.base[number]):.6g}{source}; the largest effects:")
+            for cell, effect, value in self.strongest(name):
+                lines.append(f"    {effect:+.6g}  {cell.name}  ({value:.6g})")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        tables = []
+        for number, name in enumerate(self.metrics):
+            source = "" if self.source is None else f", source {float(self.source[number]):.6g}"
+            rows = "".join(
+                f"<tr><td>{escape(cell.name)}</td><td>{effect:+.6g}</td><td>{value:.6g}</td></tr>"
+                for cell, effect, value in self.strongest(name)
+            )
+            tables.append(
+                f"<p>{escape(name)}: base {float(self.base[number]):.6g}{source}; the largest effects:</p>"
+                f"<table><tr><th>site</th><th>effect</th><th>value</th></tr>{rows}</table>"
+            )
+        return f"<p>{escape(repr(self))}</p>" + "".join(tables)
+
+    def strongest(self, metric: str | None = None, count: int = 5) -> list[tuple[Cell, float, float]]:
+        """The cells with the largest effects of a metric, either way: cell, effect, value."""
+        row = 0 if metric is None else self._number(metric)
+        cells, base = self.cells, float(self.base[row])
+        values = self.table[row].tolist()
+        order = sorted(range(len(cells)), key=lambda number: -abs(values[number] - base))
+        return [(cells[number], values[number] - base, values[number]) for number in order[:count]]

@@ -9,9 +9,7 @@ the store is next opened. The file is locked for as long as a run has it open.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
-import os
 import platform
 import sqlite3
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from conewise.frontends.torch.machine import numerics
 from conewise.frontends.torch.packing import packed, unpacked
 from conewise.frontends.torch.tensors import Tensor
 from conewise.workloads.differences import differences
+from conewise.workloads.files import conewise_version, write_whole
 from conewise.workloads.plan import SweepPlan, as_json
 
 if TYPE_CHECKING:
@@ -35,6 +34,9 @@ FILE, MANIFEST = "sweep.sqlite", "sweep.json"
 FORMAT = 1
 MARK = 0x434F4E45
 """What says in a SQLite header that the file is ours: "CONE"."""
+
+SMALLEST = 512
+"""Bytes of the smallest SQLite database."""
 
 _TABLES = (
     "CREATE TABLE manifest (body TEXT NOT NULL, checksum TEXT NOT NULL)",
@@ -123,6 +125,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SweepError(f"{folder} cannot be a folder for a sweep's store: {error.strerror}.") from None
+        self._expect_not_empty()
         self._connection = self._locked()
         try:
             found = self._found()
@@ -137,6 +140,17 @@ class Store:
             raise
 
     # -- opening -----------------------------------------------------------------------------
+
+    def _expect_not_empty(self) -> None:
+        """Refuse what SQLite would take for an empty database, and write to."""
+        # The size is looked at from outside: a file that is opened and closed loses the locks of its process.
+        if not self.path.is_file():
+            return
+        size = self.path.stat().st_size
+        if size == 0 and (self.folder / MANIFEST).exists():
+            raise self._damaged(f"it is empty, and {MANIFEST} beside it tells of a run")
+        if 0 < size < SMALLEST:
+            raise self._not_ours()
 
     def _locked(self) -> sqlite3.Connection:
         """A connection that has the file for itself, until it is closed or the process dies."""
@@ -193,8 +207,6 @@ class Store:
             ((version,),) = self._connection.execute("PRAGMA user_version")
             ((tables,),) = self._connection.execute("SELECT count(*) FROM sqlite_master")
             if not mark and not tables:
-                if (self.folder / MANIFEST).exists():
-                    raise self._damaged(f"it is empty, and {MANIFEST} beside it tells of a run")
                 return None
             if mark != MARK:
                 raise self._not_ours()
@@ -384,24 +396,6 @@ def manifest_of(sweep: Sweep) -> dict[str, Any]:
 def _compared(manifest: dict[str, Any]) -> dict[str, Any]:
     """What must be equal for a run to go on."""
     return {**manifest["sweep"], "order of worlds": manifest["order"], "machine": manifest["machine"]}
-
-
-def conewise_version() -> str:
-    """The installed version of this library."""
-    try:
-        return importlib.metadata.version("conewise")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there with all its bytes, or not at all, whenever the process dies."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _checksum(*parts: object) -> str:

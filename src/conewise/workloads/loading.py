@@ -1,0 +1,33 @@
+"""What a name or a folder stands for: a model with its weights, or the saved result of a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from conewise.errors import SweepError
+from conewise.frontends.torch.load import Loaded
+from conewise.frontends.torch.load import load as load_model
+from conewise.workloads.archive import is_result, load_result
+from conewise.workloads.result import Result
+
+
+@overload
+def load(name: Literal["smollm2-135m"], **how: Any) -> Loaded: ...
+@overload
+def load(name: str | Path, **how: Any) -> Loaded | Result: ...
+def load(name: str | Path, **how: Any) -> Loaded | Result:
+    """A model by its name, folder or GGUF file; or a `Result`, from a folder that `result.save` wrote.
+
+    How a model is loaded (`dtype`, `device`, `revision`, ...) is told in
+    `conewise.frontends.torch.load.load`; a result is loaded as it is. Where a type checker should know which
+    of the two it is, call that function, or `conewise.workloads.archive.load_result`.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or not is_result(folder):
+        return load_model(name, **how)
+    if how:
+        raise SweepError(
+            f"{folder} holds a saved result, which is loaded as it is: leave out {', '.join(how)}."
+        )
+    return load_result(folder)
