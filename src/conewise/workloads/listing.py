@@ -62,7 +62,7 @@ class Listing:
                 "layer": site.layer,
                 "head": self._heads(site),
                 "pos": site.view is not None and any("pos" in axis for axis in site.view.axes),
-                "shape": self._shape(site),
+                "shape": self.shape_of(site),
                 "cone": self._cones[site.node],
                 "node": site.node,
             }
@@ -87,7 +87,8 @@ class Listing:
                 return size if isinstance(size, int) else None
         return None
 
-    def _shape(self, site: Site) -> str:
+    def shape_of(self, site: Site) -> str:
+        """The axes of a site's value in words, with the lengths that no run changes."""
         shape = self._shapes[site.node]
         if site.result is not None:
             return "[" + ", ".join(RESULT_AXES) + "]"
@@ -118,7 +119,7 @@ class Listing:
                     f"{stack}.{kind}" if stack else kind,
                     _span(layers),
                     "" if heads is None else str(heads),
-                    self._shape(sites[0]),
+                    self.shape_of(sites[0]),
                     _span(cones),
                     WHERE.get(kind.removeprefix("cross_"), ""),
                 )

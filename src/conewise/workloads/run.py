@@ -62,9 +62,11 @@ class Reading:
     def __getitem__(self, place: PlaceLike) -> Any:
         """The value at a place, in the site's natural axes."""
         found = self.model.locate(as_place(place))
-        (value,) = self.demand([found.node])
+        (value,) = self._values((found.node,))
         self._lend([found.node], [value])
-        return found.read(self._held(found, value), self._sizes)
+        read = found.read(self._held(found, value), self._sizes)
+        self._report((found.node if found.result is None else found.result.projection.name,))
+        return read
 
     @property
     def outputs(self) -> Any:
@@ -157,6 +159,9 @@ class Reading:
 
     def _settle(self) -> None:
         """Hand over to the engine what was patched since the last time."""
+
+    def _report(self, nodes: tuple[str, ...]) -> None:
+        """Warn of patches of this world that have no effect on the values at `nodes`."""
 
     def _lend(self, names: Sequence[str], values: Sequence[Any]) -> None:
         for name, value in zip(names, values, strict=True):
@@ -430,7 +435,7 @@ def _applied(edits: tuple[Edit, ...], value: Tensor, sizes: tuple[int, ...], idl
 
 def _warn(message: str) -> None:
     """Warn at the line outside of conewise that asked."""
-    level, frame = 2, sys._getframe(1)
+    level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("conewise."):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, NoEffectWarning, stacklevel=level - 1)
+    warnings.warn(message, NoEffectWarning, stacklevel=level)

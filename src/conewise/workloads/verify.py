@@ -21,6 +21,7 @@ from conewise.frontends.torch.tensors import (
 if TYPE_CHECKING:
     from conewise.workloads.model import Model
 
+FIXED_LENGTH = "the sequence length is fixed in this capture"
 SMALLEST = 1e-30
 """Stands for a difference that rounds to nothing, and keeps a quotient finite."""
 
@@ -76,6 +77,8 @@ def verify(model: Model, *, seed: int, samples: int) -> Verification:
         notes.append(f"the batch is fixed in this capture: {model.batch_is_fixed.splitlines()[0]}")
     else:
         sizes += [(sampler.batch + 2, None), (sampler.batch + 1, 7), (1, None)]
+    if sampler.length_is_fixed:
+        notes.append(FIXED_LENGTH)
     differences: list[float] = []
     rows: list[tuple[float, float]] = []
     outputs = checked = 0
@@ -86,7 +89,7 @@ def verify(model: Model, *, seed: int, samples: int) -> Verification:
         except InputMismatchError:
             if length is None:
                 raise
-            notes.append("the sequence length is fixed in this capture")
+            notes.append(FIXED_LENGTH)
             continue
         checked += 1
         ours, theirs = tensor_leaves(run.outputs), module_leaves(model.module, call)

@@ -33,6 +33,14 @@ class Sampler:
                 return int(value.shape[0])
         return 1
 
+    @property
+    def length_is_fixed(self) -> bool:
+        """Whether an input has positions, as token ids do, and their number cannot vary."""
+        return any(
+            len(i.shape) == (3 if i.dtype.is_floating_point else 2) and isinstance(i.shape[1], int)
+            for i in self.program.inputs
+        )
+
     def draw(self, seed: int, *, batch: int | None = None, length: int | None = None) -> Call:
         """A random call, with this batch and length where those may vary."""
         generator = torch.Generator().manual_seed(seed)

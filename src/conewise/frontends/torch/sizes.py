@@ -131,6 +131,10 @@ class SizeTable:
         Raises InputMismatchError when `given` does not fit the captured `shapes`, or breaks a
         relation that the capture relied on.
         """
+        for name, shape in shapes.items():
+            found = tuple(given[name])
+            if len(found) != len(shape):
+                raise InputMismatchError(f"the input {name!r} has shape {found}: {self._why(shape, found)}")
         values = {symbol: int(given[name][dim]) for symbol, (name, dim) in self.symbols.items()}
         for name, shape in shapes.items():
             found = tuple(given[name])
