@@ -24,14 +24,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiments": {"errors", "graph", "engine", "theory", "frontends", "workloads"},
 }
 INSIDE = set(MAY_IMPORT)
+# `compat` answers in other libraries' manner: beside the interfaces, and nothing else imports it.
+MAY_IMPORT["compat"] = {*INSIDE}
 MAY_IMPORT["interfaces"] = {*INSIDE, "__init__"}
 MAY_IMPORT["__main__"] = {"interfaces"}
 MAY_IMPORT["__init__"] = INSIDE
 
 # Packages that only some layers may import. All others are free.
 ONLY_IN: dict[str, set[str]] = {
-    "torch": {"frontends"},
-    "pandas": {"frontends", "workloads", "experiments", "interfaces"},
+    "torch": {"compat", "frontends"},
+    "pandas": {"compat", "frontends", "workloads", "experiments", "interfaces"},
 }
 
 
@@ -96,6 +98,9 @@ def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
         ("workloads", "import torch"),
         ("experiments", "from conewise.interfaces.cli import app"),
         ("__init__", "from conewise.interfaces.cli import app"),
+        ("__init__", "from conewise.compat import transformer_lens"),
+        ("workloads", "from conewise.compat import transformer_lens"),
+        ("compat", "from conewise.interfaces import report"),
     ],
 )
 def test_a_forbidden_import_is_found(layer: str, source: str) -> None:
@@ -109,6 +114,7 @@ def test_a_forbidden_import_is_found(layer: str, source: str) -> None:
         ("graph", "from conewise.graph.node import Node"),
         ("engine", "from conewise import errors, graph"),
         ("frontends", "import torch.export"),
+        ("compat", "import torch\nfrom conewise.workloads.sweep import Sweep"),
         ("interfaces", "import conewise as cw\nfrom conewise.experiments import e4"),
     ],
 )

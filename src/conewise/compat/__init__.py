@@ -1,0 +1,1 @@
+"""Other libraries' ways of asking, answered by sweeps: a notebook changes an import."""
