@@ -140,3 +140,17 @@ def test_nodes_that_were_added_under_a_patch_are_not_left_behind(scene: Scene, d
     value = fresh_value()
     base.patch(site, value)
     assert fork.demand("new") == from_scratch(base.graph, {site: value}, ["new"])[0]
+
+
+@given(scenes(), st.data())
+def test_a_patch_taken_back_after_a_commit_leaves_the_commit_alone(scene: Scene, data: st.DataObject) -> None:
+    base = warm(scene)
+    site, other = (data.draw(st.sampled_from(scene.sites)) for _ in range(2))
+    base.patch(site, fresh_value())
+    with base.fork() as fork:
+        kept = patch_values(fork, [other] if other != site else [])
+        fork.demand(scene.demand)
+        fork.commit()
+    base.restore(site)
+    base.check()
+    assert base.demand(scene.sites) == from_scratch(base.graph, kept, scene.sites)

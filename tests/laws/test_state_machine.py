@@ -226,6 +226,27 @@ class Lives(RuleBasedStateMachine):
         assert sum(each.ledger.count("recomputed") for each, _ in self.worlds) == before
         self.tally["commits"] += 1
 
+    @rule(data=st.data(), is_demanded=st.booleans())
+    def intervene_and_commit(self, data: st.DataObject, is_demanded: bool) -> None:
+        """What people do: fork, change, look, keep it."""
+        world, naive = self.world(data)
+        fork, twin = world.fork(), naive.fork()
+        self.worlds.append((fork, twin))
+        site, value = self.site(data), fresh_value()
+        if twin.body(site) is not None:
+            fork.restore(site)
+            twin.restore(site)
+        else:
+            fork.patch(site, value)
+            twin.patch(site, "value", value)
+        if is_demanded:
+            self.demand_both(fork, twin, list(self.naive.rules)[-3:])
+        fork.commit()
+        twin.commit()
+        self.worlds.pop()
+        twin.close()
+        self.tally["commits"] += 1
+
     @precondition(lambda self: any(naive.parent for _, naive in self.worlds))
     @rule(data=st.data(), is_dropped=st.booleans())
     def close(self, data: st.DataObject, is_dropped: bool) -> None:
@@ -474,9 +495,9 @@ class LivesWithCutoff(Lives):
 # A life is cheap, and what goes wrong takes many steps: more lives than a law has scenes.
 profile = settings()
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=4 * profile.max_examples)
+TestLives.settings = settings(max_examples=2 * profile.max_examples)
 TestLivesWithCutoff = LivesWithCutoff.TestCase
-TestLivesWithCutoff.settings = settings(max_examples=2 * profile.max_examples)
+TestLivesWithCutoff.settings = settings(max_examples=profile.max_examples)
 
 
 def test_the_lives_are_eventful() -> None:
@@ -488,7 +509,7 @@ def test_the_lives_are_eventful() -> None:
             total.update(self.tally)
             super().teardown()
 
-    lives = 50
+    lives = 30
     run_state_machine_as_test(
         Counted, settings=settings(max_examples=lives, phases=[Phase.generate], database=None)
     )

@@ -119,8 +119,7 @@ class State:
         fresh = range(self._known, len(table))
         self._known = len(table)
         if type(values) is Overlay:
-            # Inputs first: a redefinition may have let an earlier number read a later one.
-            for node in table.sorted(fresh) if values else ():
+            for node in fresh if values else ():
                 if any(site in values for site in self.effective(node)[1]):
                     values[node] = INVALID
             return
