@@ -459,6 +459,9 @@ def test_a_cut_file_is_found_wherever_it_is_cut(sweep: Sweep, tmp_path: Path) ->
         with pytest.raises(SweepError, match=r"is damaged|is not a sweep's store"):
             sweep.run(out=tmp_path, resume=True)
         assert (tmp_path / FILE).read_bytes() == whole[:length]
+    (tmp_path / FILE).unlink()
+    with pytest.raises(SweepError, match=r"it is missing or empty, and sweep\.json beside it tells of a run"):
+        sweep.run(out=tmp_path, resume=True)
 
 
 def test_flipped_bytes_are_found_or_do_not_matter(sweep: Sweep, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 COLOURS = "RdBu"
 """ColorBrewer's red to blue, white between: negative to positive, distinct to colour-blind readers too."""
 
+LETTERS = {"layer": "L", "head": "H", "kv_head": "K", "pos": "P", "neuron": "N"}
+
 HOVER = "<b>%{customdata[0]}</b><br>value %{customdata[1]:.6g}<br>effect %{customdata[2]:+.6g}<extra></extra>"
 
 
@@ -47,6 +49,7 @@ def figure(result: Result) -> go.Figure:
             "colorbar": {"title": f"{metric} − base"},
         },
         showlegend=False,
+        plot_bgcolor="rgba(0,0,0,0)",
     )
     return drawn
 
@@ -60,7 +63,7 @@ def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[fl
         labels = (
             [cell.name for cell in part.cells]
             if axis == "site"
-            else [_label(number) for number in part.coordinates[0]]
+            else [str(number) for number in part.coordinates[0]]
         )
         bars = go.Bar(
             x=labels,
@@ -76,8 +79,8 @@ def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[fl
     width = _columns(part)
     heat = go.Heatmap(
         z=_rows(effects, width),
-        x=[_label(number) for number in part.coordinates[-1]],
-        y=[" ".join(map(_label, point)) for point in itertools.product(*part.coordinates[:-1])],
+        x=[str(number) for number in part.coordinates[-1]],
+        y=_row_labels(part),
         customdata=_rows(told, width),
         hovertemplate=HOVER,
         coloraxis="coloraxis",
@@ -97,5 +100,12 @@ def _rows(flat: list[Any], width: int) -> list[list[Any]]:
     return [flat[start : start + width] for start in range(0, len(flat), width)]
 
 
-def _label(number: int) -> str:
-    return str(number)
+def _row_labels(part: Spread) -> list[str]:
+    """The numbers along the first of two axes; along the first of more, numbers with letters: L0 H3."""
+    if len(part.axes) == 2:
+        return [str(number) for number in part.coordinates[0]]
+    letters = [LETTERS.get(axis, f"{axis} ") for axis in part.axes[:-1]]
+    return [
+        " ".join(f"{letter}{number}" for letter, number in zip(letters, point, strict=True))
+        for point in itertools.product(*part.coordinates[:-1])
+    ]

@@ -144,11 +144,9 @@ class Store:
     def _expect_not_empty(self) -> None:
         """Refuse what SQLite would take for an empty database, and write to."""
         # The size is looked at from outside: a file that is opened and closed loses the locks of its process.
-        if not self.path.is_file():
-            return
-        size = self.path.stat().st_size
+        size = self.path.stat().st_size if self.path.is_file() else 0
         if size == 0 and (self.folder / MANIFEST).exists():
-            raise self._damaged(f"it is empty, and {MANIFEST} beside it tells of a run")
+            raise self._damaged(f"it is missing or empty, and {MANIFEST} beside it tells of a run")
         if 0 < size < SMALLEST:
             raise self._not_ours()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,18 @@ def numerics(device: torch.device) -> dict[str, Any]:
 
 
 def memory_held(device: torch.device) -> int:
-    """Bytes held now: by tensors on a GPU, by the process elsewhere (its peak, where that is all it says)."""
+    """Bytes held now: by tensors on a GPU, by the process elsewhere (its peak, where that is all it says).
+
+    0 on systems that say neither.
+    """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     pages = Path("/proc/self/statm")
     if pages.exists():
-        return int(pages.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+        return int(pages.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    try:
+        import resource  # noqa: PLC0415  # not on every system
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
