@@ -5,6 +5,7 @@ Both halves walk invalid nodes and what those read, never the whole graph.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,37 +38,27 @@ def gather(targets: Iterable[int], values: Store, inputs: Inputs, labels: list[f
     """
     steps = Steps()
     nodes, above, reused = steps.nodes, steps.above, steps.reused
+    # The targets, then the inputs of every node found; `nodes` grows while it is read.
+    reads = itertools.chain((targets,), map(inputs.__getitem__, nodes))
     if type(values) is Overlay:
-        below = values.below
-
-        def visit(node: int) -> None:
-            state = values.get(node, SHARED)
-            if state is SHARED:
-                if below[node] is INVALID:
-                    above.append(node)
-                else:
-                    reused.add(node)
-            elif state is INVALID:
-                values[node] = PENDING
-                nodes.append(node)
-            elif state is not PENDING:
-                reused.add(node)
-
-        for node in targets:
-            visit(node)
-        for node in nodes:  # grows while it is read
-            for site in inputs[node]:
-                visit(site)
+        own, below = values.get, values.below
+        for sites in reads:
+            for site in sites:
+                state = own(site, SHARED)
+                if state is INVALID:
+                    values[site] = PENDING
+                    nodes.append(site)
+                elif state is SHARED:
+                    if site not in reused:
+                        if below[site] is INVALID:
+                            above.append(site)
+                        else:
+                            reused.add(site)
+                elif state is not PENDING:
+                    reused.add(site)
     else:
-        for node in targets:
-            state = values[node]
-            if state is INVALID:
-                values[node] = PENDING
-                nodes.append(node)
-            elif state is not PENDING:
-                reused.add(node)
-        for node in nodes:  # grows while it is read
-            for site in inputs[node]:
+        for sites in reads:
+            for site in sites:
                 state = values[site]
                 if state is INVALID:
                     values[site] = PENDING
@@ -86,18 +77,30 @@ class RuleFailedError(Exception):
         self.node = node
 
 
-def compute(nodes: Iterable[int], values: Store, rules: Rules, inputs: Inputs) -> None:
+def compute(steps: Steps, values: Store, rules: Rules, inputs: Inputs) -> None:
     """Do: call the rule of each node on the values that it reads. The only place where one is called."""
+    known = _known(steps, values)
     node = -1
     try:
-        for node in nodes:
+        for node in steps.nodes:
             reads = inputs[node]
             if len(reads) == 1:
-                values[node] = rules[node](values[reads[0]])  # type: ignore[misc]  # no source is here
+                value = rules[node](known[reads[0]])  # type: ignore[misc]  # no source is here
             else:
-                values[node] = rules[node](*[values[site] for site in reads])  # type: ignore[misc]
+                value = rules[node](*[known[site] for site in reads])  # type: ignore[misc]
+            known[node] = value
     except Exception as cause:
         raise RuleFailedError(node) from cause
+    finally:
+        if known is not values:
+            values.update({node: known[node] for node in steps.nodes if node in known})  # type: ignore[union-attr]
+
+
+def _known(steps: Steps, values: Store) -> Store | dict[int, Any]:
+    """The values that `steps` read from outside of themselves: each looked up once, however often read."""
+    if type(values) is not Overlay:
+        return values
+    return {site: values[site] for site in (*steps.reused, *steps.above)}
 
 
 Memo = tuple[Rule, list[Any], Any]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -311,7 +312,8 @@ class State:
         """
         values, consumers, marked = self.values, self.graph.table.consumers, self.marked()
         own = values if type(values) is Overlay else None
-        lost, fallen = [], []
+        saved = None if frame is None else frame.values
+        lost: list[int] = []
         for node in self.graph.table.sorted(seeds):
             was_visible = values[node] is not INVALID
             if frame is not None:
@@ -319,27 +321,29 @@ class State:
             self._settle(node)
             if was_visible and values[node] is INVALID:
                 lost.append(node)
-        stack = list(front)
-        while stack:
-            site = stack.pop()
+        fallen: list[int] = []
+        taken: list[int] = []
+        for site in itertools.chain(front, fallen):  # grows while it is read
+            is_owned = own is None or site in own
             for reader in consumers[site]:
-                if own is None:
-                    state = values[reader]
-                else:
-                    state = own.get(reader, SHARED)
-                    if state is SHARED and site not in own:
-                        continue
-                if state is INVALID:
+                state = values[reader] if own is None else own.get(reader, SHARED)
+                if state is INVALID or (state is SHARED and not is_owned):
                     continue
                 if marked and reader in marked and site not in self.effective(reader)[1]:
                     continue
-                if frame is not None:
-                    self._displace(reader, frame)
-                if state is not SHARED or values[reader] is not INVALID:
+                if saved is not None and reader not in saved:
+                    saved[reader] = state
+                    if self.same is not None:
+                        self._keep_memo(reader, frame)
+                if state is SHARED:
+                    taken.append(reader)
+                else:
                     lost.append(reader)
                 values[reader] = INVALID
                 fallen.append(reader)
-                stack.append(reader)
+        if own is not None:
+            below = own.below
+            lost += [node for node in taken if below[node] is not INVALID]
         if own is not None:
             self._release(seeds)
         return lost, fallen
@@ -424,11 +428,14 @@ class State:
         return [gone for gone in lost if self.values[gone] is INVALID]
 
     def _displace(self, node: int, frame: Frame) -> None:
-        if node in frame.values:
-            return
-        values = self.values
-        frame.values[node] = values.get(node, SHARED) if type(values) is Overlay else values[node]
-        if self.same is not None:
+        if node not in frame.values:
+            values = self.values
+            frame.values[node] = values.get(node, SHARED) if type(values) is Overlay else values[node]
+            if self.same is not None:
+                self._keep_memo(node, frame)
+
+    def _keep_memo(self, node: int, frame: Frame | None) -> None:
+        if frame is not None:
             frame.memos[node] = _maps(self.memos)[0].get(node)
 
     # -- what must hold ----------------------------------------------------------------------

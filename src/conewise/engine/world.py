@@ -282,7 +282,7 @@ class World:
         done: Sequence[int] = steps.nodes
         try:
             if state.same is None:
-                compute(steps.nodes, state.values, rules, inputs)
+                compute(steps, state.values, rules, inputs)
             else:
                 compute_with_cutoff(
                     steps.nodes, state.values, rules, inputs, state.memos, state.same, cut_off
