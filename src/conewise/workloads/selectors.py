@@ -12,7 +12,7 @@ from conewise.errors import SiteError
 from conewise.workloads.places import Place, PlaceLike, as_place
 
 if TYPE_CHECKING:
-    from conewise.workloads.run import Run
+    from conewise.workloads.run import Reading
 
 Choice = int | str | Sequence[int]
 
@@ -120,7 +120,7 @@ class Spread:
         return tuple(len(along) for along in self.coordinates)
 
 
-def spread(selectors: Selectors, run: Run) -> tuple[Spread, ...]:
+def spread(selectors: Selectors, run: Reading) -> tuple[Spread, ...]:
     """The cells of each selector, for runs shaped like this one. An empty choice is an error."""
     return tuple(
         _spread_selector(part, place, run) if isinstance(part, Selector) else _spread_list(part, place)
@@ -141,7 +141,7 @@ def _coordinates(place: Place) -> dict[str, int]:
     return ({"layer": place.layer} if place.layer is not None else {}) | found
 
 
-def _spread_selector(selector: Selector, number: int, run: Run) -> Spread:
+def _spread_selector(selector: Selector, number: int, run: Reading) -> Spread:
     table = run.model.sites
     choices = dict(selector.choices)
     layers: Sequence[int | None] = (None,)

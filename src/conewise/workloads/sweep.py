@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conewise.errors import NoEffectWarning, SweepError
+from conewise.errors import InputMismatchError, NoEffectWarning, SweepError
 from conewise.frontends.torch.costs import Costs, matmul_rate, synchronize, versions
 from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
@@ -60,12 +60,13 @@ class Prepared:
     schedule: Schedule
     costs: Costs
     last: frozenset[str]
+    columns: Mapping[str, Sequence[int]]
     obstacle: str
 
 
 @contextmanager
 def _unreported() -> Iterator[None]:
-    """Without warnings of patches that have no effect: a sweep reads more than a patch of its base reaches."""
+    """Without warnings of patches without effect: a sweep reads more than a patch of its base reaches."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffectWarning)
         yield
@@ -212,10 +213,28 @@ class Sweep:
                     if reads_last
                     else frozenset()
                 )
+            columns = self._columns(plan)
             self._prepared[key] = Prepared(
-                layout, plan, Costs(program, layout), last, self._obstacle(base, layout, plan)
+                layout,
+                plan,
+                Costs(program, layout, columns),
+                last,
+                columns,
+                self._obstacle(base, layout, plan),
             )
         return self._prepared[key]
+
+    def _columns(self, plan: Schedule) -> dict[str, tuple[int, ...]]:
+        """The columns of the unembedding that the metrics read, where they read few and it is a product."""
+        tokens = sorted({token for metric in self.metrics for token in metric.tokens})
+        targets = self.targets()
+        if len(targets) != 1 or any(metric.among is None for metric in self.metrics):
+            return {}
+        number, record = self.model.graph.number(targets[0]), self.facts.records.get(targets[0])
+        is_product = record is not None and record.op == "linear" and len(record.inputs) == len(record.args)
+        if not is_product or number in plan.patched or number not in dict(plan.steps):
+            return {}
+        return {targets[0]: tuple(tokens)}
 
     def _patches(self, cell: Cell, standing: Sequence[Edit]) -> dict[int, bool]:
         """The nodes that a world patches, and whether whole: the cell's, and what it must patch again."""
@@ -224,7 +243,7 @@ class Sweep:
             found = self.model.locate(place)
             if found.result is not None:
                 raise SweepError(
-                    f"{place} is computed from z and is no node of the graph, so it cannot be swept. Sweep z: "
+                    f"{place} is computed from z and is no node of the graph: it cannot be swept. Sweep z: "
                     "patching a head's z patches its result."
                 )
             number = self.model.graph.number(found.node)
@@ -235,7 +254,7 @@ class Sweep:
         return patches
 
     def _reached(self, cell: Cell, standing: Sequence[Edit]) -> list[Edit]:
-        """Those of the base's own edits that lie downstream of the cell, and so are made again in its world."""
+        """Those of the base's own edits that lie downstream of the cell: its world makes them again."""
         if not standing:
             return []
         graph = self.model.graph
@@ -268,11 +287,26 @@ class Sweep:
             if layout.batch_dim.get(graph.name(node)) is None:
                 return f"{graph.name(node)!r} is patched and has no batch along which worlds could be stacked"
         if self.facts.mixing is None:
-            self.facts.mixing = mixing_nodes(self.model.program, layout, dict(base.inputs))
+            self.facts.mixing = mixing_nodes(self.model.program, *self._short(base, layout))
         for node, _ in plan.steps:
             if graph.name(node) in self.facts.mixing:
                 return f"{graph.name(node)!r} mixes the rows of the batch"
         return ""
+
+    def _short(self, base: Reading, layout: Layout) -> tuple[Layout, dict[str, Tensor]]:
+        """The base's inputs cut to a few positions where the length may vary: mixing shows there as well."""
+        places = set(self.model.program.sizes.symbols.values())
+        short = {
+            name: value[:, :4] if value.ndim > 1 and (name, 1) in places else value
+            for name, value in base.inputs.items()
+        }
+        shapes = {leaf.name: leaf.shape for leaf in self.model.program.inputs}
+        try:
+            given = {name: tuple(value.shape) for name, value in short.items()}
+            symbols = self.model.program.sizes.symbols_of(shapes, given)
+        except InputMismatchError:
+            return layout, dict(base.inputs)
+        return Layout(self.model.program, symbols), short
 
     def _plan(
         self, prepared: Prepared, max_memory: int | None, evaluator: str, agreed: Agreed | None = None
@@ -303,13 +337,15 @@ class Sweep:
                 f"max_memory={peak} or more, or start again in another folder."
             )
         plan = prepared.schedule
-        name, costs = self.model.graph.name, prepared.costs
+        name = self.model.graph.name
+        costs = prepared.costs if chosen == "wavefront" else Costs(self.model.program, prepared.layout)
         last = prepared.last if chosen == "wavefront" else frozenset()
         flops = {node: costs.flops(name(node), last=name(node) in last) for node, _ in plan.steps}
         support = self.model.support(self.targets())
         rules = self.model.graph.table.rules
         computed = [number for number in support if rules[number] is not None]
-        full = sum(costs.flops(name(number)) for number in computed)
+        everywhere = Costs(self.model.program, prepared.layout)
+        full = sum(everywhere.flops(name(number)) for number in computed)
         done = sum(flops[node] * worlds.bit_count() for node, worlds in plan.steps)
         rate = self.facts.rates.get(chosen)
         launches = (
@@ -449,10 +485,10 @@ class Sweep:
                         ledger.node_evaluations += done.node_evaluations
                         ledger.launches += done.node_evaluations if serial else done.launches
                         ledger.resumed += chunk.bit_count()
-                    for world, row in zip(_members(chunk), stored, strict=True):
-                        rows[world] = row
+                    rows.update(zip(_members(chunk), stored, strict=True))
                     tell(chunk.bit_count())
                 values.append([rows[world] for world in range(len(self.cells))])
+                del batch  # before the next one is made
         assert plan is not None
         ledger.seconds = time.perf_counter() - started
         if not ledger.resumed and ledger.compute_seconds > 0:
@@ -496,7 +532,7 @@ class Sweep:
         fields = self.facts.fields
         return fields.get(metric.output, self.facts.outputs[0])
 
-    def _serial(self, prepared: Prepared, batch: Batch, chunk: int, ledger: SweepLedger) -> Tensor:
+    def _serial(self, _: Prepared, batch: Batch, chunk: int, ledger: SweepLedger) -> Tensor:
         """The metrics of each world of `chunk`, one world after another: [world, metric, prompt]."""
         started = time.perf_counter()
         rows = []
@@ -557,6 +593,7 @@ class Sweep:
                 self.targets(),
                 chunk,
                 self.facts.device,
+                prepared.columns,
             )
         return self._waves[key]
 
@@ -565,7 +602,10 @@ class Sweep:
     ) -> Tensor:
         batch = prepared.layout.batch
         if not metric.whole:
-            return measured(metric, outputs[self._target(metric)], worlds, batch)
+            target = self._target(metric)
+            if target in prepared.columns and metric.among is not None:
+                metric = metric.among({token: at for at, token in enumerate(prepared.columns[target])})
+            return measured(metric, outputs[target], worlds, batch)
         rows = []
         for world in range(worlds):
             leaves = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,8 +17,12 @@ PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "baddbmm"})
 class Costs:
     """Costs of the records of a program, for runs of one shape, at any number of stacked worlds."""
 
-    def __init__(self, program: Program, layout: Layout) -> None:
+    def __init__(
+        self, program: Program, layout: Layout, columns: Mapping[str, Sequence[int]] = MappingProxyType({})
+    ) -> None:
+        """`columns`: nodes of which only some columns are computed."""
         self._layout = layout
+        self._columns = columns
         self._records = {record.name: record for record in program.records}
         self._constant: dict[str, tuple[int, ...]] = {s.name: tuple(s.value.shape) for s in program.sources}
         self._symbolic = {r.name: r.shape for r in program.records} | {
@@ -36,9 +41,10 @@ class Costs:
             if last:
                 values |= dict.fromkeys(self._layout.position_symbols & set(values), 1)
             sizes = self._layout.program.sizes
-            self._shapes[key] = (
-                None if symbolic is None else tuple(sizes.value(size, values) for size in symbolic)
-            )
+            shape = None if symbolic is None else tuple(sizes.value(size, values) for size in symbolic)
+            if shape is not None and name in self._columns:
+                shape = (*shape[:-1], len(self._columns[name]))
+            self._shapes[key] = shape
         return self._shapes[key]
 
     def flops(self, name: str, *, last: bool = False) -> int:
@@ -71,7 +77,7 @@ class Costs:
         """Whether the record's value shares memory with what it reads."""
         record = self._records[name]
         schema = getattr(record.target, "_schema", None)
-        if record.op in {"getitem"}:
+        if record.op == "getitem":
             return True
         if schema is None:
             return False

@@ -6,7 +6,7 @@ for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ class Metric:
     `compute` takes the output `output` as [world, prompt, ...] (only the last position, as
     [world, prompt, vocabulary], where `last` is true) and returns [world, prompt]. With `whole`, it takes
     instead all outputs of one world, in the module's own structure, and returns [prompt] or one number.
+
+    A metric that reads the logits of a few `tokens` only says so, and `among(columns)` is the same metric
+    for logits of which column `columns[token]` is that of a token: the others need not be computed.
     """
 
     name: str
@@ -32,6 +35,8 @@ class Metric:
     last: bool = True
     whole: bool = False
     described: tuple[Any, ...] = ()
+    tokens: tuple[int, ...] = ()
+    among: Callable[[Mapping[int, int]], Metric] | None = None
 
 
 Token = int | Sequence[int] | Tensor
@@ -43,12 +48,27 @@ def logit_diff(answer: Token, wrong: Token, *, name: str = "logit_diff") -> Metr
     def compute(logits: Tensor) -> Tensor:
         return _picked(logits, answer, "answer") - _picked(logits, wrong, "wrong")
 
-    return Metric(name, compute, described=("logit_diff", _plain(answer), _plain(wrong)))
+    def among(columns: Mapping[int, int]) -> Metric:
+        return logit_diff(
+            [columns[t] for t in _plain(answer)], [columns[t] for t in _plain(wrong)], name=name
+        )
+
+    tokens = (*_plain(answer), *_plain(wrong))
+    described = ("logit_diff", _plain(answer), _plain(wrong))
+    return Metric(name, compute, described=described, tokens=tokens, among=among)
 
 
 def logit(token: Token, *, name: str = "logit") -> Metric:
     """The logit of a token at the last position."""
-    return Metric(name, lambda logits: _picked(logits, token, "token"), described=("logit", _plain(token)))
+
+    def compute(logits: Tensor) -> Tensor:
+        return _picked(logits, token, "token")
+
+    def among(columns: Mapping[int, int]) -> Metric:
+        return logit([columns[t] for t in _plain(token)], name=name)
+
+    tokens = tuple(_plain(token))
+    return Metric(name, compute, described=("logit", _plain(token)), tokens=tokens, among=among)
 
 
 def prob(token: Token, *, name: str = "prob") -> Metric:
@@ -144,7 +164,7 @@ def measured_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
 def _checked(metric: Metric, found: Tensor) -> Tensor:
     if torch.isnan(found).any():
         raise MetricError(
-            f"the metric {metric.name!r} is NaN in {int(torch.isnan(found).sum())} of {found.numel()} values. "
+            f"the metric {metric.name!r} is NaN in {int(torch.isnan(found).sum())} of {found.numel()} cases. "
             "Look for NaN in the source's values, or for a division by zero in the metric."
         )
     return found.detach().to("cpu", torch.float64)

@@ -35,17 +35,19 @@ class Wave:
         targets: Sequence[str],
         worlds: int,
         device: torch.device,
+        columns: Mapping[str, Sequence[int]],
     ) -> None:
-        self._program, self._layout, self._last = program, layout, last
+        self._program, self._layout, self._last, self._columns = program, layout, last, columns
         self._steps, self._patched = tuple(steps), dict(patched)
         self._targets, self._worlds = tuple(targets), worlds
         self._can_replay = device.type == "cuda"
         self._wavefront: Wavefront | None = None
-        self._read: dict[str, Any] = {}
+        self._read: set[str] = set()
         self._slots: dict[str, Tensor] = {}
         self._fill_slots: list[Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: dict[str, Tensor] = {}
+        self._brought: dict[int, Tensor] = {}
         self._runs = 0
 
     def run(self, read: Callable[[str], Any], fills: Fills) -> dict[str, Tensor]:
@@ -60,12 +62,19 @@ class Wave:
             if self._graph is None:
                 self._capture(read, fills)
             for name, slot in self._slots.items():
-                slot.copy_(read(name), non_blocking=True)
+                self._bring(slot, read(name))
             for slot, value in zip(self._fill_slots, tensors, strict=True):
-                slot.copy_(value, non_blocking=True)  # type: ignore[arg-type]
+                self._bring(slot, value)  # type: ignore[arg-type]
         assert self._graph is not None
         self._graph.replay()
         return self._outputs
+
+    def _bring(self, slot: Tensor, value: Tensor) -> None:
+        """Copy a value into its slot, unless it is what was copied there last: cached values never change."""
+        last = self._brought.get(id(slot))
+        if last is None or not _is_same_memory(last, value):
+            slot.copy_(value, non_blocking=True)
+            self._brought[id(slot)] = value
 
     @property
     def node_evaluations(self) -> int:
@@ -79,15 +88,18 @@ class Wave:
 
     def _eager(self, read: Callable[[str], Any], fills: Fills) -> dict[str, Tensor]:
         if self._wavefront is None:
-            self._wavefront = Wavefront(self._program, self._layout, read, self._last)
+            self._wavefront = Wavefront(self._program, self._layout, read, self._last, self._columns)
         self._wavefront.rebase(read)
-        return self._wavefront.run(self._steps, self._patched, fills, self._targets, self._worlds)
+        try:
+            return self._wavefront.run(self._steps, self._patched, fills, self._targets, self._worlds)
+        finally:
+            self._wavefront.rebase(_forgotten)  # a dataset is streamed: no baseline is kept for the next
 
     def _recording(self, read: Callable[[str], Any]) -> Callable[[str], Any]:
         def record(name: str) -> Any:
             value = read(name)
             if name in self._layout.varying and isinstance(value, torch.Tensor):
-                self._read[name] = value
+                self._read.add(name)
             return value
 
         return record
@@ -95,7 +107,7 @@ class Wave:
     def _capture(self, read: Callable[[str], Any], fills: Fills) -> None:
         """Record the wave once, over slots for all that changes from run to run."""
         self._slots = {name: read(name).clone() for name in self._read}
-        self._read = {}
+        self._read = set()
         slotted: dict[tuple[str, int], list[Fill]] = {}
         for key in sorted(fills):
             for fill in fills[key]:
@@ -115,3 +127,18 @@ class Wave:
         with torch.cuda.graph(graph):
             self._outputs = self._eager(from_slots, slotted)
         self._graph = graph
+
+
+def _forgotten(name: str) -> Any:
+    raise AssertionError(f"{name} is read between two runs")
+
+
+def _is_same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors, both alive, are the same part of the same memory, not written to in between."""
+    return one is other or (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+        and one._version == other._version
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -58,12 +59,20 @@ class Wavefront:
     """Evaluates schedules over one baseline. `read(name)` gives the baseline's value of a node.
 
     `last` are the nodes of which only the last position is computed: all that they lead to reads no other.
+    `columns` are nodes that multiply with a weight, and the columns of theirs that anything reads.
     """
 
     def __init__(
-        self, program: Program, layout: Layout, read: Callable[[str], Any], last: frozenset[str] = frozenset()
+        self,
+        program: Program,
+        layout: Layout,
+        read: Callable[[str], Any],
+        last: frozenset[str] = frozenset(),
+        columns: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self.layout = layout
+        self._columns = {name: tuple(picked) for name, picked in columns.items()}
+        self._narrow: dict[tuple[str, str], Tensor] = {}
         self.last = last
         self._read = read
         self._inputs = {record.name: record.inputs for record in program.records}
@@ -121,6 +130,11 @@ class Wavefront:
             else self._operand(name, step.worlds, stacks, is_last)
             for name in self._inputs[node]
         ]
+        if node in self._columns:
+            values = [
+                value if name in self.layout.varying else self._narrowed(node, name, value)
+                for name, value in zip(self._inputs[node], values, strict=True)
+            ]
         value = rule(*values)
         if self._records[node].op == "getitem":
             # Several tensors are not aligned to the worlds that want one of them; the one taken out is.
@@ -175,8 +189,19 @@ class Wavefront:
             return value
         return repeated(value, dim, count)
 
+    def _narrowed(self, node: str, name: str, weight: Any) -> Any:
+        """The rows of a weight that make the wanted columns; kept, since weights do not change."""
+        key = node, name
+        if not isinstance(weight, torch.Tensor):
+            return weight
+        if key not in self._narrow:
+            self._narrow[key] = weight.index_select(0, index_tensor(self._columns[node], weight.device))
+        return self._narrow[key]
+
     def _base_value(self, name: str, is_last: bool) -> Any:
         value = self._read(name)
+        if name in self._columns:
+            value = value.index_select(-1, index_tensor(self._columns[name], value.device))
         if is_last and isinstance(value, torch.Tensor):
             value = self.layout.last_row(name, value)
         return value
