@@ -65,7 +65,7 @@ def test_a_metric_of_the_last_position_is_seen_as_one_and_has_the_same_value(
         lambda x: x.mT,
         lambda x: x.tolist()[0][-1][0],
         lambda x: x.permute(1, 0, 2)[-1].sum(),
-        lambda x: list(x),
+        list,
         lambda x: functional.cross_entropy(x.flatten(0, 1), torch.zeros(8).long()),
         lambda x: x.numpy(),
         lambda x: x.data[:, 0],

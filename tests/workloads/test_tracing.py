@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -60,8 +63,9 @@ def test_a_trace_is_what_hooks_find(name: str, kind: str, window: int) -> None:
     assert trace.ledger.node_evaluations == trace.plan.node_evaluations
 
 
-def traced(**options: object) -> Trace:
-    settings = {"subject": SUBJECT, "metric": cw.prob(ANSWER), "noise": 0.8, "samples": SAMPLES} | options
+def traced(**options: Any) -> Trace:
+    settings: dict[str, Any] = {"subject": SUBJECT, "metric": cw.prob(ANSWER), "noise": 0.8} | options
+    settings.setdefault("samples", SAMPLES)
     return cw.causal_trace(tiny("gpt2"), settings.pop("inputs", prompts(1)), **settings)
 
 
@@ -165,6 +169,17 @@ def test_a_trace_has_a_tidy_table() -> None:
     assert list(frame["layer"][:2]) == [0, 0]
     assert list(frame["pos"][:2]) == [0, 1]
     assert frame["source"].nunique() == frame["base"].nunique() == 1
+
+
+def test_a_trace_can_be_verified_drawn_and_kept(tmp_path: Path) -> None:
+    trace = traced(window=2, together=2)
+    check = trace.verify(n=5)
+    assert check.ok, check
+    assert trace.plot() is not None
+    trace.result.save(tmp_path / "trace")
+    kept: Any = cw.load(tmp_path / "trace")
+    assert torch.equal(kept.values, trace.values)
+    assert kept.spreads[0].axes == ("layer", "pos")
 
 
 def test_some_layers_and_positions_can_be_chosen() -> None:

@@ -22,6 +22,7 @@ from conewise.frontends.torch.corruption import (
     noisy,
     repeated_inputs,
     repeated_part,
+    repeated_rows,
     sampled,
 )
 from conewise.frontends.torch.metrics import as_metric
@@ -110,7 +111,7 @@ class Trace:
 
     def plot(self, *args: Any, **options: Any) -> Any:
         """A figure of `values`; see `Result.plot`."""
-        return self.result.plot(*args, **options)  # type: ignore[attr-defined]
+        return self.result.plot(*args, **options)
 
     def verify(self, n: int = 32, seed: int = 0) -> CellCheck:
         """Run `n` random states again, each as a full forward; see `Result.verify`."""
@@ -174,7 +175,10 @@ def causal_trace(
         metric=[sampled(as_metric(one), prompts) for one in _listed(metric)],
     )
     result = sweep.run(evaluator=evaluator, max_memory=max_memory, progress=progress)
-    result = replace(result, spreads=(spread,), source=sweep._read_metrics(clean).mean(-1))
+    known = sweep._read_metrics(clean)
+    result = replace(
+        result, spreads=(spread,), source=known.mean(-1), source_per_prompt=repeated_rows(known, samples)
+    )
     return Trace(result, subjects, scale, samples, window)
 
 

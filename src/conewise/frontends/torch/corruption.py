@@ -88,6 +88,11 @@ def repeated_part(part: Tensor, times: int) -> Tensor:
     return part.repeat(times, *[1] * (part.ndim - 1))
 
 
+def repeated_rows(rows: Tensor, times: int) -> Tensor:
+    """The metrics [metric, prompt] of the clean run, once for each sample."""
+    return rows.repeat(1, times)
+
+
 def sampled(metric: Metric, prompts: int) -> Metric:
     """A metric of `prompts` prompts, as one of a batch in which each sample has all of these prompts."""
     compute: Callable[..., Tensor] = metric.compute
