@@ -1,0 +1,183 @@
+"""`python -m benchmarks.gpu_sweeps`: sweeps on a CUDA device, in float32; needs torch and transformers only.
+
+Contenders take turns; answers are compared. A wave is timed eagerly (the first run of a sweep) and replayed
+(every run after the second).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.cases import Case, random_pair
+from conewise.frontends.torch.wavefront import Fill
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def milliseconds(action: Callable[[], Any], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        action()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
+    sweep = case.sweep()
+    start = time.perf_counter()
+    plan = sweep.plan(max_memory="40GiB")
+    planning = time.perf_counter() - start
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = sweep.run(evaluator="wavefront", max_memory="40GiB")
+    peak = torch.cuda.max_memory_allocated() - before
+    row: dict[str, Any] = {
+        "case": name,
+        "sites": plan.worlds,
+        "capture_s": round(case.capture_seconds, 2),
+        "planning_ms": round(planning * 1e3, 2),
+        "peak_predicted_MiB": round(plan.peak_bytes / 2**20, 1),
+        "peak_measured_MiB": round(peak / 2**20, 1),
+    }
+    (prepared,) = sweep._prepared.values()
+    batch = sweep._batch(0)
+    everything = (1 << plan.worlds) - 1
+    wave = sweep._ready_wave(prepared, everything)
+    fresh = case.sweep()
+    fresh._prepared = sweep._prepared
+    read = sweep._reader(batch.base)
+    fills = fresh_fills(sweep, batch)
+
+    def eager() -> Any:
+        return wave._eager(read, fills)
+
+    def replay() -> Any:
+        return wave.run(read, fills)
+
+    eager()
+    replay()
+    replay()
+    hooked_ms = 0.0
+    sample = case.all_sites()
+    expected = case.hooked(sample)
+    values = result.table[0].to(expected.device)
+    row["largest_deviation"] = float((values - expected.double()).abs().max())
+    row["largest_value"] = float(expected.abs().max())
+    by_hand = case.batched()
+    row["hand_batched_deviation"] = float((by_hand.double() - expected.double()).abs().max())
+    row["wave_eager_ms"] = round(milliseconds(eager, 7), 2)
+    row["wave_replayed_ms"] = round(milliseconds(replay, 15), 2)
+    row["sweep_run_again_ms"] = round(
+        milliseconds(lambda: sweep.run(evaluator="wavefront", max_memory="40GiB"), 5), 2
+    )
+    row["hand_batched_ms"] = round(milliseconds(case.batched, 7), 2)
+    if against_forwards:
+        hooked_ms = milliseconds(lambda: case.hooked(sample), 1)
+        row["one_forward_per_site_ms"] = round(hooked_ms, 1)
+        row["forwards_over_replay"] = round(hooked_ms / row["wave_replayed_ms"], 1)
+        row["forwards_over_eager"] = round(hooked_ms / row["wave_eager_ms"], 1)
+    row["hand_batched_over_replay"] = round(row["hand_batched_ms"] / row["wave_replayed_ms"], 2)
+    row["plan_gflop"] = round(plan.flops / 1e9, 1)
+    row["replay_tflops"] = round(plan.flops / row["wave_replayed_ms"] / 1e9, 2)
+    return row
+
+
+def fresh_fills(sweep: Any, batch: Any) -> Any:
+    fills: dict[tuple[str, int], list[Fill]] = {}
+    for world, number in enumerate(sweep._order):
+        for place in sweep.cells[number].places:
+            found = sweep.model.locate(place)
+            part = batch.intervention.part(place, batch.base)
+            fills.setdefault((found.node, world), []).append(Fill(found.view, found.part, part))
+    return fills
+
+
+def matmul_tflops() -> float:
+    left = torch.randn(8192, 8192, device=DEVICE)
+    right = torch.randn(8192, 8192, device=DEVICE)
+    torch.mm(left, right)
+    return 2 * 8192**3 / milliseconds(lambda: torch.mm(left, right), 5) / 1e9
+
+
+def llama(layers: int, heads: int, width: int) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        hidden_size=width,
+        intermediate_size=(8 * width // 3 + 63) // 64 * 64,
+        vocab_size=32000,
+    )
+    return LlamaForCausalLM(config)
+
+
+def main() -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+            "date": datetime.now(UTC).date().isoformat(),
+            "matmul_tflops": round(matmul_tflops(), 1),
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+    ]
+    attention, mlp = "model.layers.{}.self_attn.o_proj", "model.layers.{}.mlp"
+    cases: list[tuple[str, Callable[[], Case], bool]] = [
+        (
+            "gpt2 small, T=20",
+            lambda: Case(
+                GPT2LMHeadModel(GPT2Config()),
+                "transformer.h.{}.attn.c_proj",
+                "transformer.h.{}.mlp",
+                *random_pair(50257, 20, DEVICE),
+            ),
+            True,
+        ),
+        (
+            "llama 12x12x768, T=20",
+            lambda: Case(llama(12, 12, 768), attention, mlp, *random_pair(32000, 20, DEVICE)),
+            True,
+        ),
+        (
+            "llama 24x16x1024, T=20",
+            lambda: Case(llama(24, 16, 1024), attention, mlp, *random_pair(32000, 20, DEVICE)),
+            True,
+        ),
+        (
+            "llama 24x16x1024, T=128",
+            lambda: Case(llama(24, 16, 1024), attention, mlp, *random_pair(32000, 128, DEVICE)),
+            False,
+        ),
+    ]
+    for name, make, against in cases:
+        try:
+            rows.append(measure(name, make(), against_forwards=against))
+        except Exception as error:
+            rows.append({"case": name, "error": f"{type(error).__name__}: {error}"})
+            if "--strict" in sys.argv:
+                raise
+        print(json.dumps(rows[-1]), flush=True)
+        torch.cuda.empty_cache()
+    print(json.dumps(rows[0]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
