@@ -51,8 +51,10 @@ def swept(source: Any, evaluator: str = "auto", base: Any = None, **options: Any
 
 def put(intervention: Any, base: Any, layer: int, **part: int) -> Tensor:
     """What an intervention puts at mlp_out."""
-    found: Tensor = intervention.part(Place("mlp_out", layer, part=part), base)
-    return found
+    place = Place("mlp_out", layer, part=part)
+    found = intervention.part(place, base)
+    put_in: Tensor = found(base[place].clone()) if intervention.is_function else found
+    return put_in
 
 
 def assert_alike(found: Tensor, expected: Tensor) -> None:

@@ -21,20 +21,24 @@ if TYPE_CHECKING:
 class Intervention:
     """`part(place, base)` is what a world puts at `place` of the run `base`; `name` says what it is.
 
-    `described` is all that it depends on: equal ones mean the same intervention.
+    `described` is all that it depends on: equal ones mean the same intervention. With `is_function`, the part
+    is a function of what would have been there: in a world that patches several places, that need not be
+    what stands in the base.
     """
 
     name: str
     part: Callable[[Place, Reading], Tensor | Callable[[Tensor], Tensor]]
     described: tuple[Any, ...] = ()
+    is_function: bool = False
 
 
 def add(vector: Tensor, scale: float = 1.0) -> Intervention:
     """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape."""
     return Intervention(
         f"add(scale={scale})",
-        lambda place, base: added(base[place], vector, scale, str(place)),
+        lambda place, _: lambda present: added(present, vector, scale, str(place)),
         ("add", scale, vector),
+        is_function=True,
     )
 
 
@@ -44,10 +48,11 @@ def noise(scale: float, seed: int = 0) -> Intervention:
     It is the same for the same seed, place and inputs, on every device and however the worlds are evaluated.
     """
 
-    def part(place: Place, base: Reading) -> Tensor:
-        return noised(base[place], scale, f"{seed}/{place}/{inputs_digest(base.inputs)}")
+    def part(place: Place, base: Reading) -> Callable[[Tensor], Tensor]:
+        drawn = f"{seed}/{place}/{inputs_digest(base.inputs)}"
+        return lambda present: noised(present, scale, drawn)
 
-    return Intervention(f"noise(scale={scale}, seed={seed})", part, ("noise", scale, seed))
+    return Intervention(f"noise(scale={scale}, seed={seed})", part, ("noise", scale, seed), is_function=True)
 
 
 def resample(run: Reading, seed: int = 0) -> Intervention:
@@ -115,7 +120,7 @@ def as_intervention(given: Any, model: Model) -> Intervention:
         return Intervention("mean", _own_mean, ("mean",))
     if callable(given):
         name = getattr(given, "__name__", "function")
-        return Intervention(name, lambda *_: given, ("function", given))
+        return Intervention(name, lambda *_: given, ("function", given), is_function=True)
     raise PatchError(
         f"cannot patch with {given!r}: source is a run, 'zero', 'mean', `noise(...)`, `add(...)`, "
         "`resample(...)`, `mean(...)` or a function of what would have been there."

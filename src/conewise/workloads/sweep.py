@@ -24,7 +24,7 @@ from conewise.frontends.torch.regions import last_region
 from conewise.frontends.torch.replay import Wave
 from conewise.frontends.torch.stacking import Layout
 from conewise.frontends.torch.streaming import assembled
-from conewise.frontends.torch.tensors import Tensor, computing
+from conewise.frontends.torch.tensors import Tensor, computing, copy_of
 from conewise.frontends.torch.wavefront import Fill, WaveStep
 from conewise.workloads.facts import facts_of
 from conewise.workloads.interventions import Intervention, as_intervention
@@ -101,6 +101,7 @@ class Sweep:
             raise SweepError(f"two metrics are named {names!r}; give each its own with `name=`.")
         self._base, self._source = base, source
         first = self._batch(0)
+        self._is_function = first.intervention.is_function
         self.spreads: tuple[Spread, ...] = spread(self.selectors, first.base)
         self.cells: tuple[Cell, ...] = tuple(cell for part in self.spreads for cell in part.cells)
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
@@ -247,7 +248,7 @@ class Sweep:
                     "patching a head's z patches its result."
                 )
             number = self.model.graph.number(found.node)
-            patches[number] = patches.get(number, False) or not found.part
+            patches[number] = patches.get(number, False) or not (found.part or self._is_function)
         for edit in self._reached(cell, standing):
             number = self.model.graph.number(edit.node)
             patches[number] = patches.get(number, False) or edit.covers
@@ -551,7 +552,7 @@ class Sweep:
         """The metrics of all worlds of `chunk` in one pass: [world, metric, prompt]."""
         wave = self._ready_wave(prepared, chunk)
         fills: dict[tuple[str, int], list[Fill]] = {}
-        standing = batch.base.edits
+        standing, computed = batch.base.edits, dict(prepared.schedule.steps)
         for world in _members(chunk):
             cell = self.cells[self._order[world]]
             for edit in self._reached(cell, standing):
@@ -564,6 +565,9 @@ class Sweep:
                     found.expect(part, batch.base[place], place)
                 else:
                     part = partial(_expected, found, place, part)
+                    is_computed = computed.get(self.model.graph.number(found.node), 0) >> world & 1
+                    if not is_computed and (found.node, world) not in fills:
+                        part = part(copy_of(batch.base[place]))
                 fills.setdefault((found.node, world), []).append(Fill(found.view, found.part, part))
         started = time.perf_counter()
         outputs = wave.run(self._reader(batch.base), fills)

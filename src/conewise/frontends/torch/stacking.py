@@ -182,7 +182,7 @@ def masked_rows(value: Tensor, dim: int, batch: int, places: Sequence[int]) -> T
 @functools.lru_cache(maxsize=4096)
 def index_tensor(places: tuple[int, ...], device: torch.device) -> Tensor:
     """Indices as a tensor; kept, since making one waits for the device and cannot be captured."""
-    return torch.tensor(places, device=device)
+    return torch.tensor(places, dtype=torch.long, device=device)
 
 
 def compile_stacked_rule(record: Record) -> Rule:

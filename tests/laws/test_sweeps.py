@@ -1,0 +1,97 @@
+"""Sweeps: serial is a full re-run bit for bit, the wavefront is serial up to rounding, and counts are the theory's."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conewise.errors import SweepError
+from conewise.theory.sweeps import sweep_cost
+from tests.laws.swept import Swept, read_all, read_last, run_in_full, stale_in_theory, sweeps
+
+ROUNDING = 1e-4
+"""How far a wavefront may lie from serial, relative to the metric's largest value: batched kernels sum in
+another order. Typically it is below 1e-6; see `tests/workloads/test_sweep_zoo.py`."""
+
+
+def assert_close(one: Tensor, other: Tensor) -> None:
+    """Metric by metric, relative to its largest value."""
+    for left, right in zip(one, other, strict=True):
+        assert (left - right).abs().max() <= ROUNDING * right.abs().max()
+
+
+@settings(max_examples=60)
+@given(sweeps())
+def test_serial_is_a_full_re_run_bit_for_bit(swept: Swept) -> None:
+    assert torch.equal(swept.sweep.run(evaluator="serial").per_prompt, run_in_full(swept))
+
+
+@settings(max_examples=120)
+@given(sweeps())
+def test_a_wavefront_is_serial_up_to_rounding(swept: Swept) -> None:
+    sweep = swept.sweep
+    if sweep.plan().evaluator == "wavefront":
+        assert_close(sweep.run(evaluator="wavefront").per_prompt, run_in_full(swept))
+    else:
+        assert "no batch" in sweep.plan().why
+
+
+@settings(max_examples=60)
+@given(sweeps())
+def test_plan_ledgers_and_theory_count_the_same(swept: Swept) -> None:
+    """Theorem: a sweep of forks of one warm baseline computes what is stale in each world, once."""
+    sweep = swept.sweep
+    planned = sweep.plan().node_evaluations
+    assert planned == stale_in_theory(swept)
+    assert planned == sweep.run(evaluator="serial").ledger.node_evaluations
+    assert planned == sweep.run().ledger.node_evaluations
+    if not swept.puts_functions and not any(place.part for place in chain(*swept.cells)):
+        nodes = [{swept.model.locate(place).node for place in cell} for cell in swept.cells]
+        assert planned == sweep_cost(swept.model.graph, nodes, sweep.targets())
+
+
+@settings(max_examples=40)
+@given(sweeps(), st.floats(0, 1))
+def test_chunks_change_nothing(swept: Swept, share: float) -> None:
+    """Any budget between what the largest world takes and what all together take."""
+    sweep = swept.sweep
+    if sweep.plan().evaluator == "serial":
+        return
+    whole = sweep.run(evaluator="wavefront")
+    with pytest.raises(SweepError, match="The least that would do") as refused:
+        sweep.plan(max_memory=1)
+    least = int(re.findall(r"max_memory=(\d+)", str(refused.value))[0])
+    budget = int(least + share * (max(whole.plan.peak_bytes, least) - least))
+    cut = sweep.run(evaluator="wavefront", max_memory=budget)
+    assert_close(cut.per_prompt, whole.per_prompt)
+    assert cut.ledger.node_evaluations == whole.ledger.node_evaluations
+    assert sum(cut.plan.chunks) == len(swept.cells)
+    assert cut.plan.peak_bytes <= budget
+
+
+@settings(max_examples=40)
+@given(sweeps(), st.randoms(use_true_random=False))
+def test_the_order_of_the_cells_changes_nothing(swept: Swept, random: Random) -> None:
+    order = list(range(len(swept.cells)))
+    random.shuffle(order)
+    cells = tuple(swept.cells[place] for place in order)
+    shuffled = Swept(swept.name, swept.base, cells, swept.source, swept.metrics)
+    assert_close(shuffled.sweep.run().per_prompt, swept.sweep.run().per_prompt[:, order])
+
+
+@settings(max_examples=80)
+@given(sweeps(metrics="last"))
+def test_reading_the_last_position_alone_gives_the_same_numbers(swept: Swept) -> None:
+    """The region behind the last position: with it, and with every position computed."""
+    last = Swept(swept.name, swept.base, swept.cells, swept.source, (read_last("one"),)).sweep.run()
+    every = Swept(swept.name, swept.base, swept.cells, swept.source, (read_all("one"),)).sweep.run()
+    assert last.plan.evaluator == every.plan.evaluator
+    assert_close(last.per_prompt, every.per_prompt)
+    assert last.plan.flops <= every.plan.flops
