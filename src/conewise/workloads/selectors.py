@@ -81,7 +81,7 @@ def sites(name: str, *, stack: str = "", **choices: Choice) -> Selector:
 
 
 def as_selectors(given: SelectorLike) -> Selectors:
-    """What people may write for `sites=`: a selector, a sum, a place, or a list of places and sets of places."""
+    """What people may write for `sites=`: a selector, a sum, a place, a list of places and sets of places."""
     if isinstance(given, Selectors):
         return given
     if isinstance(given, Selector):
@@ -93,7 +93,7 @@ def as_selectors(given: SelectorLike) -> Selectors:
         if isinstance(item, Place | str) or _is_pair(item):
             cells.append((as_place(item),))
         else:
-            cells.append(tuple(as_place(place) for place in item))  # type: ignore[union-attr, arg-type]
+            cells.append(tuple(as_place(place) for place in item))  # type: ignore[union-attr]
     if not cells:
         raise SiteError("a sweep over no sites: give at least one place or selector.")
     return Selectors((tuple(cells),))
