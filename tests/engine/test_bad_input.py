@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import conewise as cw
 from conewise.errors import (
     BusyError,
     ClosedWorldError,
+    GraphError,
     InUseError,
     NotPatchedError,
     NoValueError,
@@ -374,3 +376,32 @@ def test_a_dropped_fork_is_gone_at_once_and_refuses_nothing() -> None:
     finally:
         gc.enable()
     assert base.demand("z") == -2.0
+
+
+def test_a_demand_that_is_interrupted_while_it_gathers_announces_nothing() -> None:
+    graph = cw.Graph()
+    graph.source("x", 1.0)
+    graph.node("y", lambda x: x + 1.0, ["x"])
+    graph.node("z", lambda y: y + 1.0, ["y"])
+    world = cw.World(graph)
+
+    class Interrupting(list[tuple[int, ...]]):
+        def __getitem__(self, node: Any) -> Any:
+            if node == graph.number("y"):
+                raise KeyboardInterrupt
+            return super().__getitem__(node)
+
+    inputs = graph.table.inputs
+    graph.table.inputs = Interrupting(inputs)
+    with pytest.raises(KeyboardInterrupt):
+        world.demand("z")
+    graph.table.inputs = inputs
+    world.check()
+    assert world.demand("z") == 3.0
+
+
+def test_a_demand_of_what_is_no_name_says_so() -> None:
+    graph = cw.Graph()
+    graph.source("x", 1.0)
+    with pytest.raises(GraphError, match="expected a site's name, or several of them, and 5 is neither"):
+        cw.World(graph).demand(5)  # type: ignore[call-overload]

@@ -37,6 +37,17 @@ def gather(targets: Iterable[int], values: Store, inputs: Inputs, labels: list[f
     A node that is valid is not looked behind: what it reads is valid too, or not wanted.
     """
     steps = Steps()
+    try:
+        _find(steps, targets, values, inputs)
+    except BaseException:  # interrupted: nothing was announced
+        for node in steps.nodes:
+            values[node] = INVALID
+        raise
+    steps.nodes.sort(key=labels.__getitem__)
+    return steps
+
+
+def _find(steps: Steps, targets: Iterable[int], values: Store, inputs: Inputs) -> None:
     nodes, above, reused = steps.nodes, steps.above, steps.reused
     # The targets, then the inputs of every node found; `nodes` grows while it is read.
     reads = itertools.chain((targets,), map(inputs.__getitem__, nodes))
@@ -46,8 +57,8 @@ def gather(targets: Iterable[int], values: Store, inputs: Inputs, labels: list[f
             for site in sites:
                 state = own(site, SHARED)
                 if state is INVALID:
-                    values[site] = PENDING
                     nodes.append(site)
+                    values[site] = PENDING
                 elif state is SHARED:
                     if site not in reused:
                         if below[site] is INVALID:
@@ -61,12 +72,10 @@ def gather(targets: Iterable[int], values: Store, inputs: Inputs, labels: list[f
             for site in sites:
                 state = values[site]
                 if state is INVALID:
-                    values[site] = PENDING
                     nodes.append(site)
+                    values[site] = PENDING
                 elif state is not PENDING:
                     reused.add(site)
-    nodes.sort(key=labels.__getitem__)
-    return steps
 
 
 class RuleFailedError(Exception):

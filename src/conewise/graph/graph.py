@@ -217,7 +217,11 @@ class Graph:
 
     def numbers(self, sites: Site | Iterable[Site]) -> list[int]:
         """The numbers of one site, or of several."""
-        return [self.number(site) for site in ((sites,) if isinstance(sites, str) else sites)]
+        if isinstance(sites, str):
+            return [self.number(sites)]
+        if not isinstance(sites, Iterable):
+            raise GraphError(f"expected a site's name, or several of them, and {sites!r} is neither.")
+        return [self.number(site) for site in sites]
 
     def edge(self, edge: Edge) -> tuple[int, int]:
         """The numbers of an edge (input, reader), which must exist."""
