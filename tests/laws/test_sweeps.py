@@ -1,4 +1,4 @@
-"""Sweeps: serial is a full re-run bit for bit, the wavefront is serial up to rounding, and counts are the theory's."""
+"""Sweeps: serial is a full re-run bit for bit, a wavefront is that up to rounding, and theory counts both."""
 
 from __future__ import annotations
 

@@ -63,7 +63,13 @@ def resample(run: Reading, seed: int = 0) -> Intervention:
     """
 
     def part(place: Place, base: Reading) -> Tensor:
-        return resampled(run[place], base[place], str(seed))
+        axes = base.model.locate(place).part_axes
+        if "batch" not in axes:
+            raise PatchError(
+                f"{place} has no prompts to exchange: its axes are {', '.join(axes) or 'none'}. Resample a "
+                "place that has all of the batch."
+            )
+        return resampled(run[place], base[place], axes.index("batch"), str(seed))
 
     return Intervention(f"resample(seed={seed})", part, ("resample", seed, run))
 

@@ -39,15 +39,19 @@ def noise_of(shape: Sequence[int], seed: str) -> Tensor:
     return torch.randn(tuple(shape), generator=_generator(seed))
 
 
-def resampled(part: Tensor, present: Tensor, seed: str) -> Tensor:
-    """A prompt of `part` for each of `present`: not the one of the same row, where both have as many."""
-    count, wanted = part.shape[0], present.shape[0]
+def resampled(part: Tensor, present: Tensor, batch: int, seed: str) -> Tensor:
+    """A prompt of `part` for each of `present`: not the one of the same row, where both have as many.
+
+    `batch` is the dimension of the prompts.
+    """
+    count, wanted = part.shape[batch], present.shape[batch]
     generator = _generator(seed)
     if count != wanted:
-        return part[torch.randint(0, count, (wanted,), generator=generator).to(part.device)]
+        drawn = torch.randint(0, count, (wanted,), generator=generator)
+        return part.index_select(batch, drawn.to(part.device))
     if count < 2:
         return part
-    return part.roll(1 + int(torch.randint(0, count - 1, (1,), generator=generator)), 0)
+    return part.roll(1 + int(torch.randint(0, count - 1, (1,), generator=generator)), batch)
 
 
 def averaged(
