@@ -30,6 +30,27 @@ def test_a_run_equals_the_module_bit_for_bit(name: str, keep: str | None) -> Non
         assert_same(tree_leaves(run.outputs), expected)
 
 
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_padding_on_either_side_and_none_at_all_equal_the_module(name: str) -> None:
+    """The module skips a mask that hides nothing, and then chooses another kernel; the graph keeps to one."""
+    module = ZOO[name].make("sdpa")
+    whole = torch.ones(2, 9, dtype=torch.long)
+    right, left = whole.clone(), whole.clone()
+    right[0, -3:], left[0, :3] = 0, 0
+    ids = inputs(name, length=9)["input_ids"]
+    model = cw.capture(module, input_ids=ids, attention_mask=whole)
+    for mask in (whole, right, left):
+        given = {"input_ids": ids, "attention_mask": mask}
+        assert_same(tree_leaves(model.run(**given).outputs), module_outputs(model, given))
+    padded = model.run(input_ids=ids, attention_mask=right)
+    cut = model.run(input_ids=ids[:1, :6], attention_mask=whole[:1, :6])
+    torch.testing.assert_close(padded.logits[:1, :6], cut.logits, atol=1e-6, rtol=1e-5)
+    with padded.fork() as world:
+        world.patch(cw.site("z", layer=1, pos=slice(6, None), batch=0), "zero")
+        assert torch.equal(world.logits[1], padded.logits[1])
+        assert torch.equal(world.logits[0, :6], padded.logits[0, :6])
+
+
 def test_outputs_have_the_structure_of_the_module() -> None:
     model, given = small("two_and_two"), inputs("two_and_two")
     run = model.run(**given)

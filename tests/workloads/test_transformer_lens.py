@@ -82,6 +82,7 @@ def test_smollm2() -> None:
     """30 layers, 9 heads, 3 kv heads, real weights, the prompt of an indirect object."""
     loaded = cw.load("smollm2-135m", attn_implementation="eager")
     prompt = "When Mary and John went to the store, John gave a drink to"
+    assert loaded.tokenizer is not None
     ids = loaded.tokenizer(prompt, return_tensors="pt")["input_ids"]
     found, lacking = compared("HuggingFaceTB/SmolLM2-135M-Instruct", loaded.module, ids)
     check(found, lacking)

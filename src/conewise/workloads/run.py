@@ -78,7 +78,7 @@ class Reading:
 
     def __getattr__(self, name: str) -> Any:
         """A field of the outputs by its name, `run.logits`; only that field is computed."""
-        if name.startswith("_"):
+        if name.startswith("_") or "model" not in vars(self):
             raise AttributeError(name)
         program = self.model.program
         names = field_names(program, name)
