@@ -188,7 +188,8 @@ class Swept:
 def _parts(draw: st.DrawFn, axes: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, Any]:
     part: dict[str, Any] = {}
     for axis, size in zip(axes, shape, strict=True):
-        match draw(st.sampled_from(["", "", "", "number", "slice", "list"])) if axis != "batch" else "":
+        way = draw(st.sampled_from(["", "", "", "number", "slice", "list"]))
+        match way if axis != "batch" else "":
             case "number":
                 part[axis] = draw(st.integers(-size, size - 1))
             case "slice":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from conewise.frontends.torch.digests import home
@@ -26,6 +27,10 @@ class Facts:
         named: Any = assembled(program, {name: name for name in self.outputs})
         items = named.items() if hasattr(named, "items") else ()
         self.fields: dict[str, str] = {key: value for key, value in items if isinstance(value, str)}
+        batch = {symbol for symbol, (_, dim) in program.sizes.symbols.items() if dim == 0}
+        shapes = {record.name: record.shape for record in program.records}
+        shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
+        self._batch_dims = {name: _dim(shapes.get(name) or (), batch) for name in self.outputs}
         self.records: dict[str, Record] = {record.name: record for record in program.records}
         self.device, self.dtype = home(program)
         self.mixing: frozenset[str] | None = None
@@ -33,12 +38,24 @@ class Facts:
         self._module = model.module
         self._digest: str | None = None
 
+    def prompts_first(self, output: str, value: Any) -> Any:
+        """The value of an output, or a stack of values, with the dimension of the batch in front."""
+        dim = self._batch_dims[output]
+        return value.movedim(dim, 0) if dim else value
+
     @property
     def fingerprint(self) -> str:
         """A digest of architecture and weights: another one is another model."""
         if self._digest is None:
             self._digest = fingerprint(self._module)
         return self._digest
+
+
+def _dim(shape: Sequence[Any], symbols: set[str]) -> int | None:
+    for dim, size in enumerate(shape):
+        if any(str(symbol) in symbols for symbol in getattr(size, "free_symbols", ())):
+            return dim
+    return None
 
 
 _FACTS: weakref.WeakKeyDictionary[Model, Facts] = weakref.WeakKeyDictionary()

@@ -127,5 +127,7 @@ def _metrics(sweep: Sweep, batch: Batch, outputs: Any, target: Callable[[str], T
             if metric.whole:
                 rows.append(measured_whole(metric, outputs, prompts)[0])
             else:
-                rows.append(measured(metric, target(sweep._target(metric)), 1, prompts)[0])
+                node = sweep._target(metric)
+                value = sweep.facts.prompts_first(node, target(node))
+                rows.append(measured(metric, value, 1, prompts)[0])
     return stacked(rows)

@@ -214,7 +214,7 @@ class Sweep:
                     if reads_last
                     else frozenset()
                 )
-            columns = self._columns(plan)
+            columns = self._columns(plan, layout)
             self._prepared[key] = Prepared(
                 layout,
                 plan,
@@ -225,14 +225,19 @@ class Sweep:
             )
         return self._prepared[key]
 
-    def _columns(self, plan: Schedule) -> dict[str, tuple[int, ...]]:
+    def _columns(self, plan: Schedule, layout: Layout) -> dict[str, tuple[int, ...]]:
         """The columns of the unembedding that the metrics read, where they read few and it is a product."""
         tokens = sorted({token for metric in self.metrics for token in metric.tokens})
         targets = self.targets()
         if len(targets) != 1 or any(metric.among is None for metric in self.metrics):
             return {}
         number, record = self.model.graph.number(targets[0]), self.facts.records.get(targets[0])
-        is_product = record is not None and record.op == "linear" and len(record.inputs) == len(record.args)
+        is_product = (
+            record is not None
+            and record.op == "linear"
+            and len(record.inputs) == len(record.args)
+            and layout.varying.isdisjoint(record.inputs[1:])
+        )
         if not is_product or number in plan.patched or number not in dict(plan.steps):
             return {}
         return {targets[0]: tuple(tokens)}
@@ -518,8 +523,9 @@ class Sweep:
         with computing():
             if metric.whole:
                 return measured_whole(metric, run.outputs, batch)[0]
-            (value,) = run.demand([self._target(metric)])
-            return measured(metric, value, 1, batch)[0]
+            target = self._target(metric)
+            (value,) = run.demand([target])
+            return measured(metric, self.facts.prompts_first(target, value), 1, batch)[0]
 
     def _prompts(self, run: Reading) -> int:
         """How many prompts a run has: the size of the batch, where that may vary."""
@@ -609,11 +615,11 @@ class Sweep:
             target = self._target(metric)
             if target in prepared.columns and metric.among is not None:
                 metric = metric.among({token: at for at, token in enumerate(prepared.columns[target])})
-            return measured(metric, outputs[target], worlds, batch)
-        rows = []
+            return measured(metric, self.facts.prompts_first(target, outputs[target]), worlds, batch)
+        rows, dims = [], prepared.layout.batch_dim
         for world in range(worlds):
             leaves = {
-                name: value.narrow(prepared.layout.batch_dim[name] or 0, world * batch, batch)
+                name: value if (dim := dims.get(name)) is None else value.narrow(dim, world * batch, batch)
                 for name, value in outputs.items()
             }
             rows.append(measured_whole(metric, assembled(self.model.program, leaves), batch)[0])
