@@ -208,7 +208,8 @@ def places(draw: st.DrawFn, name: str, base: Run, targets: tuple[str, ...]) -> P
     model = captured(name)
     support = set(model.graph.support(targets))
     kinds = [k for k in model._table.kinds if k != "result"]
-    if kinds and draw(st.booleans()):
+    by_kind: bool = draw(st.booleans())
+    if kinds and by_kind:
         kind = draw(st.sampled_from(kinds))
         place = cw.site(kind, layer=draw(st.sampled_from(model._table.layers(kind))))
         if model.locate(place).node not in support:
