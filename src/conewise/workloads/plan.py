@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from conewise.errors import SweepError
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +84,19 @@ UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**
 
 def as_bytes(given: int | str | None) -> int | None:
     """A number of bytes, or text like "2GiB" or "500 MB"."""
-    if given is None or isinstance(given, int):
-        return given
-    text = given.strip().lower().replace(" ", "")
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-    unit = text[len(number) :] or "b"
-    try:
-        return int(float(number) * UNITS[unit])
-    except (ValueError, KeyError):
-        raise ValueError(
-            f"{given!r} is no amount of memory; write a number of bytes, or '2GiB', '500MB'."
-        ) from None
+    if given is None:
+        return None
+    amount = 0
+    if isinstance(given, int) and not isinstance(given, bool):
+        amount = given
+    elif isinstance(given, str):
+        text = given.strip().lower().replace(" ", "")
+        number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+        with suppress(ValueError, KeyError, OverflowError):
+            amount = int(float(number) * UNITS[text[len(number) :] or "b"])
+    if amount < 1:
+        raise SweepError(f"{given!r} is no amount of memory; write a number of bytes, or '2GiB', '500MB'.")
+    return amount
 
 
 def shown_bytes(count: int | None) -> str:

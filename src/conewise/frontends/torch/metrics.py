@@ -82,15 +82,19 @@ def prob(token: Token, *, name: str = "prob") -> Metric:
 
 def kl_to(run: Any, *, name: str = "kl") -> Metric:
     """KL(p_run ‖ p) of the next-token distribution at the last position, `run` the reference."""
-    reference = run.logits[:, -1].float().log_softmax(-1)
+    logits = run.logits
+    reference = (logits[:, -1] if logits.ndim > 2 else logits).float().log_softmax(-1)
 
     def compute(logits: Tensor) -> Tensor:
         if logits.shape[1] != reference.shape[0]:
             raise MetricError(
                 f"kl_to: the reference run has {reference.shape[0]} prompts, and this run {logits.shape[1]}."
             )
-        ours = logits.float().log_softmax(-1)
-        return (reference.exp() * (reference - ours)).sum(-1)
+        ours, theirs = logits.float().log_softmax(-1), reference.to(logits.device)
+        # A token of no probability adds nothing, whatever the other says of it.
+        apart = torch.where(theirs.isneginf(), 0.0, theirs.exp() * (theirs - ours))
+        found: Tensor = apart.sum(-1)
+        return found
 
     return Metric(name, compute, described=("kl_to", _digest(reference)))
 
@@ -150,10 +154,12 @@ def measured(metric: Metric, value: Any, worlds: int, batch: int) -> Tensor:
 
 def measured_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
     """A function of all outputs of one world, as [1, prompt] in float64; one number stands for all."""
-    found = torch.as_tensor(metric.compute(outputs))
-    if found.ndim == 0:
+    found = metric.compute(outputs)
+    if isinstance(found, int | float):
+        found = torch.tensor(found)
+    if isinstance(found, torch.Tensor) and found.ndim == 0:
         found = found.expand(batch)
-    if found.shape != (batch,):
+    if not isinstance(found, torch.Tensor) or found.shape != (batch,):
         raise MetricError(
             f"the metric {metric.name!r} returned {_shape(found)}; expected one number, or one for each of "
             f"the {batch} prompts: shape ({batch},)."
@@ -177,8 +183,9 @@ def _picked(logits: Tensor, token: Token, what: str) -> Tensor:
         raise MetricError(
             f"{len(tokens)} {what} tokens for {logits.shape[1]} prompts; give one for all, or one for each."
         )
-    if int(tokens.max()) >= logits.shape[-1] or int(tokens.min()) < 0:
-        raise MetricError(f"{what} token {int(tokens.max())} is not in the vocabulary of {logits.shape[-1]}.")
+    unknown = [token for token in tokens.tolist() if not 0 <= token < logits.shape[-1]]
+    if unknown:
+        raise MetricError(f"{what} token {unknown[0]} is not in the vocabulary of {logits.shape[-1]}.")
     index = tokens.expand(logits.shape[1])[None, :, None].expand(logits.shape[0], -1, 1)
     return logits.gather(-1, index)[..., 0]
 
