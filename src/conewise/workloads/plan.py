@@ -45,7 +45,7 @@ class SweepPlan:
 
     def rows(self) -> list[tuple[str, str]]:
         """The plan as lines of a table."""
-        rows = [
+        return [
             (
                 "worlds",
                 f"{self.worlds:,}" + (f", for each of {self.batches} batches" if self.batches > 1 else ""),
@@ -66,7 +66,6 @@ class SweepPlan:
             ("evaluator", f"{self.evaluator}: {self.why}"),
             ("estimated time", "not calibrated" if self.seconds is None else f"{self.seconds:.2g} s"),
         ]
-        return rows
 
     def __str__(self) -> str:
         width = max(len(label) for label, _ in self.rows())

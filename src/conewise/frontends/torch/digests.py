@@ -28,4 +28,4 @@ def inputs_digest(inputs: Mapping[str, torch.Tensor]) -> str:
 
 
 def _bytes(value: torch.Tensor) -> memoryview:
-    return memoryview(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -142,7 +142,7 @@ def _changing(changes: Mapping[int, Change]) -> Leaves:
 def _output_hook(call: int, action: Leaves) -> Callable[..., Any]:
     calls = 0
 
-    def hook(_: nn.Module, args: Any, output: Any) -> Any:
+    def hook(_: nn.Module, __: Any, output: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls - 1 != call:

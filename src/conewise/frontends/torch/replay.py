@@ -118,7 +118,7 @@ class Wave:
         def from_slots(name: str) -> Any:
             return self._slots[name] if name in self._slots else read(name)
 
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._eager(from_slots, slotted)  # warms up workspaces outside of the capture

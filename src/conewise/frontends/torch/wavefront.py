@@ -318,7 +318,7 @@ class Wavefront:
         index: list[Any] = [index_tensor(tuple(range(count)), rows.device)]
         for axis in first.view.axes:
             if axis in axes:
-                picks = tuple(int(fills[node, world][0].part[axis]) for world in members)  # type: ignore[call-overload]
+                picks = tuple(int(fills[node, world][0].part[axis]) for world in members)
                 index.append(index_tensor(picks, rows.device))
             else:
                 index.append(slice(None))
