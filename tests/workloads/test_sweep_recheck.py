@@ -213,7 +213,7 @@ def test_a_module_whose_weights_changed_since_is_noticed(captured: Model, result
     try:
         with torch.no_grad():
             weight.mul_(1.5)
-        with pytest.raises(cw.ConewiseError, match="weights of .* were written to"):
+        with pytest.raises(cw.ConewiseError, match=r"weights of .* were written to"):
             result.verify(n=6)
     finally:
         with torch.no_grad():

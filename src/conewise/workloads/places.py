@@ -78,15 +78,16 @@ def _index(axis: str, index: object) -> Index:
         if hasattr(index, "tolist"):  # an array or a tensor
             index = index.tolist()
         if isinstance(index, Iterable) and not isinstance(index, str):
-            return tuple(map(_number, index))
-        return _number(index)
+            return tuple(map(as_number, index))
+        return as_number(index)
     except TypeError:
         raise TypeError(
             f"{axis} is a number, a slice or a list of numbers, and {index!r} is none of these."
         ) from None
 
 
-def _number(index: object) -> int:
+def as_number(index: object) -> int:
+    """A plain number, whatever kind of whole number was given. Raises TypeError for what is none."""
     if isinstance(index, bool) or not hasattr(index, "__index__"):
         raise TypeError(index)
     return operator.index(index)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from conewise.errors import SiteError
-from conewise.workloads.places import Place, PlaceLike, as_place
+from conewise.workloads.places import Place, PlaceLike, as_number, as_place
 
 if TYPE_CHECKING:
     from conewise.workloads.run import Reading
@@ -50,6 +50,9 @@ class Selector:
     def __add__(self, other: SelectorLike) -> Selectors:
         return Selectors((self,)) + other
 
+    def __radd__(self, other: SelectorLike) -> Selectors:
+        return as_selectors(other) + self
+
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(f'{axis}={choice}' for axis, choice in self.choices.items())}]"
 
@@ -63,8 +66,11 @@ class Selectors:
     def __add__(self, other: SelectorLike) -> Selectors:
         return Selectors((*self.parts, *as_selectors(other).parts))
 
+    def __radd__(self, other: SelectorLike) -> Selectors:
+        return as_selectors(other) + self
 
-SelectorLike = Selector | Selectors | PlaceLike | Iterable[PlaceLike | Sequence[PlaceLike]]
+
+SelectorLike = Selector | Selectors | PlaceLike | Iterable["Selector | PlaceLike | Iterable[PlaceLike]"]
 
 
 def sites(name: str, *, stack: str = "", **choices: Choice) -> Selector:
@@ -76,8 +82,27 @@ def sites(name: str, *, stack: str = "", **choices: Choice) -> Selector:
     unknown = [axis for axis in choices if axis not in AXES]
     if unknown:
         raise SiteError(f"no axis {unknown[0]!r}: a selector chooses along {', '.join(AXES)}.")
-    ordered = {axis: choices[axis] for axis in AXES if axis in choices}
+    ordered = {axis: _as_choice(axis, choices[axis]) for axis in AXES if axis in choices}
     return Selector(name, stack, MappingProxyType(ordered))
+
+
+def _as_choice(axis: str, choice: object) -> Choice:
+    """A choice as a plain number, a string or a tuple of numbers, whatever kind of number was given."""
+    if isinstance(choice, str):
+        return choice
+    if isinstance(choice, slice):
+        bounds = (choice.start, choice.stop, choice.step)
+        return ":".join("" if bound is None else str(bound) for bound in bounds)
+    try:
+        if hasattr(choice, "tolist"):  # an array or a tensor
+            choice = choice.tolist()
+        if isinstance(choice, Iterable):
+            return tuple(map(as_number, choice))
+        return as_number(choice)
+    except TypeError:
+        raise SiteError(
+            f"{axis}={choice!r} is no choice. Write a number, a list, or a slice like ':' or '2:5'."
+        ) from None
 
 
 def as_selectors(given: SelectorLike) -> Selectors:
@@ -86,21 +111,38 @@ def as_selectors(given: SelectorLike) -> Selectors:
         return given
     if isinstance(given, Selector):
         return Selectors((given,))
-    if isinstance(given, Place | str):
+    if _is_place(given):
         return Selectors((((as_place(given),),),))
-    cells: list[tuple[Place, ...]] = []
+    if not isinstance(given, Iterable):
+        raise SiteError(f"{given!r} is no place, no selector, and no list of them.")
+    parts: list[Selector | list[tuple[Place, ...]]] = []
     for item in given:
-        if isinstance(item, Place | str) or _is_pair(item):
-            cells.append((as_place(item),))
-        else:
-            cells.append(tuple(as_place(place) for place in item))  # type: ignore[union-attr]
-    if not cells:
+        if isinstance(item, Selector):
+            parts.append(item)
+            continue
+        if not parts or isinstance(parts[-1], Selector):
+            parts.append([])
+        parts[-1].append(_as_group(item))  # type: ignore[union-attr]
+    if not parts:
         raise SiteError("a sweep over no sites: give at least one place or selector.")
-    return Selectors((tuple(cells),))
+    return Selectors(tuple(part if isinstance(part, Selector) else tuple(part) for part in parts))
 
 
-def _is_pair(item: object) -> bool:
-    return (
+def _as_group(item: object) -> tuple[Place, ...]:
+    """The places that one world patches: one, or several together."""
+    if _is_place(item):
+        return (as_place(item),)
+    if not isinstance(item, Iterable):
+        raise SiteError(f"{item!r} is no place, and no set of places that are patched together.")
+    places = tuple(as_place(place) for place in item)
+    if not places:
+        raise SiteError("a set of no places: a world of a sweep patches at least one.")
+    # A set has no order of its own, and a sweep has to have the same one each time.
+    return tuple(sorted(places, key=str)) if isinstance(item, Set) else places
+
+
+def _is_place(item: object) -> bool:
+    return isinstance(item, Place | str) or (
         isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int)
     )
 
@@ -150,9 +192,12 @@ def _spread_selector(selector: Selector, number: int, run: Reading) -> Spread:
         known = table.layers(selector.name, selector.stack)
         if not known:
             run.model.locate(Place(selector.name, 0, selector.stack))  # says why there is none
-        picked = chosen(choices.pop("layer"), max(known) + 1, "layer", selector)
+        choice = choices.pop("layer")
+        picked = chosen(choice, max(known) + 1, "layer", selector)
         missing = [layer for layer in picked if layer not in known]
-        if missing:
+        if isinstance(choice, str) and len(missing) < len(picked):
+            picked = [layer for layer in picked if layer in known]  # a slice is of the layers that have it
+        elif missing:
             run.model.locate(Place(selector.name, missing[0], selector.stack))
         layers = picked
         along["layer"] = tuple(picked)
@@ -183,9 +228,7 @@ def chosen(choice: Choice, length: int, axis: str, where: object) -> list[int]:
     elif isinstance(choice, str):
         try:
             bounds = [int(bound) if bound.strip() else None for bound in choice.split(":")]
-            picked = list(range(length))[slice(*bounds) if len(bounds) > 1 else slice(bounds[0], None)]
-            if len(bounds) == 1:
-                picked = [bounds[0]]  # type: ignore[list-item]
+            picked = list(range(length))[slice(*bounds)] if len(bounds) > 1 else [int(choice)]
         except (ValueError, TypeError):
             raise SiteError(
                 f"{where}: {axis}={choice!r} is no choice. Write a number, a list, or a slice like "
@@ -198,4 +241,7 @@ def chosen(choice: Choice, length: int, axis: str, where: object) -> list[int]:
         raise SiteError(f"{where}: {axis} {outside[0]} is out of range; there are {length}, from 0.")
     if not picked:
         raise SiteError(f"{where}: {axis}={choice!r} chooses nothing; there are {length}, from 0.")
-    return [index % length for index in picked]
+    places = [index % length for index in picked]
+    if len(set(places)) < len(places):
+        raise SiteError(f"{where}: {axis}={choice!r} names a place twice.")
+    return places

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conewise.errors import InputMismatchError, NoEffectWarning, SweepError
+from conewise.errors import InputMismatchError, MetricError, NoEffectWarning, SweepError, describe
 from conewise.frontends.torch.costs import Costs, matmul_rate, synchronize, versions
 from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
@@ -97,6 +97,8 @@ class Sweep:
             as_metric(one) for one in (metric if isinstance(metric, list | tuple) else [metric])
         )
         names = [one.name for one in self.metrics]
+        if not names:
+            raise SweepError("no metric: give one, or a list of several.")
         if len(set(names)) != len(names):
             raise SweepError(f"two metrics are named {names!r}; give each its own with `name=`.")
         self._base, self._source = base, source
@@ -114,14 +116,17 @@ class Sweep:
     @property
     def batches(self) -> int:
         """How many baselines there are."""
-        return 1 if isinstance(self._base, Reading) else len(self._base)  # type: ignore[arg-type]
+        return len(self._base) if isinstance(self._base, Sequence) else 1
 
     def _given(self, place: int) -> tuple[Any, Any]:
         """What was given as base and source of one batch."""
-        base, source = self._base, self._source
+        base: Any = self._base
+        source: Any = self._source
         if isinstance(base, Reading):
             return base, source
-        if not isinstance(base, Sequence) or not base:
+        if not isinstance(base, Sequence) or isinstance(base, str):
+            base = [base]
+        if not base:
             raise SweepError("base is a run, or a list of runs or of inputs; it has at least one.")
         if isinstance(source, list | tuple):
             if len(source) != len(base):
@@ -142,7 +147,14 @@ class Sweep:
         return Batch(base, run, as_intervention(source, self.model))
 
     def _as_run(self, given: Any) -> Reading:
-        return given if isinstance(given, Reading) else self.model.run(**given)
+        if isinstance(given, Reading):
+            return given
+        if not isinstance(given, Mapping):
+            raise SweepError(
+                f"base is a run, or a list of runs or of inputs, and {describe(given)} is neither. Inputs "
+                "are written as for `model.run`: {'input_ids': ...}."
+            )
+        return self.model.run(**given)
 
     def _expect_alike(self, base: Reading, source: Reading) -> None:
         for name, value in base.inputs.items():
@@ -475,8 +487,8 @@ class Sweep:
                 batch = self._batch(number)
                 prepared = self._prepare(batch.base)
                 plan, chunks = self._plan(prepared, budget, evaluator, recorder.agreed(number, evaluator))
-                base_values.append(self._read_metrics(batch.base))
-                source_values.append(None if batch.source is None else self._read_metrics(batch.source))
+                base_values.append(self._read_of(batch.base, "base"))
+                source_values.append(None if batch.source is None else self._read_of(batch.source, "source"))
                 recorder.begin(number, plan, base_values[-1], source_values[-1])
                 rows: dict[int, Tensor] = {}
                 for piece, chunk in _grouped(chunks, plan.evaluator):
@@ -513,6 +525,13 @@ class Sweep:
         from conewise.workloads.progress import bar  # noqa: PLC0415  # needed where it is shown only
 
         return bar(progress, len(self.cells) * self.batches, self.facts.device)
+
+    def _read_of(self, run: Reading, which: str) -> Tensor:
+        """Every metric of the base or the source itself."""
+        try:
+            return self._read_metrics(run)
+        except MetricError as error:
+            raise MetricError(f"in the {which} itself: {error}") from error
 
     def _read_metrics(self, run: Any) -> Tensor:
         """Every metric of a run, as [metric, prompt] in float64."""

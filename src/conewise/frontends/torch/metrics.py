@@ -30,7 +30,7 @@ class Metric:
     """
 
     name: str
-    compute: Callable[..., Tensor]
+    compute: Callable[..., Any]
     output: str = "logits"
     last: bool = True
     whole: bool = False
