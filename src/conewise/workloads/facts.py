@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conewise.frontends.torch.digests import home
 from conewise.frontends.torch.fingerprint import fingerprint
+from conewise.frontends.torch.mixing import Trial
 from conewise.frontends.torch.records import Record, Ref
 from conewise.frontends.torch.streaming import assembled
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Facts:
     """`outputs`: the output nodes; `fields`: those that have a name; `rates`: operations a second, measured.
 
-    `mixing` are the nodes at which rows of the batch mix: None before they were looked for.
+    `trial` says which nodes mix rows of the batch and which are views: None before they were tried.
     """
 
     def __init__(self, model: Model) -> None:
@@ -33,7 +34,7 @@ class Facts:
         self._batch_dims = {name: _dim(shapes.get(name) or (), batch) for name in self.outputs}
         self.records: dict[str, Record] = {record.name: record for record in program.records}
         self.device, self.dtype = home(program)
-        self.mixing: frozenset[str] | None = None
+        self.trial: Trial | None = None
         self.rates: dict[str, float] = {}
         self._module = model.module
         self._digest: str | None = None

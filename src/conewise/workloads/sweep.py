@@ -19,15 +19,17 @@ from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
 from conewise.frontends.torch.identity import identity
 from conewise.frontends.torch.metrics import Metric, as_metric, measured, measured_whole
-from conewise.frontends.torch.mixing import mixing_nodes
+from conewise.frontends.torch.mixing import try_stacking
 from conewise.frontends.torch.regions import last_region
 from conewise.frontends.torch.replay import Wave
 from conewise.frontends.torch.stacking import Layout
 from conewise.frontends.torch.streaming import assembled
 from conewise.frontends.torch.tensors import Tensor, computing, copy_of
 from conewise.frontends.torch.wavefront import Fill, WaveStep
+from conewise.graph.graph import Graph
 from conewise.workloads.facts import facts_of
 from conewise.workloads.interventions import Intervention, as_intervention
+from conewise.workloads.memory import peak_bytes
 from conewise.workloads.plan import SweepPlan, as_bytes, shown_bytes
 from conewise.workloads.result import Result, SweepLedger
 from conewise.workloads.run import Edit, Reading
@@ -59,6 +61,7 @@ class Prepared:
     layout: Layout
     schedule: Schedule
     costs: Costs
+    whole_costs: Costs
     last: frozenset[str]
     columns: Mapping[str, Sequence[int]]
     obstacle: str
@@ -231,6 +234,7 @@ class Sweep:
                 layout,
                 plan,
                 Costs(program, layout, columns),
+                Costs(program, layout),
                 last,
                 columns,
                 self._obstacle(base, layout, plan),
@@ -304,10 +308,10 @@ class Sweep:
         for node in plan.patched:
             if layout.batch_dim.get(graph.name(node)) is None:
                 return f"{graph.name(node)!r} is patched and has no batch along which worlds could be stacked"
-        if self.facts.mixing is None:
-            self.facts.mixing = mixing_nodes(self.model.program, *self._short(base, layout))
+        if self.facts.trial is None:
+            self.facts.trial = try_stacking(self.model.program, *self._short(base, layout))
         for node, _ in plan.steps:
-            if graph.name(node) in self.facts.mixing:
+            if graph.name(node) in self.facts.trial.mixing:
                 return f"{graph.name(node)!r} mixes the rows of the batch"
         return ""
 
@@ -356,13 +360,13 @@ class Sweep:
             )
         plan = prepared.schedule
         name = self.model.graph.name
-        costs = prepared.costs if chosen == "wavefront" else Costs(self.model.program, prepared.layout)
+        costs = prepared.costs if chosen == "wavefront" else prepared.whole_costs
         last = prepared.last if chosen == "wavefront" else frozenset()
         flops = {node: costs.flops(name(node), last=name(node) in last) for node, _ in plan.steps}
         support = self.model.support(self.targets())
         rules = self.model.graph.table.rules
         computed = [number for number in support if rules[number] is not None]
-        everywhere = Costs(self.model.program, prepared.layout)
+        everywhere = prepared.whole_costs
         full = sum(everywhere.flops(name(number)) for number in computed)
         done = sum(flops[node] * worlds.bit_count() for node, worlds in plan.steps)
         rate = self.facts.rates.get(chosen)
@@ -412,47 +416,37 @@ class Sweep:
             pieces = min(count, max(pieces + 1, math.ceil(pieces * max(peaks) / budget)))
 
     def _peak(self, prepared: Prepared, chunk: int, *, stacked: bool) -> int:
-        """The bytes held at most while the worlds of `chunk` are computed together."""
-        plan, costs, name, table = (
-            prepared.schedule.of(chunk),
-            prepared.costs,
-            self.model.graph.name,
-            self.model.graph.table,
+        """The bytes held at most while the worlds of `chunk` are computed, together or one by one."""
+        plan, graph = prepared.schedule.of(chunk), self.model.graph
+        if not stacked:
+            # A world holds all that it computed until it is dropped.
+            costs = prepared.whole_costs
+            return sum(costs.bytes(graph.name(node)) for node, _ in plan.steps) + sum(
+                costs.bytes_of_copy(graph.name(node)) for node in plan.patched
+            )
+        drops: dict[int, list[int]] = {}
+        for site, reader in _last_reads(plan, graph.table.inputs).items():
+            drops.setdefault(reader, []).append(site)
+        assert self.facts.trial is not None
+        return peak_bytes(
+            plan,
+            graph.table.inputs,
+            _NodeSizes(graph, prepared.costs, self.facts.trial.shown),
+            last=lambda node: graph.name(node) in prepared.last,
+            drops=drops,
+            reading=self._reading(prepared),
         )
-        last = prepared.last if stacked else frozenset()
-        drops = _last_reads(plan, table.inputs)
-        held: dict[int, int] = {}
-        live = peak = 0
-        changed: dict[int, int] = {}
-        computed = dict(plan.steps)
-        for node, worlds in plan.steps:
-            count = worlds.bit_count()
-            copies = 0
-            for site in set(table.inputs[node]):
-                if site in plan.patched and site not in changed:
-                    rows = plan.patched[site].bit_count()
-                    held[site] = costs.bytes_of_copy(name(site)) * rows
-                    changed[site] = plan.patched[site]
-                    live += held[site]
-                if site in changed and changed[site] != worlds:
-                    copies += costs.bytes_of_copy(name(site), last=name(node) in last) * count
-            own = costs.bytes(name(node), last=name(node) in last) * count
-            changed[node] = worlds | plan.patched.get(node, 0)
-            if node in plan.patched:
-                own += costs.bytes_of_copy(name(node)) * changed[node].bit_count()
-            live += own
-            peak = max(peak, live + copies)
-            held[node] = own
-            if own == 0:
-                # A view keeps what it shows alive: hand its memory on to the last reader of the view.
-                for site in table.inputs[node]:
-                    if site in held and held[site] and drops.get(site) == node:
-                        held[node] += held.pop(site)
-            for site in table.inputs[node]:
-                if drops.get(site) == node and site in held:
-                    live -= held.pop(site)
-        del computed
-        return peak
+
+    def _reading(self, prepared: Prepared) -> int:
+        """The bytes that the metrics take for one world, one metric after another."""
+        costs = prepared.costs
+        taken = [0]
+        for metric in self.metrics:
+            if not metric.whole and not prepared.columns:
+                elements = costs.elements(self._target(metric), last=metric.last)
+                wide = 0 if costs.itemsize(self._target(metric)) == 4 else 1
+                taken.append((metric.copies + wide) * elements * 4 if metric.copies else 0)
+        return max(taken)
 
     # -- run ---------------------------------------------------------------------------------
 
@@ -719,6 +713,26 @@ def _runs_of(sizes: Sequence[int]) -> list[int]:
     """Chunks of these sizes, as sets of worlds: each takes up where the one before it ends."""
     starts = accumulate(sizes, initial=0)
     return [((1 << size) - 1) << start for size, start in zip(sizes, starts, strict=False)]
+
+
+class _NodeSizes:
+    """Bytes of one world's value of a node, by the node's number; each found once."""
+
+    def __init__(self, graph: Graph, costs: Costs, shown: Mapping[str, str]) -> None:
+        self._graph, self._costs, self._shown = graph, costs, shown
+
+    def value(self, node: int, last: bool) -> int:
+        return self._costs.bytes_of_copy(self._graph.name(node), last=last)
+
+    def repeated(self, node: int, last: bool) -> int:
+        return self._costs.bytes_of_repeating(self._graph.name(node), last=last)
+
+    def workspace(self, node: int, last: bool) -> int:
+        return self._costs.workspace(self._graph.name(node), last=last)
+
+    def shown(self, node: int) -> int | None:
+        name = self._graph.name(node)
+        return self._graph.number(self._shown[name]) if name in self._shown else None
 
 
 def _members(worlds: int) -> list[int]:

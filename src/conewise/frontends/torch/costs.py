@@ -28,7 +28,12 @@ class Costs:
         self._symbolic = {r.name: r.shape for r in program.records} | {
             i.name: i.shape for i in program.inputs
         }
+        self._dtypes = {r.name: r.dtype for r in program.records} | {i.name: i.dtype for i in program.inputs}
         self._shapes: dict[tuple[str, bool], tuple[int, ...] | None] = {}
+        self._parts: dict[str, list[str]] = {}
+        for record in program.records:
+            if record.op == "getitem":
+                self._parts.setdefault(record.inputs[0], []).append(record.name)
 
     def shape(self, name: str, *, last: bool = False) -> tuple[int, ...] | None:
         """The shape of one world's value; of its last position alone with `last`."""
@@ -67,11 +72,33 @@ class Costs:
         return 0 if self.is_view(name) else self.bytes_of_copy(name, last=last)
 
     def bytes_of_copy(self, name: str, *, last: bool = False) -> int:
-        """Bytes of one world's value when it is copied."""
-        shape, record = self.shape(name, last=last), self._records.get(name)
-        if shape is None or record is None or record.dtype is None:
+        """Bytes of one world's value when it is copied; of several tensors, those that anything reads."""
+        if name in self._parts:
+            return sum(self.bytes_of_copy(part, last=last) for part in self._parts[name])
+        shape, dtype = self.shape(name, last=last), self._dtypes.get(name)
+        return 0 if shape is None or dtype is None else _elements(shape) * dtype.itemsize
+
+    def elements(self, name: str, *, last: bool = False) -> int:
+        """How many numbers one world's value has."""
+        return _elements(self.shape(name, last=last) or ())
+
+    def itemsize(self, name: str) -> int:
+        """Bytes of one number of the value."""
+        dtype = self._dtypes.get(name)
+        return 4 if dtype is None else dtype.itemsize
+
+    def bytes_of_repeating(self, name: str, *, last: bool = False) -> int:
+        """Bytes of one world's share when the baseline's value is repeated; none where it has one row."""
+        dim, shape = self._layout.batch_dim.get(name), self.shape(name, last=last)
+        return 0 if dim is None or shape is None or shape[dim] == 1 else self.bytes_of_copy(name, last=last)
+
+    def workspace(self, name: str, *, last: bool = False) -> int:
+        """Bytes that computing one world's value takes beside it: keys and values that are repeated."""
+        record = self._records[name]
+        if record.op != "scaled_dot_product_attention" or not record.kwargs.get("enable_gqa"):
             return 0
-        return _elements(shape) * record.dtype.itemsize
+        query = record.inputs[0]
+        return 2 * self.bytes_of_copy(query, last=last)
 
     def is_view(self, name: str) -> bool:
         """Whether the record's value shares memory with what it reads."""

@@ -27,6 +27,7 @@ class Metric:
 
     A metric that reads the logits of a few `tokens` only says so, and `among(columns)` is the same metric
     for logits of which column `columns[token]` is that of a token: the others need not be computed.
+    `copies` says how many copies of what it reads it makes, for the plan's memory.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Metric:
     described: tuple[Any, ...] = ()
     tokens: tuple[int, ...] = ()
     among: Callable[[Mapping[int, int]], Metric] | None = None
+    copies: int = 0
 
 
 Token = int | Sequence[int] | Tensor
@@ -77,7 +79,7 @@ def prob(token: Token, *, name: str = "prob") -> Metric:
     def compute(logits: Tensor) -> Tensor:
         return _picked(logits.float().log_softmax(-1), token, "token").exp()
 
-    return Metric(name, compute, described=("prob", _plain(token)))
+    return Metric(name, compute, described=("prob", _plain(token)), copies=1)
 
 
 def kl_to(run: Any, *, name: str = "kl") -> Metric:
@@ -96,7 +98,7 @@ def kl_to(run: Any, *, name: str = "kl") -> Metric:
         found: Tensor = apart.sum(-1)
         return found
 
-    return Metric(name, compute, described=("kl_to", _digest(reference)))
+    return Metric(name, compute, described=("kl_to", _digest(reference)), copies=4)
 
 
 def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
@@ -119,7 +121,7 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
         counted = (wanted != -100).sum(-1).clamp(min=1)
         return losses.sum(-1) / counted
 
-    return Metric(name, compute, last=False, described=("cross_entropy", _digest(targets)))
+    return Metric(name, compute, last=False, described=("cross_entropy", _digest(targets)), copies=1)
 
 
 def as_metric(given: Any) -> Metric:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,19 +13,28 @@ from conewise.frontends.torch.stacking import Constants, Layout, compile_stacked
 
 
 @torch.no_grad()
-def mixing_nodes(program: Program, layout: Layout, inputs: Mapping[str, torch.Tensor]) -> frozenset[str]:
-    """The nodes that mix rows of the batch, each tried by itself.
+def try_stacking(program: Program, layout: Layout, inputs: Mapping[str, torch.Tensor]) -> Trial:
+    """Which nodes mix rows of the batch, and which show the memory of others, each tried by itself.
 
     A node is given two batches, one behind the other, and has to return what it returns for each alone, one
     behind the other. Where it does not, or cannot be computed so, or has no batch although what it
     reads has one, rows mix. What only reads the mixture is not meant.
     """
     others = _others(inputs, [name for name in inputs if layout.batch_dim.get(name) is not None])
-    trial = _Trial(program, layout, dict(inputs), others)
-    return frozenset(record.name for record in program.records if not trial.keeps_rows_apart(record))
+    trial = _Stacking(program, layout, dict(inputs), others)
+    mixing = frozenset(record.name for record in program.records if not trial.keeps_rows_apart(record))
+    return Trial(mixing, trial.shown)
 
 
-class _Trial:
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What trying the nodes showed: those that mix rows, and for each view the node whose memory it shows."""
+
+    mixing: frozenset[str]
+    shown: Mapping[str, str]
+
+
+class _Stacking:
     """Two batches alone, and each node on both together; records come in order."""
 
     def __init__(self, program: Program, layout: Layout, one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -32,6 +42,7 @@ class _Trial:
         self._layout = layout
         self._one: dict[str, Any] = {**sources, **one, SIZES: layout.sizes(1)}
         self._other: dict[str, Any] = {**sources, **other, SIZES: layout.sizes(1)}
+        self.shown: dict[str, str] = {}
         self._tuples: dict[str, Any] = {}
         self._constants = Constants(layout, self._one)
         self._has_batch = {
@@ -43,6 +54,10 @@ class _Trial:
         rule, name = compile_stacked_rule(record), record.name
         self._one[name] = rule(*[self._one[read] for read in record.inputs])
         self._other[name] = rule(*[self._other[read] for read in record.inputs])
+        own = _storages(self._one[name])
+        for read in record.inputs:
+            if own & _storages(self._one[read]):
+                self.shown[name] = read
         carries = any(read in self._has_batch for read in record.inputs)
         if carries:
             self._has_batch.add(name)
@@ -80,6 +95,12 @@ class _Trial:
             if self._last_use[name] == record.name and name in self._layout.varying:
                 for values in (self._one, self._other, self._tuples):
                     values.pop(name, None)
+
+
+def _storages(value: Any) -> set[int]:
+    if isinstance(value, torch.Tensor):
+        return {value.untyped_storage().data_ptr()}
+    return set().union(*map(_storages, value)) if isinstance(value, tuple | list) else set()
 
 
 def _others(inputs: Mapping[str, torch.Tensor], batched: Iterable[str]) -> dict[str, torch.Tensor]:

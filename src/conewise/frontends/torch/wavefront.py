@@ -253,7 +253,9 @@ class Wavefront:
         assert dim is not None
         count = worlds.bit_count()
         base = self._read(node)
-        rows = repeated(base, dim, count).clone(memory_format=torch.contiguous_format)
+        rows = repeated(base, dim, count)
+        if count == 1 or base.shape[dim] == 1:
+            rows = rows.clone(memory_format=torch.contiguous_format)  # else it is a copy already
         members = _members(worlds)
         if not self._fill_at_once(node, rows, members, fills):
             self._fill_one_by_one(node, rows, members, range(count), fills)

@@ -1,0 +1,176 @@
+"""How much a wavefront holds at its peak: the pass walked through with sizes in place of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from conewise.workloads.schedule import Schedule
+
+
+class Sizes(Protocol):
+    """Bytes of one world's value of a node, by the node's number."""
+
+    def value(self, node: int, last: bool) -> int:
+        """Of the value itself; of its last position with `last`."""
+
+    def repeated(self, node: int, last: bool) -> int:
+        """Of a copy of the baseline's value; none where it is repeated without one."""
+
+    def workspace(self, node: int, last: bool) -> int:
+        """Of what computing it takes beside its value."""
+
+    def shown(self, node: int) -> int | None:
+        """The node whose memory it shows, where it is a view and takes no memory of its own."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Blocks of memory, each held by some nodes; a block goes when nothing holds it any more."""
+
+    live: int = 0
+    peak: int = 0
+    _sizes: list[int] = field(default_factory=list)
+    _holders: list[int] = field(default_factory=list)
+
+    def take(self, size: int) -> int:
+        """A new block, held once."""
+        self._sizes.append(size)
+        self._holders.append(1)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        return len(self._sizes) - 1
+
+    def hold(self, block: int) -> int:
+        """Hold a block once more."""
+        self._holders[block] += 1
+        return block
+
+    def release(self, block: int) -> None:
+        """Hold it once less."""
+        self._holders[block] -= 1
+        if not self._holders[block]:
+            self.live -= self._sizes[block]
+
+
+def peak_bytes(
+    plan: Schedule,
+    inputs: Sequence[tuple[int, ...]],
+    sizes: Sizes,
+    *,
+    last: Callable[[int], bool],
+    drops: Mapping[int, Sequence[int]],
+    reading: int,
+) -> int:
+    """The most that the worlds of `plan` hold together, beside the model and the baseline.
+
+    `inputs` has what each node reads, `drops` what goes after each step. `reading` is what the metrics take
+    for one world, beside what they read.
+    """
+    walk = _Walk(plan, sizes, last)
+    for node, worlds in plan.steps:
+        walk.step(node, worlds, inputs[node], drops.get(node, ()))
+    return walk.finish(reading)
+
+
+class _Walk:
+    def __init__(self, plan: Schedule, sizes: Sizes, last: Callable[[int], bool]) -> None:
+        self.memory = Memory()
+        self._plan, self._sizes, self._last = plan, sizes, last
+        self._stacks: dict[int, tuple[int, int]] = {}
+        self._waiting = dict(plan.patched)
+
+    def step(self, node: int, worlds: int, reads: Sequence[int], drops: Sequence[int]) -> None:
+        """Compute a node in some worlds, then let go of what nothing reads any more."""
+        memory, is_last, count = self.memory, self._last(node), worlds.bit_count()
+        for site in reads:
+            if site in self._waiting and site not in self._stacks:
+                self._stacks[site] = self._filled(site, self._waiting.pop(site))
+        operands = {site: self._operand(site, worlds, is_last) for site in dict.fromkeys(reads)}
+        space = memory.take(self._sizes.workspace(node, is_last) * count)
+        shown = self._sizes.shown(node)
+        block = operands.get(shown) if shown is not None else None
+        own = memory.take(self._sizes.value(node, is_last) * count) if block is None else memory.hold(block)
+        for one in (space, *operands.values()):
+            if one is not None:
+                memory.release(one)
+        self._stacks[node] = worlds, own
+        if node in self._waiting:
+            self._patch(node, self._waiting.pop(node))
+        for site in drops:
+            if site in self._stacks:
+                memory.release(self._stacks.pop(site)[1])
+
+    def finish(self, reading: int) -> int:
+        """Line the targets up for all worlds, and read the metrics."""
+        everything = 0
+        for target in self._plan.targets:
+            if target in self._waiting:
+                if target in self._stacks:
+                    self._patch(target, self._waiting.pop(target))
+                else:
+                    self._stacks[target] = self._filled(target, self._waiting.pop(target))
+            everything |= self._stacks[target][0] if target in self._stacks else 0
+        for target in self._plan.targets:
+            self._operand(target, everything, self._last(target))
+        self.memory.take(reading * self._plan.worlds)
+        return self.memory.peak
+
+    def _filled(self, node: int, worlds: int) -> tuple[int, int]:
+        return worlds, self.memory.take(self._sizes.value(node, False) * worlds.bit_count())
+
+    def _patch(self, node: int, worlds: int) -> None:
+        """Rows of a computed node written anew, and rows of worlds that did not compute it."""
+        memory = self.memory
+        have, block = self._stacks[node]
+        size = self._sizes.value(node, self._last(node))
+        if worlds & have:
+            copy = memory.take(size * have.bit_count())
+            memory.release(block)
+            block = copy
+        if fresh := worlds & ~have:
+            _, rows = self._filled(node, fresh)
+            both = memory.take(size * (have | fresh).bit_count())
+            in_order = have.bit_length() <= (fresh & -fresh).bit_length() - 1
+            if not in_order:
+                memory.release(memory.take(size * (have | fresh).bit_count()))
+            memory.release(block)
+            memory.release(rows)
+            block = both
+        self._stacks[node] = have | worlds, block
+
+    def _operand(self, site: int, want: int, is_last: bool) -> int | None:
+        """The block that a reader in the worlds `want` gets; None where it takes no memory."""
+        memory, size = self.memory, self._sizes.value(site, is_last)
+        if site not in self._stacks:
+            return self._repeated(site, want.bit_count(), is_last)
+        have, block = self._stacks[site]
+        memory.hold(block)
+        shared = have & want
+        if shared != have and not _is_run(shared, have):
+            picked = memory.take(size * shared.bit_count())
+            memory.release(block)
+            block = picked
+        if shared == want:
+            return block
+        base = self._repeated(site, (want & ~have).bit_count(), is_last)
+        both = memory.take(size * want.bit_count())
+        if want & ((1 << shared.bit_length()) - 1) != shared:
+            ordered = memory.take(size * want.bit_count())
+            memory.release(both)
+            both = ordered
+        memory.release(block)
+        if base is not None:
+            memory.release(base)
+        return both
+
+    def _repeated(self, site: int, count: int, is_last: bool) -> int | None:
+        size = self._sizes.repeated(site, is_last)
+        return self.memory.take(size * count) if size and count > 1 else None
+
+
+def _is_run(part: int, whole: int) -> bool:
+    """Whether the worlds of `part` stand one behind the other among those of `whole`."""
+    span = ((1 << part.bit_length()) - 1) & ~((part & -part) - 1)
+    return whole & span == part
