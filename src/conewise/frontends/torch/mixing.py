@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -131,10 +132,11 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if not one.is_floating_point():
         return torch.equal(one, other)
+    tolerance, scale = tolerance_of(one.dtype), float(other.abs().max()) if other.numel() else 0.0
+    if math.isfinite(scale):
+        return not one.numel() or float((one - other).abs().max()) <= tolerance * max(scale, 1e-30)
     finite = torch.isfinite(other)
     if not torch.equal(finite, torch.isfinite(one)):
         return False
-    if not bool(finite.any()):
-        return True
-    scale = max(float(other[finite].abs().max()), 1e-30)
-    return float((one[finite] - other[finite]).abs().max()) <= tolerance_of(one.dtype) * scale
+    left, right = torch.where(finite, one, 0), torch.where(finite, other, 0)
+    return float((left - right).abs().max()) <= tolerance * max(float(right.abs().max()), 1e-30)
