@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from itertools import chain
 from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from conewise.errors import SweepError
+from conewise.graph.graph import Graph
 from conewise.theory.sweeps import sweep_cost
 from tests.laws.swept import Swept, read_all, read_last, run_in_full, stale_in_theory, sweeps
 
@@ -95,3 +97,42 @@ def test_reading_the_last_position_alone_gives_the_same_numbers(swept: Swept) ->
     assert last.plan.evaluator == every.plan.evaluator
     assert_close(last.per_prompt, every.per_prompt)
     assert last.plan.flops <= every.plan.flops
+
+
+def part_as_whole(reads: Graph, patched: set[str], whole: set[str], targets: Sequence[str]) -> set[str]:
+    """Wrong: what is replaced in part is not computed, although another patch of its world changes the rest."""
+    return (set(reads.cone(patched)) - patched) & set(reads.support(targets, cut=patched))
+
+
+def whole_as_part(reads: Graph, patched: set[str], whole: set[str], targets: Sequence[str]) -> set[str]:
+    """Wrong: what is replaced whole is computed all the same."""
+    return set(reads.cone(patched)) & set(reads.support(targets))
+
+
+def not_cut(reads: Graph, patched: set[str], whole: set[str], targets: Sequence[str]) -> set[str]:
+    """Wrong: what only a replaced value would have read is wanted."""
+    return (set(reads.cone(patched)) - whole) & set(reads.support(targets))
+
+
+def without_demand(reads: Graph, patched: set[str], whole: set[str], targets: Sequence[str]) -> set[str]:
+    """Wrong: all that changes is computed, read or not."""
+    return set(reads.cone(patched)) - whole
+
+
+@pytest.mark.parametrize("formula", [part_as_whole, whole_as_part, not_cut, without_demand])
+def test_a_wrong_count_is_refuted(formula: Callable[..., set[str]]) -> None:
+    """The laws above can fail: the shared strategy draws sweeps that tell."""
+
+    @settings(max_examples=100, phases=[Phase.generate])
+    @given(sweeps())
+    def law(swept: Swept) -> None:
+        sweep = swept.sweep
+        counted = 0
+        for cell in swept.cells:
+            patched = {swept.model.locate(place).node for place in cell}
+            whole = {swept.model.locate(p).node for p in cell if not p.part and not swept.puts_functions}
+            counted += len(formula(swept.model.graph, patched, whole, sweep.targets()))
+        assert counted == sweep.plan().node_evaluations
+
+    with pytest.raises(AssertionError):
+        law()
