@@ -100,7 +100,7 @@ def test_reading_the_last_position_alone_gives_the_same_numbers(swept: Swept) ->
 
 
 def part_as_whole(reads: Graph, patched: set[str], whole: set[str], targets: Sequence[str]) -> set[str]:
-    """Wrong: what is replaced in part is not computed, although another patch of its world changes the rest."""
+    """Wrong: what is replaced in part is not computed, although another patch changes the rest of it."""
     return (set(reads.cone(patched)) - patched) & set(reads.support(targets, cut=patched))
 
 
