@@ -11,7 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 import conewise as cw
 from conewise.errors import InputMismatchError, PatchError
+from conewise.frontends.torch.streaming import output_names
 from conewise.frontends.torch.tensors import storage_bytes
+from conewise.workloads.plan import as_bytes
 from tests.frontends.torch.zoo import ZOO
 from tests.workloads.captured import assert_same, inputs, module_outputs, small
 
@@ -160,15 +162,36 @@ def test_a_name_that_the_outputs_lack_lists_those_they_have() -> None:
 @pytest.mark.parametrize(
     ("keep", "message"),
     [
-        ("z", "keep is 'all', a list of places or None, and 'z' is none"),
-        (3, "keep is 'all', a list of places or None, and 3 is none"),
-        (cw.site("z", layer=1), "keep is 'all', a list of places or None"),
+        ("z", "keep is 'all', a list of places, an amount of memory or None, and 'z' is none"),
+        (3.5, "keep is 'all', a list of places, an amount of memory or None, and 3.5 is none"),
+        (cw.site("z", layer=1), "keep is 'all', a list of places, an amount of memory or None"),
         (("z", 1), r"write keep=\[\('z', 1\)\]"),
     ],
 )
 def test_a_keep_that_is_no_list_of_places_is_refused(keep: Any, message: str) -> None:
     with pytest.raises(PatchError, match=message):
         small().run(**inputs(), keep=keep)
+
+
+@pytest.mark.parametrize("budget", [1, 20_000, "40 KB", "1GiB"])
+def test_a_run_keeps_no_more_than_its_budget_and_computes_the_rest_again(budget: int | str) -> None:
+    model = small()
+    run, whole = model.run(**inputs(), keep=budget), model.run(**inputs())
+    held = [run.world.is_stale(name) for name in model.graph.computed]
+    sizes = model._estimated_bytes(run.inputs)
+    outputs = set(output_names(model.program))
+    kept = sum(
+        sizes.get(name, 0)
+        for name, stale in zip(model.graph.computed, held, strict=True)
+        if not stale and name not in outputs
+    )
+    allowed = as_bytes(budget)
+    assert allowed is not None
+    assert kept <= allowed
+    assert any(held) == (allowed < sum(sizes.values()))
+    for site in model.sites:
+        if site.kind == "z":
+            assert torch.equal(run[site.name], whole[site.name])
 
 
 # -- values are shared, so they are not to be written to ---------------------------------------

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from conewise.engine.world import World
-from conewise.errors import PatchError, describe
+from conewise.errors import PatchError, SweepError, describe
 from conewise.frontends.torch.build import build_graph, run_sources
 from conewise.frontends.torch.export import export
 from conewise.frontends.torch.records import SIZES, Program
@@ -17,10 +17,11 @@ from conewise.frontends.torch.result import AXES as RESULT_AXES
 from conewise.frontends.torch.result import HeadResult
 from conewise.frontends.torch.sites import Site, SiteTable
 from conewise.frontends.torch.streaming import output_names, stream
-from conewise.frontends.torch.tensors import Tensor, computing, copy_of, mean_of, storage_bytes, writes_to
+from conewise.frontends.torch.tensors import Tensor, computing, copy_of, mean_of, writes_to
 from conewise.frontends.torch.views import View
 from conewise.workloads.listing import Listing
 from conewise.workloads.places import Place, PlaceLike, as_place
+from conewise.workloads.plan import as_bytes
 from conewise.workloads.run import Run
 from conewise.workloads.verify import Verification, verify
 
@@ -117,7 +118,7 @@ class Model:
         self._shapes: dict[str, tuple[Any, ...] | None] = {r.name: r.shape for r in self.program.records}
         self._shapes |= {i.name: i.shape for i in self.program.inputs}
         self._supports: dict[tuple[str, ...], frozenset[int]] = {}
-        self._bytes: dict[tuple[tuple[int, ...], ...], int] = {}
+        self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}
 
     @cached_property
     def sites(self) -> Listing:
@@ -135,22 +136,24 @@ class Model:
         view.index(place.part)
         return Located(site, view, place.part)
 
-    def run(self, /, *args: Any, keep: Iterable[PlaceLike] | str | None = None, **kwargs: Any) -> Run:
+    def run(self, /, *args: Any, keep: Iterable[PlaceLike] | str | int | None = None, **kwargs: Any) -> Run:
         """The baseline for one input: the module's outputs, and every site's value.
 
-        `keep` says which values stay in memory. None: all of them, if they are estimated to take
-        at most 1 GiB, else those that patches at the model's named sites read. "all": all. A list of
-        places (a bare kind such as "z" is all of its layers): just what patches at these places will
-        read. What is not kept is computed again when it is asked for; results do not depend on `keep`.
+        `keep` says which values stay in memory. "all": all of them. A list of places (a bare kind
+        such as "z" is all of its layers): just what patches at these places will read. A number of
+        bytes, or text like "500MB": as many as are estimated to fit, those that patches at the
+        model's named sites read before the others; the outputs always stay. None: all that fits into
+        1 GiB, else what patches at the named sites read. What is not kept is computed again when it
+        is asked for; results do not depend on `keep`.
         """
         inputs = {name: copy_of(value) for name, value in self.signature.bind(args, kwargs).items()}
         sources = run_sources(self.program, inputs)
         sizes: tuple[int, ...] = sources[SIZES]
-        if keep is None:
-            keep = (
-                "all" if self._estimated_bytes(inputs) <= KEEP_ALL_BYTES else list(self._table.kinds) or "all"
-            )
         outputs = output_names(self.program)
+        budget = _budget(keep)
+        if keep is None or budget is not None:
+            fits = sum(self._estimated_bytes(inputs).values()) <= (budget or KEEP_ALL_BYTES)
+            keep = "all" if fits else keep or list(self._table.kinds) or "all"
         if keep == "all":
             world = World(self.graph)
             for name, value in sources.items():
@@ -158,15 +161,32 @@ class Model:
             with computing():
                 world.demand(outputs)
             return Run(self, world, sizes, inputs)
-        wanted = self.read_by_patches_at(self._kept(keep)) | set(outputs)
+        if budget is not None:
+            wanted = self._that_fit(budget, inputs) | set(outputs)
+        else:
+            wanted = self.read_by_patches_at(self._kept(keep)) | set(outputs)
         with computing():
             values = stream(self.graph, sources, wanted)
         return Run(self, World.partial(self.graph, values | sources), sizes, inputs)
 
-    def _kept(self, keep: Iterable[PlaceLike] | str) -> list[PlaceLike]:
+    def _that_fit(self, budget: int, inputs: Mapping[str, Tensor]) -> set[str]:
+        """Nodes whose values are estimated to take no more than `budget`, what patches read first."""
+        first = self.read_by_patches_at(self._kept(list(self._table.kinds)))
+        wanted: set[str] = set()
+        for name, size in sorted(
+            self._estimated_bytes(inputs).items(), key=lambda item: item[0] not in first
+        ):
+            if size <= budget:
+                budget -= size
+                wanted.add(name)
+        return wanted
+
+    def _kept(self, keep: object) -> list[PlaceLike]:
         """The places of `keep`, kinds spelled out."""
         if isinstance(keep, str | Place) or not isinstance(keep, Iterable):
-            raise PatchError(f"keep is 'all', a list of places or None, and {keep!r} is none of these.")
+            raise PatchError(
+                f"keep is 'all', a list of places, an amount of memory or None, and {keep!r} is none of them."
+            )
         listed = list(keep)
         if len(listed) == 2 and isinstance(listed[1], int):
             raise PatchError(f"keep is a list of places: write keep=[{tuple(listed)!r}].")
@@ -238,21 +258,21 @@ class Model:
             axes.append(role if role not in axes else f"dim{dim}")
         return View(tuple(axes), tuple((axis,) for axis in axes), {})
 
-    def _estimated_bytes(self, inputs: Mapping[str, Tensor]) -> int:
-        """An upper estimate of what all values take: every record's tensor, views counted as copies."""
+    def _estimated_bytes(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        """An upper estimate of what the value of each operation takes, views counted as copies."""
         given = {name: tuple(value.shape) for name, value in inputs.items()}
         key = tuple(given.values())
         if key not in self._bytes:
             sizes = self.program.sizes
             symbols = sizes.symbols_of({leaf.name: leaf.shape for leaf in self.program.inputs}, given)
             elements: dict[tuple[Any, ...], int] = {}
-            total = storage_bytes(list(inputs.values()))
+            found: dict[str, int] = {}
             for record in self.program.records:
                 if record.shape is not None and record.dtype is not None:
                     if record.shape not in elements:
                         elements[record.shape] = math.prod(sizes.value(n, symbols) for n in record.shape)
-                    total += elements[record.shape] * record.dtype.itemsize
-            self._bytes[key] = total
+                    found[record.name] = elements[record.shape] * record.dtype.itemsize
+            self._bytes[key] = found
         return self._bytes[key]
 
     def __repr__(self) -> str:
@@ -262,6 +282,18 @@ class Model:
             f"Model of {self.name}: {len(self.program.records)} operations, "
             f"{len(self.program.sources)} weights and constants, sites: {kinds}"
         )
+
+
+def _budget(keep: object) -> int | None:
+    """The bytes that `keep` allows, or None where it is no amount of memory."""
+    if isinstance(keep, int) and not isinstance(keep, bool):
+        return keep
+    if not isinstance(keep, str) or keep == "all":
+        return None
+    try:
+        return as_bytes(keep)
+    except SweepError:
+        return None
 
 
 def capture(module: Any, /, *args: Any, **kwargs: Any) -> Model:
