@@ -78,10 +78,9 @@ MAKERS: dict[str, Callable[[], nn.Module]] = {
     "bert of classes": lambda: _hugging_face(
         "BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 4}, "eager"
     ),
-    "bert": lambda: _hugging_face("BertConfig", "BertForMaskedLM", _BERT, "sdpa"),
     "branches": Branches,
 }
-MASKED = frozenset({"gpt2", "llama", "gemma2", "bert of classes", "bert"})
+MASKED = frozenset({"gpt2", "llama", "gemma2", "bert of classes"})
 
 
 def inputs(name: str, batch: int, length: int, seed: int) -> dict[str, Tensor]:

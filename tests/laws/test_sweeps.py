@@ -35,7 +35,7 @@ def test_serial_is_a_full_re_run_bit_for_bit(swept: Swept) -> None:
     assert torch.equal(swept.sweep.run(evaluator="serial").per_prompt, run_in_full(swept))
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(sweeps())
 def test_a_wavefront_is_serial_up_to_rounding(swept: Swept) -> None:
     sweep = swept.sweep
@@ -88,7 +88,7 @@ def test_the_order_of_the_cells_changes_nothing(swept: Swept, random: Random) ->
     assert_close(shuffled.sweep.run().per_prompt, swept.sweep.run().per_prompt[:, order])
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(sweeps(metrics="last"))
 def test_reading_the_last_position_alone_gives_the_same_numbers(swept: Swept) -> None:
     """The region behind the last position: with it, and with every position computed."""
