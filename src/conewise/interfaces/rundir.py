@@ -1,0 +1,78 @@
+"""The folder of a run: the result, its story and its folded graph, so that a page can be made of it later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conewise.errors import SweepError
+from conewise.workloads.archive import MANIFEST, VALUES, load_result
+from conewise.workloads.files import write_whole
+from conewise.workloads.result import Result
+from conewise.workloads.story import Story
+
+if TYPE_CHECKING:
+    from conewise.workloads.folding import Folded
+
+STORY, FOLDED = "story.json", "folded.json"
+
+
+def write_run(
+    folder: str | Path, result: Result, story: Story | None = None, folded: Folded | None = None
+) -> Path:
+    """Write all of a run to a folder that holds none yet; returns the folder.
+
+    The result goes last, so that a folder that has a result has its story too.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = [name for name in (STORY, FOLDED, MANIFEST, VALUES) if (folder / name).exists()]
+        if taken:
+            raise SweepError(
+                f"{folder} holds {taken[0]} already; it was left as it is. Write to another folder, or delete "
+                "the old run first."
+            )
+        for name, told in ((STORY, story), (FOLDED, folded)):
+            if told is not None:
+                write_whole(folder / name, f"{told.to_json()}\n".encode())
+    except OSError as error:
+        raise SweepError(f"the run cannot be written to {folder}: {error.strerror or error}.") from None
+    return result.save(folder)
+
+
+def read_run(folder: str | Path) -> tuple[Result, Story | None, Folded | None]:
+    """The result in a folder, and its story and folded graph where they are known.
+
+    Raises SweepError when there is no result, or when something in the folder is damaged.
+    """
+    folder = Path(folder)
+    result = load_result(folder)
+    return result, _story(folder / STORY), _folded(folder / FOLDED)
+
+
+def _story(path: Path) -> Story | None:
+    if not path.exists():
+        return None
+    try:
+        return Story.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SweepError) as error:
+        raise _damaged(path, error) from None
+
+
+def _folded(path: Path) -> Folded | None:
+    if not path.exists():
+        return None
+    from conewise.workloads.folding import Folded
+
+    try:
+        return Folded.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SweepError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> SweepError:
+    return SweepError(
+        f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a sound copy in "
+        "its place, or delete it: the result itself can be read."
+    )
