@@ -30,8 +30,8 @@ def write_run(
         taken = [name for name in (STORY, FOLDED, MANIFEST, VALUES) if (folder / name).exists()]
         if taken:
             raise SweepError(
-                f"{folder} holds {taken[0]} already; it was left as it is. Write to another folder, or delete "
-                "the old run first."
+                f"{folder} holds {taken[0]} already; it was left as it is. Write to another folder, or "
+                "delete the old run first."
             )
         for name, told in ((STORY, story), (FOLDED, folded)):
             if told is not None:
@@ -73,6 +73,6 @@ def _folded(path: Path) -> Folded | None:
 
 def _damaged(path: Path, error: Exception) -> SweepError:
     return SweepError(
-        f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a sound copy in "
-        "its place, or delete it: the result itself can be read."
+        f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a sound copy "
+        "in its place, or delete it: the result itself can be read."
     )

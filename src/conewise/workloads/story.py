@@ -50,9 +50,9 @@ class ToldPair:
 class Story:
     """What a sweep was about, as plain data: JSON both ways.
 
-    `model` is the model as the user named it. `prompts` are in the order of the result's prompts. `base` is the
-    run that is changed and `source` the one that the values come from, each "clean" or "corrupted"; `source`
-    is None where `patch` is not "source". `metric` says in words what the first metric measures.
+    `model` is the model as the user named it. `prompts` are in the order of the result's prompts. `base` is
+    the run that is changed and `source` the one that the values come from, each "clean" or "corrupted";
+    `source` is None where `patch` is not "source". `metric` says in words what the first metric measures.
     `forward_seconds` is the time that one full forward of all prompts took, the mean of `forwards_timed` of
     them; 0 means that none was timed.
     """
@@ -72,15 +72,15 @@ class Story:
     def __post_init__(self) -> None:
         if self.base not in RUNS or self.source not in (*RUNS, None):
             raise SweepError(
-                f"the story of a sweep from {self.source!r} to {self.base!r}: base and source are each one of "
-                f"{', '.join(RUNS)}, and source may be None."
+                f"the story of a sweep from {self.source!r} to {self.base!r}: base and source are each one "
+                f"of {', '.join(RUNS)}, and source may be None."
             )
         if self.patch not in PATCHES:
             raise SweepError(f"the patch {self.patch!r} in a story; it is one of {', '.join(PATCHES)}.")
         if (self.source is None) == (self.patch == "source"):
             raise SweepError(
-                f"a story with the patch {self.patch!r} and the source {self.source!r}: a source is named when "
-                "the patch is 'source', and None otherwise."
+                f"a story with the patch {self.patch!r} and the source {self.source!r}: a source is named "
+                "when the patch is 'source', and None otherwise."
             )
 
     @property
