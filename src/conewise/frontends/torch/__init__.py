@@ -1,0 +1,1 @@
+"""PyTorch modules as graphs; the one place below `workloads` that imports torch."""
