@@ -258,7 +258,7 @@ def test_text_names_the_strongest_cells(result: Result) -> None:
 def test_html_escapes_names(result: Result) -> None:
     named = replace(result, metrics=("<b>", "prob"))
     shown = named._repr_html_()
-    assert "&lt;b&gt;: base" in shown
+    assert "<strong>&lt;b&gt;</strong> base" in shown
     assert "<b>" not in shown
     assert shown.count("<tr>") == 2 * (1 + 5)
 

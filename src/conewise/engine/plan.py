@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+SHOWN = 6
+"""How many sites a plan names when it is printed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -22,3 +25,9 @@ class Plan:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sites)
+
+    def __repr__(self) -> str:
+        if not self.sites:
+            return "Plan(nothing to compute)"
+        shown = ", ".join(self.sites[:SHOWN]) + (", ..." if len(self) > SHOWN else "")
+        return f"Plan({len(self)} sites to compute, {len(self.own)} of them in the world itself: {shown})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from html import escape
 from typing import Any
 
 from conewise.frontends.torch.records import Program
@@ -13,8 +12,11 @@ from conewise.frontends.torch.sites import WHERE, Site, SiteTable
 from conewise.frontends.torch.views import View
 from conewise.graph.cones import cone_sizes
 from conewise.graph.graph import Graph
+from conewise.workloads.markup import heading, table
 
 COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")
+SUMMARY = ("kind", "layers", "heads", "axes", "cone", "where it lies")
+NO_ATTENTION = "No attention was found in this model: its sites are its modules and operations."
 
 
 class Listing:
@@ -127,9 +129,8 @@ class Listing:
         return lines
 
     def __str__(self) -> str:
-        heading = ("kind", "layers", "heads", "axes", "cone", "where it lies")
-        lines = [heading, *self._summary()]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(heading) - 1)]
+        lines = [SUMMARY, *self._summary()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(SUMMARY) - 1)]
         text = [
             "  ".join(
                 [*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]
@@ -138,19 +139,24 @@ class Listing:
         ]
         text.insert(1, "-" * max(map(len, text)))
         if len(lines) == 1:
-            text = ["No attention was found in this model: its sites are its modules and operations."]
+            text = [NO_ATTENTION]
+        return "\n".join([*text, self._others()])
+
+    def _others(self) -> str:
+        """How many sites there are that have no kind."""
         modules = sum(site.kind.startswith("module") for site in self._table)
         operations = sum(site.kind == "op" for site in self._table)
-        text.append(
+        return (
             f"and {modules} module inputs and outputs by path, {operations} inputs and operations by name: "
             "`model.sites.to_dataframe()` lists all."
         )
-        return "\n".join(text)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        lines = self._summary()
+        kinds = table(lines, SUMMARY, numbers=(2, 4)) if lines else heading("", NO_ATTENTION)
+        return heading(f"{len(self):,} sites") + kinds + heading("", self._others())
 
 
 def _span(numbers: list[int]) -> str:

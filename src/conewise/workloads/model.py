@@ -16,10 +16,11 @@ from conewise.frontends.torch.records import SIZES, Program
 from conewise.frontends.torch.result import AXES as RESULT_AXES
 from conewise.frontends.torch.result import HeadResult
 from conewise.frontends.torch.sites import Site, SiteTable
-from conewise.frontends.torch.streaming import output_names, stream
+from conewise.frontends.torch.streaming import described_fields, output_names, stream
 from conewise.frontends.torch.tensors import Tensor, computing, copy_of, mean_of, writes_to
 from conewise.frontends.torch.views import View
 from conewise.workloads.listing import Listing
+from conewise.workloads.markup import heading, table
 from conewise.workloads.places import Place, PlaceLike, as_place
 from conewise.workloads.plan import as_bytes
 from conewise.workloads.run import Run
@@ -204,7 +205,7 @@ class Model:
 
         These are the sites, and what their cones read from outside of them.
         """
-        table, found = self.graph.table, [self.locate(place) for place in places]
+        nodes, found = self.graph.table, [self.locate(place) for place in places]
         needed = self.support(output_names(self.program))
         wanted = {place.node for place in found}
         changed = set(self.graph.numbers(wanted))
@@ -212,9 +213,9 @@ class Model:
         # A projection under a patched `result` is computed again, so its own inputs are read too.
         again = changed - set(self.graph.numbers(wanted))
         for site in set(self.graph.numbers(wanted)) | again:
-            cone = table.cone([site]) & needed
-            reads = {read for reader in cone | (again & {site}) for read in table.inputs[reader]} - cone
-            wanted.update(self.graph.names(read for read in reads if table.rules[read] is not None))
+            cone = nodes.cone([site]) & needed
+            reads = {read for reader in cone | (again & {site}) for read in nodes.inputs[reader]} - cone
+            wanted.update(self.graph.names(read for read in reads if nodes.rules[read] is not None))
         return wanted
 
     def support(self, nodes: tuple[str, ...], cut: Collection[str] = ()) -> frozenset[int]:
@@ -276,12 +277,24 @@ class Model:
         return self._bytes[key]
 
     def __repr__(self) -> str:
-        table = self._table
-        kinds = ", ".join(table.kinds) or "modules and operations only"
+        kinds = ", ".join(self._table.kinds) or "modules and operations only"
         return (
             f"Model of {self.name}: {len(self.program.records)} operations, "
             f"{len(self.program.sources)} weights and constants, sites: {kinds}"
         )
+
+    def _repr_html_(self) -> str:
+        inputs = ", ".join(leaf.name for leaf in self.program.inputs)
+        shape = f"fixed ({self.batch_is_fixed.splitlines()[0]})" if self.batch_is_fixed else "any"
+        rows = [
+            ("operations", f"{len(self.program.records):,}"),
+            ("weights and constants", f"{len(self.program.sources):,}"),
+            ("inputs", inputs),
+            ("outputs", described_fields(self.program)),
+            ("batch size", shape),
+            ("kinds of sites", ", ".join(self._table.kinds) or "modules and operations only"),
+        ]
+        return heading(f"Model of {self.name}") + table(rows) + heading("", "All sites: model.sites")
 
 
 def _budget(keep: object) -> int | None:

@@ -32,6 +32,9 @@ class Place:
         where += [f"stack={self.stack!r}"] if self.stack else []
         return f"{self.name}[{', '.join(where)}]" if where else self.name
 
+    def __repr__(self) -> str:
+        return as_written("site", self.name, {"layer": self.layer, "stack": self.stack or None, **self.part})
+
 
 def site(name: str, *, layer: int | None = None, stack: str = "", **part: Index) -> Place:
     """A place: `site("z", layer=2, head=1)`, `site("mlp_out", layer=0, pos=-1)`, `site("lm_head")`.
@@ -60,6 +63,12 @@ def as_place(given: object) -> Place:
         f"a place is a site's name, a pair (kind, layer) or `site(kind, layer=..., head=...)`, and "
         f"{given!r} is none of these."
     )
+
+
+def as_written(function: str, name: str, options: Mapping[str, object]) -> str:
+    """The call that makes a place or a selector, as people write it; options that are None are left out."""
+    given = [f"{option}={value!r}" for option, value in options.items() if value is not None]
+    return f"{function}({', '.join([repr(name), *given])})"
 
 
 def _layer(layer: object) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conewise.errors import SweepError
+from conewise.workloads.markup import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,17 @@ class SweepPlan:
         width = max(len(label) for label, _ in self.rows())
         return "\n".join(f"{label:<{width}}  {value}" for label, value in self.rows())
 
-    def _repr_html_(self) -> str:
-        from html import escape  # noqa: PLC0415  # notebooks only
+    def __repr__(self) -> str:
+        batches = f" for each of {self.batches} batches" if self.batches > 1 else ""
+        seconds = "" if self.seconds is None else f", about {self.seconds:.2g} s"
+        return (
+            f"SweepPlan of {self.worlds:,} worlds{batches}: {self.node_evaluations:,} node evaluations "
+            f"(ρ = {self.ratio:.3f}), {self.flops:.3g} FLOPs, peak {shown_bytes(self.peak_bytes)}, "
+            f"{self.evaluator}{seconds}"
+        )
 
-        lines = "".join(f"<tr><th>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in self.rows())
-        return f"<table>{lines}</table>"
+    def _repr_html_(self) -> str:
+        return table(self.rows())
 
 
 UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}

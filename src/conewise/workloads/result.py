@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from conewise.errors import SweepError
 from conewise.frontends.torch.filling import joined, stacked
 from conewise.frontends.torch.tensors import Tensor, same_bits
+from conewise.workloads.markup import heading, table, verdict
 from conewise.workloads.plan import SweepPlan
 from conewise.workloads.selectors import Cell, Spread
 
@@ -68,6 +68,12 @@ class CellCheck:
             f"{' and '.join(ways)}: largest deviation {self.largest_deviation:.3g}, {self.relative:.2g} of "
             f"the largest value (allowed: {self.tolerance:.0e})"
         )
+
+    def __repr__(self) -> str:
+        return f"CellCheck {self}"
+
+    def _repr_html_(self) -> str:
+        return verdict(self.ok, str(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,26 +271,29 @@ class Result:
 
     def __str__(self) -> str:
         lines = [repr(self)]
-        for number, name in enumerate(self.metrics):
-            source = "" if self.source is None else f", source {float(self.source[number]):.6g}"
-            lines.append(f"  {name}: base {float(self.base[number]):.6g}{source}; the largest effects:")
+        for name in self.metrics:
+            lines.append(f"  {name}: {self._ends(name)}; the largest effects:")
             for cell, effect, value in self.strongest(name):
                 lines.append(f"    {effect:+.6g}  {cell.name}  ({value:.6g})")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        tables = []
-        for number, name in enumerate(self.metrics):
-            source = "" if self.source is None else f", source {float(self.source[number]):.6g}"
-            rows = "".join(
-                f"<tr><td>{escape(cell.name)}</td><td>{effect:+.6g}</td><td>{value:.6g}</td></tr>"
-                for cell, effect, value in self.strongest(name)
-            )
-            tables.append(
-                f"<p>{escape(name)}: base {float(self.base[number]):.6g}{source}; the largest effects:</p>"
-                f"<table><tr><th>site</th><th>effect</th><th>value</th></tr>{rows}</table>"
-            )
-        return f"<p>{escape(repr(self))}</p>" + "".join(tables)
+        parts = [heading("Result", repr(self).removeprefix("Result "))]
+        for name in self.metrics:
+            rows = [
+                (cell.name, f"{effect:+.6g}", f"{value:.6g}") for cell, effect, value in self.strongest(name)
+            ]
+            parts.append(heading(name, f"{self._ends(name)}; the largest effects:"))
+            parts.append(table(rows, ("site", "effect", "value"), numbers=(1, 2)))
+        if self.verification is not None:
+            parts.append(verdict(self.verification.ok, str(self.verification)))
+        return "".join(parts)
+
+    def _ends(self, metric: str) -> str:
+        """What a metric is in the base and, where there is one, in the source."""
+        row = self._number(metric)
+        source = "" if self.source is None else f", source {float(self.source[row]):.6g}"
+        return f"base {float(self.base[row]):.6g}{source}"
 
     def strongest(self, metric: str | None = None, count: int = 5) -> list[tuple[Cell, float, float]]:
         """The cells with the largest effects of a metric, either way: cell, effect, value."""

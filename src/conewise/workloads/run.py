@@ -29,6 +29,7 @@ from conewise.frontends.torch.tensors import (
     zeros_like,
 )
 from conewise.graph.table import Rule
+from conewise.workloads.markup import heading, table
 from conewise.workloads.places import Place, PlaceLike, as_place
 
 if TYPE_CHECKING:
@@ -204,6 +205,13 @@ class Run(Reading):
         given = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.inputs.items())
         return f"Run of {self.model.name} on {given}"
 
+    def _repr_html_(self) -> str:
+        rows = [(name, str(tuple(value.shape)), str(value.dtype)) for name, value in self.inputs.items()]
+        known = heading(
+            "", f"Outputs: {described_fields(self.model.program)}. A site's value: run[kind, layer]"
+        )
+        return heading(f"Run of {self.model.name}") + table(rows, ("input", "shape", "dtype")) + known
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edit:
@@ -223,6 +231,13 @@ class Edit:
     def covers(self) -> bool:
         """Whether nothing of what would have been there is left."""
         return isinstance(self.part, Tensor) and not self.place.part and self.found.result is None
+
+    @property
+    def described(self) -> str:
+        """What takes the part's place, in words."""
+        if isinstance(self.part, Tensor):
+            return f"a tensor of shape {tuple(self.part.shape)}"
+        return f"the function {getattr(self.part, '__name__', self.part)}"
 
     def applied(self, value: Tensor, sizes: tuple[int, ...], idle: set[Edit]) -> Tensor:
         """A copy of `value` with the part replaced; the edit is in `idle` when that changes nothing."""
@@ -420,6 +435,11 @@ class RunWorld(Reading):
     def __repr__(self) -> str:
         places = ", ".join(str(edit.place) for edit in self._own_edits())
         return f"RunWorld over {self._parent!r}, patched at {places or 'nothing'}"
+
+    def _repr_html_(self) -> str:
+        rows = [(str(edit.place), edit.described) for edit in self.edits]
+        patches = table(rows, ("patched", "with")) if rows else heading("", "Nothing is patched.")
+        return heading(f"World of {self.model.name}", repr(self.ledger)) + patches
 
 
 def _of_values(edits: Iterable[Edit]) -> tuple[Edit, ...]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from conewise.errors import SiteError
-from conewise.workloads.places import Place, PlaceLike, as_number, as_place
+from conewise.workloads.places import Place, PlaceLike, as_number, as_place, as_written
 
 if TYPE_CHECKING:
     from conewise.workloads.run import Reading
@@ -38,6 +38,9 @@ class Cell:
         """The kind of its site, or of its sites."""
         return "+".join(dict.fromkeys(place.name for place in self.places))
 
+    def __repr__(self) -> str:
+        return f"Cell({self.name})"
+
 
 @dataclass(frozen=True, slots=True)
 class Selector:
@@ -56,12 +59,21 @@ class Selector:
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(f'{axis}={choice}' for axis, choice in self.choices.items())}]"
 
+    def __repr__(self) -> str:
+        return as_written("sites", self.name, {"stack": self.stack or None, **self.choices})
+
 
 @dataclass(frozen=True, slots=True)
 class Selectors:
     """A sum of selectors: the cells of the first, then those of the second, and so on."""
 
     parts: tuple[Selector | tuple[tuple[Place, ...], ...], ...]
+
+    def __repr__(self) -> str:
+        return " + ".join(
+            repr(part) if isinstance(part, Selector) else f"[{len(part)} cells by name]"
+            for part in self.parts
+        )
 
     def __add__(self, other: SelectorLike) -> Selectors:
         return Selectors((*self.parts, *as_selectors(other).parts))
@@ -160,6 +172,10 @@ class Spread:
     def shape(self) -> tuple[int, ...]:
         """The natural shape of the results."""
         return tuple(len(along) for along in self.coordinates)
+
+    def __repr__(self) -> str:
+        shape = " × ".join(map(str, self.shape)) or "1"
+        return f"Spread of {self.name} over {shape} cells ({', '.join(self.axes)})"
 
 
 def spread(selectors: Selectors, run: Reading) -> tuple[Spread, ...]:

@@ -29,6 +29,7 @@ from conewise.frontends.torch.metrics import as_metric
 from conewise.frontends.torch.records import SIZES
 from conewise.frontends.torch.tensors import Tensor
 from conewise.workloads.interventions import Intervention
+from conewise.workloads.markup import heading
 from conewise.workloads.model import Model
 from conewise.workloads.places import Place
 from conewise.workloads.plan import SweepPlan
@@ -123,6 +124,9 @@ class Trace:
             f"Trace of {self.result.metrics[0]} over {shape} (layer, pos): clean {self.clean:.4g}, corrupted "
             f"{self.corrupted:.4g} ({self.samples} samples of noise {self.noise:.4g} at {list(self.subject)})"
         )
+
+    def _repr_html_(self) -> str:
+        return heading("Trace", repr(self).removeprefix("Trace ")) + self.result._repr_html_()
 
 
 def causal_trace(

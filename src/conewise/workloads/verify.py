@@ -17,6 +17,7 @@ from conewise.frontends.torch.tensors import (
     same_bits,
     zeros_like,
 )
+from conewise.workloads.markup import heading, verdict
 
 if TYPE_CHECKING:
     from conewise.workloads.model import Model
@@ -66,6 +67,13 @@ class Verification:
                 f"largest output (allowed: {self.row_tolerance:.0e})"
             )
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+    def __repr__(self) -> str:
+        return "Verification " + "; ".join(line.strip() for line in str(self).splitlines())
+
+    def _repr_html_(self) -> str:
+        first, *others = str(self).splitlines()
+        return verdict(self.ok, first) + "".join(heading("", line) for line in others)
 
 
 def verify(model: Model, *, seed: int, samples: int) -> Verification:
