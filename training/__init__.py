@@ -1,0 +1,1 @@
+"""How the models that come with conewise were trained; no part of the installed package."""
