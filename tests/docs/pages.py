@@ -41,24 +41,27 @@ def pages() -> list[Path]:
     return sorted(ROOT / page for page in (*loose, *inner))
 
 
-@cache
 def _split(page: Path) -> tuple[tuple[str, ...], tuple[Block, ...]]:
+    return _split_text(page, page.read_text(encoding="utf-8"))
+
+
+@cache
+def _split_text(page: Path, text: str) -> tuple[tuple[str, ...], tuple[Block, ...]]:
     """The lines of prose (empty where code is), and the blocks of code."""
     prose: list[str] = []
     blocks: list[Block] = []
     opened: tuple[int, re.Match[str]] | None = None
     code: list[str] = []
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         fence = _FENCE.match(line)
         if opened is None and fence:
             opened, code = (number, fence), []
         elif opened is not None and line.strip() == opened[1]["marks"]:
             above = next((before for before in reversed(prose[: opened[0] - 1]) if before.strip()), "")
             remark = _COMMENT.match(above.strip())
-            text = "".join(f"{one[len(opened[1]['indent']) :]}\n" for one in code)
-            blocks.append(
-                Block(page, opened[0], opened[1]["language"].strip(), text, remark[1] if remark else "")
-            )
+            inner = "".join(f"{one[len(opened[1]['indent']) :]}\n" for one in code)
+            language = opened[1]["language"].strip()
+            blocks.append(Block(page, opened[0], language, inner, remark[1] if remark else ""))
             opened = None
         elif opened is not None:
             code.append(line)
@@ -78,7 +81,6 @@ def links(page: Path) -> list[str]:
     return [*_LINK.findall(prose), *_IMAGE.findall(prose)]
 
 
-@cache
 def anchors(page: Path) -> frozenset[str]:
     """The anchors that code hosts make of the headings of a page."""
     seen: Counter[str] = Counter()
