@@ -17,6 +17,7 @@
     │   ├── OpError                a rule that raised while it was computed
     │   └── ClosedWorldError       a world that was dropped
     ├── LoadError              a model that cannot be loaded
+    ├── PromptError            prompts that cannot be read, or asked of a model
     ├── TheoryError            a question that the closed forms have no answer to
     └── UnknownExperimentError a name that no experiment has
 
@@ -231,6 +232,10 @@ class NoEffectWarning(UserWarning):
 
 class LoadError(ConewiseError):
     """A model that cannot be loaded: not found, damaged, of an unknown kind, or not safe to read."""
+
+
+class PromptError(ConewiseError):
+    """Prompts and answers that cannot be read, or that cannot be asked of this model as they are."""
 
 
 class TheoryError(ConewiseError, ValueError):

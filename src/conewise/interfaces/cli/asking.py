@@ -1,0 +1,245 @@
+"""`conewise sweep` and `conewise plan`: patch every site, or say what that would cost."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from conewise.interfaces.cli import options as opt
+from conewise.interfaces.cli.failing import (
+    CHECK_FAILED,
+    CommandError,
+    Interrupted,
+    command_of,
+    shown_command,
+)
+from conewise.interfaces.cli.helping import shown
+from conewise.interfaces.cli.loading import Named
+from conewise.interfaces.cli.questions import DEFAULT_SITES, Wanted, show_question, told_question
+from conewise.interfaces.cli.results import show_plan, show_result, told_plan, told_result
+from conewise.interfaces.cli.showing import Counting, Teller, expect_writable, print_json, stdout
+from conewise.interfaces.cli.stored import Stored, write_report
+
+if TYPE_CHECKING:
+    from conewise.frontends.torch.load import Loaded
+    from conewise.workloads.questions import Question
+    from conewise.workloads.result import Result
+
+FORWARDS = 3
+"""How many full forwards are timed, for the comparison with full re-runs."""
+
+SWEEP_HELP = """Patch every site in a world of its own, and say what each does to the metric.
+
+Only what depends on a patched site is computed again. The strongest sites are shown, with what the run cost;
+--report writes a page with heatmaps, --out keeps the run.
+
+\b
+Examples:
+  conewise sweep tiny
+  conewise sweep smollm2-135m \\
+    --clean 'When Mary and John went to the store, John gave a drink to' \\
+    --corrupted 'When Mary and John went to the store, Mary gave a drink to' \\
+    --answer ' Mary' --wrong ' John' --report ioi.html
+  conewise sweep ./my-model --prompts pairs.json --sites resid_pre --pos :
+  conewise sweep tiny --patch mean --metric prob --verify 16 --json
+  conewise sweep openai-community/gpt2 --prompts pairs.csv --out run
+"""
+
+PLAN_HELP = """Say what a sweep would cost, and run nothing of it.
+
+Takes what `conewise sweep` takes. The counts are exact: a run computes just that.
+
+\b
+Examples:
+  conewise plan tiny
+  conewise plan smollm2-135m --prompts pairs.json --pos : --max-memory 4GiB
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(
+        "sweep", help=shown(SWEEP_HELP), short_help="Patch every site, and say what each does to the metric."
+    )(sweep)
+    app.command("plan", help=shown(PLAN_HELP), short_help="Say what a sweep would cost; run nothing.")(plan)
+
+
+def sweep(
+    ctx: typer.Context,
+    model: opt.Model,
+    clean: opt.Clean = None,
+    corrupted: opt.Corrupted = None,
+    answer: opt.Answer = None,
+    wrong: opt.Wrong = None,
+    prompts: opt.Prompts = None,
+    batch_size: opt.BatchSize = None,
+    sites: opt.Sites = DEFAULT_SITES,
+    pos: opt.Pos = None,
+    patch: opt.PatchWith = opt.Patch.SOURCE,
+    noise_scale: opt.NoiseScale = 1.0,
+    direction: opt.Way = None,
+    metric: opt.Read = opt.Metric.LOGIT_DIFF,
+    evaluator: opt.Evaluate = opt.Evaluator.AUTO,
+    max_memory: opt.MaxMemory = None,
+    verify: opt.Verify = 0,
+    seed: opt.Seed = 0,
+    out: opt.Out = None,
+    resume: opt.Resume = False,
+    report: opt.Report = None,
+    top: opt.Top = 10,
+    progress: opt.Progress = None,
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    attention: opt.Attention = None,
+    revision: opt.Revision = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Patch every site in a world of its own; see `SWEEP_HELP`."""
+    if resume and out is None:
+        raise CommandError("--resume without --out: say in which folder the run was stored.")
+    if report is not None:
+        expect_writable(report.parent, "--report")
+    stored = None if out is None else Stored(out, resume)
+    tell = Teller(quiet)
+    named = Named(model, device, dtype, attention, revision, trust_remote_code)
+    loaded, question = Wanted(
+        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, batch_size,
+        sites, pos, patch, noise_scale, direction, metric, seed,
+    ).ask(tell)  # fmt: skip
+    command = command_of(ctx)
+    if stored is not None:
+        stored.begin(question, command)
+    how: dict[str, Any] = {"evaluator": evaluator.value, "max_memory": max_memory, "verify": verify}
+    is_shown = not quiet if progress is None else progress
+    result = _run(question, how, stored, tell, command, is_shown=is_shown, is_forced=progress is True)
+    finish(
+        loaded, question, result, shown_command(command),
+        stored=stored, report=report, tell=tell, as_json=json, top=top,
+    )  # fmt: skip
+
+
+def plan(
+    model: opt.Model,
+    clean: opt.Clean = None,
+    corrupted: opt.Corrupted = None,
+    answer: opt.Answer = None,
+    wrong: opt.Wrong = None,
+    prompts: opt.Prompts = None,
+    batch_size: opt.BatchSize = None,
+    sites: opt.Sites = DEFAULT_SITES,
+    pos: opt.Pos = None,
+    patch: opt.PatchWith = opt.Patch.SOURCE,
+    noise_scale: opt.NoiseScale = 1.0,
+    direction: opt.Way = None,
+    metric: opt.Read = opt.Metric.LOGIT_DIFF,
+    evaluator: opt.Evaluate = opt.Evaluator.AUTO,
+    max_memory: opt.MaxMemory = None,
+    seed: opt.Seed = 0,
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    attention: opt.Attention = None,
+    revision: opt.Revision = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Say what a sweep would cost; see `PLAN_HELP`."""
+    tell = Teller(quiet)
+    named = Named(model, device, dtype, attention, revision, trust_remote_code)
+    loaded, question = Wanted(
+        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, batch_size,
+        sites, pos, patch, noise_scale, direction, metric, seed,
+    ).ask(tell)  # fmt: skip
+    with tell.doing("planning"):
+        found = question.plan(max_memory, evaluator.value)
+    if json:
+        print_json("plan", {**told_question(loaded, question), "plan": told_plan(found)})
+        return
+    console = stdout()
+    show_question(console, loaded, question)
+    show_plan(console, found)
+
+
+def _run(
+    question: Question,
+    how: dict[str, Any],
+    stored: Stored | None,
+    tell: Teller,
+    command: list[str],
+    *,
+    is_shown: bool,
+    is_forced: bool,
+) -> Result:
+    """Run the question with progress; Ctrl-C says what was kept, and how to go on."""
+    from conewise.workloads.facts import facts_of
+    from conewise.workloads.progress import bar
+
+    is_watched = sys.stderr.isatty()
+    counting = Counting(tell, is_forced and not is_watched)
+    total = len(question.cells) * len(question.asked.groups)
+    drawn = bar(None, total, facts_of(question.model).device) if is_shown and is_watched else nullcontext()
+    try:
+        with drawn as advance:
+            counting.advance = advance
+            return question.run(
+                **how,
+                out=None if stored is None else stored.folder,
+                resume=stored is not None and stored.resume,
+                progress=counting,
+            )
+    except KeyboardInterrupt:
+        if stored is None:
+            raise Interrupted(
+                f"interrupted after {counting.done} of {total} cells; nothing was kept. With --out DIR what "
+                "is done is kept, and --resume goes on from there."
+            ) from None
+        again = command if "--resume" in command else [*command, "--resume"]
+        raise Interrupted(
+            f"interrupted: {counting.done} of {total} cells are kept in {stored.folder}. Go on with:\n"
+            f"  {shown_command(again)}"
+        ) from None
+
+
+def finish(
+    loaded: Loaded,
+    question: Question,
+    result: Result,
+    command: str,
+    *,
+    stored: Stored | None,
+    report: Path | None,
+    tell: Teller,
+    as_json: bool,
+    top: int,
+) -> None:
+    """Keep, draw and print a result; fail when its check failed."""
+    story = question.story(loaded.name, command, FORWARDS)
+    folded = None
+    if stored is not None or report is not None:
+        folded = question.folded()
+    if stored is not None:
+        stored.finish(result, story, folded)
+        tell(f"kept the run in {stored.folder}")
+    if report is not None:
+        write_report(report, result, story, folded)
+        tell(f"wrote {report}")
+    files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
+    if as_json:
+        print_json(
+            "sweep",
+            {**told_question(loaded, question), **told_result(result, story), "files": files},
+        )
+    else:
+        console = stdout()
+        show_question(console, loaded, question)
+        show_result(console, result, story, top)
+    check = result.verification
+    if check is not None and not check.ok:
+        tell.warn(f"verification {check}")
+        raise typer.Exit(CHECK_FAILED)

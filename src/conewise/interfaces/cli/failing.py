@@ -1,0 +1,113 @@
+"""How commands end: errors as one message on stderr, and exit codes that mean something."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from conewise.errors import ConewiseError
+
+FINE, CHECK_FAILED, USAGE, INTERNAL, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141
+
+_COMMAND = "conewise.command"
+
+
+class CommandError(ConewiseError):
+    """Something that the command line itself finds wrong; its message is all that there is to say."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The person pressed Ctrl-C; the message says what was kept and how to go on."""
+
+
+class Commands(TyperGroup):
+    """The commands, with one way for all of them to fail."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep what was typed, for messages and provenance."""
+        ctx.meta[_COMMAND] = ["conewise", *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what it raises becomes a message and an exit code."""
+        try:
+            found = super().invoke(ctx)
+            sys.stdout.flush()  # here, where a reader that is gone can still be told from a crash
+            return found
+        except KeyboardInterrupt as interrupted:
+            _say(str(interrupted) or "interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _close_stdout()
+            raise typer.Exit(UNREAD) from None
+        except ConewiseError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            _say(f"error: {as_options(str(error))}", *getattr(error, "__notes__", ()))
+            raise typer.Exit(USAGE) from None
+        except Exception as error:
+            if _is_click(error):
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            _say(
+                f"error inside conewise: {type(error).__name__}: {error}",
+                "This is a defect: please report it with what `conewise --debug ...` prints.",
+            )
+            raise typer.Exit(INTERNAL) from None
+
+
+def command_of(ctx: typer.Context) -> list[str]:
+    """What was typed, from `conewise` on."""
+    typed: list[str] = ctx.meta.get(_COMMAND, ["conewise"])
+    return typed
+
+
+def shown_command(words: list[str]) -> str:
+    """A command as it can be pasted into a shell."""
+    return shlex.join(words)
+
+
+_OPTIONS = {
+    r"resume=True": "--resume",
+    r"\bout=": "--out",
+    r"\bmax_memory=(\d+)": r"--max-memory \1",
+    r"\bevaluator='(\w+)'": r"--evaluator \1",
+    r"\btrust_remote_code=True\b": "--trust-remote-code",
+}
+
+
+def as_options(message: str) -> str:
+    """A message of the library with its arguments as the command line writes them."""
+    for argument, option in _OPTIONS.items():
+        message = re.sub(argument, option, message)
+    return message
+
+
+def _is_click(error: Exception) -> bool:
+    """Whether the parser raised it: usage errors and exits, which it shows itself."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"ClickException", "Exit", "Abort"})
+
+
+def _say(*lines: str) -> None:
+    try:
+        for line in lines:
+            print(line, file=sys.stderr)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+
+
+def _close_stdout() -> None:
+    """Point stdout nowhere, so that the interpreter does not complain when it flushes it at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,75 @@
+"""MODEL as people name it, loaded and captured."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conewise.interfaces.cli.failing import CommandError
+from conewise.interfaces.cli.showing import Teller
+
+if TYPE_CHECKING:
+    from conewise.frontends.torch.load import Loaded
+    from conewise.workloads.model import Model
+
+EXAMPLE = tuple(range(8))
+"""The tokens that a model is captured with where no prompt is at hand; any do, their number may vary."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model as it was asked for on the command line."""
+
+    name: str
+    device: str | None = None
+    dtype: str | None = None
+    attention: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def load(self, tell: Teller) -> Loaded:
+        """The module and its tokenizer."""
+        with tell.doing(f"loading {self.name}"):
+            from conewise.frontends.torch.load import load
+
+            return load(
+                self.name,
+                revision=self.revision,
+                dtype=self.dtype,
+                device=self.device,
+                attn_implementation=self.attention,
+                trust_remote_code=self.trust_remote_code,
+                progress=tell if self._may_take_long() else None,
+            )
+
+    def _may_take_long(self) -> bool:
+        return self.name != "tiny"
+
+    def capture(self, tell: Teller) -> tuple[Loaded, Model]:
+        """The module, and the model that it is captured as, without a prompt."""
+        loaded = self.load(tell)
+        return loaded, captured(loaded, [EXAMPLE], tell)
+
+
+def captured(loaded: Loaded, rows: Sequence[Sequence[int]], tell: Teller) -> Model:
+    """The module as a graph, captured with these tokens."""
+    module: Any = loaded.module
+    config = getattr(module, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise CommandError(
+            f"{loaded.name} is an encoder-decoder model, which has two inputs; the command line asks models "
+            "that read one text. Capture it from Python: `cw.capture(module, input_ids=..., "
+            "decoder_input_ids=...)`."
+        )
+    if "input_ids" not in inspect.signature(module.forward).parameters:
+        raise CommandError(
+            f"{loaded.name} ({type(module).__name__}) reads no tokens: its forward has no `input_ids`. The "
+            "command line asks language models; capture it from Python with `cw.capture(module, ...)`."
+        )
+    with tell.doing(f"capturing {loaded.name} as a graph"):
+        from conewise.frontends.torch.answers import token_rows
+        from conewise.workloads.model import capture
+
+        return capture(module, input_ids=token_rows(rows, next(module.parameters()).device))

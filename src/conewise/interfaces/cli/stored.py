@@ -1,0 +1,98 @@
+"""The folder of `--out`: what was asked there, what is done of it, and the result in the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conewise.errors import SweepError
+from conewise.interfaces.cli.failing import CommandError, shown_command
+from conewise.interfaces.cli.showing import expect_writable
+
+if TYPE_CHECKING:
+    from conewise.workloads.folding import Folded
+    from conewise.workloads.questions import Question
+    from conewise.workloads.result import Result
+    from conewise.workloads.story import Story
+
+QUESTION = "question.json"
+KIND, FORMAT = "conewise question", 1
+
+
+class Stored:
+    """The run in a folder; made before a model is loaded, so that a taken folder is refused at once."""
+
+    def __init__(self, folder: Path, resume: bool) -> None:
+        self.folder, self.resume = folder, resume
+        self._known = read_question(folder)
+        if self._known is not None and not resume:
+            raise CommandError(
+                f"--out {folder} holds a run already, which was left as it is. Go on with it, or see its "
+                f"result again, with --resume, or give another folder. It was made by:\n"
+                f"  {shown_command(self._known['command'])}"
+            )
+        expect_writable(folder, "--out")
+
+    def begin(self, question: Question, command: list[str]) -> None:
+        """Write down what is asked; where a run goes on, refuse another question."""
+        asked = {"kind": KIND, "format": FORMAT, "command": _begun(command), "question": question.described()}
+        if self._known is None:
+            from conewise.workloads.files import write_whole
+
+            text = json.dumps(asked, indent=2, ensure_ascii=False)
+            write_whole(self.folder / QUESTION, f"{text}\n".encode())
+            return
+        from conewise.workloads.differences import differences
+
+        found = differences(self._known["question"], json.loads(json.dumps(asked["question"])))
+        if found:
+            lines = "\n".join(f"  {line}" for line in found)
+            raise SweepError(
+                f"the run in {self.folder} asks something else, so it cannot go on as this one. What "
+                f"differs, there and now:\n{lines}\nThe folder was left as it is; its own run goes on with:\n"
+                f"  {shown_command([*self._known['command'], '--resume'])}"
+            )
+
+    def finish(self, result: Result, story: Story, folded: Folded | None) -> None:
+        """Keep the result; one that is there already must be the same."""
+        from conewise.interfaces.rundir import write_run
+        from conewise.workloads.archive import is_result, load_result
+
+        if not is_result(self.folder):
+            write_run(self.folder, result, story, folded)
+        elif not load_result(self.folder).equals(result):
+            raise SweepError(
+                f"the result in {self.folder} has other numbers than its store gives now. It was left as it "
+                "is; run the question again in another folder."
+            )
+
+
+def read_question(folder: Path) -> dict[str, Any] | None:
+    """What was asked in a folder; None where nothing was."""
+    path = folder / QUESTION
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["kind"] != KIND or found["format"] > FORMAT or not isinstance(found["question"], dict):
+            raise ValueError(f"it is a {found['kind']} of format {found['format']}")
+        found["command"] = [str(word) for word in found["command"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SweepError(f"{path} cannot be understood ({error}). Give another folder.") from None
+    known: dict[str, Any] = found
+    return known
+
+
+def write_report(path: Path, result: Result, story: Story | None, folded: Folded | None) -> None:
+    """Write the page of a run."""
+    from conewise.interfaces.page import write_page
+
+    try:
+        write_page(path, result, story, folded)
+    except OSError as error:
+        raise CommandError(f"the report cannot be written to {path}: {error.strerror}.") from None
+
+
+def _begun(command: list[str]) -> list[str]:
+    return [word for word in command if word != "--resume"]

@@ -1,0 +1,221 @@
+"""Prompts as a model is asked them: tokens, checked, in groups of one length, with the answers of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conewise.errors import PromptError
+from conewise.frontends.torch.answers import answer_diff, answer_prob, token_rows
+from conewise.frontends.torch.metrics import Metric, kl_to
+from conewise.frontends.torch.tensors import Tensor
+from conewise.workloads.pairs import Pair, read_pairs, write_pairs
+from conewise.workloads.story import ToldPair, told_tokens
+
+__all__ = ["METRICS", "Asked", "Pair", "Tokens", "asked", "read_pairs", "write_pairs"]
+
+Tokens = tuple[int, ...]
+
+METRICS: Mapping[str, str] = {
+    "logit_diff": "the logit of the answer less that of the wrong answer",
+    "prob": "the probability of the answer",
+    "kl": "how far the prediction lies from that of the clean prompt (KL divergence)",
+}
+"""What can be read off prompts and answers, in words; all at the last position."""
+
+_READS = {"logit_diff": ("answers", "wrong_answers"), "prob": ("answers",), "kl": ()}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Pairs of prompts in the tokens of one model.
+
+    `clean`, `corrupted`, `answers` and `wrong_answers` are the tokens of each pair, in the order of `pairs`.
+    `groups` are the numbers of the pairs that are run as one batch: all of a group have one length. `notes`
+    say in words what a careful person would want to know of how the texts were read.
+    """
+
+    pairs: tuple[Pair, ...]
+    clean: tuple[Tokens, ...]
+    corrupted: tuple[Tokens, ...]
+    answers: tuple[Tokens, ...]
+    wrong_answers: tuple[Tokens, ...]
+    groups: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...] = ()
+    tokenizer: Any = field(default=None, repr=False, compare=False)
+
+    def inputs(self, run: str, device: Any = None) -> list[dict[str, Tensor]]:
+        """The inputs of each group's "clean" or "corrupted" run."""
+        return [self.inputs_of(group, run, device) for group in range(len(self.groups))]
+
+    def inputs_of(self, group: int, run: str, device: Any = None) -> dict[str, Tensor]:
+        """The inputs of one group's "clean" or "corrupted" run."""
+        rows: Sequence[Tokens] = getattr(self, run)
+        return {"input_ids": token_rows([rows[number] for number in self.groups[group]], device)}
+
+    def metric(self, group: int = 0, kind: str = "logit_diff", clean: Any = None) -> Metric:
+        """One of `METRICS` for one group, reading each prompt's own answers. `kl` needs the clean run."""
+        self.expect_answers(kind)
+        answers = [self.answers[number] for number in self.groups[group]]
+        if kind == "logit_diff":
+            return answer_diff(answers, [self.wrong_answers[number] for number in self.groups[group]])
+        if kind == "prob":
+            return answer_prob(answers)
+        return kl_to(clean)
+
+    def expect_answers(self, kind: str) -> None:
+        """Raise PromptError when a pair lacks what a metric reads."""
+        if kind not in METRICS:
+            raise PromptError(f"no metric {kind!r} for prompts; there are {', '.join(METRICS)}.")
+        for number, pair in enumerate(self.pairs):
+            for name in _READS[kind]:
+                if not getattr(pair, name):
+                    raise PromptError(
+                        f"{_where(pair, number)} has no {name}, and the metric {kind} reads them. Give them, "
+                        "or choose another metric."
+                    )
+            both = set(self.answers[number]) & set(self.wrong_answers[number])
+            if both and kind == "logit_diff":
+                shown = told_tokens(self.tokenizer, sorted(both))[0]
+                raise PromptError(
+                    f"{_where(pair, number)} has {shown!r} among its answers and among its wrong answers: "
+                    "their difference says nothing."
+                )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The tokens of each group's prompts, in the order of the groups."""
+        return tuple(len(self.clean[group[0]]) for group in self.groups)
+
+    def told(self) -> tuple[ToldPair, ...]:
+        """The pairs with their tokens as text, in their own order."""
+        return tuple(
+            ToldPair(
+                pair.clean,
+                pair.corrupted,
+                told_tokens(self.tokenizer, self.clean[number]),
+                told_tokens(self.tokenizer, self.corrupted[number]),
+                told_tokens(self.tokenizer, self.answers[number]),
+                told_tokens(self.tokenizer, self.wrong_answers[number]),
+            )
+            for number, pair in enumerate(self.pairs)
+        )
+
+
+def asked(pairs: Iterable[Pair], tokenizer: Any, *, batch_size: int | None = None) -> Asked:
+    """Tokenise pairs, check them, and group them by length, at most `batch_size` in a group.
+
+    A prompt is tokenised as the tokenizer does by default, with the special tokens that it adds. Clean and
+    corrupted must have equally many tokens, for a position to mean the same in both.
+
+    An answer is one token. It is taken as written where that is one token, else with a leading space added or
+    removed where that is; `notes` say so. Where both readings are one token each, the one written is taken,
+    and a note tells of the other if the prompt does not end in a space. Raises PromptError, which names the
+    file, the row and the field, and shows the tokens.
+    """
+    listed = tuple(pairs)
+    if not listed:
+        raise PromptError("no prompts: give at least one pair of a clean and a corrupted prompt.")
+    if tokenizer is None:
+        raise PromptError(
+            "this model has no tokenizer, so texts cannot be asked of it. Add its tokenizer files to its "
+            "folder, or run the sweep from Python with tokens of your own (`model.sweep`)."
+        )
+    if batch_size is not None and batch_size < 1:
+        raise PromptError(f"a batch size of {batch_size}; it is 1 or more.")
+    reader = _Reader(tokenizer)
+    clean, corrupted, answers, wrong = [], [], [], []
+    for number, pair in enumerate(listed):
+        where = _where(pair, number)
+        clean.append(reader.prompt(pair.clean, f"{where}, field 'clean'"))
+        corrupted.append(reader.prompt(pair.corrupted, f"{where}, field 'corrupted'"))
+        reader.expect_aligned(clean[-1], corrupted[-1], where)
+        answers.append(reader.answers(pair.answers, pair, f"{where}, field 'answers'"))
+        wrong.append(reader.answers(pair.wrong_answers, pair, f"{where}, field 'wrong_answers'"))
+    groups = _groups([len(tokens) for tokens in clean], batch_size or len(listed))
+    notes = tuple(dict.fromkeys(reader.notes))
+    return Asked(
+        listed, tuple(clean), tuple(corrupted), tuple(answers), tuple(wrong), groups, notes, tokenizer
+    )
+
+
+def _where(pair: Pair, number: int) -> str:
+    return pair.where or f"prompt {number + 1}"
+
+
+def _groups(lengths: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
+    """Numbers of equal length together, shorter ones first, at most `size` in a group."""
+    by_length: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        by_length.setdefault(length, []).append(number)
+    return tuple(
+        tuple(numbers[start : start + size])
+        for _, numbers in sorted(by_length.items())
+        for start in range(0, len(numbers), size)
+    )
+
+
+class _Reader:
+    """Reads texts as tokens, and notes what is worth a word."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._unknown: int | None = getattr(tokenizer, "unk_token_id", None)
+        self.notes: list[str] = []
+
+    def prompt(self, text: str, where: str) -> Tokens:
+        tokens = tuple(self._tokenizer(text)["input_ids"])
+        if not tokens:
+            raise PromptError(f"{where}: {text!r} has no tokens.")
+        if self._unknown in tokens:
+            self.notes.append(
+                f"{where}: part of {text!r} is not in the vocabulary ({self._shown(tokens)}); the model sees "
+                "an unknown token there"
+            )
+        return tokens
+
+    def expect_aligned(self, clean: Tokens, corrupted: Tokens, where: str) -> None:
+        if len(clean) != len(corrupted):
+            raise PromptError(
+                f"{where}: clean has {len(clean)} tokens and corrupted {len(corrupted)}, so positions do "
+                "not mean the same in both. Reword one until they are equally long.\n"
+                f"  clean:     {self._shown(clean)}\n  corrupted: {self._shown(corrupted)}"
+            )
+
+    def answers(self, texts: Sequence[str], pair: Pair, where: str) -> Tokens:
+        return tuple(self._answer(text, pair, where) for text in texts)
+
+    def _answer(self, text: str, pair: Pair, where: str) -> int:
+        other = text[1:] if text.startswith(" ") else f" {text}"
+        written, toggled = self._bare(text), self._bare(other)
+        if self._is_one(written):
+            if self._is_one(toggled) and toggled != written and _lacks_space(text, pair):
+                self.notes.append(
+                    f"{where}: {text!r} and {other!r} are a token each, and {text!r} was taken, as written; "
+                    f"after a prompt that does not end in a space, {other!r} may be what you mean"
+                )
+            return written[0]
+        if self._is_one(toggled):
+            self.notes.append(f"{where}: {text!r} was read as {other!r}, which is one token")
+            return toggled[0]
+        if self._unknown in written:
+            raise PromptError(f"{where}: {text!r} is not in the vocabulary of this model.")
+        raise PromptError(
+            f"{where}: {text!r} is not one token: it splits into {self._shown(written)}, and {other!r} into "
+            f"{self._shown(toggled)}. Choose answers of one token; most words are one with a leading space."
+        )
+
+    def _bare(self, text: str) -> Tokens:
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+    def _is_one(self, tokens: Tokens) -> bool:
+        return len(tokens) == 1 and tokens[0] != self._unknown
+
+    def _shown(self, tokens: Tokens) -> str:
+        return " ".join(f"[{text}]" for text in told_tokens(self._tokenizer, tokens))
+
+
+def _lacks_space(text: str, pair: Pair) -> bool:
+    """Whether an answer is a word without a space in front, after a prompt without one behind."""
+    return text[:1].isalnum() and not pair.clean[-1:].isspace()
