@@ -1,177 +1,218 @@
-"""`make demo`: one wave on a small graph, then a real language model swept, and a page to look at."""
+"""`conewise demo` and `make demo`: a language model taken apart, and a page to look at.
+
+Who gets the drink? Every head and every MLP of the run that answers wrongly gets, in a world of its own, the
+value that it has in the run that answers rightly; what brings the answer back takes part in finding it.
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
-from html import escape
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from rich.console import Console
-from rich.markup import escape as markup
-from rich.table import Table
+import typer
 
-from conewise.engine.world import World
-from conewise.frontends import ops
-from conewise.graph.graph import Graph
-from conewise.interfaces.drawing import cone_picture
+from conewise.errors import SweepError
+from conewise.interfaces.cli.failing import CHECK_FAILED
+from conewise.interfaces.cli.loading import Named
+from conewise.interfaces.cli.questions import told_question
+from conewise.interfaces.cli.results import told_result
+from conewise.interfaces.cli.showing import Teller, expect_writable, print_json
+from conewise.interfaces.cli.stored import write_report
+
+if TYPE_CHECKING:
+    from conewise.frontends.torch.load import Loaded
+    from conewise.workloads.folding import Folded
+    from conewise.workloads.pairs import Pair
+    from conewise.workloads.plan import SweepPlan
+    from conewise.workloads.questions import Question
+    from conewise.workloads.result import Result
+    from conewise.workloads.story import Story
 
 OUT = Path("demo-report")
-CLEAN = "When Mary and John went to the store, John gave a drink to"
-CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
-ANSWER, WRONG = " Mary", " John"
+PAGE, RUN = "index.html", "run"
+TITLE = "Who gets the drink?"
+
+TEMPLATE = "When {first} and {second} went to the {place}, {giver} gave a {thing} to"
+SCENES = (
+    ("Mary", "John", "store", "drink"),
+    ("Anna", "Paul", "school", "book"),
+    ("Sarah", "Mark", "house", "key"),
+)
+
+FORWARDS = 8
+"""How many full forwards are timed, for the speed against full re-runs."""
+
+CHECKED = 8
+"""How many random cells are run again by the module itself."""
+
+STEPS, LEAST = 10, 64 << 20
+"""The run is cut into about so many chunks, for a bar that moves; but not below so many bytes."""
 
 
-def small_network() -> Graph:
-    """Two blocks of a residual network, each with two heads side by side and an MLP."""
-    draw = np.random.default_rng(0)
+@dataclass(frozen=True)
+class Demo:
+    """All that the demo found out: what it prints and what it writes are made of it."""
 
-    def matrix() -> np.ndarray:
-        return draw.normal(size=(8, 8)) / 3
+    loaded: Loaded
+    question: Question
+    plan: SweepPlan
+    result: Result
+    story: Story
+    folded: Folded
 
-    graph = Graph()
-    stream = graph.source("tokens", draw.normal(size=(5, 8)))
-    for block in (0, 1):
-        heads = []
-        for head in (0, 1):
-            graph.source(f"W{block}.{head}", matrix(), param=True)
-            heads.append(graph.node(f"head{block}.{head}", ops.matmul, [stream, f"W{block}.{head}"]))
-        both = graph.node(f"heads{block}", ops.add, heads)
-        middle = graph.node(f"mid{block}", ops.add, [stream, both])
-        graph.source(f"M{block}", matrix(), param=True)
-        hidden = graph.node(f"mlp{block}", ops.matmul, [middle, f"M{block}"])
-        active = graph.node(f"relu{block}", ops.relu, [hidden])
-        stream = graph.node(f"out{block}", ops.add, [middle, active])
-    graph.node("score", ops.sum, [stream])
-    return graph
+    @property
+    def full_seconds(self) -> float:
+        """What a full forward for each world would take, from those that were timed."""
+        assert self.story.forward_seconds is not None
+        return self.story.forward_seconds * self.plan.worlds
 
 
-def wave(console: Console, graph: Graph) -> None:
-    """What a patch recomputes, in numbers."""
-    base = World(graph)
-    score = float(base.demand("score"))
-    table = Table(title=f"Patch one site of a small graph, demand the score (baseline {score:.4f})")
-    table.add_column("site set to zero")
-    for column in ("score", "recomputed", "a full run computes"):
-        table.add_column(column, justify="right")
-    for site in ("head0.0", "relu0", "head1.1", "relu1"):
-        with base.fork() as world:
-            world.patch(site, np.zeros_like(base[site]))
-            changed = float(world.demand("score"))
-            recomputed = len(world.ledger.recomputed)
-            table.add_row(site, f"{changed:.4f}", str(recomputed), str(len(graph.computed)))
-    console.print(table)
+def main(tiny: bool = False, out: Path = OUT, json: bool = False) -> None:
+    """Take a model apart, say what was found, and write the page and the run into the folder `out`.
+
+    SmolLM2-135M, or with `tiny` the small model that comes with conewise. With `json` one object is printed,
+    as `conewise sweep --json` prints it. Exits with 1 when the numbers do not stand up to the check.
+    """
+    expect_ours(out)
+    expect_writable(out, "--out")
+    from conewise.interfaces.demo_text import show_cost, show_files, show_question, show_sites, stdout
+
+    started = time.perf_counter()
+    name = "tiny" if tiny else "smollm2-135m"
+    tell = Teller()
+    console = stdout(quiet=json)
+    console.rule(f"{TITLE} {name} taken apart", align="left")
+    loaded, question = ask(name, tell)
+    with tell.doing("planning"):
+        plan = question.plan(budget(question))
+    show_question(console, loaded, question, plan)
+    found = run(loaded, question, plan, command(tiny, out), tell)
+    page, folder = write(found, out, tell)
+    if json:
+        files = {"out": str(folder), "report": str(page)}
+        print_json(
+            "demo",
+            {**told_question(loaded, question), **told_result(found.result, found.story), "files": files},
+        )
+    show_sites(console, found)
+    show_cost(console, found)
+    show_files(console, page, folder, time.perf_counter() - started)
+    check = found.result.verification
+    if check is not None and not check.ok:
+        tell.warn(f"verification {check}")
+        raise typer.Exit(CHECK_FAILED)
 
 
-def language_model(console: Console) -> Any:
-    """Indirect object identification in SmolLM2: every head and every MLP, one world each."""
-    from conewise.frontends.torch.calls import Call
-    from conewise.frontends.torch.load import load
-    from conewise.frontends.torch.metrics import logit_diff
-    from conewise.frontends.torch.sampling import module_leaves
-    from conewise.workloads.model import capture
-    from conewise.workloads.selectors import sites
+def ask(name: str, tell: Teller) -> tuple[Loaded, Question]:
+    """Load a model, and ask it about all of its heads and MLPs."""
+    loaded = Named(name).load(tell)
+    with tell.doing(f"capturing {name} as a graph"):
+        from conewise.workloads.model import capture
+        from conewise.workloads.prompts import asked
+        from conewise.workloads.questions import Question
+        from conewise.workloads.selectors import sites
 
-    console.print(
-        "\nLoading SmolLM2-135M (the first time its weights are converted, about half a minute) ..."
-    )
-    loaded = load("smollm2-135m", progress=lambda line: console.print(f"  {line}", highlight=False))
-    words = loaded.tokenizer
-    assert words is not None
-    clean, corrupted = (words(text, return_tensors="pt").input_ids for text in (CLEAN, CORRUPTED))
-    answer, wrong = (words(name).input_ids[0] for name in (ANSWER, WRONG))
-    model = capture(loaded.module, input_ids=clean, logits_to_keep=1)
-    base, source = model.run(input_ids=corrupted), model.run(input_ids=clean)
-    sweep = model.sweep(
-        sites("z", layer=":", head=":") + sites("mlp_out", layer=":"),
-        base=base,
-        source=source,
-        metric=logit_diff(answer, wrong),
-    )
-    console.print(f"\n[bold]{CORRUPTED} ...[/bold]\nwith the values of John's giving put in, site by site:")
-    console.print(str(sweep.plan()), highlight=False)
-    result = sweep.run(progress=True)
-    call = Call((), {"input_ids": corrupted, "use_cache": False, "logits_to_keep": 1})
-    forwards = 12
-    start = time.perf_counter()
-    for _ in range(forwards):
-        module_leaves(loaded.module, call)
-    full = (time.perf_counter() - start) / forwards * len(result.cells)
-    done = result.ledger.compute_seconds
-    console.print(
-        f"\n{len(result.cells)} worlds in {done:.1f} s; a full forward for each would take about "
-        f"{full:.0f} s ({forwards} were timed): {full / done:.1f}x",
-        highlight=False,
-    )
-    console.print(str(result.verify(n=12)), highlight=False)
-    frame = result.to_dataframe()
-    strongest = frame.reindex(frame["effect"].abs().sort_values(ascending=False).index).head(12)
-    measured = f"logit({ANSWER.strip()}) - logit({WRONG.strip()})"
-    table = Table(title=f"Strongest sites: {measured}, base {float(result.base[0]):.2f}")
-    table.add_column("site")
-    for column in ("value", "effect", "of the way to the source"):
-        table.add_column(column, justify="right")
-    for row in strongest.itertuples():
-        table.add_row(markup(row.site), f"{row.value:.3f}", f"{row.effect:+.3f}", f"{row.normalised:+.1%}")
-    console.print(table)
-    return result
+        prompts = asked(pairs(name), loaded.tokenizer)
+        # Full forwards are compared with this: they should not pay for logits that nobody reads.
+        model = capture(loaded.module, logits_to_keep=1, **prompts.inputs_of(0, "clean"))
+    chosen = sites("z", layer=":", head=":") + sites("mlp_out", layer=":")
+    return loaded, Question(model, prompts, chosen)
 
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Conewise: a language model taken apart</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
-        color: light-dark(#1a1a1a, #e8e8e8); background: light-dark(#ffffff, #16181c); }}
-figure {{ margin: 1.5rem 0; overflow: auto hidden; background: #ffffff; border-radius: 8px; }}
-.cone svg {{ min-width: 50rem; width: 100%; height: auto; }}
-pre, code {{ background: light-dark(#f3f3f3, #24272e); border-radius: 6px; }}
-pre {{ padding: .8rem; overflow-x: auto; }}
-</style></head><body>
-<h1>A language model taken apart</h1>
-<p>SmolLM2-135M reads <code>{corrupted}</code>. In each of {worlds} worlds one head or one MLP has the value
-that it has on <code>{clean}</code>; the colour is how far the logit difference between <code>{answer}</code>
-and <code>{wrong}</code> moves (base {base:.2f}, source {source:.2f}).</p>
-<figure>{heatmap}</figure>
-<h2>What it cost</h2>
-<pre>{plan}</pre>
-<p>Measured: {evaluations:,} node evaluations, as planned. {check}</p>
-<h2>Why it is cheap</h2>
-<p>A change recomputes its cone, and nothing else:</p>
-<figure class="cone">{cone}</figure>
-<p>The paper's figures, predicted, measured and compared: <code>conewise reproduce all --out DIR</code>.</p>
-</body></html>
-"""
+def pairs(name: str) -> list[Pair]:
+    """The prompts: those that come with the tiny model, or scenes in which each of two people gives once."""
+    from conewise.workloads.pairs import Pair, read_pairs
+
+    if name == "tiny":
+        from conewise.models.tiny import PROMPTS
+
+        return read_pairs(PROMPTS)
+    found = []
+    for first, second, place, thing in SCENES:
+        for giver, other in ((second, first), (first, second)):
+            clean, corrupted = (
+                TEMPLATE.format(first=first, second=second, place=place, thing=thing, giver=who)
+                for who in (giver, other)
+            )
+            found.append(Pair(clean, corrupted, (f" {other}",), (f" {giver}",)))
+    return found
 
 
-def main() -> None:
-    """Show a wave, sweep a language model, write the page."""
-    console = Console()
-    graph = small_network()
-    wave(console, graph)
-    result = language_model(console)
-    OUT.mkdir(exist_ok=True)
-    cone = cone_picture(graph, "head1.1")
-    page = PAGE.format(
-        clean=escape(CLEAN),
-        corrupted=escape(CORRUPTED),
-        answer=escape(ANSWER.strip()),
-        wrong=escape(WRONG.strip()),
-        worlds=len(result.cells),
-        base=float(result.base[0]),
-        source=float(result.source[0]),
-        heatmap=result.plot().to_html(full_html=False, include_plotlyjs=True),
-        plan=escape(str(result.plan)),
-        evaluations=result.ledger.node_evaluations,
-        check=escape(str(result.verify(n=8))),
-        cone=cone,
-    )
-    (OUT / "index.html").write_text(page, encoding="utf-8")
-    console.print(f"\nOpen {OUT / 'index.html'}", highlight=False)
+def budget(question: Question) -> int:
+    """An amount of memory with which the run is cut into some chunks: a bar is told after each."""
+    return max(question.plan().peak_bytes // STEPS, LEAST)
+
+
+def run(loaded: Loaded, question: Question, plan: SweepPlan, typed: str, tell: Teller) -> Demo:
+    """Run the sweep, then a sample of full forwards: some for their time, some for their numbers."""
+    result = question.run(max_memory=plan.max_memory, progress=True)
+    with tell.doing(f"timing {FORWARDS} full forwards"):
+        story = replace(
+            question.story(loaded.name, typed, FORWARDS), title=f"{TITLE} {loaded.name} taken apart"
+        )
+    with tell.doing(f"checking {CHECKED} random cells by the module itself, with hooks"):
+        result = replace(result, verification=result.verify(n=CHECKED))
+    return Demo(loaded, question, plan, result, story, question.folded())
+
+
+def command(tiny: bool, out: Path) -> str:
+    """What makes this again."""
+    given = ["conewise", "demo"] + (["--tiny"] if tiny else [])
+    return shlex.join(given if out == OUT else [*given, "--out", str(out)])
+
+
+# -- the folder ----------------------------------------------------------------------------------
+
+
+def expect_ours(out: Path) -> None:
+    """Refuse, before the run, to write over what no demo wrote."""
+    page = out / PAGE
+    try:
+        is_other = page.exists() and b"conewise" not in page.read_bytes().lower()
+    except OSError as error:
+        raise SweepError(f"cannot read {page}: {error.strerror}. Name another folder with --out.") from None
+    if is_other or ((out / RUN).exists() and not _is_demo(out / RUN)):
+        raise SweepError(
+            f"{out} holds {PAGE if is_other else RUN}, which no demo wrote; it was left as it is. Name "
+            "another folder with --out."
+        )
+
+
+def _is_demo(folder: Path) -> bool:
+    """Whether a folder holds a run that a demo wrote, or nothing yet."""
+    from conewise.interfaces.rundir import STORY
+    from conewise.workloads.story import Story
+
+    if folder.is_dir() and not any(folder.iterdir()):
+        return True
+    try:
+        told = Story.from_json((folder / STORY).read_text(encoding="utf-8")).command
+    except (OSError, ValueError, SweepError):
+        return False
+    return told is not None and told.startswith("conewise demo")
+
+
+def write(found: Demo, out: Path, tell: Teller) -> tuple[Path, Path]:
+    """Write the run, in place of that of an earlier demo, and its page."""
+    from conewise.interfaces.rundir import FOLDED, STORY, write_run
+    from conewise.workloads.archive import MANIFEST, VALUES
+
+    page, folder = out / PAGE, out / RUN
+    with tell.doing(f"writing {page}"):
+        # The story goes last: it says that the others are a demo's, and may go.
+        for name in (MANIFEST, VALUES, FOLDED, STORY):
+            (folder / name).unlink(missing_ok=True)
+        write_run(folder, found.result, found.story, found.folded)
+        write_report(page, found.result, found.story, found.folded)
+    return page, folder
 
 
 if __name__ == "__main__":
-    main()
+    from conewise.interfaces.cli import app
+
+    # As a command, so that errors and Ctrl-C end as they do there.
+    app(["demo", *sys.argv[1:]], prog_name="conewise")
