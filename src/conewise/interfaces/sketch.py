@@ -1,0 +1,327 @@
+"""A sketch: boxes and wires as SVG, for a model folded by layer or for a small graph.
+
+Every box has the same elements, whatever it stands for, and is painted by classes and widths alone: here for
+a file, in the browser by wave.js. What a box means is told by shape as well as by colour.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from conewise.interfaces.document import asset
+from conewise.workloads.folded import Folded
+from conewise.workloads.parts import LABELS
+from conewise.workloads.waves import GraphWave
+
+LEFT, TOP, CELL, HEIGHT, SUM, GAP, LANE = 44, 8, 44, 20, 20, 8, 14
+WIDE = 300
+"""How wide a drawing is that has no columns."""
+
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "ink": ("#1a1e24", "#e8ebef"),
+    "soft": ("#57606c", "#a4adb8"),
+    "page": ("#ffffff", "#14171b"),
+    "card": ("#f6f7f9", "#1b1f25"),
+    "line": ("#dde1e6", "#313741"),
+    "link": ("#0060a8", "#71b9f4"),
+    "box": ("#eceff3", "#262c34"),
+    "wire": ("#b9c1cb", "#465060"),
+    "site": ("#d98900", "#ffb224"),
+    "done": ("#0072b2", "#56b4e9"),
+    "on-done": ("#ffffff", "#06131c"),
+    "lost": ("#d55e00", "#ff8a3d"),
+    "wanted": ("#8a3d76", "#e79fcb"),
+    "reused": ("#007d5b", "#3ecf9f"),
+}
+"""Light and dark, after Okabe and Ito's palette: told apart by colour-blind readers too."""
+
+OF_THE_PAGE: Mapping[str, tuple[str, ...]] = {
+    "ink": ("ink", "fg"),
+    "soft": ("soft", "muted"),
+    "page": ("page", "bg"),
+    "card": ("card",),
+    "line": ("line",),
+    "link": ("link", "accent"),
+}
+"""The colours that a page around a drawing may have already, by the names of its variables."""
+
+FEW_ROWS = 2
+"""A part that is read in more rows than this is not wired up: the wires would be all that one sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One item of a drawing, where it stands, and what is written in it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+    title: str
+    is_sum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """How a box is painted: shares of its width from 0 to 1, a short text, and marks."""
+
+    lost: float = 0.0
+    done: float = 0.0
+    text: str = ""
+    is_site: bool = False
+    is_reused: bool = False
+
+    @property
+    def classes(self) -> str:
+        """The classes that a box of this paint has; wave.js uses the same."""
+        found = ["is-site"] if self.is_site else []
+        found += ["is-done"] if self.done else []
+        found += ["is-full"] if self.done > 0.5 else []  # what is written on it has to be seen
+        found += ["is-lost"] if self.lost else []
+        found += ["is-reused"] if self.is_reused else []
+        return " ".join(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """Boxes, the wires between them as paths, and texts beside them: (x, y, text, class)."""
+
+    width: float
+    height: float
+    boxes: tuple[Box, ...]
+    wires: tuple[tuple[int, int, str], ...]
+    texts: tuple[tuple[float, float, str, str], ...] = ()
+
+    def svg(self, prefix: str, label: str, paints: Mapping[int, Paint] | None = None, style: str = "") -> str:
+        """The drawing; `prefix` keeps the names of its patterns apart from those of other drawings."""
+        painted = paints or {}
+        size = f"{self.width:g} {self.height:g}"
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="cw-svg" viewBox="0 0 {size}" role="img" ',
+            f'aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="11">',
+            f'<style>{style}</style><rect class="cw-ground" width="100%" height="100%"/>' if style else "",
+            _hatch(prefix),
+        ]
+        lit = {at for at, paint in painted.items() if paint.done or paint.is_site}
+        for start, end, path in self.wires:
+            hot = " is-hot" if start in lit and end in lit and painted[end].done else ""
+            lines.append(f'<path class="cw-wire{hot}" data-from="{start}" data-to="{end}" d="{path}"/>')
+        lines += [
+            f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(text)}</text>'
+            for x, y, text, kind in self.texts
+        ]
+        lines += [_box(at, box, painted.get(at, Paint()), prefix) for at, box in enumerate(self.boxes)]
+        return "\n".join(line for line in lines if line) + "\n</svg>\n"
+
+
+def key(prefix: str, classes: str) -> str:
+    """One box of a legend, painted by these classes."""
+    box = Box(5, 5, 24, 16, "", "")
+    paint = Paint(lost=float("is-lost" in classes), done=float("is-done" in classes))
+    drawn = _box(0, box, paint, prefix).replace(' data-item="0"', "", 1)
+    drawn = drawn.replace(f'class="cw-item {paint.classes}"', f'class="cw-item {classes}"', 1)
+    return f'<svg viewBox="0 0 34 26" aria-hidden="true">{_hatch(prefix)}{drawn}</svg>'
+
+
+def _hatch(prefix: str) -> str:
+    return (
+        f'<defs><pattern id="{prefix}-hatch" width="5" height="5" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><rect class="cw-stripe" width="2" height="5"/></pattern></defs>'
+    )
+
+
+def variables() -> str:
+    """The colours as variables of a style sheet: the page's own where it has them."""
+    lines = []
+    for name, (light, dark) in COLOURS.items():
+        value = f"light-dark({light}, {dark})"
+        for outer in reversed(OF_THE_PAGE.get(name, ())):
+            value = f"var(--{outer}, {value})"
+        lines.append(f"--cw-{name}:{value};")
+    return f".cw-cone, .cw-wave {{ {' '.join(lines)} }}\n"
+
+
+def literal_style() -> str:
+    """The style of a drawing that stands alone: no variables, which few programs but browsers know."""
+    rules = asset("sketch.css")
+
+    def in_colours(shade: int) -> str:
+        return re.sub(r"var\(--cw-([a-z-]+)\)", lambda found: COLOURS[found[1]][shade], rules)
+
+    ground = ".cw-ground { fill:%s }\n"
+    return (
+        f"{ground % COLOURS['page'][0]}{in_colours(0)}"
+        f"@media (prefers-color-scheme: dark) {{\n{ground % COLOURS['page'][1]}{in_colours(1)}}}\n"
+    )
+
+
+def _box(at: int, box: Box, paint: Paint, prefix: str) -> str:
+    x, y, width, height = box.x, box.y, box.width, box.height
+    corner = height / 2 if box.is_sum else 4
+    frame = f'x="{x:g}" y="{y:g}" height="{height:g}" rx="{corner:g}"'
+    middle = y + height / 2 + 3.8
+    label = (
+        f'<text class="cw-label" x="{x + 7:g}" y="{middle:g}">{escape(box.label)}</text>' if box.label else ""
+    )
+    # Beside a label the count stands at the right, alone it stands in the middle.
+    where = (x + width - 7, "end") if box.label else (x + width / 2, "middle")
+    return (
+        f'<g class="cw-item {paint.classes}" data-item="{at}" data-width="{width:g}">'
+        f"<title>{escape(box.title)}</title>"
+        f'<rect class="cw-box" {frame} width="{width:g}"/>'
+        f'<rect class="cw-lost" {frame} width="{width * paint.lost:g}" fill="url(#{prefix}-hatch)"/>'
+        f'<rect class="cw-done" {frame} width="{width * paint.done:g}"/>'
+        f'<rect class="cw-edge" {frame} width="{width:g}"/>'
+        f'<path class="cw-diamond" d="M{x:g},{y - 5:g} l5,5 l-5,5 l-5,-5 z"/>'
+        f'<circle class="cw-ring" cx="{x + width:g}" cy="{y:g}" r="3.5"/>{label}'
+        f'<text class="cw-count" x="{where[0]:g}" y="{middle:g}" text-anchor="{where[1]}">'
+        f"{escape(paint.text)}</text></g>"
+    )
+
+
+# -- a model folded by layer -----------------------------------------------------------------
+
+
+def of_folded(folded: Folded) -> Sketch:
+    """Rows from the inputs down. Layers have a column for each role; other rows share the width out."""
+    found = {part.role for part in folded.parts if part.layer is not None}
+    columns, width = _columns([role for role in LABELS if role in found])
+    boxes: dict[int, Box] = {}
+    texts: list[tuple[float, float, str, str]] = []
+    row_of: dict[int, int] = {}
+    y = float(TOP)
+    headed: str | None = None
+    for row, (name, members) in enumerate(folded.rows):
+        first = folded.parts[members[0]]
+        is_layer = first.layer is not None
+        if is_layer and headed != first.stack:
+            headed = first.stack
+            texts += [
+                (x + w / 2, y + 8, LABELS[role], "cw-head") for role, (x, w) in columns.items() if w > SUM
+            ]
+            y += LANE + 8
+        if is_layer:
+            texts.append((LEFT - 10, y + HEIGHT / 2 + 3.8, _short(first.stack, first.layer), "cw-row"))
+        share = (width - GAP * (len(members) - 1)) / len(members)
+        for place, at in enumerate(members):
+            part = folded.parts[at]
+            row_of[at] = row
+            x, w = columns[part.role] if is_layer else (LEFT + place * (share + GAP), share)
+            label = "" if is_layer else _cut(part.label, w - 40)
+            where = f"layer {name}, " if is_layer else ""
+            title = f"{where}{part.meaning}: {part.nodes} {'node' if part.nodes == 1 else 'nodes'}"
+            boxes[at] = Box(x, y, w, HEIGHT, label, title, is_sum=is_layer and w == SUM)
+        y += HEIGHT + LANE
+    placed = tuple(boxes[at] for at in range(len(folded.parts)))
+    rows_read: dict[int, set[int]] = defaultdict(set)
+    for start, end, _ in folded.edges:
+        rows_read[start].add(row_of[end])
+    wires = tuple(
+        (start, end, _folded_wire(placed[start], placed[end], row_of[end] - row_of[start]))
+        for start, end, _ in folded.edges
+        if len(rows_read[start] - {row_of[start]}) <= FEW_ROWS
+    )
+    far = any(row_of[end] - row_of[start] > 1 for start, end, _ in wires)
+    return Sketch(LEFT + width + (40 if far else 10), y, placed, wires, tuple(texts))
+
+
+def _columns(roles: Sequence[str]) -> tuple[dict[str, tuple[float, float]], float]:
+    """Where each role's column starts and how wide it is; how wide all are together."""
+    x = float(LEFT)
+    columns: dict[str, tuple[float, float]] = {}
+    for role in roles:
+        width = SUM if role.endswith("add") else CELL
+        columns[role] = (x, width)
+        x += width + GAP
+    return columns, max(x - GAP - LEFT, WIDE)
+
+
+def _folded_wire(start: Box, end: Box, rows: int) -> str:
+    """Side by side: straight. Past others of the row: above them. To the next row: down, along, down."""
+    (x1, right), (x2, left) = (
+        (start.x + start.width / 2, start.x + start.width),
+        (end.x + end.width / 2, end.x),
+    )
+    if rows == 0 and 0 < left - right <= GAP:
+        return f"M{right:g},{start.y + HEIGHT / 2:g} H{left:g}"
+    if rows == 0:
+        return f"M{x1:g},{start.y:g} V{start.y - 4:g} H{x2:g} V{end.y:g}"
+    if rows == 1:
+        # Higher in the lane than a wire past others of the row, so that the two are told apart.
+        return f"M{x1:g},{start.y + HEIGHT:g} V{end.y - 8.5:g} H{x2:g} V{end.y:g}"
+    out = max(right, end.x + end.width)
+    bulge = out + min(34, 8 + 6 * rows)
+    y1, y2 = start.y + HEIGHT / 2, end.y + HEIGHT / 2
+    return f"M{right:g},{y1:g} C{bulge:g},{y1:g} {bulge:g},{y2:g} {end.x + end.width:g},{y2:g}"
+
+
+def _short(stack: str, layer: int | None) -> str:
+    return f"{stack[:3]} {layer}".strip()
+
+
+def _cut(text: str, width: float) -> str:
+    most = max(4, int(width / 6.2))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+# -- a small graph ---------------------------------------------------------------------------
+
+NODE, SPACE_X, SPACE_Y, MARGIN, WIDEST = 26, 34, 16, 12, 130
+
+
+def of_graph(wave: GraphWave) -> Sketch:
+    """Columns by depth, inputs at the left; a source stands right before its first reader."""
+    columns = by_depth(wave.nodes, wave.inputs, wave.sources)
+    tallest = max((len(column) for column in columns), default=1) + 1  # a row's room for wires that rise
+    at = {site: number for number, site in enumerate(wave.nodes)}
+    boxes: dict[int, Box] = {}
+    x = float(MARGIN)
+    for column in columns:
+        width = max(min(WIDEST, 6.6 * len(site) + 26) for site in column)
+        top = (tallest + 1 - len(column)) / 2
+        for place, site in enumerate(column):
+            y = MARGIN + (top + place) * (NODE + SPACE_Y)
+            kind = "source" if site in wave.sources else "node"
+            title = f"{kind} {site}" + (f" = {wave.before[site]}" if site in wave.before else "")
+            boxes[at[site]] = Box(x, y, width, NODE, _cut(site, width - 8), title)
+        x += width + SPACE_X
+    placed = tuple(boxes[number] for number in range(len(wave.nodes)))
+    wires = tuple(
+        (at[read], at[site], _graph_wire(placed[at[read]], placed[at[site]]))
+        for site in wave.nodes
+        for read in dict.fromkeys(wave.inputs[site])
+    )
+    return Sketch(x - SPACE_X + MARGIN, 2 * MARGIN + tallest * (NODE + SPACE_Y), placed, wires)
+
+
+def by_depth(
+    nodes: Iterable[str], inputs: Mapping[str, Sequence[str]], sources: Collection[str]
+) -> list[list[str]]:
+    """The nodes, given inputs first, by depth: one more than the deepest input."""
+    depth: dict[str, int] = {}
+    readers: dict[str, list[str]] = defaultdict(list)
+    listed = list(nodes)
+    for site in listed:
+        for read in inputs[site]:
+            readers[read].append(site)
+        if site not in sources:
+            depth[site] = 1 + max((depth.get(read, 0) for read in inputs[site]), default=0)
+    for source in sources:
+        depth[source] = min((depth[reader] for reader in readers[source]), default=1) - 1
+    columns: dict[int, list[str]] = defaultdict(list)
+    for site in listed:
+        columns[depth[site]].append(site)
+    return [columns[place] for place in sorted(columns)]
+
+
+def _graph_wire(start: Box, end: Box) -> str:
+    x1, y1, x2, y2 = start.x + start.width, start.y + NODE / 2, end.x, end.y + NODE / 2
+    bend = max((x2 - x1) / 2, SPACE_X / 2)
+    # A wire that passes other columns rises above the boxes there.
+    rise = min(4 * NODE, 0.35 * (x2 - x1 - SPACE_X)) if x2 - x1 > SPACE_X + 50 else 0
+    return f"M{x1:g},{y1:g} C{x1 + bend:g},{y1 - rise:g} {x2 - bend:g},{y2 - rise:g} {x2:g},{y2:g}"
