@@ -103,15 +103,18 @@ class Asked:
         )
 
 
-def asked(pairs: Iterable[Pair], tokenizer: Any, *, batch_size: int | None = None) -> Asked:
+def asked(
+    pairs: Iterable[Pair], tokenizer: Any, *, batch_size: int | None = None, as_written: bool = False
+) -> Asked:
     """Tokenise pairs, check them, and group them by length, at most `batch_size` in a group.
 
     A prompt is tokenised as the tokenizer does by default, with the special tokens that it adds. Clean and
     corrupted must have equally many tokens, for a position to mean the same in both.
 
     An answer is one token. It is taken as written where that is one token, else with a leading space added or
-    removed where that is; `notes` say so. Where both readings are one token each, the one written is taken,
-    and a note tells of the other if the prompt does not end in a space. Raises PromptError, which names the
+    removed where that is; `notes` say so. A word without a leading space after a prompt that ends in a letter
+    ("... gave a drink to" and "Mary") is refused where it is a token with the space as well: a model that has
+    both would be asked for the wrong one. With `as_written` it is taken. Raises PromptError, which names the
     file, the row and the field, and shows the tokens.
     """
     listed = tuple(pairs)
@@ -124,7 +127,7 @@ def asked(pairs: Iterable[Pair], tokenizer: Any, *, batch_size: int | None = Non
         )
     if batch_size is not None and batch_size < 1:
         raise PromptError(f"a batch size of {batch_size}; it is 1 or more.")
-    reader = _Reader(tokenizer)
+    reader = _Reader(tokenizer, as_written)
     clean, corrupted, answers, wrong = [], [], [], []
     for number, pair in enumerate(listed):
         where = _where(pair, number)
@@ -159,8 +162,8 @@ def _groups(lengths: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
 class _Reader:
     """Reads texts as tokens, and notes what is worth a word."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, as_written: bool) -> None:
+        self._tokenizer, self._as_written = tokenizer, as_written
         self._unknown: int | None = getattr(tokenizer, "unk_token_id", None)
         self.notes: list[str] = []
 
@@ -190,10 +193,12 @@ class _Reader:
         other = text[1:] if text.startswith(" ") else f" {text}"
         written, toggled = self._bare(text), self._bare(other)
         if self._is_one(written):
-            if self._is_one(toggled) and toggled != written and _lacks_space(text, pair):
-                self.notes.append(
-                    f"{where}: {text!r} and {other!r} are a token each, and {text!r} was taken, as written; "
-                    f"after a prompt that does not end in a space, {other!r} may be what you mean"
+            is_ambiguous = self._is_one(toggled) and toggled != written and _lacks_space(text, pair)
+            if is_ambiguous and not self._as_written:
+                raise PromptError(
+                    f"{where}: {text!r} and {other!r} are both a token, and after a prompt that ends in "
+                    f"{pair.clean.split()[-1]!r} the one with the space comes next. Write {other!r}; if you do "
+                    f"mean {text!r}, glued to the word before it, say as_written=True."
                 )
             return written[0]
         if self._is_one(toggled):
@@ -217,5 +222,5 @@ class _Reader:
 
 
 def _lacks_space(text: str, pair: Pair) -> bool:
-    """Whether an answer is a word without a space in front, after a prompt without one behind."""
-    return text[:1].isalnum() and not pair.clean[-1:].isspace()
+    """Whether an answer would be glued to the last word of its prompt."""
+    return text[:1].isalnum() and pair.clean[-1:].isalnum()

@@ -76,6 +76,7 @@ def sweep(
     answer: opt.Answer = None,
     wrong: opt.Wrong = None,
     prompts: opt.Prompts = None,
+    as_written: opt.AsWritten = False,
     batch_size: opt.BatchSize = None,
     sites: opt.Sites = DEFAULT_SITES,
     pos: opt.Pos = None,
@@ -109,7 +110,7 @@ def sweep(
     tell = Teller(quiet)
     named = Named(model, device, dtype, attention, revision, trust_remote_code)
     loaded, question = Wanted(
-        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, batch_size,
+        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, as_written, batch_size,
         sites, pos, patch, noise_scale, direction, metric, seed,
     ).ask(tell)  # fmt: skip
     command = command_of(ctx)
@@ -131,6 +132,7 @@ def plan(
     answer: opt.Answer = None,
     wrong: opt.Wrong = None,
     prompts: opt.Prompts = None,
+    as_written: opt.AsWritten = False,
     batch_size: opt.BatchSize = None,
     sites: opt.Sites = DEFAULT_SITES,
     pos: opt.Pos = None,
@@ -153,7 +155,7 @@ def plan(
     tell = Teller(quiet)
     named = Named(model, device, dtype, attention, revision, trust_remote_code)
     loaded, question = Wanted(
-        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, batch_size,
+        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, as_written, batch_size,
         sites, pos, patch, noise_scale, direction, metric, seed,
     ).ask(tell)  # fmt: skip
     with tell.doing("planning"):

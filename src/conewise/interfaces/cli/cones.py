@@ -126,12 +126,13 @@ def _show(console: Console, model: str, site: str, folded: Folded, one: Cone) ->
         f"{sum(one.reused):,} values are read as they are",
         markup=False,
     )
-    widest = max(len(row) for row, _ in folded.rows)
-    for row, numbers in folded.rows:
+    labels = [f"layer {row}" if row.isdigit() else row for row, _ in folded.rows]
+    widest = max(map(len, labels))
+    for label, (_, numbers) in zip(labels, folded.rows, strict=True):
         nodes = sum(folded.parts[number].nodes for number in numbers)
         again = sum(one.recomputed[number] for number in numbers)
         if not nodes:
             continue
         bar = "█" * round(WIDTH * again / nodes)
         patched = "  ← patched here" if any(number in one.at for number in numbers) else ""
-        console.print(f"  {row:<{widest}}  {bar:<{WIDTH}}  {again:>5,} of {nodes:,}{patched}", markup=False)
+        console.print(f"  {label:<{widest}}  {bar:<{WIDTH}}  {again:>5,} of {nodes:,}{patched}", markup=False)

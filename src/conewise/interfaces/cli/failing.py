@@ -77,9 +77,11 @@ def shown_command(words: list[str]) -> str:
 
 _OPTIONS = {
     r"resume=True": "--resume",
+    r"\bas_written=True": "--as-written",
     r"\bout=": "--out",
     r"\bmax_memory=(\d+)": r"--max-memory \1",
     r"\bevaluator='(\w+)'": r"--evaluator \1",
+    r"`model\.sites\.to_dataframe\(\)`": "--kind all",
     r"\btrust_remote_code=True\b": "--trust-remote-code",
 }
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from conewise.interfaces.cli import options as opt
-from conewise.interfaces.cli.failing import CommandError
+from conewise.interfaces.cli.failing import CommandError, as_options
 from conewise.interfaces.cli.helping import shown
 from conewise.interfaces.cli.loading import Named
 from conewise.interfaces.cli.showing import Teller, add_row, print_json, stdout, table
@@ -54,7 +54,7 @@ def sites(
             return
         _show(rows, kind or "all")
         return
-    stdout().print(str(listing), markup=False)
+    stdout().print(as_options(str(listing)), markup=False, soft_wrap=True)
 
 
 def _of_kind(rows: list[dict[str, Any]], kind: str | None, kinds: tuple[str, ...]) -> list[dict[str, Any]]:

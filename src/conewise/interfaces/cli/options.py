@@ -105,6 +105,14 @@ Wrong = Annotated[
         show_default=False,
     ),
 ]
+AsWritten = Annotated[
+    bool,
+    typer.Option(
+        "--as-written",
+        help="Take answers without a leading space even where one seems to be missing.",
+        rich_help_panel=_PROMPTS,
+    ),
+]
 Prompts = Annotated[
     Path | None,
     typer.Option(

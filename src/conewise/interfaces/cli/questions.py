@@ -38,6 +38,7 @@ class Wanted:
     answers: tuple[str, ...]
     wrong: tuple[str, ...]
     prompts: Path | None
+    as_written: bool
     batch_size: int | None
     sites: str
     pos: str | None
@@ -89,7 +90,7 @@ class Wanted:
         from conewise.workloads.prompts import asked
         from conewise.workloads.questions import Question, usual_direction
 
-        prompts = asked(pairs, loaded.tokenizer, batch_size=self.batch_size)
+        prompts = asked(pairs, loaded.tokenizer, batch_size=self.batch_size, as_written=self.as_written)
         for note in prompts.notes:
             tell.warn(note)
         prompts.expect_answers(self.metric.word)
@@ -158,15 +159,15 @@ def show_question(console: Console, loaded: Loaded, question: Question) -> None:
     )
     for name in ("clean", "corrupted"):
         if name == question.base or question.source is not None:
-            role = "base: changed" if name == question.base else "source: values come from here"
-            console.print(f"  {name:<9}  {escape(getattr(pair, name))}  [dim]({role})[/dim]")
+            role = "base" if name == question.base else "source"
+            console.print(f"  {f'{name} ({role})':<18} {escape(getattr(pair, name))}")
     answers = {
         name: ", ".join(map(repr, told_tokens(question.asked.tokenizer, getattr(question.asked, name)[0])))
         for name in ("answers", "wrong_answers")
     }
     if answers["answers"]:
         wrong = f", not {answers['wrong_answers']}" if answers["wrong_answers"] else ""
-        console.print(f"  answer     {escape(answers['answers'] + wrong)}")
+        console.print(f"  {'answer':<18} {escape(answers['answers'] + wrong)}")
     ways = {"denoise": "denoising", "noise": "noising"}
     way = ways[question.direction] if question.source else f"ablation in the {question.base} run"
     put = {

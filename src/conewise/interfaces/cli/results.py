@@ -64,10 +64,11 @@ def show_result(console: Console, result: Result, story: Story, top: int) -> Non
     base = float(result.base[0])
     source = None if result.source is None else float(result.source[0])
     span = None if source is None else source - base
-    ends = f"{result.metrics[0]}: base {base:.4g}" + ("" if source is None else f", source {source:.4g}")
+    ends = "" if source is None else f", in the source {source:.4g}"
+    console.print(f"{result.metrics[0]} in the base {base:.4g}{ends}\n", markup=False)
     columns = ["", "site", "effect", *(["of base → source"] if span else []), "value"]
     cells = len(result.cells)
-    shown = table(f"The strongest {min(top, cells)} of {cells} sites ({ends})", columns, right=(0, 2, 3, 4))
+    shown = table(f"The strongest {min(top, cells)} of {cells} sites", columns, right=(0, 2, 3, 4))
     for rank, (cell, effect, value) in enumerate(result.strongest(count=top), 1):
         share = [f"{effect / span:+.1%}"] if span else []
         add_row(shown, str(rank), cell.name, f"{effect:+.4f}", *share, f"{value:.4f}")

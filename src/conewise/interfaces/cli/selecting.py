@@ -21,7 +21,7 @@ def selected(text: str, pos: str | None, model: Model) -> Selectors:
     chosen: Selectors | None = None
     for name, part in _written(text):
         choices = _usual(model, name, pos) | part
-        selector = as_selectors(sites(name, **choices))
+        selector = as_selectors(sites(name, stack="", **choices))
         chosen = selector if chosen is None else chosen + selector
     if chosen is None:
         raise CommandError("--sites names none; write, for one, --sites z,mlp_out.")
@@ -46,7 +46,10 @@ def placed(text: str, model: Model) -> Place:
         )
     assert layer is None or isinstance(layer, int)
     place = site(
-        name, layer=layer, **{axis: choice for axis, choice in part.items() if isinstance(choice, int)}
+        name,
+        layer=layer,
+        stack="",
+        **{axis: choice for axis, choice in part.items() if isinstance(choice, int)},
     )
     model.locate(place)  # says what is wrong with it
     return place

@@ -79,10 +79,11 @@ class Teller:
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
+        self._doing = ""
 
     def __call__(self, words: str) -> None:
-        """Say a line."""
-        if not self.quiet:
+        """Say a line, unless it is what is said to be done already."""
+        if not self.quiet and words != self._doing:
             print(words, file=sys.stderr, flush=True)
 
     def warn(self, words: str) -> None:
@@ -94,12 +95,15 @@ class Teller:
         """Say what is being done now: a moving line in a terminal, a plain one elsewhere."""
         if self.quiet or not sys.stderr.isatty():
             self(words)
+            self._doing = words
             yield
-            return
-        from rich.console import Console
+        else:
+            from rich.console import Console
 
-        with Console(stderr=True).status(words):
-            yield
+            self._doing = words
+            with Console(stderr=True).status(words):
+                yield
+        self._doing = ""
 
 
 class Counting:
@@ -120,6 +124,15 @@ class Counting:
         if self._is_shown and (done == total or now - self._told_at >= EVERY):
             self._told_at = now
             self._tell(f"{done} of {total} cells done")
+
+
+def watched(tell: Teller, asked: bool | None) -> bool | Callable[[int, int], None] | None:
+    """How a run shows its progress: a bar in a terminal, lines elsewhere if asked for, or nothing."""
+    if asked is False or (asked is None and tell.quiet):
+        return False
+    if sys.stderr.isatty():
+        return asked
+    return Counting(tell, is_shown=True) if asked else False
 
 
 def expect_writable(folder: Path, option: str) -> None:
