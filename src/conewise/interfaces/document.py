@@ -1,8 +1,8 @@
 """A page in one file: its styles, its scripts and its data inside, and a policy that lets nothing else run.
 
-What a page shows (prompts, names of sites and models) is other people's text. In HTML it is escaped; in data it
-cannot end the element that holds it; and scripts run by the hash of their text alone, so that what slipped
-through both would still not run. No address can be fetched.
+What a page shows (prompts, names of sites and models) is other people's text. In HTML it is escaped; in data
+it cannot end the element that holds it; and scripts run by the hash of their text alone, so that what
+slipped through both would still not run. No address can be fetched.
 """
 
 from __future__ import annotations

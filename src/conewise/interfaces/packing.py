@@ -1,7 +1,7 @@
 """A result as the data of its page: numbers as bytes, names of sites as a rule and not as a list.
 
-A million cells are 8 MB of values; their names, written out, would be 40 MB more. So names are sent as pieces of
-text between the numbers along the axes wherever every cell's name is really that, and listed otherwise.
+A million cells are 8 MB of values; their names, written out, would be 40 MB more. So names are sent as pieces
+of text between the numbers along the axes wherever every cell's name is really that, and listed otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from plotly.colors import diverging, unlabel_rgb
 
 from conewise.frontends.torch.tensors import Tensor
+from conewise.workloads.folded import Folded
 from conewise.workloads.places import Place
 from conewise.workloads.plots import COLOURS
 from conewise.workloads.result import Result
@@ -30,7 +31,7 @@ COLUMNS = {"layer": ("layer",), "head": ("head", "kv_head"), "pos": ("pos",), "n
 
 MISSING = -(2**31)
 
-# From the colour of a dark page outwards: 0 is dark, and both ends are light. Red and blue, as on a light page.
+# From the colour of a dark page outwards: 0 is dark, both ends are light. Red and blue, as on a light page.
 DARK_COLOURS = (
     (255, 210, 194),
     (247, 155, 128),
@@ -44,8 +45,8 @@ DARK_COLOURS = (
 )
 
 
-def packed(result: Result, story: Story | None) -> dict[str, Any]:
-    """All numbers of a result, and what it takes to name each cell."""
+def packed(result: Result, story: Story | None, folded: Folded | None = None) -> dict[str, Any]:
+    """All numbers of a result, what it takes to name each cell, and what each costs."""
     metrics, cells = result.table.shape
     prompts = result.per_prompt.shape[-1]
     whole = prompts > 1 and metrics * cells * prompts <= MOST_PER_PROMPT
@@ -63,6 +64,7 @@ def packed(result: Result, story: Story | None) -> dict[str, Any]:
         "told": [pair.clean if story.base == "clean" else pair.corrupted for pair in story.prompts]
         if story
         else [],
+        "costs": _costs(result, folded),
         "colours": {"light": [unlabel_rgb(one) for one in getattr(diverging, COLOURS)], "dark": DARK_COLOURS},
     }
 
@@ -83,6 +85,18 @@ def tokens(story: Story | None) -> list[str | None]:
     if len({len(row) for row in rows}) != 1:
         return []
     return [column[0] if len(set(column)) == 1 else None for column in zip(*rows, strict=True)]
+
+
+def _costs(result: Result, folded: Folded | None) -> dict[str, Any] | None:
+    """What the cones of the cells cost; None where it is not known, or known of other cells."""
+    if folded is None or sum(count for _, count in folded.runs) != len(result.cells):
+        return None
+    return {
+        "runs": folded.runs,
+        "evaluations": [cone.node_evaluations for cone in folded.cones],
+        "flops": [sum(cone.flops) for cone in folded.cones],
+        "full": [folded.full_evaluations, folded.full_flops],
+    }
 
 
 def _part(part: Spread, start: int) -> dict[str, Any]:

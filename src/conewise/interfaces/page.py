@@ -1,7 +1,7 @@
 """A sweep as a page: one file that opens from disk and fetches nothing.
 
-The words (what was asked, what it cost, how it was checked, where it comes from) are written here. The pictures
-and the table are drawn in the browser from the numbers that `packing` sends, by page.js and what it names.
+The words (what was asked, what it cost, how it was checked, where it comes from) are those of `telling`. The
+maps and the table are drawn in the browser, by the scripts, from the numbers that `packing` sends.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from plotly.offline import get_plotlyjs
 
 from conewise.errors import SweepError
+from conewise.interfaces import wave
 from conewise.interfaces.document import asset, document
 from conewise.interfaces.packing import packed
 from conewise.interfaces.telling import accounting, checked, origin, question, speeds
+from conewise.interfaces.wave import cone_section, wave_section
 from conewise.workloads.files import write_whole
 from conewise.workloads.result import Result
 from conewise.workloads.story import Story
@@ -28,6 +30,9 @@ KINDS = {"z": ("attention head", "attention heads"), "mlp_out": ("MLP", "MLPs"),
 """What a part of a sweep is called in a title: one, and many."""
 
 SCRIPTS = ("page_data.js", "page_maps.js", "page_table.js", "page_site.js", "page.js")
+
+
+NO_GRAPH = '<p class="note">The model of this sweep was not folded, so there is no graph to show.</p>'
 
 
 def write_page(
@@ -59,19 +64,27 @@ def sweep_page(
     title = heading(result, story)
     styles, scripts = [asset("theme.css"), asset("page.css")], [asset(name) for name in SCRIPTS]
     data: dict[str, object] = {
-        "conewise-data": packed(result, story),
+        "conewise-data": packed(result, story, folded),
         "conewise-speeds": speeds(result, story),
     }
-    cone = wave = ""
+    cone, waves = "", NO_GRAPH
+    if folded is not None:
+        cone = cone_section(folded, assets=False)
+        waves = wave_section(folded, assets=False)
+        styles.append(wave.style())
+        scripts.insert(0, wave.script())
+        data |= wave.data(folded)
     body = f"""
 <a class="skip" href="#maps">Skip to the maps</a>
 <header class="top">
 <div class="bar"><span class="mark">conewise</span>
 <nav role="tablist" aria-label="Views">
 <button role="tab" id="tab-results" aria-controls="view-results" aria-selected="true">Sites</button>
-<button role="tab" id="tab-graph" aria-controls="view-graph" aria-selected="false" tabindex="-1">Graph</button>
+<button role="tab" id="tab-graph" aria-controls="view-graph" aria-selected="false" tabindex="-1">Graph
+</button>
 </nav>
-<button id="theme" type="button" title="Light, dark, or as the system has it">Theme: <span>auto</span></button>
+<button id="theme" type="button" title="Light, dark, or as the system has it">Theme:
+<span>auto</span></button>
 </div>
 <h1>{escape(title)}</h1>
 {_summary(result)}
@@ -89,7 +102,11 @@ def sweep_page(
 {checked(result)}
 {origin(result, story, made_at or datetime.now(UTC))}
 </main>
-<main id="view-graph" role="tabpanel" aria-labelledby="tab-graph" hidden>{wave}</main>
+<main id="view-graph" role="tabpanel" aria-labelledby="tab-graph" hidden>
+<section aria-labelledby="graph-title"><h2 id="graph-title">The wave of a patch</h2>
+<p class="lead">A patch makes its cone invalid; a demand recomputes what it needs of that, once, and reads the
+rest as it was.</p>
+{waves}</section></main>
 <div id="tip" role="status" aria-live="polite" hidden></div>
 <noscript><p class="noscript">The maps and the table are drawn by this page's own script, and scripts are off.
 </p></noscript>"""
@@ -105,9 +122,9 @@ def heading(result: Result, story: Story | None) -> str:
     for part in result.spreads:
         counted[part.name] = counted.get(part.name, 0) + len(part.cells)
     told = [f"{count:,} {KINDS.get(name, (name, name))[count != 1]}" for name, count in counted.items()]
-    each = "" if len(result.cells) == 1 else ", one at a time"
+    each = "" if len(result.cells) == 1 else " one at a time"
     return (
-        f"{' and '.join(told) if len(told) < 3 else f'{len(result.cells):,} sites'} of {model}, patched{each}"
+        f"{' and '.join(told) if len(told) < 3 else f'{len(result.cells):,} sites'} of {model} patched{each}"
     )
 
 
@@ -146,13 +163,13 @@ def _maps(result: Result) -> str:
 <label><input type="radio" name="shown" value="value"><span>Value</span></label>
 </fieldset>
 <label>Colours <select id="range"><option value="1">up to the largest</option>
-<option value="0.99">up to the 99th percentile</option><option value="0.95">up to the 95th percentile</option>
+<option value="0.99" selected>up to the 99th percentile</option>
+<option value="0.95">up to the 95th percentile</option>
 </select></label>
 </div>
 <p class="hint" id="maps-hint"></p>
 <div class="figures" id="figures"></div>
-<div class="scale" id="scale" aria-hidden="true"><span id="scale-low"></span><i></i><span id="scale-high"></span>
-</div>
+<div class="scale" id="scale"><span id="scale-low"></span><i></i><span id="scale-high"></span></div>
 <p class="note" id="maps-note" hidden></p>
 </section>"""
 
@@ -162,8 +179,8 @@ def _table() -> str:
 <section id="sites" aria-labelledby="sites-title">
 <h2 id="sites-title">Ranked</h2>
 <div class="controls">
-<label class="grow">Filter <input id="filter" type="search" placeholder="layer=9 head, mlp …" autocomplete="off"
-spellcheck="false"></label>
+<label class="grow">Filter
+<input id="filter" type="search" placeholder="layer=9 head=" autocomplete="off" spellcheck="false"></label>
 <label>Kind <select id="kind"><option value="">all</option></select></label>
 <span class="buttons"><button type="button" id="csv-shown">CSV of these</button>
 <button type="button" id="csv-all">CSV of all</button></span>

@@ -63,6 +63,20 @@ window.conewise = window.conewise || {};
     return -1;
   }
 
+  // The nodes and FLOPs that a cell's world computes, or null where they are not known.
+  const costs = given.costs, starts = [];
+  if (costs) costs.runs.reduce((start, [, many]) => (starts.push(start), start + many), 0);
+  function cost(cell) {
+    if (!costs) return null;
+    let low = 0, high = starts.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (starts[middle] <= cell) low = middle; else high = middle - 1;
+    }
+    const cone = costs.runs[low][0];
+    return { evaluations: costs.evaluations[cone], flops: costs.flops[cone], full: costs.full };
+  }
+
   // As `Result.to_dataframe()` computes them, in the same order of the same 64-bit operations.
   const value = (metric, cell) => table[metric * count + cell];
   const effect = (metric, cell) => table[metric * count + cell] - base[metric];
@@ -81,23 +95,36 @@ window.conewise = window.conewise || {};
     }
     return kept.get(key);
   }
-  // Numbers by index, from the smallest key; keys that are no numbers stand last, either way.
-  function sorted(cells, keys, descending) {
-    const real = cells.filter(cell => !Number.isNaN(keys[cell]));
-    const rest = cells.filter(cell => Number.isNaN(keys[cell]));
-    const sign = descending ? -1 : 1;
-    real.sort((a, b) => (keys[a] < keys[b] ? -sign : keys[a] > keys[b] ? sign : a - b));
-    const found = new Uint32Array(cells.length);
-    found.set(real);
-    found.set(rest, real.length);
-    return found;
+  // The numbers of the keys, in the order of the keys; equal ones stay as they stand, and those that are no
+  // numbers come last either way. By digits of 16 bits: a comparison for each pair takes a second for a million.
+  function sorted(keys, descending) {
+    const size = keys.length, copy = new Float64Array(size), bits = new Uint32Array(copy.buffer);
+    const turn = descending ? -1 : 0;
+    let from = new Uint32Array(size), to = new Uint32Array(size);
+    for (let i = 0; i < size; i++) {
+      from[i] = i;
+      copy[i] = keys[i] + 0;  // −0 is 0
+      // As whole numbers, the bits of positive numbers are ordered, and those of negative ones the other way.
+      const negative = bits[2 * i + 1] >> 31;
+      bits[2 * i] ^= negative ^ turn;
+      bits[2 * i + 1] ^= (negative | 0x80000000) ^ turn;
+      if (keys[i] !== keys[i]) bits[2 * i] = bits[2 * i + 1] = 0xffffffff;
+    }
+    for (let digit = 0; digit < 4; digit++) {
+      const word = digit >> 1, shift = (digit & 1) * 16, starts = new Uint32Array(65537);
+      for (let i = 0; i < size; i++) starts[((bits[2 * i + word] >>> shift) & 0xffff) + 1]++;
+      for (let i = 0; i < 65536; i++) starts[i + 1] += starts[i];
+      for (let i = 0; i < size; i++) to[starts[(bits[2 * from[i] + word] >>> shift) & 0xffff]++] = from[i];
+      [from, to] = [to, from];
+    }
+    return from;
   }
   // The place of every cell when they are ordered by the size of their effect, from 1.
   function ranks(metric) {
     const key = `${metric} rank`;
     if (!kept.has(key)) {
       const sizes = numbers(metric, "effect").map(Math.abs);
-      const order = sorted(Uint32Array.from({ length: count }, (_, cell) => cell), sizes, true);
+      const order = sorted(sizes, true);
       const found = new Uint32Array(count);
       for (let place = 0; place < count; place++) found[order[place]] = place + 1;
       kept.set(key, found);
@@ -130,7 +157,7 @@ window.conewise = window.conewise || {};
   const plain = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   const listeners = [];
-  const state = { metric: 0, shown: "effect", range: 1, site: -1 };
+  const state = { metric: 0, shown: "effect", range: 0.99, site: -1 };
   // Change what is shown, and tell all that show it; `what` has the keys that changed.
   function set(what) {
     const changed = Object.keys(what).filter(key => state[key] !== what[key]);
@@ -143,7 +170,7 @@ window.conewise = window.conewise || {};
     data: { given, parts, metrics, prompts, count, base, source, perPrompt, basePerPrompt, sourcePerPrompt },
     names: { nameOf, kindOf, at, partOf, find, columns: ["layer", "head", "pos", "neuron"].filter(
       name => parts.some(part => name in part.at)) },
-    numbers: { value, effect, share, numbers, sorted, ranks, ranked },
+    numbers: { value, effect, share, numbers, sorted, ranks, ranked, cost, hasCosts: costs !== null },
     words: { shown, percent, told, plain },
     state, set, listen: listener => listeners.push(listener),
     element(tag, attributes, ...inside) {

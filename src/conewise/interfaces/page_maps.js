@@ -19,13 +19,16 @@
   const middle = () => state.shown === "value" ? data.base[state.metric] : 0;
 
   // How far the colours reach from the middle: all of the finite numbers, or most of them.
+  const reaches = new Map();
   function reach() {
-    const all = numbers.numbers(state.metric, state.shown), centre = middle();
-    let sizes = all.filter(Number.isFinite).map(number => Math.abs(number - centre));
-    if (!sizes.length) return 1;
-    if (state.range >= 1) return sizes.reduce((a, b) => Math.max(a, b), 0) || 1;
-    sizes = sizes.sort();
-    return sizes[Math.min(sizes.length - 1, Math.floor(state.range * sizes.length))] || 1;
+    const key = `${state.metric} ${state.shown} ${state.range}`;
+    if (!reaches.has(key)) {
+      const centre = middle(), all = numbers.numbers(state.metric, state.shown);
+      const sizes = all.filter(Number.isFinite).map(number => Math.abs(number - centre)).sort();
+      const place = Math.min(sizes.length - 1, Math.floor(state.range * sizes.length));
+      reaches.set(key, sizes[place] || sizes[sizes.length - 1] || 1);
+    }
+    return reaches.get(key);
   }
 
   // -- how a part is laid out ------------------------------------------------------------------
@@ -210,8 +213,11 @@
   // -- keeping true --------------------------------------------------------------------------------
   function legend() {
     const far = reach(), centre = middle();
-    document.getElementById("scale-low").textContent = words.told(state.shown, centre - far);
-    document.getElementById("scale-high").textContent = words.told(state.shown, centre + far);
+    const beyond = side => numbers.numbers(state.metric, state.shown).some(n => side * (n - centre) > far);
+    const ends = [["scale-low", -1, "≤ "], ["scale-high", 1, "≥ "]];
+    for (const [id, side, sign] of ends) {
+      document.getElementById(id).textContent = (beyond(side) ? sign : "") + words.told(state.shown, centre + side * far);
+    }
     document.querySelector("#scale i").style.background = `linear-gradient(to right, ${colours().map(one => `rgb(${one})`).join(", ")})`;
     const hints = {
       effect: "How far the metric moves from its base when this site alone is patched. No effect is the colour in the middle.",

@@ -23,6 +23,13 @@
     ];
     if (data.source) facts.push(fact("of the way", words.percent(numbers.share(metric, cell)), `source ${words.shown(data.source[metric])}`));
     facts.push(fact("rank", `${numbers.ranks(metric)[cell].toLocaleString("en")}`, `of ${data.count.toLocaleString("en")}`));
+    const cost = numbers.cost(cell);
+    if (cost) {
+      const of = (part, whole) => whole ? `${(part / whole * 100).toFixed(0)} %` : "–";
+      facts.push(fact("recomputed", `${cost.evaluations.toLocaleString("en")}`,
+        `of a full run's ${cost.full[0].toLocaleString("en")} nodes: ${of(cost.evaluations, cost.full[0])}`));
+      if (cost.full[1]) facts.push(fact("FLOPs", words.shown(cost.flops), `${of(cost.flops, cost.full[1])} of a full run's`));
+    }
     list.replaceChildren(...facts);
     byPrompt(cell, metric);
     if (conewise.showCone) conewise.showCone(names.nameOf(cell));

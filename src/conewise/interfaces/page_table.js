@@ -22,6 +22,9 @@
   if (data.source) {
     columns.push({ name: "share", title: "of the way", descends: true, key: cell => numbers.share(state.metric, cell), text: cell => words.percent(numbers.share(state.metric, cell)) });
   }
+  if (numbers.hasCosts) {
+    columns.push({ name: "cost", title: "recomputed", hint: "nodes that are recomputed when this site is patched", key: cell => numbers.cost(cell).evaluations, text: cell => numbers.cost(cell).evaluations.toLocaleString("en") });
+  }
   const kinds = [...new Set(data.parts.flatMap(part => part.kinds || [part.kind]))].sort();
 
   // -- which rows, in which order ------------------------------------------------------------------
@@ -32,7 +35,7 @@
     } else {
       const keys = new Float64Array(data.count);
       for (let cell = 0; cell < data.count; cell++) keys[cell] = column.key(cell);
-      order = numbers.sorted(Uint32Array.from({ length: data.count }, (_, cell) => cell), keys, sort.descending);
+      order = numbers.sorted(keys, sort.descending);
     }
     refilter();
   }

@@ -6,12 +6,12 @@ import html
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
 from conewise.experiments.result import Result, Row
+from conewise.interfaces.document import asset
 from conewise.interfaces.figures import figure
 from conewise.interfaces.tables import as_csv, measured, number
 
@@ -56,7 +56,7 @@ def page(results: Sequence[Result]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>Conewise: the paper's claims, reproduced</title>
-<style>{_asset("report.css")}</style>
+<style>{asset("theme.css")}{asset("report.css")}</style>
 <script>{get_plotlyjs()}</script>
 </head>
 <body>
@@ -68,7 +68,7 @@ engine's ledger measured it on the real graph.</p>
 </header>
 <main>{sections}</main>
 <footer>Made on {made}. {facts}</footer>
-<script>{_asset("report.js")}</script>
+<script>{asset("report.js")}</script>
 </body>
 </html>
 """
@@ -109,10 +109,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     unit = " ms" if row.unit == "ms" else ""
     predicted = number(row.predicted, row) or "–"
     return html.escape(row.name), row.paper or "–", predicted, measured(row) + unit, _mark(row.match)
-
-
-def _asset(name: str) -> str:
-    return files("conewise.interfaces").joinpath(name).read_text(encoding="utf-8")
 
 
 def _mark(match: bool | None) -> str:

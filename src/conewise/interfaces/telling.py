@@ -1,4 +1,4 @@
-"""What a sweep's page says in words: the question, the accounting, the check, the origin. All of it escaped."""
+"""What a sweep's page says in words, escaped: the question, the accounting, the check, the origin."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def accounting(result: Result, story: Story | None) -> str:
         notes.append("No full forward was timed, so there is no measured speed to compare with.")
     if ledger.resumed:
         notes.append(
-            f"{ledger.resumed:,} cells were resumed from an earlier run, so that the seconds are not all of it."
+            f"{ledger.resumed:,} cells were resumed from an earlier run: the seconds are not all of it."
         )
     notes.append("FLOPs and peak memory are computed from the plan, and were not measured.")
     told = "".join(f"<li>{escape(note[:1].upper() + note[1:])}</li>" for note in notes)
@@ -193,8 +193,8 @@ def checked(result: Result) -> str:
     if check is None:
         told = (
             '<p class="verdict none">These numbers were not verified.</p><p>A sweep that is run with '
-            "<code>verify=n</code>, or <code>result.verify()</code>, runs random cells again as full forwards "
-            "of the original module, with hooks.</p>"
+            "<code>verify=n</code> has random cells run again as full forwards of the original module, with "
+            "hooks.</p>"
         )
         return _section("verification", "How the numbers were checked", told)
     verdict = (
@@ -205,13 +205,13 @@ def checked(result: Result) -> str:
     ways = [f"{check.hooked:,} by the original module itself, with hooks"] if check.hooked else []
     if check.interpreted:
         ways.append(f"{check.interpreted:,} operation by operation, because no module shows the site")
-    allowed = "equal in every bit" if check.tolerance == 0 else f"within {check.tolerance:.1g}"
+    allowed = "0, equal in every bit" if check.tolerance == 0 else f"at most {check.tolerance:.1g}"
     return _section(
         "verification",
         "How the numbers were checked",
         f"{verdict}<p>Run again: {' and '.join(ways)}. The largest deviation is "
-        f"{check.largest_deviation:.3g}, which is {check.relative:.2g} of the metric's largest value; it has to be "
-        f"{allowed}.</p>",
+        f"{check.largest_deviation:.3g}, which is {check.relative:.2g} of the metric's largest value; it has "
+        f"to be {allowed}.</p>",
     )
 
 
@@ -271,4 +271,7 @@ def _grid(heads: list[str], rows: list[list[str]]) -> str:
         f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>'
         for row in rows
     )
-    return f'<div class="table"><table class="grid"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+    return (
+        f'<div class="table"><table class="grid"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
+    )
