@@ -1,7 +1,7 @@
 // The page itself: light and dark, the two views, what the address remembers, and the start.
 "use strict";
 (function (conewise) {
-  const { data, names, state, element } = conewise;
+  const { data, names, state } = conewise;
   const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
 
   // -- light and dark ------------------------------------------------------------------------------
@@ -114,9 +114,17 @@
     }, { displayModeBar: false, responsive: true, staticPlot: true });
   }
 
-  conewise.maps.start();
-  conewise.table.start();
-  speeds();
-  recall();
-  root.dataset.ready = "true";
+  function start() {
+    conewise.maps.start();
+    conewise.table.start();
+    speeds();
+    recall();
+    // Something to look at: the site with the largest effect.
+    recalling = true;
+    if (state.site < 0) conewise.set({ site: conewise.numbers.ranked(state.metric)[0] });
+    recalling = false;
+    root.dataset.ready = "true";
+  }
+  // The cone's script begins then too, and stands before this one.
+  if (document.readyState === "loading") addEventListener("DOMContentLoaded", start); else start();
 })(window.conewise);

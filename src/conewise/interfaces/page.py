@@ -205,6 +205,6 @@ def _selected(result: Result, cone: str) -> str:
 <h3 id="site-name"></h3>
 <dl class="numbers" id="site-numbers"></dl>
 {prompts}
-</div>
 {cone}
+</div>
 </aside>"""

@@ -149,6 +149,12 @@ window.conewise = window.conewise || {};
     }
     return sign + Number(size.toPrecision(4)).toString();
   }
+  // A count with a letter for its thousands: 739 M.
+  function large(number) {
+    const letters = ["", "k", "M", "G", "T", "P", "E"];
+    const place = number < 1000 ? 0 : Math.min(6, Math.floor(Math.log10(number) / 3));
+    return place ? `${(number / 1000 ** place).toPrecision(3)} ${letters[place]}` : String(number);
+  }
   const percent = number => Number.isFinite(number)
     ? `${number < 0 ? "−" : "+"}${Math.abs(number * 100).toFixed(Math.abs(number) < 0.1 ? 2 : 1)} %`
     : shown(number);
@@ -171,7 +177,7 @@ window.conewise = window.conewise || {};
     names: { nameOf, kindOf, at, partOf, find, columns: ["layer", "head", "pos", "neuron"].filter(
       name => parts.some(part => name in part.at)) },
     numbers: { value, effect, share, numbers, sorted, ranks, ranked, cost, hasCosts: costs !== null },
-    words: { shown, percent, told, plain },
+    words: { shown, large, percent, told, plain },
     state, set, listen: listener => listeners.push(listener),
     element(tag, attributes, ...inside) {
       const made = document.createElement(tag);

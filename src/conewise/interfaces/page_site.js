@@ -27,8 +27,8 @@
     if (cost) {
       const of = (part, whole) => whole ? `${(part / whole * 100).toFixed(0)} %` : "–";
       facts.push(fact("recomputed", `${cost.evaluations.toLocaleString("en")}`,
-        `of a full run's ${cost.full[0].toLocaleString("en")} nodes: ${of(cost.evaluations, cost.full[0])}`));
-      if (cost.full[1]) facts.push(fact("FLOPs", words.shown(cost.flops), `${of(cost.flops, cost.full[1])} of a full run's`));
+        `of ${cost.full[0].toLocaleString("en")} nodes, ${of(cost.evaluations, cost.full[0])}`));
+      if (cost.full[1]) facts.push(fact("FLOPs", words.large(cost.flops), `${of(cost.flops, cost.full[1])} of a full run`));
     }
     list.replaceChildren(...facts);
     byPrompt(cell, metric);
