@@ -17,8 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import conewise as cw
 from conewise.frontends.torch.costs import PRODUCTS
 from conewise.frontends.torch.metrics import Metric
+from conewise.workloads.interventions import as_intervention
 from conewise.workloads.model import Model
-from conewise.workloads.sweep import Sweep
+from conewise.workloads.planning import Prepared
+from conewise.workloads.sweep import Batch, Sweep
 
 WeakStorage: Any = StorageWeakRef
 LENGTH, VOCABULARY, LAYERS = 16, 900, 2
@@ -146,6 +148,11 @@ def test_a_run_holds_to_its_budget(name: str, share: float) -> None:
     assert measured(sweep, max_memory=budget) <= 1.05 * budget
 
 
+def prepared_for(sweep: Sweep, captured: Model) -> Prepared:
+    run = captured.run(input_ids=ids(2))
+    return sweep.planner.prepare(Batch(run, None, as_intervention("zero", captured)))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_operations_of_a_full_run_are_those_that_torch_counts(name: str) -> None:
     """The matrix products, which torch counts; ours counts the other operations too."""
@@ -153,7 +160,7 @@ def test_the_operations_of_a_full_run_are_those_that_torch_counts(name: str) -> 
     sweep = sweep_of(name, SITES["late"], cw.prob(1), batch=2)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         captured.module(input_ids=ids(2), use_cache=False)
-    costs = sweep._prepare(captured.run(input_ids=ids(2))).whole_costs
+    costs = prepared_for(sweep, captured).whole_costs
     products = [record for record in captured.program.records if record.op in PRODUCTS]
     counted = sum(costs.flops(record.name) for record in products)
     assert counted == counter.get_total_flops()
@@ -170,7 +177,7 @@ def test_fused_attention_counts_as_much_as_its_products() -> None:
         sweep = captured.sweep(
             ("mlp_out", 0), base=captured.run(input_ids=ids(2)), source="zero", metric=cw.prob(1)
         )
-        costs = sweep._prepare(captured.run(input_ids=ids(2))).whole_costs
+        costs = prepared_for(sweep, captured).whole_costs
         records = captured.program.records
         counted.append(sum(costs.flops(r.name) for r in records if r.op in PRODUCTS or "attention" in r.op))
     assert counted[0] == counted[1]
@@ -186,12 +193,22 @@ def test_the_operations_of_a_wavefront_are_those_that_torch_counts(name: str) ->
 
 
 def test_a_metric_of_the_last_position_pays_for_no_other() -> None:
-    last = sweep_of("gpt2", SITES["late"], cw.prob(1)).plan()
-    every = sweep_of("gpt2", SITES["late"], METRICS["cross entropy"](1)).plan()
+    sites = cw.sites("resid_post", layer=LAYERS - 1, pos=0)  # all positions are changed
+    last = sweep_of("gpt2", sites, cw.prob(1)).plan()
+    every = sweep_of("gpt2", sites, METRICS["cross entropy"](1)).plan()
     assert last.flops * LENGTH == every.flops
     assert last.node_evaluations == every.node_evaluations
-    serial = sweep_of("gpt2", SITES["late"], cw.prob(1)).plan(evaluator="serial")
+    serial = sweep_of("gpt2", sites, cw.prob(1)).plan(evaluator="serial")
     assert serial.flops == every.flops
+
+
+def test_a_change_pays_for_no_position_before_it() -> None:
+    def flops(pos: int) -> int:
+        sites = cw.sites("resid_post", layer=LAYERS - 1, pos=pos)
+        return sweep_of("gpt2", sites, METRICS["cross entropy"](1)).plan().flops
+
+    for pos in range(LENGTH):
+        assert flops(pos) * LENGTH == flops(0) * (LENGTH - pos)
 
 
 def test_launches_are_counted_once_for_each_chunk() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conewise.frontends.torch.digests import home
 from conewise.frontends.torch.fingerprint import fingerprint
-from conewise.frontends.torch.mixing import Trial
 from conewise.frontends.torch.records import Record, Ref
 from conewise.frontends.torch.streaming import assembled
 
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 class Facts:
     """`outputs`: the output nodes; `fields`: those that have a name; `rates`: operations a second, measured.
 
-    `trial` says which nodes mix rows of the batch and which are views: None before they were tried.
+    `keeps_apart` says of nodes whether the rows of a batch stay apart there, `shown` which show the memory
+    of which; both are found when they are asked for.
     """
 
     def __init__(self, model: Model) -> None:
@@ -34,7 +34,8 @@ class Facts:
         self._batch_dims = {name: _dim(shapes.get(name) or (), batch) for name in self.outputs}
         self.records: dict[str, Record] = {record.name: record for record in program.records}
         self.device, self.dtype = home(program)
-        self.trial: Trial | None = None
+        self.keeps_apart: dict[str, bool] = {}
+        self.shown: Mapping[str, str] | None = None
         self.rates: dict[str, float] = {}
         self._module = model.module
         self._digest: str | None = None

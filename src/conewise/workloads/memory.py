@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,14 +12,23 @@ from conewise.workloads.schedule import Schedule
 class Sizes(Protocol):
     """Bytes of one world's value of a node, by the node's number."""
 
-    def value(self, node: int, last: bool) -> int:
-        """Of the value itself; of its last position with `last`."""
+    def value(self, node: int, rows: int | None) -> int:
+        """Of the value itself; of its last positions with `rows`."""
 
-    def repeated(self, node: int, last: bool) -> int:
+    def repeated(self, node: int, rows: int | None) -> int:
         """Of a copy of the baseline's value; none where it is repeated without one."""
 
-    def workspace(self, node: int, last: bool) -> int:
+    def workspace(self, node: int) -> int:
         """Of what computing it takes beside its value."""
+
+    def rows(self, node: int) -> int | None:
+        """How many of its positions are computed; None for all."""
+
+    def wanted(self, node: int, read: int) -> int | None:
+        """How many positions of `read` it reads; None for all."""
+
+    def wanted_of(self, target: int) -> int | None:
+        """How many positions of a target the metrics read; None for all."""
 
     def shown(self, node: int) -> int | None:
         """The node whose memory it shows, where it is a view and takes no memory of its own."""
@@ -59,7 +68,6 @@ def peak_bytes(
     inputs: Sequence[tuple[int, ...]],
     sizes: Sizes,
     *,
-    last: Callable[[int], bool],
     drops: Mapping[int, Sequence[int]],
     reading: int,
 ) -> int:
@@ -68,30 +76,33 @@ def peak_bytes(
     `inputs` has what each node reads, `drops` what goes after each step. `reading` is what the metrics take
     for one world, beside what they read.
     """
-    walk = _Walk(plan, sizes, last)
+    walk = _Walk(plan, sizes)
     for node, worlds in plan.steps:
         walk.step(node, worlds, inputs[node], drops.get(node, ()))
     return walk.finish(reading)
 
 
 class _Walk:
-    def __init__(self, plan: Schedule, sizes: Sizes, last: Callable[[int], bool]) -> None:
+    def __init__(self, plan: Schedule, sizes: Sizes) -> None:
         self.memory = Memory()
-        self._plan, self._sizes, self._last = plan, sizes, last
+        self._plan, self._sizes = plan, sizes
         self._stacks: dict[int, tuple[int, int]] = {}
         self._waiting = dict(plan.patched)
 
     def step(self, node: int, worlds: int, reads: Sequence[int], drops: Sequence[int]) -> None:
         """Compute a node in some worlds, then let go of what nothing reads any more."""
-        memory, is_last, count = self.memory, self._last(node), worlds.bit_count()
+        memory, count = self.memory, worlds.bit_count()
         for site in reads:
             if site in self._waiting and site not in self._stacks:
                 self._stacks[site] = self._filled(site, self._waiting.pop(site))
-        operands = {site: self._operand(site, worlds, is_last) for site in dict.fromkeys(reads)}
-        space = memory.take(self._sizes.workspace(node, is_last) * count)
+        operands = {
+            site: self._operand(site, worlds, self._sizes.wanted(node, site)) for site in dict.fromkeys(reads)
+        }
+        space = memory.take(self._sizes.workspace(node) * count)
         shown = self._sizes.shown(node)
         block = operands.get(shown) if shown is not None else None
-        own = memory.take(self._sizes.value(node, is_last) * count) if block is None else memory.hold(block)
+        size = self._sizes.value(node, self._sizes.rows(node)) * count
+        own = memory.take(size) if block is None else memory.hold(block)
         for one in (space, *operands.values()):
             if one is not None:
                 memory.release(one)
@@ -113,20 +124,22 @@ class _Walk:
                     self._stacks[target] = self._filled(target, self._waiting.pop(target))
             everything |= self._stacks[target][0] if target in self._stacks else 0
         for target in self._plan.targets:
-            self._operand(target, everything, self._last(target))
+            self._operand(target, everything, self._sizes.wanted_of(target))
+        for _, block in self._stacks.values():
+            self.memory.release(block)  # what the metrics read is held by them
         self.memory.take(reading * self._plan.worlds)
         return self.memory.peak
 
     def _filled(self, node: int, worlds: int) -> tuple[int, int]:
-        return worlds, self.memory.take(self._sizes.value(node, False) * worlds.bit_count())
+        return worlds, self.memory.take(self._sizes.value(node, None) * worlds.bit_count())
 
     def _patch(self, node: int, worlds: int) -> None:
         """Rows of a computed node written anew, and rows of worlds that did not compute it."""
         memory = self.memory
         have, block = self._stacks[node]
-        size = self._sizes.value(node, self._last(node))
+        size = self._sizes.value(node, self._sizes.rows(node))
         if worlds & have:
-            copy = memory.take(size * have.bit_count())
+            copy = memory.take(self._sizes.value(node, None) * have.bit_count())
             memory.release(block)
             block = copy
         if fresh := worlds & ~have:
@@ -140,21 +153,34 @@ class _Walk:
             block = both
         self._stacks[node] = have | worlds, block
 
-    def _operand(self, site: int, want: int, is_last: bool) -> int | None:
+    def _operand(self, site: int, want: int, rows: int | None) -> int | None:
         """The block that a reader in the worlds `want` gets; None where it takes no memory."""
-        memory, size = self.memory, self._sizes.value(site, is_last)
+        memory = self.memory
         if site not in self._stacks:
-            return self._repeated(site, want.bit_count(), is_last)
+            return self._repeated(site, want.bit_count(), rows)
         have, block = self._stacks[site]
         memory.hold(block)
-        shared = have & want
+        kept = rows if rows is not None else self._sizes.rows(site)
+        size = self._sizes.value(site, kept)
+        block = self._aligned(site, have, want, block, size, kept)
+        if rows is None and kept is not None:
+            before = self._sizes.repeated(site, None) - self._sizes.repeated(site, kept)
+            front = memory.take(before * want.bit_count())
+            whole = memory.take(self._sizes.value(site, None) * want.bit_count())
+            memory.release(front)
+            memory.release(block)
+            block = whole
+        return block
+
+    def _aligned(self, site: int, have: int, want: int, block: int, size: int, rows: int | None) -> int:
+        memory, shared = self.memory, have & want
         if shared != have and not _is_run(shared, have):
             picked = memory.take(size * shared.bit_count())
             memory.release(block)
             block = picked
         if shared == want:
             return block
-        base = self._repeated(site, (want & ~have).bit_count(), is_last)
+        base = self._repeated(site, (want & ~have).bit_count(), rows)
         both = memory.take(size * want.bit_count())
         if want & ((1 << shared.bit_length()) - 1) != shared:
             ordered = memory.take(size * want.bit_count())
@@ -165,8 +191,8 @@ class _Walk:
             memory.release(base)
         return both
 
-    def _repeated(self, site: int, count: int, is_last: bool) -> int | None:
-        size = self._sizes.repeated(site, is_last)
+    def _repeated(self, site: int, count: int, rows: int | None) -> int | None:
+        size = self._sizes.repeated(site, rows)
         return self.memory.take(size * count) if size and count > 1 else None
 
 

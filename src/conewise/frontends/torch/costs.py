@@ -29,22 +29,22 @@ class Costs:
             i.name: i.shape for i in program.inputs
         }
         self._dtypes = {r.name: r.dtype for r in program.records} | {i.name: i.dtype for i in program.inputs}
-        self._shapes: dict[tuple[str, bool], tuple[int, ...] | None] = {}
+        self._shapes: dict[tuple[str, int | None], tuple[int, ...] | None] = {}
         self._parts: dict[str, list[str]] = {}
         for record in program.records:
             if record.op == "getitem":
                 self._parts.setdefault(record.inputs[0], []).append(record.name)
 
-    def shape(self, name: str, *, last: bool = False) -> tuple[int, ...] | None:
-        """The shape of one world's value; of its last position alone with `last`."""
+    def shape(self, name: str, *, rows: int | None = None) -> tuple[int, ...] | None:
+        """The shape of one world's value; of its last positions alone with `rows`."""
         if name in self._constant:
             return self._constant[name]
-        key = name, last
+        key = name, rows
         if key not in self._shapes:
             symbolic = self._symbolic.get(name)
             values = dict(self._layout.symbols)
-            if last:
-                values |= dict.fromkeys(self._layout.position_symbols & set(values), 1)
+            if rows is not None:
+                values |= dict.fromkeys(self._layout.position_symbols & set(values), rows)
             sizes = self._layout.program.sizes
             shape = None if symbolic is None else tuple(sizes.value(size, values) for size in symbolic)
             if shape is not None and name in self._columns:
@@ -52,53 +52,55 @@ class Costs:
             self._shapes[key] = shape
         return self._shapes[key]
 
-    def flops(self, name: str, *, last: bool = False) -> int:
+    def flops(self, name: str, *, rows: int | None = None) -> int:
         """Multiplications and additions of one world; other operations count one for each element."""
         record = self._records[name]
-        out = self.shape(name, last=last) or ()
+        out = self.shape(name, rows=rows) or ()
         if record.op in PRODUCTS:
-            inner = self._inner(record, last)
+            inner = self._inner(record, rows)
             return 2 * _elements(out) * inner
         if "attention" in record.op:
-            query, key = (self.shape(read, last=last) or (1,) for read in record.inputs[:2])
+            query, key = (
+                self.shape(record.inputs[0], rows=rows) or (1,),
+                self.shape(record.inputs[1]) or (1, 1),
+            )
             return 4 * _elements(query) * key[-2]
         if "conv" in record.op:
             weight = next((self._constant[n] for n in record.inputs if n in self._constant), (1,))
             return 2 * _elements(out) * _elements(weight[1:])
         return 0 if self.is_view(name) else _elements(out)
 
-    def bytes(self, name: str, *, last: bool = False) -> int:
+    def bytes(self, name: str, *, rows: int | None = None) -> int:
         """Bytes that computing one world's value takes; none where it is a view of what it reads."""
-        return 0 if self.is_view(name) else self.bytes_of_copy(name, last=last)
+        return 0 if self.is_view(name) else self.bytes_of_copy(name, rows=rows)
 
-    def bytes_of_copy(self, name: str, *, last: bool = False) -> int:
+    def bytes_of_copy(self, name: str, *, rows: int | None = None) -> int:
         """Bytes of one world's value when it is copied; of several tensors, those that anything reads."""
         if name in self._parts:
-            return sum(self.bytes_of_copy(part, last=last) for part in self._parts[name])
-        shape, dtype = self.shape(name, last=last), self._dtypes.get(name)
+            return sum(self.bytes_of_copy(part, rows=rows) for part in self._parts[name])
+        shape, dtype = self.shape(name, rows=rows), self._dtypes.get(name)
         return 0 if shape is None or dtype is None else _elements(shape) * dtype.itemsize
 
-    def elements(self, name: str, *, last: bool = False) -> int:
+    def elements(self, name: str, *, rows: int | None = None) -> int:
         """How many numbers one world's value has."""
-        return _elements(self.shape(name, last=last) or ())
+        return _elements(self.shape(name, rows=rows) or ())
 
     def itemsize(self, name: str) -> int:
         """Bytes of one number of the value."""
         dtype = self._dtypes.get(name)
         return 4 if dtype is None else dtype.itemsize
 
-    def bytes_of_repeating(self, name: str, *, last: bool = False) -> int:
+    def bytes_of_repeating(self, name: str, *, rows: int | None = None) -> int:
         """Bytes of one world's share when the baseline's value is repeated; none where it has one row."""
-        dim, shape = self._layout.batch_dim.get(name), self.shape(name, last=last)
-        return 0 if dim is None or shape is None or shape[dim] == 1 else self.bytes_of_copy(name, last=last)
+        dim, shape = self._layout.batch_dim.get(name), self.shape(name, rows=rows)
+        return 0 if dim is None or shape is None or shape[dim] == 1 else self.bytes_of_copy(name, rows=rows)
 
-    def workspace(self, name: str, *, last: bool = False) -> int:
+    def workspace(self, name: str) -> int:
         """Bytes that computing one world's value takes beside it: keys and values that are repeated."""
         record = self._records[name]
         if record.op != "scaled_dot_product_attention" or not record.kwargs.get("enable_gqa"):
             return 0
-        query = record.inputs[0]
-        return 2 * self.bytes_of_copy(query, last=last)
+        return 2 * self.bytes_of_copy(record.inputs[0])
 
     def is_view(self, name: str) -> bool:
         """Whether the record's value shares memory with what it reads."""
@@ -110,19 +112,19 @@ class Costs:
             return False
         return any(result.alias_info is not None for result in schema.returns)
 
-    def _inner(self, record: Record, last: bool) -> int:
+    def _inner(self, record: Record, rows: int | None) -> int:
         """The length that a product sums over: the last dimension of its first factor."""
         factors = [arg.name for arg in record.args if isinstance(arg, Ref)]
         factors = factors[1:] if record.op in {"addmm", "baddbmm"} else factors
-        shape = self.shape(factors[0], last=last) if factors else None
+        shape = self.shape(factors[0], rows=rows) if factors else None
         return shape[-1] if shape else 1
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, clock: Callable[[], float]) -> float:
     """Floating-point operations a second of one large matrix product on this device."""
-    rows, inner = 2048, 1024
-    left = torch.randn(rows, inner, device=device, dtype=dtype)
-    right = torch.randn(inner, inner, device=device, dtype=dtype)
+    rows, inner = (512, 768) if device.type == "cpu" else (2048, 1024)
+    left = torch.ones(rows, inner, device=device, dtype=dtype)
+    right = torch.ones(inner, inner, device=device, dtype=dtype)
     best = float("inf")
     for _ in range(3):
         synchronize(device)

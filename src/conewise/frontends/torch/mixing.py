@@ -3,128 +3,105 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from conewise.frontends.torch.records import SIZES, Program, Record
+from conewise.frontends.torch.apart import Apart
+from conewise.frontends.torch.records import SIZES, Record
 from conewise.frontends.torch.stacking import Constants, Layout, compile_stacked_rule, tolerance_of
 
 
-@torch.no_grad()
-def try_stacking(program: Program, layout: Layout, inputs: Mapping[str, torch.Tensor]) -> Trial:
-    """Which nodes mix rows of the batch, and which show the memory of others, each tried by itself.
-
-    A node is given two batches, one behind the other, and has to return what it returns for each alone, one
-    behind the other. Where it does not, or cannot be computed so, or has no batch although what it
-    reads has one, rows mix. What only reads the mixture is not meant.
-    """
-    others = _others(inputs, [name for name in inputs if layout.batch_dim.get(name) is not None])
-    trial = _Stacking(program, layout, dict(inputs), others)
-    mixing = frozenset(record.name for record in program.records if not trial.keeps_rows_apart(record))
-    return Trial(mixing, trial.shown)
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
-    """What trying the nodes showed: those that mix rows, and for each view the node whose memory it shows."""
+    """Which nodes mix rows of the batch: most are known from their kind, the others are tried.
 
-    mixing: frozenset[str]
-    shown: Mapping[str, str]
+    A node that is tried is given two batches, one behind the other, and has to return what it returns for
+    each alone, one behind the other. Where it does not, or cannot be computed so, or has no batch although
+    what it reads has one, rows mix. `read` gives the values of a run; what only reads a mixture is not meant.
+    """
 
-
-class _Stacking:
-    """Two batches alone, and each node on both together; records come in order."""
-
-    def __init__(self, program: Program, layout: Layout, one: dict[str, Any], other: dict[str, Any]) -> None:
-        sources = {source.name: source.value for source in program.sources}
+    def __init__(self, layout: Layout, read: Callable[[str], Any]) -> None:
         self._layout = layout
-        self._one: dict[str, Any] = {**sources, **one, SIZES: layout.sizes(1)}
-        self._other: dict[str, Any] = {**sources, **other, SIZES: layout.sizes(1)}
-        self.shown: dict[str, str] = {}
-        self._tuples: dict[str, Any] = {}
-        self._constants = Constants(layout, self._one)
-        self._has_batch = {
-            leaf.name for leaf in program.inputs if layout.batch_dim.get(leaf.name) is not None
-        }
-        self._last_use = {name: record.name for record in program.records for name in record.inputs}
+        self._read = read
+        self._records = {record.name: record for record in layout.program.records}
+        self._constants = Constants(layout, _Values(read))
+        self._apart = Apart(layout, layout.batch_dim, layout.batch_symbols, self._constants.alike)
+        self._several: dict[str, tuple[Any, Any, Any]] = {}
 
-    def keeps_rows_apart(self, record: Record) -> bool:
-        rule, name = compile_stacked_rule(record), record.name
-        self._one[name] = rule(*[self._one[read] for read in record.inputs])
-        self._other[name] = rule(*[self._other[read] for read in record.inputs])
-        own = _storages(self._one[name])
-        for read in record.inputs:
-            if own & _storages(self._one[read]):
-                self.shown[name] = read
-        carries = any(read in self._has_batch for read in record.inputs)
-        if carries:
-            self._has_batch.add(name)
+    @torch.no_grad()
+    def keeps_rows_apart(self, name: str) -> bool:
+        """Whether rows of the batch stay apart in the node of that name."""
+        if self._apart.known(name):
+            return True
+        record = self._records[name]
+        if self._layout.batch_dim.get(name) is None and record.shape is not None:
+            return False
         try:
-            return not carries or self._is_stacked(name, rule(*map(self._both, record.inputs)))
+            one, other, both = self._tried(record)
         except (RuntimeError, IndexError, ValueError, TypeError):
             return False
-        finally:
-            self._forget(record)
+        return self._is_stacked(name, one, other, both)
 
-    def _both(self, name: str) -> Any:
-        """The two batches of a value, one behind the other."""
+    def _tried(self, record: Record) -> tuple[Any, Any, Any]:
+        """The node's value for a batch, for another one, and for both."""
+        name = record.name
+        if name not in self._several:
+            rule = compile_stacked_rule(record)
+            reads = [self._operands(read) for read in record.inputs]
+            one, other, both = (rule(*values) for values in zip(*reads, strict=True))
+            if isinstance(one, torch.Tensor):
+                return one, other, both
+            self._several[name] = one, other, both
+        return self._several[name]
+
+    def _operands(self, name: str) -> tuple[Any, Any, Any]:
         if name == SIZES:
-            return self._layout.sizes(2)
-        if name in self._tuples:
-            return self._tuples[name]
+            return self._layout.sizes(1), self._layout.sizes(1), self._layout.sizes(2)
         if name not in self._layout.varying:
-            return self._constants.stacked(name, 2)
+            value = self._constants.stacked(name, 1)
+            return value, value, self._constants.stacked(name, 2)
+        record = self._records.get(name)
+        if record is not None and record.shape is None:
+            return self._tried(record)
+        value = self._read(name)
         dim = self._layout.batch_dim.get(name)
-        return self._one[name] if dim is None else torch.cat([self._one[name], self._other[name]], dim)
+        if dim is None:
+            return value, value, value
+        other = _other(value, dim)
+        return value, other, torch.cat([value, other], dim)
 
-    def _is_stacked(self, name: str, both: Any) -> bool:
+    def _is_stacked(self, name: str, one: Any, other: Any, both: Any) -> bool:
         if not isinstance(both, torch.Tensor):
-            self._tuples[name] = both  # its parts are looked at where they are taken out
-            return True
-        one, other, dim = self._one[name], self._other[name], self._layout.batch_dim.get(name)
+            return True  # its parts are looked at where they are taken out
+        dim = self._layout.batch_dim.get(name)
         if dim is None or both.shape[dim] != one.shape[dim] + other.shape[dim]:
             return False
         halves = both.split([one.shape[dim], other.shape[dim]], dim)  # type: ignore[no-untyped-call]
         return _close(halves[0], one) and _close(halves[1], other)
 
-    def _forget(self, record: Record) -> None:
-        # Constants are few, and are computed from one another again for a stack.
-        for name in record.inputs:
-            if self._last_use[name] == record.name and name in self._layout.varying:
-                for values in (self._one, self._other, self._tuples):
-                    values.pop(name, None)
+
+class _Values:
+    """`values[name]` for whoever wants a mapping."""
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(name)
 
 
-def _storages(value: Any) -> set[int]:
-    if isinstance(value, torch.Tensor):
-        return {value.untyped_storage().data_ptr()}
-    return set().union(*map(_storages, value)) if isinstance(value, tuple | list) else set()
-
-
-def _others(inputs: Mapping[str, torch.Tensor], batched: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Another batch of the same kind: the positions in reverse, the rows exchanged, or other values."""
-    others = {name: _other(value) if name in set(batched) else value for name, value in inputs.items()}
-    if all(torch.equal(others[name], inputs[name]) for name in inputs):
-        # One token each, or all alike: other token ids, as small as these.
-        others = {
-            name: torch.where(value > 0, value - 1, value + 1)
-            if name in set(batched) and not value.is_floating_point() and value.dtype != torch.bool
-            else value
-            for name, value in inputs.items()
-        }
-    return others
-
-
-def _other(value: torch.Tensor) -> torch.Tensor:
+def _other(value: torch.Tensor, batch: int) -> torch.Tensor:
+    """Another batch of the same kind: its rows exchanged or turned round, or other values of like size."""
+    for dim in [batch, *range(value.ndim)]:
+        turned = value.flip(dim)
+        if not torch.equal(turned, value):
+            return turned
+    if value.dtype == torch.bool:
+        return value.logical_not()
     if value.is_floating_point():
-        return -value.flip(0) + 0.5
-    for dim in range(1, value.ndim):
-        if not torch.equal(value, value.flip(dim)):
-            return value.flip(dim)
-    return value.flip(0)
+        return value * 0.5 + 0.25
+    return torch.where(value > 0, value - 1, value + 1)
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -1,139 +1,217 @@
-"""The region behind a last-position demand: nodes of which only the last position has to be computed."""
+"""Regions: nodes of which a sweep computes some positions only, the last few or the very last.
+
+A change at a position of a causal model reaches no earlier one, so the rows before the first change are
+the baseline's. A metric that reads the last position wants no other. Which operations treat each position
+by itself is known from their kind (`apart.py`); attention is the one exception, where the mask says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from conewise.frontends.torch.records import SIZES, Program, Record, SizeRef
-from conewise.frontends.torch.stacking import Layout, compile_stacked_rule, tolerance_of
-
-# Operations that treat each position by itself, as long as they do not act along the positions.
-ROW_WISE = frozenset(
-    {
-        "linear", "addmm", "mm", "matmul", "layer_norm", "rms_norm", "native_layer_norm",
-        "add", "sub", "mul", "div", "neg", "pow", "rsqrt", "sqrt", "exp", "square", "reciprocal",
-        "mean", "sum", "gelu", "silu", "relu", "tanh", "sigmoid", "softplus", "clamp", "abs",
-        "view", "reshape", "_unsafe_view", "to", "_to_copy", "type_as", "contiguous", "clone", "alias",
-        "split", "split_with_sizes", "chunk", "getitem", "slice", "unsqueeze", "squeeze",
-    }
-)  # fmt: skip
+from conewise.frontends.torch.apart import ATTENTION, Apart
+from conewise.frontends.torch.records import Record, Ref, SizeRef
+from conewise.frontends.torch.rules import Rule, compile_rule
+from conewise.frontends.torch.stacking import Layout
 
 
-def last_region(
-    program: Program,
-    layout: Layout,
-    read: Callable[[str], Any],
-    targets: Sequence[str],
-    whole: Collection[str],
-) -> frozenset[str]:
-    """The nodes that lead to `targets` at the last position only, and can be computed there alone.
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """`rows`: nodes of which so many last positions are computed; `seen`: what some of them read whole.
 
-    Nodes of `whole` are left out. Each node of the region is tried on the baseline: where its last row,
-    computed alone, is not that of the baseline, the node is left out too, and all that then leads elsewhere.
+    `last` are those of which nothing but the last position is ever read.
     """
-    left_out = set(whole)
-    while True:
-        region = _leads_to_last(program, layout, read, targets, left_out)
-        failing = set(_failing(region, program, layout, read))
-        if not failing:
-            return frozenset(region)
-        left_out |= failing
+
+    rows: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    seen: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    last: frozenset[str] = frozenset()
+
+    def of(self, node: str) -> int | None:
+        """How many positions of a node are computed; None for all."""
+        return self.rows.get(node)
+
+    def wanted(self, node: str, read: str) -> int | None:
+        """How many positions of `read` a node reads; None for all."""
+        return None if read in self.seen.get(node, ()) else self.rows.get(node)
+
+    def wanted_of(self, target: str) -> int | None:
+        """How many positions of a target the metrics read; None for all."""
+        return 1 if target in self.last else None
+
+    def ending(self, last: frozenset[str]) -> Regions:
+        """The same, with just the last position of some nodes."""
+        return Regions({**self.rows, **dict.fromkeys(last, 1)}, self.seen, last)
 
 
-def _leads_to_last(
-    program: Program,
-    layout: Layout,
-    read: Callable[[str], Any],
-    targets: Sequence[str],
-    left_out: Collection[str],
-) -> set[str]:
-    readers: dict[str, list[str]] = {}
-    for record in program.records:
-        for name in record.inputs:
-            readers.setdefault(name, []).append(record.name)
-    records = {record.name: record for record in program.records}
-    region: set[str] = set()
-    wanted: set[str] = set(targets)
-    for record in reversed(program.records):
-        name = record.name
-        if name not in wanted:
-            continue
-        wanted.update(record.inputs)
-        if name in left_out:
-            continue
-        used_by = [reader for reader in readers.get(name, ()) if reader in wanted]
-        if name in targets:
-            is_last = layout.pos_dim.get(name) is not None and region.issuperset(used_by)
-        else:
-            is_last = bool(used_by) and region.issuperset(used_by)
-        can_be = record.op in ROW_WISE and name in layout.varying and _has_positions(record, layout, records)
-        if (is_last and can_be) or _takes_last(record, layout, read):
-            region.add(name)
-    return region
+WHOLE = Regions()
 
 
-def _takes_last(record: Record, layout: Layout, read: Callable[[str], Any]) -> bool:
-    """Whether the record is a slice that takes the last position, whatever reads it."""
-    if record.op != "slice" or len(record.args) < 3 or layout.pos_dim.get(record.name) is not None:
-        return False
-    source, (dim, start) = record.inputs[0], record.args[1:3]
-    if (
-        source not in layout.varying
-        or dim != layout.pos_dim.get(source)
-        or dim == layout.batch_dim.get(source)
-    ):
-        return False
-    if isinstance(start, SizeRef):
-        start = layout.sizes(1)[start.index]
-    length = read(source).shape[dim]
-    return isinstance(start, int) and start % length == length - 1 and read(record.name).shape[dim] == 1
+class RegionFinder:
+    """Finds regions of one program, for runs of one shape."""
 
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._program = layout.program
+        self._apart = Apart(layout, layout.pos_dim, layout.position_symbols)
+        self._records = {record.name: record for record in self._program.records}
+        self._readers: dict[str, list[str]] = {}
+        for record in self._program.records:
+            for name in record.inputs:
+                self._readers.setdefault(name, []).append(record.name)
 
-def _has_positions(record: Record, layout: Layout, records: dict[str, Record]) -> bool:
-    if record.shape is not None and layout.pos_dim.get(record.name) is None:
-        return False
-    return all(
-        layout.pos_dim.get(name) is not None or records[name].shape is None
-        for name in record.inputs
-        if name in layout.varying and name in records
-    )
+    @property
+    def masks_vary(self) -> bool:
+        """Whether what an attention sees depends on a run's inputs, beyond their shapes."""
+        masks = (attention_argument(r, "attn_mask") for r in self._program.records if r.op == ATTENTION)
+        return any(isinstance(mask, Ref) and mask.name in self._layout.varying for mask in masks)
 
-
-def _failing(
-    region: Collection[str], program: Program, layout: Layout, read: Callable[[str], Any]
-) -> Iterator[str]:
-    """The nodes of the region whose last row, computed from last rows, is not the baseline's."""
-    several: dict[str, Any] = {}
-    for record in program.records:
-        if record.name not in region:
-            continue
-        operands: list[Any] = []
-        for name in record.inputs:
-            if name == SIZES:
-                operands.append(layout.sizes(1, last=True))
-            elif name in several:
-                operands.append(several[name])
+    def last(self, targets: Sequence[str], whole: Collection[str]) -> frozenset[str]:
+        """The nodes that lead to `targets` at the last position only; those of `whole` are left out."""
+        region: set[str] = set()
+        wanted: set[str] = set(targets)
+        for record in reversed(self._program.records):
+            name = record.name
+            if name not in wanted:
+                continue
+            wanted.update(record.inputs)
+            if name in whole:
+                continue
+            used_by = [reader for reader in self._readers.get(name, ()) if reader in wanted]
+            if name in targets:
+                is_last = self._layout.pos_dim.get(name) is not None and region.issuperset(used_by)
             else:
-                value = read(name)
-                operands.append(layout.last_row(name, value) if isinstance(value, torch.Tensor) else value)
-        try:
-            value = compile_stacked_rule(record)(*operands)
-        except (RuntimeError, TypeError, IndexError):
-            yield record.name
-            continue
-        if not isinstance(value, torch.Tensor):
-            several[record.name] = value
-        elif not _close(value, layout.last_row(record.name, read(record.name))):
-            yield record.name
+                is_last = bool(used_by) and region.issuperset(used_by)
+            if (is_last and self._is_row_wise(name)) or self._takes_last(record):
+                region.add(name)
+        # A part of several values has as many rows as they have.
+        for record in self._program.records:
+            if record.op == "getitem" and record.inputs[0] not in region:
+                region.discard(record.name)
+        return frozenset(region)
+
+    def changed(
+        self,
+        start: int,
+        patched: Collection[str],
+        computed: Collection[str],
+        read: Callable[[str], Any],
+    ) -> Regions:
+        """The nodes that patches from position `start` on change from there on only, as far as is known."""
+        length = next(iter(self._layout.lengths), 0)
+        if len(self._layout.lengths) != 1 or not 0 < start < length:
+            return WHOLE
+        rows = length - start
+        reached, inside = set(computed) | set(patched), set()
+        seen: dict[str, frozenset[str]] = {}
+        inside.update(name for name in patched if name not in computed and self.has_rows(name))
+        for record in self._program.records:
+            name = record.name
+            if name not in computed:
+                continue
+            if not inside.issuperset(one for one in record.inputs if one in reached):
+                continue
+            if self._is_row_wise(name):
+                inside.add(name)
+            elif whole := self._seen_by_attention(record, reached, start, read):
+                inside.add(name)
+                seen[name] = whole
+        region = dict.fromkeys((name for name in inside if name in computed or name in patched), rows)
+        return Regions(region, seen)
+
+    def _is_row_wise(self, name: str) -> bool:
+        return name in self._layout.varying and self._apart.known(name)
+
+    def has_rows(self, name: str) -> bool:
+        """Whether a value has one row for each position of the run, in order."""
+        return self._layout.pos_dim.get(name) is not None and self._apart.is_plain(name)
+
+    def _takes_last(self, record: Record) -> bool:
+        """Whether the record is a slice that takes the last position, whatever reads it."""
+        layout = self._layout
+        if record.op != "slice" or len(record.args) < 3 or layout.pos_dim.get(record.name) is not None:
+            return False
+        source, (dim, start) = record.inputs[0], record.args[1:3]
+        if source not in layout.varying or not self.has_rows(source):
+            return False
+        if dim != layout.pos_dim.get(source) or dim == layout.batch_dim.get(source):
+            return False
+        if isinstance(start, SizeRef):
+            start = layout.sizes(1)[start.index]
+        length = layout.length(source)
+        shape = record.shape or ()
+        return isinstance(start, int) and start % length == length - 1 and shape[dim] == 1
+
+    def _seen_by_attention(
+        self, record: Record, reached: Collection[str], start: int, read: Callable[[str], Any]
+    ) -> frozenset[str]:
+        """The keys and values of a fused attention in which no earlier position sees a later one."""
+        if record.op != ATTENTION or not all(isinstance(one, Ref) for one in record.args[:3]):
+            return frozenset()
+        query, key, value = (one.name for one in record.args[:3])
+        if query in {key, value} or not all(self.has_rows(one) for one in (query, key, value, record.name)):
+            return frozenset()
+        dims = self._layout.pos_dim, {name: len(self._shape(name)) for name in (query, key, value)}
+        if any(dims[0][name] != dims[1][name] - 2 for name in (query, key, value)):
+            return frozenset()
+        mask = attention_argument(record, "attn_mask")
+        if mask is None:
+            return frozenset({key, value}) if attention_argument(record, "is_causal") else frozenset()
+        if not isinstance(mask, Ref) or mask.name in reached:
+            return frozenset()
+        shape = self._shape(mask.name)
+        if len(shape) < 2 or self._layout.pos_dim.get(mask.name) != len(shape) - 2:
+            return frozenset()
+        hidden = read(mask.name)[..., :start, start:]
+        if hidden.dtype == torch.bool:
+            is_hidden = not bool(hidden.any())
+        else:
+            is_hidden = bool((hidden <= torch.finfo(hidden.dtype).min / 2).all())
+        return frozenset({key, value}) if is_hidden else frozenset()
+
+    def _shape(self, name: str) -> tuple[Any, ...]:
+        record = self._records.get(name)
+        if record is not None:
+            return record.shape or ()
+        return next((leaf.shape for leaf in self._program.inputs if leaf.name == name), ())
 
 
-def _close(row: torch.Tensor, whole: torch.Tensor) -> bool:
-    if row.shape != whole.shape:
-        return False
-    if not whole.is_floating_point():
-        return torch.equal(row, whole)
-    scale = float(whole.abs().max()) if whole.numel() else 0.0
-    return float((row - whole).abs().max()) <= tolerance_of(whole.dtype) * max(scale, 1e-30)
+PLACES = {"attn_mask": 3, "dropout_p": 4, "is_causal": 5}
+
+
+def attention_argument(record: Record, name: str) -> Any:
+    """An argument of a fused attention, given by place or by name."""
+    place = PLACES[name]
+    return record.args[place] if len(record.args) > place else record.kwargs.get(name)
+
+
+def causal_rule(record: Record, rows: int, length: int, device: torch.device) -> Rule:
+    """The rule of a causal attention without a mask, for the last `rows` of its queries."""
+    mask = torch.ones(rows, length, dtype=torch.bool, device=device).tril(length - rows)
+    given = [*record.args[:3], mask, attention_argument(record, "dropout_p") or 0.0, False]
+    named = {key: value for key, value in record.kwargs.items() if key not in PLACES}
+    return compile_rule(replace(record, args=tuple(given), kwargs=named))
+
+
+@torch.no_grad()
+def first_differences(
+    layout: Layout, names: Sequence[str], pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> list[int]:
+    """For pairs of values of the same node, the first position at which they differ, or else the last."""
+    found = []
+    for name, (one, other) in zip(names, pairs, strict=True):
+        dim, length = layout.pos_dim[name], layout.length(name)
+        assert dim is not None
+        differs = one != other
+        if dim == layout.batch_dim.get(name):
+            differs, dim = differs.unflatten(dim, (-1, length)), dim + 1  # type: ignore[no-untyped-call]
+        found.append(differs.movedim(dim, 0).flatten(1).any(1))
+    if not found:
+        return []
+    rows = torch.stack(found).cpu()
+    last = rows.shape[1] - 1
+    return [int(row.to(torch.uint8).argmax()) if bool(row.any()) else last for row in rows]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from conewise.frontends.torch.records import Program
+from conewise.frontends.torch.regions import Regions
 from conewise.frontends.torch.stacking import Layout, Tensor
 from conewise.frontends.torch.wavefront import Fill, Wavefront, WaveStep
 
@@ -29,7 +30,7 @@ class Wave:
         self,
         program: Program,
         layout: Layout,
-        last: frozenset[str],
+        regions: Regions,
         steps: Sequence[WaveStep],
         patched: Mapping[str, int],
         targets: Sequence[str],
@@ -37,7 +38,7 @@ class Wave:
         device: torch.device,
         columns: Mapping[str, Sequence[int]],
     ) -> None:
-        self._program, self._layout, self._last, self._columns = program, layout, last, columns
+        self._program, self._layout, self._regions, self._columns = program, layout, regions, columns
         self._steps, self._patched = tuple(steps), dict(patched)
         self._targets, self._worlds = tuple(targets), worlds
         self._can_replay = device.type == "cuda"
@@ -88,7 +89,7 @@ class Wave:
 
     def _eager(self, read: Callable[[str], Any], fills: Fills) -> dict[str, Tensor]:
         if self._wavefront is None:
-            self._wavefront = Wavefront(self._program, self._layout, read, self._last, self._columns)
+            self._wavefront = Wavefront(self._program, self._layout, read, self._regions, self._columns)
         self._wavefront.rebase(read)
         try:
             return self._wavefront.run(self._steps, self._patched, fills, self._targets, self._worlds)

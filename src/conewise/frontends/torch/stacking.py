@@ -27,7 +27,7 @@ class Layout:
         self.program = program
         self.symbols = symbols
         bound = program.sizes.symbols
-        self._batch = {symbol for symbol, (_, dim) in bound.items() if dim == 0}
+        self._batch = self.batch_symbols = {symbol for symbol, (_, dim) in bound.items() if dim == 0}
         self._positions = self.position_symbols = {symbol for symbol, (_, dim) in bound.items() if dim == 1}
         self.batch = next((symbols[symbol] for symbol in bound if symbol in self._batch), 1)
         self._lengths: dict[str, int] = {}
@@ -39,7 +39,7 @@ class Layout:
             self.batch_dim[name] = self._dim(shape, self._batch)
             self.pos_dim[name] = self._dim(shape, self._positions)
             self._lengths[name] = self._length(shape)
-        self._sizes: dict[tuple[int, bool], tuple[int, ...]] = {}
+        self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
         self.varying = self._varying()
 
     def _dim(self, shape: tuple[Size, ...] | None, symbols: set[str]) -> int | None:
@@ -64,28 +64,56 @@ class Layout:
                 varying.add(record.name)
         return frozenset(varying)
 
-    def sizes(self, worlds: int, *, last: bool = False) -> tuple[int, ...]:
-        """The sizes of a stack of `worlds`; with `last`, of its last position alone."""
-        key = worlds, last
+    def sizes(self, worlds: int, rows: int | None = None) -> tuple[int, ...]:
+        """The sizes of a stack of `worlds`; with `rows`, of so many of its last positions."""
+        key = worlds, rows
         if key not in self._sizes:
             values = dict(self.symbols)
             values |= {symbol: worlds * values[symbol] for symbol in self._batch & set(values)}
-            if last:
-                values |= dict.fromkeys(self._positions & set(values), 1)
+            if rows is not None:
+                values |= dict.fromkeys(self._positions & set(values), rows)
             self._sizes[key] = self.program.sizes.of(values)
         return self._sizes[key]
 
-    def last_row(self, name: str, value: Tensor) -> Tensor:
-        """The part of a value, or of a stack of values, at the last position; positions stay a dimension."""
+    def length(self, name: str) -> int:
+        """How many positions a value has."""
+        return self._lengths[name]
+
+    @property
+    def lengths(self) -> set[int]:
+        """The lengths of a run's inputs: an encoder's may differ from a decoder's."""
+        return {self.symbols[symbol] for symbol in self._positions if symbol in self.symbols}
+
+    def tail(self, name: str, value: Tensor, rows: int, of: int | None = None) -> Tensor:
+        """The last `rows` positions of a value, or of a stack; it has `of` of them, all unless said."""
         dim = self.pos_dim.get(name)
         if dim is None:
             return value
+        have = self._lengths[name] if of is None else of
+        if have == rows:
+            return value
         if dim == self.batch_dim.get(name):
-            length = self._lengths[name]
-            rows = value.unflatten(dim, (-1, length))  # type: ignore[no-untyped-call]
-            last: Tensor = rows.narrow(dim + 1, length - 1, 1).flatten(dim, dim + 1)
-            return last
-        return value.narrow(dim, value.shape[dim] - 1, 1)
+            apart = value.unflatten(dim, (-1, have))  # type: ignore[no-untyped-call]
+            part: Tensor = apart.narrow(dim + 1, have - rows, rows).flatten(dim, dim + 1)
+            return part
+        return value.narrow(dim, have - rows, rows)
+
+    def extended(self, name: str, base: Tensor, value: Tensor, rows: int) -> Tensor:
+        """A stack of the last `rows` positions, with those before them, which are the baseline's."""
+        dim, batch = self.pos_dim.get(name), self.batch_dim.get(name)
+        if dim is None or rows == self._lengths[name]:
+            return value
+        assert batch is not None
+        before = self._lengths[name] - rows
+        if dim == batch:
+            front = base.unflatten(dim, (-1, self._lengths[name])).narrow(dim + 1, 0, before)  # type: ignore[no-untyped-call]
+            back = value.unflatten(dim, (-1, rows))  # type: ignore[no-untyped-call]
+            front = repeated(front, dim, back.shape[dim] // front.shape[dim])
+            whole: Tensor = torch.cat([front, back], dim + 1).flatten(dim, dim + 1)
+            return whole
+        front = base.narrow(dim, 0, before)
+        front = repeated(front, batch, value.shape[batch] // front.shape[batch])
+        return torch.cat([front, value], dim)
 
 
 def repeated(value: Tensor, dim: int, times: int) -> Tensor:
@@ -143,18 +171,22 @@ class Constants:
             return self._values[name]
         if name not in self._records:
             return self._values[name]
+        if self.alike(name):
+            assert dim is not None
+            return repeated(self._values[name], dim, worlds)
+        return self._computed(name, worlds)
+
+    def alike(self, name: str) -> bool:
+        """Whether every world has the same value of a constant that extends along the batch."""
         if name not in self._alike:
-            two = self._computed(name, 2)
+            two, dim = self._computed(name, 2), self._layout.batch_dim.get(name)
             self._alike[name] = (
                 isinstance(two, torch.Tensor)
                 and dim is not None
                 and torch.equal(*two.chunk(2, dim))
                 and two.shape[dim] == 2 * self._values[name].shape[dim]
             )
-        if self._alike[name]:
-            assert dim is not None
-            return repeated(self._values[name], dim, worlds)
-        return self._computed(name, worlds)
+        return self._alike[name]
 
     def _computed(self, name: str, worlds: int) -> Any:
         if name == SIZES:

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from conewise.frontends.torch.apart import ATTENTION
 from conewise.frontends.torch.records import SIZES, Program
+from conewise.frontends.torch.regions import WHOLE, Regions, attention_argument, causal_rule
 from conewise.frontends.torch.rules import Rule
 from conewise.frontends.torch.selections import resolved
 from conewise.frontends.torch.stacking import (
@@ -58,7 +60,7 @@ class Stack:
 class Wavefront:
     """Evaluates schedules over one baseline. `read(name)` gives the baseline's value of a node.
 
-    `last` are the nodes of which only the last position is computed: all that they lead to reads no other.
+    `regions` are the nodes of which only some last positions are computed.
     `columns` are nodes that multiply with a weight, and the columns of theirs that anything reads.
     """
 
@@ -67,13 +69,13 @@ class Wavefront:
         program: Program,
         layout: Layout,
         read: Callable[[str], Any],
-        last: frozenset[str] = frozenset(),
+        regions: Regions = WHOLE,
         columns: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self.layout = layout
         self._columns = {name: tuple(picked) for name, picked in columns.items()}
         self._narrow: dict[tuple[str, str], Tensor] = {}
-        self.last = last
+        self.regions = regions
         self._read = read
         self._inputs = {record.name: record.inputs for record in program.records}
         self._rules: dict[str, Rule] = {}
@@ -115,19 +117,22 @@ class Wavefront:
         for target in targets:
             if target in waiting:
                 stacks[target] = self._patched(target, waiting.pop(target), stacks.get(target), fills)
-        return {target: self._operand(target, worlds, stacks, target in self.last) for target in targets}
+        return {
+            target: self._operand(target, worlds, stacks, self.regions.wanted_of(target))
+            for target in targets
+        }
 
     def _computed(self, step: WaveStep, stacks: Mapping[str, Stack]) -> Any:
         node = step.node
-        is_last = node in self.last
+        rows = self.regions.of(node)
         rule = self._rules.get(node)
         if rule is None:
-            rule = self._rules[node] = compile_stacked_rule(self._records[node])
+            rule = self._rules[node] = self._rule(node, rows)
         count = step.worlds.bit_count()
         values = [
-            self.layout.sizes(count, last=is_last)
+            self.layout.sizes(count, rows)
             if name == SIZES
-            else self._operand(name, step.worlds, stacks, is_last)
+            else self._operand(name, step.worlds, stacks, self.regions.wanted(node, name))
             for name in self._inputs[node]
         ]
         if node in self._columns:
@@ -138,35 +143,47 @@ class Wavefront:
         value = rule(*values)
         if self._records[node].op == "getitem":
             # Several tensors are not aligned to the worlds that want one of them; the one taken out is.
-            value = self._aligned(node, value, stacks[self._inputs[node][0]].worlds, step.worlds, is_last)
+            value = self._aligned(node, value, stacks[self._inputs[node][0]].worlds, step.worlds, rows)
         return value
 
-    def _operand(self, name: str, worlds: int, stacks: Mapping[str, Stack], is_last: bool) -> Any:
-        """What a node that is computed in `worlds` reads of `name`."""
+    def _rule(self, node: str, rows: int | None) -> Rule:
+        record = self._records[node]
+        if rows is not None and record.op == ATTENTION and attention_argument(record, "is_causal"):
+            key = record.inputs[1]
+            return causal_rule(record, rows, self.layout.length(key), self._read(key).device)
+        return compile_stacked_rule(record)
+
+    def _operand(self, name: str, worlds: int, stacks: Mapping[str, Stack], rows: int | None) -> Any:
+        """What a node that is computed in `worlds` reads of `name`: its last `rows` positions."""
         stack = stacks.get(name)
         count = worlds.bit_count()
         if stack is None:
-            return self._baseline(name, count, is_last)
+            return self._baseline(name, count, rows)
         value = stack.value
         if not isinstance(value, torch.Tensor):
             return value
-        if is_last and name not in self.last:
-            value = self.layout.last_row(name, value)
-        return self._aligned(name, value, stack.worlds, worlds, is_last)
+        have = self.regions.of(name)
+        if rows is not None and rows != have:
+            value = self.layout.tail(name, value, rows, have)
+            have = rows
+        value = self._aligned(name, value, stack.worlds, worlds, have)
+        if rows is None and have is not None:
+            value = self.layout.extended(name, self._base_value(name, None), value, have)
+        return value
 
-    def _aligned(self, name: str, value: Tensor, have: int, want: int, is_last: bool) -> Tensor:
+    def _aligned(self, name: str, value: Tensor, have: int, want: int, rows: int | None) -> Tensor:
         if have == want:
             return value
         dim = self.layout.batch_dim[name]
         assert dim is not None, f"{name} was changed, yet has no batch"
-        rows = value.shape[dim] // have.bit_count()
+        each = value.shape[dim] // have.bit_count()
         shared = have & want
         if shared != have:
-            value = masked_rows(value, dim, rows, [p for p in positions_in(want, have) if p >= 0])
+            value = masked_rows(value, dim, each, [p for p in positions_in(want, have) if p >= 0])
         if shared == want:
             return value
         missing = (want & ~have).bit_count()
-        base = self._baseline(name, missing, is_last)
+        base = self._baseline(name, missing, rows)
         both = torch.cat([value, base], dim)
         if want & ((1 << shared.bit_length()) - 1) == shared:
             return both
@@ -174,16 +191,16 @@ class Wavefront:
         for place in positions_in(want, shared):
             order.append(place if place >= 0 else spare)
             spare += place < 0
-        return masked_rows(both, dim, rows, order)
+        return masked_rows(both, dim, each, order)
 
-    def _baseline(self, name: str, count: int, is_last: bool) -> Any:
-        """The baseline's value for `count` worlds."""
+    def _baseline(self, name: str, count: int, rows: int | None) -> Any:
+        """The baseline's value for `count` worlds, its last `rows` positions."""
         if name not in self.layout.varying:
             value = self._constants.stacked(name, count)
-            if is_last and name not in self.last and isinstance(value, torch.Tensor):
-                value = self.layout.last_row(name, value)
+            if rows is not None and isinstance(value, torch.Tensor):
+                value = self.layout.tail(name, value, rows)
             return value
-        value = self._base_value(name, is_last)
+        value = self._base_value(name, rows)
         dim = self.layout.batch_dim.get(name)
         if dim is None or not isinstance(value, torch.Tensor):
             return value
@@ -198,12 +215,12 @@ class Wavefront:
             self._narrow[key] = weight.index_select(0, index_tensor(self._columns[node], weight.device))
         return self._narrow[key]
 
-    def _base_value(self, name: str, is_last: bool) -> Any:
+    def _base_value(self, name: str, rows: int | None) -> Any:
         value = self._read(name)
         if name in self._columns:
             value = value.index_select(-1, index_tensor(self._columns[name], value.device))
-        if is_last and isinstance(value, torch.Tensor):
-            value = self.layout.last_row(name, value)
+        if rows is not None and isinstance(value, torch.Tensor):
+            value = self.layout.tail(name, value, rows)
         return value
 
     def _patched(
@@ -259,7 +276,8 @@ class Wavefront:
         members = _members(worlds)
         if not self._fill_at_once(node, rows, members, fills):
             self._fill_one_by_one(node, rows, members, range(count), fills)
-        return self.layout.last_row(node, rows) if node in self.last else rows
+        kept = self.regions.of(node)
+        return rows if kept is None else self.layout.tail(node, rows, kept)
 
     def _refilled(
         self,
@@ -269,9 +287,10 @@ class Wavefront:
         worlds: int,
         fills: Mapping[tuple[str, int], Sequence[Fill]],
     ) -> Tensor:
-        value = value.clone()
-        self._fill_one_by_one(node, value, _members(worlds), positions_in(worlds, present), fills)
-        return value
+        kept = self.regions.of(node)
+        whole = value.clone() if kept is None else self.layout.extended(node, self._read(node), value, kept)
+        self._fill_one_by_one(node, whole, _members(worlds), positions_in(worlds, present), fills)
+        return whole if kept is None else self.layout.tail(node, whole, kept)
 
     def _fill_one_by_one(
         self,

@@ -1,0 +1,93 @@
+"""Which values are views: nodes that show the memory of another, found without computing anything.
+
+The program is walked with tensors that have shapes and strides, and no data. Where an operation cannot be
+walked so, its value is taken for a new one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from conewise.frontends.torch.apart import ATTENTION
+from conewise.frontends.torch.records import SIZES, Record
+from conewise.frontends.torch.stacking import Layout, compile_stacked_rule
+
+META = torch.device("meta")
+
+
+@torch.no_grad()
+def shown_memory(layout: Layout, device: torch.device) -> dict[str, str]:
+    """For each node whose value is a view, the node (or source) whose memory it shows."""
+    program = layout.program
+    values: dict[str, Any] = {source.name: _empty_like(source.value) for source in program.sources}
+    sizes, symbols = program.sizes, layout.symbols
+
+    def plain(shape: Any, dtype: torch.dtype | None) -> Any:
+        numbers = tuple(sizes.value(size, symbols) for size in shape)
+        return torch.empty(numbers, dtype=dtype, device=META)
+
+    values |= {leaf.name: plain(leaf.shape, leaf.dtype) for leaf in program.inputs}
+    values[SIZES] = layout.sizes(1)
+    shown: dict[str, str] = {}
+    for record in program.records:
+        name = record.name
+        if name not in layout.varying:
+            values[name] = None if record.shape is None else plain(record.shape, record.dtype)
+            continue
+        reads = [values[read] for read in record.inputs]
+        value = None
+        if record.op == ATTENTION and record.shape is not None:
+            value = _attended(plain(record.shape, record.dtype), device)
+        elif all(read is not None for read in reads) and not _makes_anew(record):
+            value = _walked(record, reads)
+        if value is None and record.shape is not None:
+            value = plain(record.shape, record.dtype)
+        values[name] = value
+        own = _storages(value)
+        for read, known in zip(record.inputs, reads, strict=True):
+            if own & _storages(known):
+                shown[name] = read
+    return shown
+
+
+def _walked(record: Record, reads: list[Any]) -> Any:
+    try:
+        return compile_stacked_rule(record)(*reads)
+    except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
+        return None
+
+
+def _makes_anew(record: Record) -> bool:
+    """Whether it names a device: its value is new."""
+    return any(isinstance(leaf, torch.device) for leaf in record.leaves())
+
+
+def _attended(out: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A value of attention as this device lays it out: some kernels put the heads inside the positions."""
+    if out.dim() != 4 or not _heads_are_inside(device, out.dtype):
+        return out
+    return torch.empty_like(out.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+@functools.lru_cache(maxsize=16)
+def _heads_are_inside(device: torch.device, dtype: torch.dtype) -> bool:
+    small = torch.zeros(2, 2, 3, 8, device=device, dtype=dtype)
+    mask = torch.ones(2, 1, 3, 3, device=device, dtype=torch.bool)
+    try:
+        out = torch.nn.functional.scaled_dot_product_attention(small, small, small, mask)
+    except RuntimeError:
+        return False
+    return out.stride(1) < out.stride(2)
+
+
+def _empty_like(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+
+
+def _storages(value: Any) -> set[int]:
+    if isinstance(value, torch.Tensor):
+        return {value.untyped_storage()._cdata}
+    return set().union(*map(_storages, value)) if isinstance(value, tuple | list) else set()

@@ -1,0 +1,134 @@
+"""The two evaluators of a sweep's plan: one world after another, or all worlds in one pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from conewise.frontends.torch.costs import synchronize
+from conewise.frontends.torch.filling import stacked
+from conewise.frontends.torch.metrics import Metric, measured, measured_whole
+from conewise.frontends.torch.regions import Regions
+from conewise.frontends.torch.replay import Wave
+from conewise.frontends.torch.streaming import assembled
+from conewise.frontends.torch.tensors import Tensor, copy_of
+from conewise.frontends.torch.wavefront import Fill, WaveStep
+from conewise.workloads.planning import Chunk, Prepared, last_reads, members, reader
+from conewise.workloads.result import SweepLedger
+
+if TYPE_CHECKING:
+    from conewise.workloads.model import Located
+    from conewise.workloads.places import Place
+    from conewise.workloads.sweep import Batch, Sweep
+
+
+class Evaluators:
+    """Evaluate chunks of one sweep; waves are kept, so that a baseline of the same shape runs them again."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self._waves: dict[tuple[int, Chunk], tuple[Regions, Wave]] = {}
+
+    def serial(self, _: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger) -> Tensor:
+        """The metrics of each world of `chunk`, one world after another: [world, metric, prompt]."""
+        sweep = self.sweep
+        started = time.perf_counter()
+        rows = []
+        for world in members(chunk.worlds):
+            cell = sweep.cells[sweep._order[world]]
+            with batch.base.fork() as fork:
+                for place in cell.places:
+                    fork.patch(place, batch.intervention.part(place, batch.base))
+                rows.append(sweep._read_metrics(fork))
+                ledger.node_evaluations += fork.ledger.count("recomputed")
+        ledger.launches = ledger.node_evaluations
+        ledger.compute_seconds += time.perf_counter() - started
+        return stacked(rows)
+
+    def wavefront(self, prepared: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger) -> Tensor:
+        """The metrics of all worlds of `chunk` in one pass: [world, metric, prompt]."""
+        wave = self.wave(prepared, batch, chunk)
+        fills = self.fills(prepared, batch, chunk)
+        started = time.perf_counter()
+        outputs = wave.run(reader(batch.base), fills)
+        found = [self._of_stack(metric, outputs, len(chunk), prepared) for metric in self.sweep.metrics]
+        synchronize(self.sweep.facts.device)
+        ledger.compute_seconds += time.perf_counter() - started
+        ledger.node_evaluations += wave.node_evaluations
+        ledger.launches += wave.launches
+        return stacked(found, dim=1)
+
+    def fills(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> dict[tuple[str, int], list[Fill]]:
+        """What each world puts where, by node and world."""
+        sweep, model = self.sweep, self.sweep.model
+        fills: dict[tuple[str, int], list[Fill]] = {}
+        standing, computed = batch.base.edits, dict(prepared.schedule.steps)
+        for world in members(chunk.worlds):
+            cell = sweep.cells[sweep._order[world]]
+            for edit in sweep.planner.reached(cell, standing):
+                fill = Fill(edit.found.view, edit.found.part, edit.part)
+                fills.setdefault((edit.node, world), []).append(fill)
+            for place in cell.places:
+                found = model.locate(place)
+                part = batch.intervention.part(place, batch.base)
+                if isinstance(part, Tensor):
+                    found.expect(part, batch.base[place], place)
+                else:
+                    part = partial(_expected, found, place, part)
+                    is_computed = computed.get(model.graph.number(found.node), 0) >> world & 1
+                    if not is_computed and (found.node, world) not in fills:
+                        part = part(copy_of(batch.base[place]))
+                fills.setdefault((found.node, world), []).append(Fill(found.view, found.part, part))
+        return fills
+
+    def wave(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> Wave:
+        """The wave of a chunk, kept: a baseline of the same shape runs it again."""
+        sweep = self.sweep
+        regions = sweep.planner.regions(prepared, chunk.start, batch.base)
+        known, wave = self._waves.get((id(prepared), chunk), (None, None))
+        if wave is None or known != regions:
+            plan = prepared.schedule.of(chunk.worlds)
+            name = sweep.model.graph.name
+            drops: dict[int, list[str]] = {}
+            for site, last in last_reads(plan, sweep.model.graph.table.inputs).items():
+                drops.setdefault(last, []).append(name(site))
+            wave = Wave(
+                sweep.model.program,
+                prepared.layout,
+                regions,
+                [WaveStep(name(node), worlds, tuple(drops.get(node, ()))) for node, worlds in plan.steps],
+                {name(node): worlds for node, worlds in plan.patched.items()},
+                sweep.targets(),
+                chunk.worlds,
+                sweep.facts.device,
+                prepared.columns,
+            )
+            self._waves[id(prepared), chunk] = regions, wave
+        return wave
+
+    def _of_stack(
+        self, metric: Metric, outputs: Mapping[str, Tensor], worlds: int, prepared: Prepared
+    ) -> Tensor:
+        batch = prepared.layout.batch
+        if not metric.whole:
+            target = self.sweep._target(metric)
+            if target in prepared.columns and metric.among is not None:
+                metric = metric.among({token: at for at, token in enumerate(prepared.columns[target])})
+            return measured(metric, self.sweep.facts.prompts_first(target, outputs[target]), worlds, batch)
+        rows, dims = [], prepared.layout.batch_dim
+        for world in range(worlds):
+            leaves = {
+                name: value if (dim := dims.get(name)) is None else value.narrow(dim, world * batch, batch)
+                for name, value in outputs.items()
+            }
+            rows.append(measured_whole(metric, assembled(self.sweep.model.program, leaves), batch)[0])
+        return stacked(rows)
+
+
+def _expected(found: Located, place: Place, part: Callable[[Tensor], Tensor], present: Tensor) -> Tensor:
+    """What a function makes of the value that is present; of exactly its shape, dtype and device."""
+    value = part(present)
+    found.expect(value, present, place)
+    return value
