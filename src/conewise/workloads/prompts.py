@@ -197,8 +197,8 @@ class _Reader:
             if is_ambiguous and not self._as_written:
                 raise PromptError(
                     f"{where}: {text!r} and {other!r} are both a token, and after a prompt that ends in "
-                    f"{pair.clean.split()[-1]!r} the one with the space comes next. Write {other!r}; if you do "
-                    f"mean {text!r}, glued to the word before it, say as_written=True."
+                    f"{pair.clean.split()[-1]!r} the one with the space comes next. Write {other!r}; if you "
+                    f"do mean {text!r}, glued to the word before it, say as_written=True."
                 )
             return written[0]
         if self._is_one(toggled):

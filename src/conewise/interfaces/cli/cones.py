@@ -15,8 +15,6 @@ from conewise.interfaces.cli.selecting import placed
 from conewise.interfaces.cli.showing import Teller, print_json, stdout
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from conewise.workloads.folding import Cone, Folded
 
 HELP = """Draw the cone of a site: all that a patch there recomputes, on the model's layers.
@@ -29,9 +27,6 @@ Examples:
   conewise cone smollm2-135m 'mlp_out[layer=12]' -o cone.svg
   conewise cone smollm2-135m blocks.29.attn.hook_z -o cone.html
 """
-
-WIDTH = 24
-"""Characters of the longest bar."""
 
 
 def register(app: typer.Typer) -> None:
@@ -80,7 +75,9 @@ def cone(
         told = _told(folded, one)
         print_json("cone", {"model": loaded.name, "site": str(place), **told, "file": output and str(output)})
         return
-    _show(stdout(), loaded.name, str(place), folded, one)
+    from conewise.interfaces.wave import cone_text
+
+    stdout().print(cone_text(folded, str(place)), markup=False)
 
 
 def _draw(path: Path, folded: Folded, site: str) -> None:
@@ -115,24 +112,3 @@ def _told(folded: Folded, one: Cone) -> dict[str, Any]:
             for number, part in enumerate(folded.parts)
         ],
     }
-
-
-def _show(console: Console, model: str, site: str, folded: Folded, one: Cone) -> None:
-    """The cone in words, then a row for each layer with how much of it is recomputed."""
-    share = one.node_evaluations / folded.full_evaluations
-    console.print(
-        f"{site} of {model}: a patch recomputes {one.node_evaluations:,} of {folded.full_evaluations:,} "
-        f"nodes ({share:.1%}), {sum(one.flops):.3g} of {folded.full_flops:.3g} FLOPs; "
-        f"{sum(one.reused):,} values are read as they are",
-        markup=False,
-    )
-    labels = [f"layer {row}" if row.isdigit() else row for row, _ in folded.rows]
-    widest = max(map(len, labels))
-    for label, (_, numbers) in zip(labels, folded.rows, strict=True):
-        nodes = sum(folded.parts[number].nodes for number in numbers)
-        again = sum(one.recomputed[number] for number in numbers)
-        if not nodes:
-            continue
-        bar = "█" * round(WIDTH * again / nodes)
-        patched = "  ← patched here" if any(number in one.at for number in numbers) else ""
-        console.print(f"  {label:<{widest}}  {bar:<{WIDTH}}  {again:>5,} of {nodes:,}{patched}", markup=False)

@@ -53,8 +53,28 @@ class Named:
         return loaded, captured(loaded, [EXAMPLE], tell)
 
 
-def captured(loaded: Loaded, rows: Sequence[Sequence[int]], tell: Teller) -> Model:
-    """The module as a graph, captured with these tokens."""
+def told_model(loaded: Loaded, model: Model) -> dict[str, str]:
+    """A model as JSON tells of it."""
+    from conewise.workloads.facts import facts_of
+
+    facts = facts_of(model)
+    return {
+        "name": loaded.name,
+        "source": loaded.source,
+        "fingerprint": facts.fingerprint,
+        "device": str(facts.device),
+        "dtype": str(facts.dtype).removeprefix("torch."),
+    }
+
+
+def captured(
+    loaded: Loaded, rows: Sequence[Sequence[int]], tell: Teller, *, reads_last: bool = False
+) -> Model:
+    """The module as a graph, captured with these tokens.
+
+    With `reads_last` it computes the logits of the last position alone, where it can: nobody reads the
+    others, and the full forwards that a sweep is compared with should not pay for them.
+    """
     module: Any = loaded.module
     config = getattr(module, "config", None)
     if getattr(config, "is_encoder_decoder", False):
@@ -63,7 +83,8 @@ def captured(loaded: Loaded, rows: Sequence[Sequence[int]], tell: Teller) -> Mod
             "that read one text. Capture it from Python: `cw.capture(module, input_ids=..., "
             "decoder_input_ids=...)`."
         )
-    if "input_ids" not in inspect.signature(module.forward).parameters:
+    parameters = inspect.signature(module.forward).parameters
+    if "input_ids" not in parameters:
         raise CommandError(
             f"{loaded.name} ({type(module).__name__}) reads no tokens: its forward has no `input_ids`. The "
             "command line asks language models; capture it from Python with `cw.capture(module, ...)`."
@@ -72,4 +93,5 @@ def captured(loaded: Loaded, rows: Sequence[Sequence[int]], tell: Teller) -> Mod
         from conewise.frontends.torch.answers import token_rows
         from conewise.workloads.model import capture
 
-        return capture(module, input_ids=token_rows(rows, next(module.parameters()).device))
+        last = {"logits_to_keep": 1} if reads_last and "logits_to_keep" in parameters else {}
+        return capture(module, input_ids=token_rows(rows, next(module.parameters()).device), **last)

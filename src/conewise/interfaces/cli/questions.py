@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conewise.errors import PromptError
 from conewise.interfaces.cli.failing import CommandError
-from conewise.interfaces.cli.loading import Named, captured
+from conewise.interfaces.cli.loading import Named, captured, told_model
 from conewise.interfaces.cli.options import Direction, Metric, Patch
 from conewise.interfaces.cli.selecting import selected
 from conewise.interfaces.cli.showing import Teller
@@ -99,7 +99,9 @@ class Wanted:
                 "clean and corrupted have the same tokens in every pair, so patching one into the other "
                 "changes nothing."
             )
-        model = captured(loaded, [prompts.clean[number] for number in prompts.groups[0]], tell)
+        model = captured(
+            loaded, [prompts.clean[number] for number in prompts.groups[0]], tell, reads_last=True
+        )
         direction = self.direction.value if self.direction else usual_direction(self.patch.value)
         return loaded, Question(
             model,
@@ -115,18 +117,10 @@ class Wanted:
 
 def told_question(loaded: Loaded, question: Question) -> dict[str, Any]:
     """What is asked, as the JSON of `plan` and `sweep` says it."""
-    from conewise.workloads.facts import facts_of
     from conewise.workloads.prompts import METRICS
 
-    facts = facts_of(question.model)
     return {
-        "model": {
-            "name": loaded.name,
-            "source": loaded.source,
-            "fingerprint": facts.fingerprint,
-            "device": str(facts.device),
-            "dtype": str(facts.dtype).removeprefix("torch."),
-        },
+        "model": told_model(loaded, question.model),
         "question": {
             "direction": question.direction,
             "base": question.base,

@@ -10,7 +10,7 @@ import typer
 from conewise.interfaces.cli import options as opt
 from conewise.interfaces.cli.failing import CHECK_FAILED, CommandError, command_of, shown_command
 from conewise.interfaces.cli.helping import shown
-from conewise.interfaces.cli.loading import Named, captured
+from conewise.interfaces.cli.loading import Named, captured, told_model
 from conewise.interfaces.cli.results import show_cost, told_plan
 from conewise.interfaces.cli.selecting import as_choice
 from conewise.interfaces.cli.showing import (
@@ -124,7 +124,7 @@ def trace(
         tell.warn(note)
     metric = "prob" if wrong is None else "logit_diff"
     noised = subject_positions(prompt, subject, loaded.tokenizer)
-    found = captured(loaded, prompts.clean, tell)
+    found = captured(loaded, prompts.clean, tell, reads_last=True)
     traced = causal_trace(
         found,
         prompts.inputs_of(0, "clean", facts_of(found).device),
@@ -154,7 +154,8 @@ def trace(
         write_report(report, traced.result, story, folded)
         tell(f"wrote {report}")
     if json:
-        print_json("trace", {**_told(loaded, story, traced), "report": report and str(report)})
+        told = {"model": told_model(loaded, found), "notes": list(prompts.notes), **_told(story, traced)}
+        print_json("trace", {**told, "report": report and str(report)})
     else:
         _show(stdout(), loaded, story, traced, top)
     if traced.result.verification is not None and not traced.result.verification.ok:
@@ -179,11 +180,10 @@ def _story(loaded: Loaded, prompts: Asked, traced: Trace, metric: str, command: 
     )
 
 
-def _told(loaded: Loaded, story: Story, traced: Trace) -> dict[str, Any]:
+def _told(story: Story, traced: Trace) -> dict[str, Any]:
     (pair,) = story.prompts
     check = traced.result.verification
     return {
-        "model": loaded.name,
         "prompt": pair.clean,
         "tokens": list(pair.clean_tokens),
         "subject": list(traced.subject),
