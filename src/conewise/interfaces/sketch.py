@@ -124,7 +124,7 @@ def key(prefix: str, classes: str) -> str:
     box = Box(5, 5, 24, 16, "", "")
     paint = Paint(lost=float("is-lost" in classes), done=float("is-done" in classes))
     drawn = _box(0, box, paint, prefix).replace(' data-item="0"', "", 1)
-    drawn = drawn.replace(f'class="cw-item {paint.classes}"', f'class="cw-item {classes}"', 1)
+    drawn = drawn.replace(f'class="{f"cw-item {paint.classes}".strip()}"', f'class="cw-item {classes}"', 1)
     return f'<svg viewBox="0 0 34 26" aria-hidden="true">{_hatch(prefix)}{drawn}</svg>'
 
 
@@ -170,8 +170,10 @@ def _box(at: int, box: Box, paint: Paint, prefix: str) -> str:
     )
     # Beside a label the count stands at the right, alone it stands in the middle.
     where = (x + width - 7, "end") if box.label else (x + width / 2, "middle")
+    text = "+" if box.is_sum else paint.text
+    kind = f"cw-item cw-sum {paint.classes}" if box.is_sum else f"cw-item {paint.classes}"
     return (
-        f'<g class="cw-item {paint.classes}" data-item="{at}" data-width="{width:g}">'
+        f'<g class="{kind.strip()}" data-item="{at}" data-width="{width:g}">'
         f"<title>{escape(box.title)}</title>"
         f'<rect class="cw-box" {frame} width="{width:g}"/>'
         f'<rect class="cw-lost" {frame} width="{width * paint.lost:g}" fill="url(#{prefix}-hatch)"/>'
@@ -180,7 +182,7 @@ def _box(at: int, box: Box, paint: Paint, prefix: str) -> str:
         f'<path class="cw-diamond" d="M{x:g},{y - 5:g} l5,5 l-5,5 l-5,-5 z"/>'
         f'<circle class="cw-ring" cx="{x + width:g}" cy="{y:g}" r="3.5"/>{label}'
         f'<text class="cw-count" x="{where[0]:g}" y="{middle:g}" text-anchor="{where[1]}">'
-        f"{escape(paint.text)}</text></g>"
+        f"{escape(text)}</text></g>"
     )
 
 
@@ -212,7 +214,7 @@ def of_folded(folded: Folded) -> Sketch:
             part = folded.parts[at]
             row_of[at] = row
             x, w = columns[part.role] if is_layer else (LEFT + place * (share + GAP), share)
-            label = "" if is_layer else _cut(part.label, w - 40)
+            label = "" if is_layer else _cut(part.label, w - 30)
             where = f"layer {name}, " if is_layer else ""
             title = f"{where}{part.meaning}: {part.nodes} {'node' if part.nodes == 1 else 'nodes'}"
             boxes[at] = Box(x, y, w, HEIGHT, label, title, is_sum=is_layer and w == SUM)

@@ -77,6 +77,16 @@
     };
   }
 
+  // The scene to begin with: the one nearest to half of the graph, which shows best what is kept and what is not.
+  function typical(show) {
+    let best = 0, least = Infinity;
+    for (let at = 0; at < show.count; at += 1) {
+      const far = Math.abs(sum(show.scene(at).recomputed.map(pair => pair[1])) - show.full / 2);
+      if (far < least) [best, least] = [at, far];
+    }
+    return best;
+  }
+
   const shows = new Map();
   function showOf(id) {
     if (!shows.has(id)) {
@@ -93,7 +103,7 @@
     const wires = [...root.querySelectorAll(".cw-wire")];
     const parts = groups.map(group => ({
       group, width: Number(group.dataset.width), lost: group.querySelector(".cw-lost"),
-      done: group.querySelector(".cw-done"), count: group.querySelector(".cw-count"),
+      isSum: group.classList.contains("cw-sum"), done: group.querySelector(".cw-done"), count: group.querySelector(".cw-count"),
     }));
     return states => {
       parts.forEach((part, at) => {
@@ -101,7 +111,7 @@
         const done = Math.min(1, (state.done || 0) / whole), lost = Math.min(1, (state.lost || 0) / whole);
         part.done.setAttribute("width", part.width * done);
         part.lost.setAttribute("width", part.width * lost);
-        part.count.textContent = state.text || "";
+        if (!part.isSum) part.count.textContent = state.text || "";
         const flags = {
           "is-site": state.site, "is-lost": lost > 0, "is-wanted": state.wanted, "is-done": done > 0,
           "is-full": done > 0.5, "is-reused": state.reused, "is-now": state.now,
@@ -206,7 +216,7 @@
       part("none").hidden = false;
       part("none").textContent = `The cone of ${name} is not part of this page.`;
     };
-    if (show.count) pick(0);
+    if (show.count) pick(typical(show));
   }
 
   // -- the wave ----------------------------------------------------------------------------------
@@ -329,7 +339,7 @@
       go(at + keys[event.key]);
     });
     root.conewiseShow = name => { const scene = show.find(name); if (scene !== undefined) pick(scene, name); };
-    if (show.count) pick(0);
+    if (show.count) pick(typical(show));
   }
 
   conewise.showCone = name => document.querySelectorAll(".cw-cone, .cw-wave").forEach(root => root.conewiseShow && root.conewiseShow(name));

@@ -125,18 +125,18 @@ def wave_section(shown: Shown, *, assets: bool = True) -> str:
     )
     return f"""<div class="cw-wave" id="wave-view" data-source="{_source(shown)}">
 <div class="cw-player">
-<div class="cw-pick"><span>The wave of a patch at</span> <strong class="cw-name" id="wave-site"></strong>
-<label class="cw-pick"><span>or at</span> <select id="wave-pick" aria-label="site to patch"></select></label>
-<span>(or click a {"node" if is_graph else "part"})</span></div>
+<div class="cw-pick"><strong class="cw-name" id="wave-site"></strong> <span>is patched.</span>
+<label class="cw-pick"><span>Another site:</span> <select id="wave-pick"></select></label>
+<span>Or click a {"node" if is_graph else "part"}.</span></div>
 <div class="cw-buttons" role="group" aria-label="Steps">{controls}
 <input type="range" id="wave-slider" min="0" max="0" value="0" step="1" aria-label="step">
 <output id="wave-place" for="wave-slider"></output></div>
 <ol class="cw-phases" aria-label="Phases"></ol>
+<p class="wave-step" aria-live="polite"></p>
 </div>
 <div class="{"" if is_graph else "cw-split"}">
 <div class="cw-stage{kind}"{natural} tabindex="0" role="region" aria-label="The graph">{drawing}</div>
 <div class="cw-side">
-<p class="wave-step" aria-live="polite"></p>
 <dl class="cw-facts" aria-label="The ledger so far">{ledger}</dl>
 {_keys("cw-wave-key", ("site", "lost", "wanted", "done", "reused", "kept"))}
 </div></div></div>

@@ -54,6 +54,12 @@ MEANINGS: Mapping[str, str] = {
 }
 """The same roles in words."""
 
+ENTRANCES: Mapping[str, tuple[str, str]] = {
+    "positions": ("positions, mask", "positions and mask, computed once for all layers"),
+    "embedding": ("", "makes the stream that enters the layers"),
+}
+"""The roles of what stands before a stack's layers: labels and words; the embedding has its row's name."""
+
 _MOVES = LAYOUT | {"to", "_to_copy"}
 
 
@@ -92,12 +98,12 @@ def _by_layer(wiring: Wiring, blocks: list[Block]) -> Iterator[Grouped]:
             inside.setdefault(name, place)
     last, feeds = _around(wiring, inside)
     outside = [name for name in wiring.records if name not in inside]
-    unplaced = {name for name in outside if name not in last}
-    seen: set[str] = set()
+    entrances = _entrances(wiring, blocks, {name for name in outside if name not in last})
     for place, block in enumerate(blocks):
-        if block.stack not in seen:
-            yield from _entrance(wiring, block, unplaced, is_first=not seen)
-            seen.add(block.stack)
+        for role, names in entrances.pop(block.stack, {}).items():
+            row = f"{block.stack} embedding".strip()
+            label, meaning = ENTRANCES[role]
+            yield Grouped(row, role, label or row, meaning, stack=block.stack, nodes=names)
         yield from _layer(wiring, block, [name for name in wiring.records if inside.get(name) == place])
         joined = [name for name in outside if last.get(name) == place and name in feeds]
         if joined:
@@ -121,24 +127,24 @@ def _around(wiring: Wiring, inside: Mapping[str, int]) -> tuple[dict[str, int], 
     return last, feeds
 
 
-def _entrance(wiring: Wiring, block: Block, unplaced: set[str], *, is_first: bool) -> Iterator[Grouped]:
-    """What makes the stream that enters a stack; before the first one also what all layers share."""
-    row = f"{block.stack} embedding".strip()
-    stream = block.nodes.get("resid_pre")
-    made = _above(wiring, stream, unplaced) if stream else {n for n in unplaced if n in wiring.varying}
-    if is_first:
-        # Positions that both the stream and the mask are made from stand with the mask, in front.
-        others = unplaced - made
-        made -= {n for other in others for n in _above(wiring, other, unplaced) if n not in wiring.varying}
-    shared = unplaced - made if is_first else set()
-    unplaced -= made | shared
-    for role, label, meaning, names in (
-        ("positions", "positions, mask", "positions and mask, computed once for all layers", shared),
-        ("embedding", row, "makes the stream that enters the layers", made),
-    ):
-        if names:
-            ordered = [name for name in wiring.records if name in names]
-            yield Grouped(row, role, label, meaning, None, block.stack, ordered)
+def _entrances(wiring: Wiring, blocks: list[Block], unplaced: set[str]) -> dict[str, dict[str, list[str]]]:
+    """For each stack what makes the stream that enters it; for the first also what all layers share."""
+    made: dict[str, set[str]] = {}
+    for block in blocks:
+        if block.stack not in made:
+            stream = block.nodes.get("resid_pre")
+            found = _above(wiring, stream, unplaced) if stream else unplaced & wiring.varying
+            made[block.stack] = found.difference(*made.values())
+    shared = unplaced.difference(*made.values())
+    # Positions that both a stream and the mask are made from stand with the mask, in front.
+    shared |= {n for one in shared for n in _above(wiring, one, unplaced) if n not in wiring.varying}
+    entrances = {stack: {"embedding": names - shared} for stack, names in made.items()}
+    first = blocks[0].stack
+    entrances[first] = {"positions": shared, **entrances[first]}
+    return {
+        stack: {role: [n for n in wiring.records if n in names] for role, names in roles.items() if names}
+        for stack, roles in entrances.items()
+    }
 
 
 def _ending(wiring: Wiring, names: list[str]) -> Iterator[Grouped]:
