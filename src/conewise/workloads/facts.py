@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from conewise.frontends.torch.digests import home
 from conewise.frontends.torch.fingerprint import fingerprint
 from conewise.frontends.torch.records import Record, Ref
+from conewise.frontends.torch.sizes import symbols_in
 from conewise.frontends.torch.streaming import assembled
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Facts:
 
 def _dim(shape: Sequence[Any], symbols: set[str]) -> int | None:
     for dim, size in enumerate(shape):
-        if any(str(symbol) in symbols for symbol in getattr(size, "free_symbols", ())):
+        if not symbols.isdisjoint(symbols_in(size)):
             return dim
     return None
 

@@ -67,6 +67,7 @@ class Planner:
         self._graph = sweep.model.graph
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
         self._cones: dict[frozenset[int], frozenset[int]] = {}
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
         self._arrangement: Arrangement | None = None
 
     # -- the shape of it -----------------------------------------------------------------------
@@ -240,7 +241,10 @@ class Planner:
         program = self.sweep.model.program
         shapes = {leaf.name: leaf.shape for leaf in program.inputs}
         given = {name: tuple(value.shape) for name, value in base.inputs.items()}
-        return Layout(program, program.sizes.symbols_of(shapes, given))
+        key = tuple(given.items())
+        if key not in self._layouts:
+            self._layouts[key] = Layout(program, program.sizes.symbols_of(shapes, given))
+        return self._layouts[key]
 
     def _schedule(self, order: Sequence[int], standing: Sequence[Edit]) -> Schedule:
         worlds = [self._patches(self.sweep.cells[number], standing) for number in order]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conewise.frontends.torch.records import SIZES, Record, Ref
-from conewise.frontends.torch.sizes import Size
+from conewise.frontends.torch.sizes import Size, symbols_in
 from conewise.frontends.torch.stacking import Layout
 
 POINTWISE = frozenset(
@@ -191,7 +191,7 @@ class Apart:
         return len(found) == 1 and self.is_plain(name)
 
     def _mentions(self, size: Size) -> bool:
-        return any(str(symbol) in self._symbols for symbol in getattr(size, "free_symbols", ()))
+        return not self._symbols.isdisjoint(symbols_in(size))
 
     def _is_one(self, ref: Any) -> bool:
         """Whether it is a value with slices of its own, which a run's inputs determine."""

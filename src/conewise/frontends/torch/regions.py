@@ -106,7 +106,8 @@ class RegionFinder:
         if len(self._layout.lengths) != 1 or not 0 < start < length:
             return WHOLE
         rows = length - start
-        reached, inside = set(computed) | set(patched), set()
+        reached = set(computed) | set(patched)
+        inside: set[str] = set()
         seen: dict[str, frozenset[str]] = {}
         inside.update(name for name in patched if name not in computed and self.has_rows(name))
         for record in self._program.records:

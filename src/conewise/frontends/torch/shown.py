@@ -11,11 +11,16 @@ from typing import Any
 
 import torch
 
-from conewise.frontends.torch.apart import ATTENTION
+from conewise.frontends.torch.apart import ATTENTION, NORMS, POINTWISE, SOFTMAX, SUMS
+from conewise.frontends.torch.costs import PRODUCTS
 from conewise.frontends.torch.records import SIZES, Record
 from conewise.frontends.torch.stacking import Layout, compile_stacked_rule
 
 META = torch.device("meta")
+NEW = PRODUCTS | NORMS | SOFTMAX | SUMS | {"embedding", "cat"}
+"""Operations whose values are new, and laid out in order."""
+COPIES = frozenset({"to", "_to_copy", "type_as", "contiguous", "alias", "detach", "lift_fresh_copy"})
+"""Pointwise operations that may show what they read."""
 
 
 @torch.no_grad()
@@ -41,7 +46,7 @@ def shown_memory(layout: Layout, device: torch.device) -> dict[str, str]:
         value = None
         if record.op == ATTENTION and record.shape is not None:
             value = _attended(plain(record.shape, record.dtype), device)
-        elif all(read is not None for read in reads) and not _makes_anew(record):
+        elif all(read is not None for read in reads) and _may_be_strided(record, reads):
             value = _walked(record, reads)
         if value is None and record.shape is not None:
             value = plain(record.shape, record.dtype)
@@ -60,9 +65,15 @@ def _walked(record: Record, reads: list[Any]) -> Any:
         return None
 
 
-def _makes_anew(record: Record) -> bool:
-    """Whether it names a device: its value is new."""
-    return any(isinstance(leaf, torch.device) for leaf in record.leaves())
+def _may_be_strided(record: Record, reads: list[Any]) -> bool:
+    """Whether the value may be a view, or be laid out in memory otherwise than in its own order."""
+    if record.op in NEW or any(isinstance(leaf, torch.device) for leaf in record.leaves()):
+        return False
+    return record.op not in POINTWISE or record.op in COPIES or not all(map(_is_plain, reads))
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.is_contiguous()
 
 
 def _attended(out: torch.Tensor, device: torch.device) -> torch.Tensor:

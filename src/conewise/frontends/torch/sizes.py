@@ -7,6 +7,7 @@ are no nodes of the graph and are in no cone.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,12 @@ class Guard:
     holds: Callable[..., bool]
 
 
+@functools.lru_cache(maxsize=4096)
+def symbols_in(size: Size) -> frozenset[str]:
+    """The names of the symbols that a size depends on."""
+    return frozenset(str(symbol) for symbol in getattr(size, "free_symbols", ()))
+
+
 class SizeTable:
     """The expressions that a program uses, each at its index; grows while a program is lowered.
 
@@ -101,6 +108,7 @@ class SizeTable:
         self._index: dict[sympy.Expr, int] = {}
         self._guards: list[Guard] = []
         self._evaluate: Callable[..., Any] | None = None
+        self._one: dict[sympy.Expr, Callable[..., Any]] = {}
 
     def index(self, expr: sympy.Expr) -> int:
         """The index of `expr`, which is added when it is new."""
@@ -116,6 +124,7 @@ class SizeTable:
             if isinstance(size, sympy.Symbol):
                 self.symbols.setdefault(str(size), (name, dim))
         self._evaluate = None
+        self._one = {}
 
     def guard(self, relation: sympy.Basic) -> None:
         """Require `relation` of every run. Relations that are always true are dropped."""
@@ -161,8 +170,10 @@ class SizeTable:
         """One size, evaluated."""
         if isinstance(size, int):
             return size
-        known = {symbol: values[str(symbol)] for symbol in size.free_symbols}
-        return int(size.xreplace({symbol: sympy.Integer(v) for symbol, v in known.items()}))
+        evaluate = self._one.get(size)
+        if evaluate is None:
+            evaluate = self._one[size] = self._compile(_python(size))
+        return int(evaluate(**values))
 
     def _compile(self, expression: str) -> Callable[..., Any]:
         code = f"lambda {', '.join((*self.symbols, '**_'))}: {expression}"

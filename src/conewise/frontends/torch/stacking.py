@@ -15,7 +15,7 @@ import torch
 
 from conewise.frontends.torch.records import SIZES, Program, Record
 from conewise.frontends.torch.rules import Rule, compile_rule
-from conewise.frontends.torch.sizes import Size
+from conewise.frontends.torch.sizes import Size, symbols_in
 
 Tensor = torch.Tensor
 
@@ -44,16 +44,15 @@ class Layout:
 
     def _dim(self, shape: tuple[Size, ...] | None, symbols: set[str]) -> int | None:
         for dim, size in enumerate(shape or ()):
-            if any(str(symbol) in symbols for symbol in getattr(size, "free_symbols", ())):
+            if not symbols.isdisjoint(symbols_in(size)):
                 return dim
         return None
 
     def _length(self, shape: tuple[Size, ...] | None) -> int:
         """How many positions a value of this shape has: an encoder's may differ from a decoder's."""
         for size in shape or ():
-            for symbol in map(str, getattr(size, "free_symbols", ())):
-                if symbol in self._positions:
-                    return self.symbols[symbol]
+            for symbol in symbols_in(size) & self._positions:
+                return self.symbols[symbol]
         return 1
 
     def _varying(self) -> frozenset[str]:
