@@ -1,0 +1,105 @@
+"""Every example runs, and the notebooks still give what is stored in them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(ROOT.glob("examples/*.py"))
+NOTEBOOKS = sorted(ROOT.glob("examples/notebooks/*.ipynb"))
+LARGEST = 200_000  # bytes of a notebook: outputs are tables and small figures, not libraries
+
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Any]:
+    """What became of each script, run by one process, as a user would run them: from outside of the tests."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.examples.every_script", *map(str, SCRIPTS)],
+        capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    return {row["script"]: row for row in rows}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_script_runs_without_an_error(script: Path, outcomes: dict[str, Any]) -> None:
+    outcome = outcomes[script.name]
+    assert not outcome["failure"], outcome["failure"]
+    assert outcome["printed"].strip()
+
+
+def test_every_example_is_listed() -> None:
+    listed = (ROOT / "examples/README.md").read_text("utf-8")
+    for path in (*SCRIPTS, *NOTEBOOKS):
+        assert f"]({path.relative_to(ROOT / 'examples')})" in listed
+    assert len(SCRIPTS) >= 5
+    assert len(NOTEBOOKS) == 2
+
+
+def shown(cell: Any) -> str:
+    """What a cell shows as text: printed, or the text form of its value."""
+    texts = []
+    for output in cell.get("outputs", ()):
+        if output.output_type == "stream" and output.name == "stdout":
+            texts.append(output.text)
+        elif output.output_type == "execute_result":
+            texts.append(output.data.get("text/plain", ""))
+    return "\n".join(texts).strip()
+
+
+def is_alike(stored: str, now: str) -> bool:
+    """Whether two texts are equal but for the last digits of numbers."""
+    if _NUMBER.sub("#", stored) != _NUMBER.sub("#", now):
+        return False
+    pairs = zip_longest(_NUMBER.findall(stored), _NUMBER.findall(now), fillvalue="")
+    return all(one == other or _is_near(one, other) for one, other in pairs)
+
+
+def _is_near(one: str, other: str) -> bool:
+    if "." not in one:
+        return False  # a count is exact
+    return math.isclose(
+        float(one.replace(",", "")), float(other.replace(",", "")), rel_tol=1e-3, abs_tol=2e-4
+    )
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+def test_a_notebook_runs_and_shows_what_is_stored(notebook: Path, tmp_path: Path) -> None:
+    stored = nbformat.read(notebook, as_version=4)
+    again = nbformat.read(notebook, as_version=4)
+    NotebookClient(again, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    compared = 0
+    for before, after in zip(stored.cells, again.cells, strict=True):
+        if before.cell_type == "code" and "varies" not in before.metadata.get("tags", ()):
+            assert is_alike(shown(before), shown(after)), f"{shown(before)}\n\nis now\n\n{shown(after)}"
+            compared += bool(shown(before))
+    assert compared >= 5
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+def test_a_notebook_is_small_and_was_run_from_top_to_bottom(notebook: Path) -> None:
+    assert notebook.stat().st_size < LARGEST
+    code = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+
+
+def test_texts_are_alike_up_to_the_last_digits() -> None:
+    assert is_alike("ρ = 2.723, 1,748 nodes", "ρ = 2.7231, 1,748 nodes")
+    assert not is_alike("1,748 nodes", "1,749 nodes")
+    assert not is_alike("ρ = 2.72", "ρ = 2.82")
+    assert not is_alike("a 1.0", "b 1.0")
+    assert not is_alike("1.0", "1.0 2.0")
