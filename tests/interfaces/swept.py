@@ -45,7 +45,7 @@ def swept() -> tuple[Result, Story, Folded]:
 
 def story() -> Story:
     """What the sweep is about; the first prompt is hostile."""
-    tokens = tuple(HOSTILE.partition("(")) + ("a", " b", " c")
+    tokens = (*HOSTILE.partition("("), "a", " b", " c")
     pairs = [ToldPair(HOSTILE, HOSTILE[::-1], tokens, (*tokens[:-1], " d"), (" <i>right",), (" wrong</i>",))]
     pairs += [ToldPair(f"prompt {n}", f"other {n}", ("p",) * 6, ("o",) * 6) for n in range(1, PROMPTS)]
     return Story(

@@ -30,7 +30,7 @@ def test_a_run_is_not_written_over_another(tmp_path: Path) -> None:
     result, story, folded = swept()
     write_run(tmp_path, result, story, folded)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(SweepError, match="holds story.json already; it was left as it is"):
+    with pytest.raises(SweepError, match=r"holds story\.json already; it was left as it is"):
         write_run(tmp_path, result)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

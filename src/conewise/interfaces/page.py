@@ -26,7 +26,16 @@ from conewise.workloads.story import Story
 if TYPE_CHECKING:
     from conewise.workloads.folding import Folded
 
-KINDS = {"z": ("attention head", "attention heads"), "mlp_out": ("MLP", "MLPs"), "sites": ("site", "sites")}
+STATES = ("state of the residual stream", "states of the residual stream")
+KINDS = {
+    "z": ("attention head", "attention heads"),
+    "mlp_out": ("MLP", "MLPs"),
+    "attn_out": ("attention output", "attention outputs"),
+    "resid_pre": STATES,
+    "resid_mid": STATES,
+    "resid_post": STATES,
+    "sites": ("site", "sites"),
+}
 """What a part of a sweep is called in a title: one, and many."""
 
 SCRIPTS = ("page_data.js", "page_maps.js", "page_table.js", "page_site.js", "page.js")

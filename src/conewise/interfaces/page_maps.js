@@ -150,11 +150,13 @@
   // A frame around the chosen site, and around the one under the keys.
   function mark(map) {
     const found = [];
-    for (const [cell, colour, dash] of [[state.site, style("--ink"), "solid"], [map.keyed, style("--link"), "dot"]]) {
+    // Light around dark, so that it is seen on any colour.
+    const frames = [[state.site, style("--page"), 4.5, "solid"], [state.site, style("--ink"), 2, "solid"], [map.keyed, style("--link"), 2, "dot"]];
+    for (const [cell, colour, width, dash] of frames) {
       if (cell === undefined || cell < map.part.start || cell >= map.part.start + map.part.count) continue;
       const own = cell - map.part.start, row = Math.floor(own / map.plan.columns), column = own % map.plan.columns;
       const across = map.plan.kind === "bars" ? { xref: "paper", x0: 0, x1: 1 } : { x0: column - 0.5, x1: column + 0.5 };
-      found.push({ type: "rect", ...across, y0: row - 0.5, y1: row + 0.5, line: { color: colour, width: 2, dash } });
+      found.push({ type: "rect", ...across, y0: row - 0.5, y1: row + 0.5, line: { color: colour, width, dash } });
     }
     return found;
   }
