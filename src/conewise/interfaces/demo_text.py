@@ -118,7 +118,7 @@ def show_cost(console: Console, found: Demo) -> None:
     console.print(shown)
     console.print(
         f"* {plan.worlds} full forwards of all prompts, at {story.forward_seconds:.3g} s each: the mean of "
-        f"{story.forwards_timed} that were timed just now."
+        f"{story.forwards_timed} that were timed, half before the sweep and half after it."
     )
     first, last = found.result.cells[0].name, found.question.cells[-1].name
     early, late = (found.folded.cone(name).node_evaluations for name in (first, last))
