@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-browser chromium screenshots coverage lint types check docs bench bench-capture bench-sweeps bench-gpu clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ types: setup ## check types, strictly
 
 check: ## exactly what CI runs
 	bash .ci/run
+
+notebooks: setup ## execute the example notebooks and store their outputs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.examples.execute
 
 # Strict: a warning is an error. The notice about mkdocs 2, which is not used here, is none of ours.
 docs: $(VENV)/.docs ## build the documentation into site/, and check its links

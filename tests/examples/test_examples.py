@@ -14,7 +14,8 @@ from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+
+from tests.examples.execute import executed
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(ROOT.glob("examples/*.py"))
@@ -80,8 +81,7 @@ def _is_near(one: str, other: str) -> bool:
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_a_notebook_runs_and_shows_what_is_stored(notebook: Path, tmp_path: Path) -> None:
     stored = nbformat.read(notebook, as_version=4)
-    again = nbformat.read(notebook, as_version=4)
-    NotebookClient(again, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    again = executed(notebook, str(tmp_path))
     compared = 0
     for before, after in zip(stored.cells, again.cells, strict=True):
         if before.cell_type == "code" and "varies" not in before.metadata.get("tags", ()):
@@ -95,6 +95,7 @@ def test_a_notebook_is_small_and_was_run_from_top_to_bottom(notebook: Path) -> N
     assert notebook.stat().st_size < LARGEST
     code = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert str(ROOT) not in notebook.read_text("utf-8")
 
 
 def test_texts_are_alike_up_to_the_last_digits() -> None:
