@@ -12,10 +12,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
-from tests.examples.execute import executed
+from tests.examples.execute import executed, read
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(ROOT.glob("examples/*.py"))
@@ -80,7 +79,7 @@ def _is_near(one: str, other: str) -> bool:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_a_notebook_runs_and_shows_what_is_stored(notebook: Path, tmp_path: Path) -> None:
-    stored = nbformat.read(notebook, as_version=4)
+    stored = read(notebook)
     again = executed(notebook, str(tmp_path))
     compared = 0
     for before, after in zip(stored.cells, again.cells, strict=True):
@@ -93,7 +92,7 @@ def test_a_notebook_runs_and_shows_what_is_stored(notebook: Path, tmp_path: Path
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_a_notebook_is_small_and_was_run_from_top_to_bottom(notebook: Path) -> None:
     assert notebook.stat().st_size < LARGEST
-    code = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
+    code = [cell for cell in read(notebook).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert str(ROOT) not in notebook.read_text("utf-8")
 
