@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import conewise as cw
+from conewise.frontends.torch.load import Loaded
 from conewise.workloads import markup
 from conewise.workloads.model import Model
 from conewise.workloads.result import Result
@@ -92,6 +93,13 @@ def test_a_verdict_is_told_by_a_sign_too() -> None:
 
 
 # -- each thing ----------------------------------------------------------------------------------
+
+
+def test_what_was_loaded_is_named_in_a_line(small: Model) -> None:
+    loaded = Loaded(small.module, None, "small", "made for a test")
+    weights = sum(weight.numel() for weight in loaded.module.parameters())
+    told = f"GPT2LMHeadModel of {weights:,} weights, and no tokenizer (made for a test)"
+    assert repr(loaded) == f"Loaded small: {told}"
 
 
 def test_a_model_says_what_it_is(small: Model) -> None:

@@ -76,6 +76,14 @@ class Loaded:
         """A sha256 of the module's architecture and weights as they are now: `fingerprint(module)`."""
         return fingerprint(self.module)
 
+    def __repr__(self) -> str:
+        weights = sum(weight.numel() for weight in self.module.parameters())
+        tokenizer = "no tokenizer" if self.tokenizer is None else "its tokenizer"
+        return (
+            f"Loaded {self.name}: {type(self.module).__name__} of {weights:,} weights, and {tokenizer} "
+            f"({self.source})"
+        )
+
 
 def load(
     name: str | Path,
