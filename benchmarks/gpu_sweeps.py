@@ -20,7 +20,7 @@ import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.cases import Case, random_pair
-from conewise.frontends.torch.wavefront import Fill
+from conewise.workloads.planning import reader
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -54,14 +54,12 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
         "peak_predicted_MiB": round(plan.peak_bytes / 2**20, 1),
         "peak_measured_MiB": round(peak / 2**20, 1),
     }
-    (prepared,) = sweep._prepared.values()
     batch = sweep._batch(0)
-    everything = (1 << plan.worlds) - 1
-    wave = sweep._ready_wave(prepared, everything)
-    fresh = case.sweep()
-    fresh._prepared = sweep._prepared
-    read = sweep._reader(batch.base)
-    fills = fresh_fills(sweep, batch)
+    prepared = sweep.planner.prepare(batch)
+    _, (chunk,) = sweep.planner.plan(batch, 40 << 30, "wavefront")
+    wave = sweep.evaluators.wave(prepared, batch, chunk)
+    fills = sweep.evaluators.fills(prepared, batch, chunk)
+    read = reader(batch.base)
 
     def eager() -> Any:
         return wave._eager(read, fills)
@@ -95,16 +93,6 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
     row["plan_gflop"] = round(plan.flops / 1e9, 1)
     row["replay_tflops"] = round(plan.flops / row["wave_replayed_ms"] / 1e9, 2)
     return row
-
-
-def fresh_fills(sweep: Any, batch: Any) -> Any:
-    fills: dict[tuple[str, int], list[Fill]] = {}
-    for world, number in enumerate(sweep._order):
-        for place in sweep.cells[number].places:
-            found = sweep.model.locate(place)
-            part = batch.intervention.part(place, batch.base)
-            fills.setdefault((found.node, world), []).append(Fill(found.view, found.part, part))
-    return fills
 
 
 def matmul_tflops() -> float:

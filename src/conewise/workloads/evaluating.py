@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
 from conewise.frontends.torch.costs import synchronize
 from conewise.frontends.torch.filling import stacked
 from conewise.frontends.torch.metrics import Metric, measured, measured_whole
+from conewise.frontends.torch.precision import multiplying
 from conewise.frontends.torch.regions import Regions
 from conewise.frontends.torch.replay import Wave
 from conewise.frontends.torch.streaming import assembled
 from conewise.frontends.torch.tensors import Tensor, copy_of
 from conewise.frontends.torch.wavefront import Fill, WaveStep
-from conewise.workloads.planning import Chunk, Prepared, last_reads, members, reader
+from conewise.workloads.planning import Chunk, Prepared, members, reader
 from conewise.workloads.result import SweepLedger
 
 if TYPE_CHECKING:
     from conewise.workloads.model import Located
     from conewise.workloads.places import Place
     from conewise.workloads.sweep import Batch, Sweep
+
+Fills = dict[tuple[str, int], list[Fill]]
 
 
 class Evaluators:
@@ -30,6 +34,7 @@ class Evaluators:
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
         self._waves: dict[tuple[int, Chunk], tuple[Regions, Wave]] = {}
+        self._fills: dict[tuple[int, Chunk], tuple[Batch, Fills]] = {}
 
     def serial(self, _: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger) -> Tensor:
         """The metrics of each world of `chunk`, one world after another: [world, metric, prompt]."""
@@ -49,10 +54,15 @@ class Evaluators:
 
     def wavefront(self, prepared: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger) -> Tensor:
         """The metrics of all worlds of `chunk` in one pass: [world, metric, prompt]."""
-        wave = self.wave(prepared, batch, chunk)
-        fills = self.fills(prepared, batch, chunk)
-        started = time.perf_counter()
-        outputs = wave.run(reader(batch.base), fills)
+        with ExitStack() as trusting:
+            for run in (batch.base, batch.source):
+                if run is not None:
+                    trusting.enter_context(run.checked_once())
+            trusting.enter_context(multiplying(self.sweep.precision))
+            wave = self.wave(prepared, batch, chunk)
+            fills = self._ready_fills(prepared, batch, chunk)
+            started = time.perf_counter()
+            outputs = wave.run(reader(batch.base), fills)
         found = [self._of_stack(metric, outputs, len(chunk), prepared) for metric in self.sweep.metrics]
         synchronize(self.sweep.facts.device)
         ledger.compute_seconds += time.perf_counter() - started
@@ -60,10 +70,21 @@ class Evaluators:
         ledger.launches += wave.launches
         return stacked(found, dim=1)
 
-    def fills(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> dict[tuple[str, int], list[Fill]]:
+    def _ready_fills(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> Fills:
+        """The fills of a chunk, kept where both runs are the sweep's own: they never change."""
+        if not batch.is_lasting:
+            return self.fills(prepared, batch, chunk)
+        key = id(prepared), chunk
+        known, fills = self._fills.get(key, (None, None))
+        if known is None or fills is None or not known.is_same(batch):
+            fills = self.fills(prepared, batch, chunk)
+            self._fills[key] = batch, fills
+        return fills
+
+    def fills(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> Fills:
         """What each world puts where, by node and world."""
         sweep, model = self.sweep, self.sweep.model
-        fills: dict[tuple[str, int], list[Fill]] = {}
+        fills: Fills = {}
         standing, computed = batch.base.edits, dict(prepared.schedule.steps)
         for world in members(chunk.worlds):
             cell = sweep.cells[sweep._order[world]]
@@ -89,17 +110,19 @@ class Evaluators:
         regions = sweep.planner.regions(prepared, chunk.start, batch.base)
         known, wave = self._waves.get((id(prepared), chunk), (None, None))
         if wave is None or known != regions:
-            plan = prepared.schedule.of(chunk.worlds)
-            name = sweep.model.graph.name
-            drops: dict[int, list[str]] = {}
-            for site, last in last_reads(plan, sweep.model.graph.table.inputs).items():
-                drops.setdefault(last, []).append(name(site))
+            one, name = sweep.planner.passing(prepared, chunk, regions), sweep.model.graph.name
+            steps = [
+                WaveStep(
+                    name(node), worlds, tuple(map(name, one.drops.get(node, ()))), one.fused.get(name(node))
+                )
+                for node, worlds in one.plan.steps
+            ]
             wave = Wave(
                 sweep.model.program,
                 prepared.layout,
                 regions,
-                [WaveStep(name(node), worlds, tuple(drops.get(node, ()))) for node, worlds in plan.steps],
-                {name(node): worlds for node, worlds in plan.patched.items()},
+                steps,
+                {name(node): worlds for node, worlds in one.plan.patched.items()},
                 sweep.targets(),
                 chunk.worlds,
                 sweep.facts.device,

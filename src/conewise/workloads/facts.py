@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conewise.frontends.torch.digests import home
 from conewise.frontends.torch.fingerprint import fingerprint
+from conewise.frontends.torch.fusing import find_fusions
 from conewise.frontends.torch.records import Record, Ref
 from conewise.frontends.torch.sizes import symbols_in
 from conewise.frontends.torch.streaming import assembled
@@ -20,7 +21,7 @@ class Facts:
     """`outputs`: the output nodes; `fields`: those that have a name; `rates`: operations a second, measured.
 
     `keeps_apart` says of nodes whether the rows of a batch stay apart there, `shown` which show the memory
-    of which; both are found when they are asked for.
+    of which; both are found when they are asked for. `fusions` are chains that one kernel computes.
     """
 
     def __init__(self, model: Model) -> None:
@@ -38,6 +39,7 @@ class Facts:
         self.keeps_apart: dict[str, bool] = {}
         self.shown: Mapping[str, str] | None = None
         self.rates: dict[str, float] = {}
+        self.fusions = find_fusions(program)
         self._module = model.module
         self._digest: str | None = None
 

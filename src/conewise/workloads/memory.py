@@ -65,7 +65,7 @@ class Memory:
 
 def peak_bytes(
     plan: Schedule,
-    inputs: Sequence[tuple[int, ...]],
+    inputs: Mapping[int, tuple[int, ...]],
     sizes: Sizes,
     *,
     drops: Mapping[int, Sequence[int]],

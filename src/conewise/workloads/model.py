@@ -230,11 +230,11 @@ class Model:
         """How often the module's weights have been written to in place; changes when one is."""
         return sum(writes_to(source.value) for source in self.program.sources)
 
-    def sweep(self, sites: Any, *, base: Any, source: Any, metric: Any) -> Any:
+    def sweep(self, sites: Any, *, base: Any, source: Any, metric: Any, precision: str | None = None) -> Any:
         """Patch every one of `sites` in a world of its own, and read `metric` there; see `Sweep`."""
         from conewise.workloads.sweep import Sweep  # noqa: PLC0415  # a sweep is made of a model's runs
 
-        return Sweep(self, sites, base=base, source=source, metric=metric)
+        return Sweep(self, sites, base=base, source=source, metric=metric, precision=precision)
 
     def verify(self, *, seed: int = 0, samples: int = 3) -> Verification:
         """Check the graph against the module itself, on random inputs; see `Verification`."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from conewise.errors import SweepError
 from conewise.frontends.torch.costs import Costs, matmul_rate
+from conewise.frontends.torch.fusing import Fusion, fitting
 from conewise.frontends.torch.mixing import Trial
 from conewise.frontends.torch.regions import WHOLE, RegionFinder, Regions
 from conewise.frontends.torch.shown import shown_memory
@@ -32,6 +33,17 @@ DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Worlds that are computed together, from the position `start` on."""
+
+    worlds: int
+    start: int = 0
+
+    def __len__(self) -> int:
+        return self.worlds.bit_count()
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What planning found out for baselines of one shape."""
@@ -46,17 +58,20 @@ class Prepared:
     finder: RegionFinder
     regions: dict[int, Regions] = field(default_factory=dict)
     peaks: dict[tuple[int, int], int] = field(default_factory=dict)
+    work: dict[tuple[Chunk, ...], tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Worlds that are computed together, from the position `start` on."""
+class Pass:
+    """How a chunk is computed: what each step reads, what goes after it, and chains that are one operation.
 
-    worlds: int
-    start: int = 0
+    `plan` has no step for what is inside of such a chain.
+    """
 
-    def __len__(self) -> int:
-        return self.worlds.bit_count()
+    plan: Schedule
+    inputs: Mapping[int, tuple[int, ...]]
+    drops: Mapping[int, Sequence[int]]
+    fused: Mapping[str, Fusion]
 
 
 class Planner:
@@ -69,6 +84,7 @@ class Planner:
         self._cones: dict[frozenset[int], frozenset[int]] = {}
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         self._arrangement: Arrangement | None = None
+        self._starts: tuple[Batch | None, tuple[int, ...]] = None, ()
 
     # -- the shape of it -----------------------------------------------------------------------
 
@@ -114,8 +130,13 @@ class Planner:
         """For each world, the first position that it changes."""
         if prepared.obstacle:
             return (0,) * len(self.sweep.cells)
-        starts = Beginnings(self.sweep, prepared.layout, prepared.finder).of(batch)
-        return tuple(starts[cell] for cell in self.arrangement.order)
+        known, starts = self._starts
+        if known is None or not (batch.is_lasting and batch.is_same(known)):
+            begins = Beginnings(self.sweep, prepared.layout, prepared.finder).of(batch)
+            starts = tuple(begins[cell] for cell in self.arrangement.order)
+            if batch.is_lasting:
+                self._starts = batch, starts
+        return starts
 
     def regions(self, prepared: Prepared, start: int, base: Reading) -> Regions:
         """Which positions of which nodes are computed in worlds that change nothing before `start`."""
@@ -201,6 +222,11 @@ class Planner:
             raise SweepError(f"no evaluator {evaluator!r}: there are 'serial', 'wavefront' and 'auto'.")
         if evaluator == "wavefront" and prepared.obstacle:
             raise SweepError(f"this sweep cannot run as a wavefront: {prepared.obstacle}. Run it serially.")
+        if evaluator == "serial" and self.sweep.precision:
+            raise SweepError(
+                f"a serial run is a full re-run bit for bit, and {self.sweep.precision} rounds more. Leave "
+                "`precision` out, or run it as a wavefront."
+            )
         chosen = evaluator if evaluator != "auto" else "serial" if prepared.obstacle else "wavefront"
         chosen = agreed.evaluator if agreed else chosen
         why = (
@@ -219,14 +245,36 @@ class Planner:
             whole = prepared.whole_costs
             done = sum(whole.flops(name(node)) * worlds.bit_count() for node, worlds in plan.steps)
             return done, plan.node_evaluations
+        key = tuple(chunks)
+        if key in prepared.work:
+            return prepared.work[key]
         done = launches = 0
         for chunk in chunks:
             regions = self.regions(prepared, chunk.start, batch.base)
+            launches += self.passing(prepared, chunk, regions).plan.launches
             for node, worlds in plan.steps:
                 if count := (worlds & chunk.worlds).bit_count():
-                    launches += 1
                     done += prepared.costs.flops(name(node), rows=regions.of(name(node))) * count
+        prepared.work[key] = done, launches
         return done, launches
+
+    def passing(self, prepared: Prepared, chunk: Chunk, regions: Regions) -> Pass:
+        """The pass over a chunk."""
+        graph, plan = self._graph, prepared.schedule.of(chunk.worlds)
+        name, number, table = graph.name, graph.number, graph.table
+        steps = {name(node): (worlds, regions.of(name(node))) for node, worlds in plan.steps}
+        kept = {name(node) for node in (*plan.patched, *plan.targets)}
+        fused = fitting(
+            self.sweep.facts.fusions, steps, kept, lambda node: map(name, table.consumers[number(node)])
+        )
+        gone = {number(node) for fusion in fused.values() for node in fusion.inside}
+        inputs = {node: table.inputs[node] for node, _ in plan.steps}
+        inputs |= {number(node): tuple(graph.numbers(fusion.inputs)) for node, fusion in fused.items()}
+        plan = replace(plan, steps=tuple(step for step in plan.steps if step[0] not in gone))
+        drops: dict[int, list[int]] = {}
+        for site, last_reader in last_reads(plan, inputs).items():
+            drops.setdefault(last_reader, []).append(site)
+        return Pass(plan, inputs, drops, fused)
 
     def _calibrated(self) -> float:
         """Operations a second, from one matrix product: an estimate until a sweep has been timed."""
@@ -398,15 +446,13 @@ class Planner:
         return prepared.peaks[key]
 
     def _peak_of_stack(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> int:
-        plan, facts = prepared.schedule.of(chunk.worlds), self.sweep.facts
-        drops: dict[int, list[int]] = {}
-        for site, last_reader in last_reads(plan, self._graph.table.inputs).items():
-            drops.setdefault(last_reader, []).append(site)
+        facts = self.sweep.facts
         if facts.shown is None:
             facts.shown = shown_memory(prepared.layout, facts.device)
         regions = self.regions(prepared, chunk.start, batch.base)
+        one = self.passing(prepared, chunk, regions)
         sizes = _NodeSizes(self._graph, prepared.costs, facts.shown, regions)
-        return peak_bytes(plan, self._graph.table.inputs, sizes, drops=drops, reading=self._reading(prepared))
+        return peak_bytes(one.plan, one.inputs, sizes, drops=one.drops, reading=self._reading(prepared))
 
     def _reading(self, prepared: Prepared) -> int:
         """The bytes that the metrics take for one world, one metric after another."""
@@ -483,7 +529,7 @@ def grouped(chunks: Sequence[Chunk], evaluator: str) -> Iterator[tuple[int, Chun
         yield piece, Chunk(sum(chunk.worlds for chunk in chunks[start : start + size]))
 
 
-def last_reads(plan: Schedule, inputs: Sequence[tuple[int, ...]]) -> dict[int, int]:
+def last_reads(plan: Schedule, inputs: Mapping[int, tuple[int, ...]]) -> dict[int, int]:
     """For each node that steps read, the last step that does; targets are kept to the end."""
     last: dict[int, int] = {}
     for node, _ in plan.steps:

@@ -12,6 +12,7 @@ from conewise.frontends.torch.filling import joined, stacked
 from conewise.frontends.torch.hooking import HookedModule
 from conewise.frontends.torch.interpret import Interpreter
 from conewise.frontends.torch.metrics import measured, measured_whole
+from conewise.frontends.torch.precision import precision_tolerance
 from conewise.frontends.torch.tensors import Tensor, cell_tolerance, computing, largest_difference
 from conewise.workloads.result import CellCheck, Result
 from conewise.workloads.run import Edit
@@ -51,7 +52,8 @@ def recheck(result: Result, n: int, seed: int) -> CellCheck:
             scale = _scale(result, metric)
             largest = max(largest, apart)
             relative = max(relative, apart / scale if apart else 0.0)
-    tolerance = 0.0 if result.plan.evaluator == "serial" else cell_tolerance(sweep.facts.dtype)
+    rounding = precision_tolerance(sweep.precision, cell_tolerance(sweep.facts.dtype))
+    tolerance = 0.0 if result.plan.evaluator == "serial" else rounding
     return CellCheck(len(chosen), len(hooked), len(chosen) - len(hooked), largest, relative, tolerance)
 
 

@@ -23,7 +23,7 @@ from conewise.workloads.interventions import Intervention, as_intervention
 from conewise.workloads.plan import SweepPlan, as_bytes
 from conewise.workloads.planning import Planner, grouped, members
 from conewise.workloads.result import Result, SweepLedger
-from conewise.workloads.run import Reading
+from conewise.workloads.run import Reading, Run
 from conewise.workloads.selectors import Cell, SelectorLike, Spread, as_selectors, spread
 
 if TYPE_CHECKING:
@@ -32,11 +32,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """One baseline of a sweep, and what is put into it."""
+    """One baseline of a sweep, and what is put into it.
+
+    It is lasting where both are runs that were given as such: a run never changes.
+    """
 
     base: Reading
     source: Reading | None
     intervention: Intervention
+    is_lasting: bool = False
+
+    def is_same(self, other: Batch) -> bool:
+        """Whether the other one is made of the same runs."""
+        return self.base is other.base and self.source is other.source
 
 
 @contextmanager
@@ -53,6 +61,8 @@ class Sweep:
     `base` is the run that is changed, `source` where the values come from (a run, or an intervention).
     A base may be a world, in which something is patched already: its patches stand in every world of the
     sweep.
+
+    `precision="tf32"` multiplies float32 on a CUDA device in TF32, as a wavefront; nothing does so unasked.
     """
 
     @_unreported()
@@ -64,9 +74,12 @@ class Sweep:
         base: Reading | Iterable[Mapping[str, Any] | Reading],
         source: Any,
         metric: Any,
+        precision: str | None = None,
     ) -> None:
         self.model = model
         self.facts = facts_of(model)
+        expect_precision(precision, self.facts.device, self.facts.dtype)
+        self.precision = precision
         self.selectors = as_selectors(sites)
         self.metrics = tuple(
             as_metric(one) for one in (metric if isinstance(metric, list | tuple) else [metric])
@@ -109,6 +122,7 @@ class Sweep:
 
     def _batch(self, place: int) -> Batch:
         base, source = self._given(place)
+        is_lasting = self.batches == 1 and isinstance(base, Run) and isinstance(source, Run)
         base = self._as_run(base)
         if isinstance(source, Mapping):
             source = self._as_run(source)
@@ -117,7 +131,7 @@ class Sweep:
         run = source if isinstance(source, Reading) else None
         if run is not None:
             self._expect_alike(base, run)
-        return Batch(base, run, as_intervention(source, self.model))
+        return Batch(base, run, as_intervention(source, self.model), is_lasting)
 
     def _as_run(self, given: Any) -> Reading:
         if isinstance(given, Reading):
@@ -213,10 +227,13 @@ class Sweep:
                         stored = evaluate(prepared, batch, chunk, ledger)
                         recorder.put(number, piece, stored)
                     else:
-                        done = prepared.schedule.of(chunk.worlds)
-                        serial = plan.evaluator == "serial"
-                        ledger.node_evaluations += done.node_evaluations
-                        ledger.launches += done.node_evaluations if serial else done.launches
+                        done = prepared.schedule.of(chunk.worlds).node_evaluations
+                        ledger.node_evaluations += done
+                        ledger.launches += (
+                            done
+                            if plan.evaluator == "serial"
+                            else self.evaluators.wave(prepared, batch, chunk).launches
+                        )
                         ledger.resumed += len(chunk)
                     rows.update(zip(members(chunk.worlds), stored, strict=True))
                     tell(len(chunk))
@@ -292,6 +309,7 @@ class Sweep:
             "weights": self.facts.fingerprint,
             "dtype": str(self.facts.dtype),
             "device": str(self.facts.device),
+            **({} if self.precision is None else {"precision": self.precision}),
             "sites": [cell.name for cell in self.cells],
             "metrics": [
                 _told(metric.name, *(metric.described or (metric.compute, metric.output, metric.last)))

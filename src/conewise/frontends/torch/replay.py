@@ -49,10 +49,14 @@ class Wave:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: dict[str, Tensor] = {}
         self._brought: dict[int, Tensor] = {}
+        self._fills: Fills | None = None
         self._runs = 0
 
     def run(self, read: Callable[[str], Any], fills: Fills) -> dict[str, Tensor]:
-        """The targets in all worlds, stacked. They hold until the next run."""
+        """The targets in all worlds, stacked. They hold until the next run.
+
+        The same `fills`, the very object, stand for the same baseline.
+        """
         self._runs += 1
         tensors = [fill.value for key in sorted(fills) for fill in fills[key]]
         if not self._can_replay or not all(isinstance(value, torch.Tensor) for value in tensors):
@@ -62,10 +66,12 @@ class Wave:
         with torch.no_grad():
             if self._graph is None:
                 self._capture(read, fills)
-            for name, slot in self._slots.items():
-                self._bring(slot, read(name))
-            for slot, value in zip(self._fill_slots, tensors, strict=True):
-                self._bring(slot, value)  # type: ignore[arg-type]
+            if fills is not self._fills:
+                for name, slot in self._slots.items():
+                    self._bring(slot, read(name))
+                for slot, value in zip(self._fill_slots, tensors, strict=True):
+                    self._bring(slot, value)  # type: ignore[arg-type]
+                self._fills = fills
         assert self._graph is not None
         self._graph.replay()
         return self._outputs
@@ -79,12 +85,15 @@ class Wave:
 
     @property
     def node_evaluations(self) -> int:
-        """What one run computes: a node once for each world."""
-        return sum(step.worlds.bit_count() for step in self._steps)
+        """What one run computes: a node once for each world, those inside of a fusion too."""
+        return sum(
+            step.worlds.bit_count() * (1 + len(step.fusion.inside) if step.fusion else 1)
+            for step in self._steps
+        )
 
     @property
     def launches(self) -> int:
-        """What one run computes: a node once."""
+        """How many operations one run launches."""
         return len(self._steps)
 
     def _eager(self, read: Callable[[str], Any], fills: Fills) -> dict[str, Tensor]:

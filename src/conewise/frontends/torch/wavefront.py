@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from conewise.frontends.torch.apart import ATTENTION
+from conewise.frontends.torch.fusing import Fusion
 from conewise.frontends.torch.records import SIZES, Program
 from conewise.frontends.torch.regions import WHOLE, Regions, attention_argument, causal_rule
 from conewise.frontends.torch.rules import Rule
@@ -42,11 +43,15 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class WaveStep:
-    """Compute `node` in `worlds`; then drop `drop`, which nothing reads any more."""
+    """Compute `node` in `worlds`; then drop `drop`, which nothing reads any more.
+
+    With `fusion`, a chain of nodes that ends there is computed at once.
+    """
 
     node: str
     worlds: int
     drop: tuple[str, ...]
+    fusion: Fusion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ class Wavefront:
         stacks: dict[str, Stack] = {}
         waiting = dict(patched)
         for step in steps:
-            for read in self._inputs[step.node]:
+            for read in self._inputs_of(step):
                 if read in waiting and read not in stacks:
                     stacks[read] = self._patched(read, waiting.pop(read), None, fills)
             value = self._computed(step, stacks)
@@ -127,13 +132,13 @@ class Wavefront:
         rows = self.regions.of(node)
         rule = self._rules.get(node)
         if rule is None:
-            rule = self._rules[node] = self._rule(node, rows)
+            rule = self._rules[node] = step.fusion.rule if step.fusion else self._rule(node, rows)
         count = step.worlds.bit_count()
         values = [
             self.layout.sizes(count, rows)
             if name == SIZES
             else self._operand(name, step.worlds, stacks, self.regions.wanted(node, name))
-            for name in self._inputs[node]
+            for name in self._inputs_of(step)
         ]
         if node in self._columns:
             values = [
@@ -145,6 +150,9 @@ class Wavefront:
             # Several tensors are not aligned to the worlds that want one of them; the one taken out is.
             value = self._aligned(node, value, stacks[self._inputs[node][0]].worlds, step.worlds, rows)
         return value
+
+    def _inputs_of(self, step: WaveStep) -> tuple[str, ...]:
+        return step.fusion.inputs if step.fusion else self._inputs[step.node]
 
     def _rule(self, node: str, rows: int | None) -> Rule:
         record = self._records[node]

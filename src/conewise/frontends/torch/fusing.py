@@ -1,0 +1,98 @@
+"""Chains of operations that one kernel computes: found in the program, used where nothing looks inside.
+
+GELU is often written out as eight pointwise operations, each of which reads and writes the widest values of
+the model. On a stack of worlds they are one, equal up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conewise.frontends.torch.records import Program, Record, Ref
+from conewise.frontends.torch.rules import Rule
+
+CUBE, SCALE = 0.044715, 0.7978845608028654  # of the tanh approximation: √(2/π)
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """`node` from `inputs` by one `rule`, without the nodes `inside`."""
+
+    node: str
+    inside: frozenset[str]
+    inputs: tuple[str, ...]
+    rule: Rule
+
+
+def find_fusions(program: Program) -> tuple[Fusion, ...]:
+    """The chains of a program that one kernel can compute, whatever reads them."""
+    records = {record.name: record for record in program.records}
+    found = (_tanh_gelu(record, records) for record in program.records)
+    return tuple(fusion for fusion in found if fusion is not None)
+
+
+def fitting(
+    fusions: Iterable[Fusion],
+    steps: Mapping[str, Any],
+    kept: Collection[str],
+    readers: Callable[[str], Iterable[str]],
+) -> dict[str, Fusion]:
+    """Those that some steps (node: all that says how it is computed) can use, by the node that they compute.
+
+    Nodes of `kept` are looked at. What is inside of a fusion is computed just as its last node is, and
+    nothing else reads it.
+    """
+    fit = {}
+    for fusion in fusions:
+        how = steps.get(fusion.node)
+        if how is None:
+            continue
+        alone = all(
+            steps.get(node) == how
+            and node not in kept
+            and all(one == fusion.node or one in fusion.inside or one not in steps for one in readers(node))
+            for node in fusion.inside
+        )
+        if alone:
+            fit[fusion.node] = fusion
+    return fit
+
+
+def _tanh_gelu(record: Record, records: Mapping[str, Record]) -> Fusion | None:
+    """½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+    inside: list[str] = []
+
+    def operands(ref: Any, op: str, number: float | None) -> list[Ref] | None:
+        """What the record at `ref` reads, if it is this operation, with this number."""
+        found = records.get(ref.name) if isinstance(ref, Ref) else None
+        if found is None or found.op != op or found.kwargs:
+            return None
+        numbers = [arg for arg in found.args if isinstance(arg, int | float)]
+        if numbers != ([] if number is None else [number]):
+            return None
+        inside.append(found.name)
+        return [arg for arg in found.args if isinstance(arg, Ref)]
+
+    if record.op != "mul" or record.kwargs or not all(isinstance(arg, Ref) for arg in record.args):
+        return None
+    for half, rest in (record.args, record.args[::-1]):
+        inside.clear()
+        read = operands(half, "mul", 0.5)
+        one = operands(rest, "add", 1.0)
+        bent = operands(one[0], "tanh", None) if one else None
+        scaled = operands(bent[0], "mul", SCALE) if bent else None
+        total = operands(scaled[0], "add", None) if scaled else None
+        for first, second in (total, total[::-1]) if read and total and len(total) == 2 else ():
+            cube = operands(second, "mul", CUBE)
+            power = operands(cube[0], "pow", 3.0) if cube else None
+            if read and power and first == read[0] == power[0]:
+                return Fusion(record.name, frozenset(inside), (first.name,), _gelu)
+    return None
+
+
+def _gelu(value: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(value, approximate="tanh")
