@@ -122,9 +122,9 @@ class Sketch:
 def key(prefix: str, classes: str) -> str:
     """One box of a legend, painted by these classes."""
     box = Box(5, 5, 24, 16, "", "")
-    paint = Paint(lost=float("is-lost" in classes), done=float("is-done" in classes))
-    drawn = _box(0, box, paint, prefix).replace(' data-item="0"', "", 1)
-    drawn = drawn.replace(f'class="{f"cw-item {paint.classes}".strip()}"', f'class="cw-item {classes}"', 1)
+    drawn = _box(0, box, Paint(lost=float("is-lost" in classes), done=float("is-done" in classes)), prefix)
+    # Painted like an item, but none of them.
+    drawn = re.sub(r'class="cw-item[^"]*" data-item="0"', f'class="cw-key {classes}"', drawn, count=1)
     return f'<svg viewBox="0 0 34 26" aria-hidden="true">{_hatch(prefix)}{drawn}</svg>'
 
 

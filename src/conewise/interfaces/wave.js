@@ -308,11 +308,10 @@
       steps = stepsOf(show, found, name || found.name);
       by("site").textContent = name || found.name;
       slider.max = steps.length - 1;
+      root.querySelectorAll(".cw-phases button").forEach(button => { button.disabled = !steps.some(step => step.phase === button.textContent); });
       select(scene, name);
       go(0);
     };
-    const select = choices(root, show, (scene, name) => { pick(scene, name); go(1); });
-
     for (const phase of PHASES) {
       const button = make("button", "", phase);
       button.type = "button";
@@ -321,6 +320,7 @@
       line.append(button);
       root.querySelector(".cw-phases").append(line);
     }
+    const select = choices(root, show, (scene, name) => { pick(scene, name); go(1); });
     const moves = { first: () => 0, prev: () => at - 1, next: () => at + 1, last: () => steps.length - 1 };
     for (const [name, to] of Object.entries(moves)) by(name).addEventListener("click", () => { stop(); go(to()); });
     slider.addEventListener("input", () => { stop(); go(Number(slider.value)); });
@@ -344,9 +344,9 @@
 
   conewise.showCone = name => document.querySelectorAll(".cw-cone, .cw-wave").forEach(root => root.conewiseShow && root.conewiseShow(name));
   const start = () => {
-    document.querySelectorAll(".cw-cone").forEach(startCone);
-    document.querySelectorAll(".cw-wave").forEach(startWave);
+    document.querySelectorAll(".cw-cone").forEach(root => root.conewiseShow || startCone(root));
+    document.querySelectorAll(".cw-wave").forEach(root => root.conewiseShow || startWave(root));
   };
+  start(); // what stands before this script, so that a page's own scripts find it working
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
-  else start();
 })();

@@ -171,13 +171,16 @@ def wave_page(
         title,
         f'<main class="cw-page">{"".join(parts)}</main>',
         styles=[asset("theme.css"), PAGE, style()],
-        scripts=[script()],
+        scripts=[script(), READY],
         data=data(shown),
     )
     if out is not None:
         write_whole(Path(out), page.encode())
     return page
 
+
+READY = 'document.documentElement.dataset.ready = "true";'
+"""What says that a page has been drawn, to whoever looks at it by program."""
 
 PAGE = """
 body { margin:0; background:var(--page); color:var(--ink); font:16px/1.55 var(--sans) }
