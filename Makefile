@@ -47,7 +47,7 @@ test: setup ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/workloads/test_smollm2.py tests/workloads/test_sweep_smollm2.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/workloads/test_smollm2.py tests/workloads/test_sweep_smollm2.py tests/docs/test_blocks.py
 
 test-transformer-lens: $(VENV)/.compare ## sites of the same name, against TransformerLens; minutes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/workloads/test_transformer_lens.py
