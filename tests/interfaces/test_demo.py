@@ -13,9 +13,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from conewise.errors import ConewiseError
+from conewise.errors import ConewiseError, LoadError
 from conewise.interfaces import demo
 from conewise.interfaces.cli import app
+from conewise.interfaces.cli.loading import Named
 from conewise.interfaces.rundir import read_run
 from conewise.workloads.folding import Folded
 from conewise.workloads.questions import Question
@@ -139,7 +140,7 @@ def test_a_second_demo_takes_the_place_of_the_first(first: Shown, second: Shown)
 
 
 def test_each_scene_is_asked_both_ways() -> None:
-    pairs = demo.pairs("smollm2-135m")
+    pairs = demo.pairs(demo.MODEL)
     assert pairs[0].clean == "When Mary and John went to the store, John gave a drink to"
     assert pairs[0].answers == (" Mary",)
     assert len(pairs) == 2 * len(demo.SCENES)
@@ -191,6 +192,19 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_run(tmp_path: Path) -> 
     assert found.exit_code == 2
     assert "cannot write into --out" in found.output
     assert "Traceback" not in found.output
+
+
+def test_who_lacks_the_weights_is_told_of_the_tiny_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> Any:
+        raise LoadError("there are no weights.")
+
+    monkeypatch.setattr(Named, "load", missing)
+    found = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "report")])
+    assert found.exit_code == 2
+    assert "there are no weights." in found.output
+    assert "conewise demo --tiny" in found.output
 
 
 def test_ctrl_c_ends_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from conewise.errors import SweepError
+from conewise.errors import LoadError, SweepError
 from conewise.interfaces.cli.failing import CHECK_FAILED
 from conewise.interfaces.cli.loading import Named
 from conewise.interfaces.cli.questions import told_question
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from conewise.workloads.result import Result
     from conewise.workloads.story import Story
 
+MODEL, TINY = "smollm2-135m", "tiny"
 OUT = Path("demo-report")
 PAGE, RUN = "index.html", "run"
 TITLE = "Who gets the drink?"
@@ -82,7 +83,7 @@ def main(tiny: bool = False, out: Path = OUT, json: bool = False) -> None:
     from conewise.interfaces.demo_text import show_cost, show_files, show_question, show_sites, stdout
 
     started = time.perf_counter()
-    name = "tiny" if tiny else "smollm2-135m"
+    name = TINY if tiny else MODEL
     tell = Teller()
     console = stdout(quiet=json)
     console.rule(f"{TITLE} {name} taken apart", align="left")
@@ -109,7 +110,12 @@ def main(tiny: bool = False, out: Path = OUT, json: bool = False) -> None:
 
 def ask(name: str, tell: Teller) -> tuple[Loaded, Question]:
     """Load a model, and ask it about all of its heads and MLPs."""
-    loaded = Named(name).load(tell)
+    try:
+        loaded = Named(name).load(tell)
+    except LoadError as error:
+        if name != TINY:
+            error.add_note("`conewise demo --tiny` takes a small model apart that needs no download.")
+        raise
     with tell.doing(f"capturing {name} as a graph"):
         from conewise.workloads.model import capture
         from conewise.workloads.prompts import asked
@@ -127,7 +133,7 @@ def pairs(name: str) -> list[Pair]:
     """The prompts: those that come with the tiny model, or scenes in which each of two people gives once."""
     from conewise.workloads.pairs import Pair, read_pairs
 
-    if name == "tiny":
+    if name == TINY:
         from conewise.models.tiny import PROMPTS
 
         return read_pairs(PROMPTS)
