@@ -17,7 +17,16 @@ import pytest
 import conewise as cw
 from conewise.errors import GraphError, MissingSiteError
 from conewise.interfaces import sketch
-from conewise.interfaces.wave import cone_section, cone_svg, cone_text, data, style, wave_page, wave_section
+from conewise.interfaces.wave import (
+    cone_section,
+    cone_svg,
+    cone_text,
+    data,
+    show,
+    style,
+    wave_page,
+    wave_section,
+)
 from conewise.workloads.folding import Folded, fold
 from conewise.workloads.waves import GraphWave, shown
 from tests.workloads import small
@@ -113,7 +122,8 @@ class Unshowable:
         (7.0, "7"),
         (1 / 3, "0.3333"),
         (np.float32(0.5), "0.5"),
-        (np.zeros((5, 8)), "ndarray 5×8"),
+        (np.ones((4, 9)), "4×9, norm 6"),
+        (np.array(["a", "b"]), "ndarray"),
         (np.array(2.0), "2"),
         ("x" * 50, "'" + "x" * 22 + "…"),
         (Unshowable(), "Unshowable"),
@@ -288,3 +298,10 @@ def test_the_targets_are_the_ends_of_the_graph_unless_others_are_named() -> None
         next(t for t in Elements(wave_page(chain(), {"h": 10.0})).scripts if t.startswith("{"))
     )
     assert [found["nodes"][at][0] for at in found["targets"]] == ["y", "aside"]
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
+    framed = show(chain(), {"h": 10.0}, "y")
+    ((tag, attrs),) = Elements(framed._repr_html_()).found
+    assert (tag, attrs["sandbox"]) == ("iframe", "allow-scripts")
+    assert attrs["srcdoc"] == framed.page == wave_page(chain(), {"h": 10.0}, "y")

@@ -97,10 +97,22 @@ class Sketch:
     wires: tuple[tuple[int, int, str], ...]
     texts: tuple[tuple[float, float, str, str], ...] = ()
 
-    def svg(self, prefix: str, label: str, paints: Mapping[int, Paint] | None = None, style: str = "") -> str:
-        """The drawing; `prefix` keeps the names of its patterns apart from those of other drawings."""
+    def svg(
+        self,
+        prefix: str,
+        label: str,
+        paints: Mapping[int, Paint] | None = None,
+        *,
+        style: str = "",
+        caption: str = "",
+        keys: Sequence[tuple[str, str]] = (),
+    ) -> str:
+        """The drawing; `prefix` keeps the names of its patterns apart from those of other drawings.
+
+        One that stands alone brings its style, and has a caption and keys (classes, meaning) below.
+        """
         painted = paints or {}
-        size = f"{self.width:g} {self.height:g}"
+        size = f"{self.width:g} {self.height + (18 if caption else 0) + (24 if keys else 0):g}"
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="cw-svg" viewBox="0 0 {size}" role="img" ',
             f'aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="11">',
@@ -116,16 +128,31 @@ class Sketch:
             for x, y, text, kind in self.texts
         ]
         lines += [_box(at, box, painted.get(at, Paint()), prefix) for at, box in enumerate(self.boxes)]
+        if caption:
+            lines.append(
+                f'<text class="cw-label" x="{LEFT}" y="{self.height + 8:g}">{escape(caption)}</text>'
+            )
+        x = float(LEFT)
+        for classes, meaning in keys:
+            place = f"{x:g},{self.height + (14 if caption else 0):g}"
+            lines.append(
+                f'<g transform="translate({place})">{_sample(classes, prefix)}'
+                f'<text class="cw-row cw-meaning" x="36" y="17">{escape(meaning)}</text></g>'
+            )
+            x += 52 + 5.2 * len(meaning)
         return "\n".join(line for line in lines if line) + "\n</svg>\n"
 
 
 def key(prefix: str, classes: str) -> str:
     """One box of a legend, painted by these classes."""
-    box = Box(5, 5, 24, 16, "", "")
-    drawn = _box(0, box, Paint(lost=float("is-lost" in classes), done=float("is-done" in classes)), prefix)
+    return f'<svg viewBox="0 0 34 26" aria-hidden="true">{_hatch(prefix)}{_sample(classes, prefix)}</svg>'
+
+
+def _sample(classes: str, prefix: str) -> str:
+    box, paint = Box(5, 5, 24, 16, "", ""), Paint(float("is-lost" in classes), float("is-done" in classes))
     # Painted like an item, but none of them.
-    drawn = re.sub(r'class="cw-item[^"]*" data-item="0"', f'class="cw-key {classes}"', drawn, count=1)
-    return f'<svg viewBox="0 0 34 26" aria-hidden="true">{_hatch(prefix)}{drawn}</svg>'
+    drawn = _box(0, box, paint, prefix)
+    return re.sub(r'class="cw-item[^"]*" data-item="0"', f'class="cw-key {classes}"', drawn, count=1)
 
 
 def _hatch(prefix: str) -> str:
@@ -223,13 +250,23 @@ def of_folded(folded: Folded) -> Sketch:
     rows_read: dict[int, set[int]] = defaultdict(set)
     for start, end, _ in folded.edges:
         rows_read[start].add(row_of[end])
-    wires = tuple(
-        (start, end, _folded_wire(placed[start], placed[end], row_of[end] - row_of[start]))
+    drawn = [
+        (start, end, row_of[end] - row_of[start])
         for start, end, _ in folded.edges
         if len(rows_read[start] - {row_of[start]}) <= FEW_ROWS
+    ]
+    far = [start for start, _, rows in drawn if rows > 1]
+    rails = {start: LEFT + width + 6 + 5 * place for place, start in enumerate(dict.fromkeys(far))}
+    wires = tuple(
+        (
+            start,
+            end,
+            _folded_wire(placed[start], placed[end], rows, rails.get(start, 0.0) if columns else 0.0),
+        )
+        for start, end, rows in drawn
     )
-    far = any(row_of[end] - row_of[start] > 1 for start, end, _ in wires)
-    return Sketch(LEFT + width + (40 if far else 10), y, placed, wires, tuple(texts))
+    beside = (12 + 5 * len(rails) if columns else 40) if far else 10
+    return Sketch(LEFT + width + beside, y, placed, wires, tuple(texts))
 
 
 def _columns(roles: Sequence[str]) -> tuple[dict[str, tuple[float, float]], float]:
@@ -243,8 +280,11 @@ def _columns(roles: Sequence[str]) -> tuple[dict[str, tuple[float, float]], floa
     return columns, max(x - GAP - LEFT, WIDE)
 
 
-def _folded_wire(start: Box, end: Box, rows: int) -> str:
-    """Side by side: straight. Past others of the row: above them. To the next row: down, along, down."""
+def _folded_wire(start: Box, end: Box, rows: int, rail: float) -> str:
+    """Side by side: straight. Past others of the row: above them. To the next row: down, along, down.
+
+    Further down: along a rail beside the rows where there is one, else in a bow.
+    """
     (x1, right), (x2, left) = (
         (start.x + start.width / 2, start.x + start.width),
         (end.x + end.width / 2, end.x),
@@ -256,6 +296,10 @@ def _folded_wire(start: Box, end: Box, rows: int) -> str:
     if rows == 1:
         # Higher in the lane than a wire past others of the row, so that the two are told apart.
         return f"M{x1:g},{start.y + HEIGHT:g} V{end.y - 8.5:g} H{x2:g} V{end.y:g}"
+    if rail:
+        side = start.y + HEIGHT / 2 if right > rail - 40 else start.y + HEIGHT + 3
+        leave = f"M{right:g},{side:g}" if right > rail - 40 else f"M{x1:g},{start.y + HEIGHT:g} V{side:g}"
+        return f"{leave} H{rail:g} V{end.y - 6:g} H{x2:g} V{end.y:g}"
     out = max(right, end.x + end.width)
     bulge = out + min(34, 8 + 6 * rows)
     y1, y2 = start.y + HEIGHT / 2, end.y + HEIGHT / 2

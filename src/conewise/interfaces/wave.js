@@ -241,13 +241,21 @@
       phase, text, now, ledger: { ...ledger },
       states: Object.fromEntries(Object.entries(states).map(([item, one]) => [item, { ...one, now: now.includes(Number(item)) }])),
     });
-    const value = item => (show.before[item] !== undefined ? ` (${show.before[item]}${scene.after[item] !== undefined ? ` → ${scene.after[item]}` : ""})` : "");
+    const value = item => {
+      const before = show.before[item], after = scene.after[item];
+      if (before === undefined) return "";
+      return after === undefined || after === before ? ` (${before})` : ` (${before} → ${after})`;
+    };
+    const isNode = show.unit === "node";
     step("Baseline", `Every value of ${show.targets || "the demand"} and of all that it needs has been computed once, and is kept.`);
     scene.at.forEach(item => { state(item).site = true; });
     step("Patch", `${name} gets another value${value(scene.at[0])} in a fork: a world that shares all other values with the baseline. Nothing is computed yet.`, scene.at);
     for (const run of runs(scene.invalidated, items)) {
       run.pairs.forEach(([item, count]) => { state(item).lost = (state(item).lost || 0) + count; ledger.invalidated += count; });
-      step("Invalidate", `${run.group}: ${many(sum(run.pairs.map(pair => pair[1])), "value depends", "values depend")} on the change and ${run.pairs.length === 1 && run.pairs[0][1] === 1 ? "is" : "are"} valid no longer.`, run.pairs.map(pair => pair[0]));
+      const count = sum(run.pairs.map(pair => pair[1]));
+      step("Invalidate", isNode
+        ? `${run.group} depends on the change: its value is valid no longer.`
+        : `${run.group}: ${many(count, "value depends", "values depend")} on the change and ${count === 1 ? "is" : "are"} valid no longer.`, run.pairs.map(pair => pair[0]));
     }
     for (const run of runs([...scene.planned].reverse(), items)) {
       run.pairs.forEach(([item]) => { state(item).wanted = true; });
@@ -261,8 +269,9 @@
         one.done = (one.done || 0) + count; one.lost = Math.max(0, (one.lost || 0) - count); one.wanted = false;
         ledger.recomputed += count;
       });
-      const only = run.pairs.length === 1 ? value(run.pairs[0][0]) : "";
-      step("Recompute", `${run.group}${only}: ${many(sum(run.pairs.map(pair => pair[1])), "node", "nodes")} computed, inputs first, each once.`, run.pairs.map(pair => pair[0]));
+      step("Recompute", isNode
+        ? `${run.group}${value(run.pairs[0][0])} is computed: all that it reads is valid by now.`
+        : `${run.group}: ${many(sum(run.pairs.map(pair => pair[1])), "node is", "nodes are")} computed, inputs first, each once.`, run.pairs.map(pair => pair[0]));
     }
     const read = (show.targetItems || []).map(item => `${items[item].label}${value(item)}`).join(", ") || show.targets || "the result";
     step("Read", `${read} is read. ${number(ledger.recomputed)} of ${number(show.full)} nodes were computed; a full run computes all of them.`, show.targetItems || []);

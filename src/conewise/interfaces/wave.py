@@ -42,10 +42,12 @@ KEYS = (
     ("lost", "is-lost", "invalid"),
     ("wanted", "is-lost is-wanted", "demanded"),
     ("done", "is-done is-full", "recomputed"),
-    ("reused", "is-reused", "reused: read as it was"),
-    ("kept", "", "kept: not looked at"),
+    ("reused", "is-reused", "reused"),
+    ("kept", "", "kept"),
 )
 """What a box may be painted as: a name, its classes, and what that means."""
+
+CONE_KEYS = ("site", "done", "reused", "kept")
 
 
 def style() -> str:
@@ -90,7 +92,7 @@ def cone_section(folded: Folded, *, assets: bool = True) -> str:
 <details class="cw-words"><summary>The cone, part by part</summary>
 <div><table><thead><tr>{heads}</tr></thead><tbody data-cone="rows"></tbody></table></div></details>
 </div>
-{_keys("cw-cone-key", ("site", "done", "reused", "kept"))}
+{_keys("cw-cone-key", CONE_KEYS)}
 </div></div></div>
 {_assets(folded) if assets else ""}"""
 
@@ -138,7 +140,7 @@ def wave_section(shown: Shown, *, assets: bool = True) -> str:
 <div class="cw-stage{kind}"{natural} tabindex="0" role="region" aria-label="The graph">{drawing}</div>
 <div class="cw-side">
 <dl class="cw-facts" aria-label="The ledger so far">{ledger}</dl>
-{_keys("cw-wave-key", ("site", "lost", "wanted", "done", "reused", "kept"))}
+{_keys("cw-wave-key", [name for name, _, _ in KEYS])}
 </div></div></div>
 {_assets(shown) if assets else ""}"""
 
@@ -179,6 +181,31 @@ def wave_page(
     return page
 
 
+class Framed:
+    """A page as a notebook shows it: in a frame of its own, which can run its script and nothing else."""
+
+    def __init__(self, page: str, height: int) -> None:
+        self.page = page
+        self.height = height
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{escape(self.page)}" sandbox="allow-scripts" title="The wave of a patch" '
+            f'style="width:100%;height:{self.height}px;border:0"></iframe>'
+        )
+
+
+def show(
+    shown: Shown | Graph | World,
+    patches: Mapping[Site, Any] | None = None,
+    targets: Site | Iterable[Site] | None = None,
+    *,
+    height: int = 640,
+) -> Framed:
+    """The page of `wave_page` in a notebook: `show(graph, {"h": 10.0}, "y")`."""
+    return Framed(wave_page(shown, patches, targets), height)
+
+
 READY = 'document.documentElement.dataset.ready = "true";'
 """What says that a page has been drawn, to whoever looks at it by program."""
 
@@ -194,8 +221,16 @@ def cone_svg(folded: Folded, site: str) -> str:
     """The cone of a site on the model's layers as an SVG file of its own, light and dark."""
     cone = folded.cone(site)
     paints = {at: _paint(folded, cone, at) for at in range(len(folded.parts))}
-    label = f"The cone of {site} in {folded.model}: {_summary(folded, cone)}"
-    return sketch.of_folded(folded).svg("cone", label, paints, sketch.literal_style())
+    caption = f"{site}: {_summary(folded, cone)}"
+    keys = [(classes, meaning) for name, classes, meaning in KEYS if name in CONE_KEYS]
+    return sketch.of_folded(folded).svg(
+        "cone",
+        f"The cone of {site} in {folded.model}: {_summary(folded, cone)}",
+        paints,
+        style=sketch.literal_style(),
+        caption=caption,
+        keys=keys,
+    )
 
 
 def cone_text(folded: Folded, site: str) -> str:

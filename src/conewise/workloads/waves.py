@@ -19,6 +19,9 @@ from conewise.graph.graph import Graph, Site
 MOST = 400
 """More nodes than this cannot be told apart in a drawing; a model is folded by layer instead."""
 
+LONGEST = 24
+"""How many characters of a value are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wave:
@@ -104,12 +107,12 @@ def _wave(base: World, site: Site, value: Any, targets: tuple[Site, ...]) -> Wav
 
 
 def shown(value: Any) -> str:
-    """A value in a few characters: a number as it is, an array by its shape."""
-    shape = getattr(value, "shape", None)
-    if shape is not None and len(shape):
-        return f"{type(value).__name__} {'×'.join(map(str, shape))}"
+    """A value in a few characters: a number as it is, an array by its shape and its length as a vector."""
     try:
+        shape = getattr(value, "shape", None)
+        if shape is not None and len(shape):
+            return f"{'×'.join(map(str, shape))}, norm {float((value * value).sum()) ** 0.5:.4g}"
         text = f"{float(value):.4g}" if hasattr(value, "__float__") else repr(value)
     except Exception:  # noqa: BLE001 - a value that cannot be shown is no reason not to draw the others
         return type(value).__name__
-    return text if len(text) <= 24 else text[:23] + "…"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
