@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ bench-sweeps: $(VENV)/.peers ## sweeps on the CPU, beside hand-written ways and 
 
 bench-gpu: ## sweeps on a CUDA device; run from source, with torch and transformers alone
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_sweeps
+
+train-tiny: setup ## train the tiny model anew, into the package; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m training.tiny --out src/conewise/models/tiny
 
 clean: ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache

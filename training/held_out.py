@@ -22,6 +22,7 @@ ALIGNED = (
     "While {A} and {B} sat in the {P}, {S} {V} a {T} to",
     "After {A} and {B} met in the {P}, {S} {V} the {T} to",
 )
+NEW_NAMES, NEW_TEMPLATES = "new names", "new names and new templates"
 FIRST = Prompt(
     "When Mary and John went to the store, John gave a drink to",
     "Mary",
@@ -34,14 +35,19 @@ FIRST = Prompt(
 def test_sets() -> dict[str, tuple[Prompt, ...]]:
     """Fixed sets of held-out prompts, by what is new in them and what they ask."""
     known, new = held_out_split(templates=False), held_out_split(templates=True)
-    plain, templates = Teller(known, "plain"), Teller(new, "templates")
-    asides, trios, facts = Teller(known, "asides"), Teller(known, "trios"), Teller(known, "facts")
+    plain, templates, asides = Teller(known, "plain"), Teller(new, "templates"), Teller(known, "asides")
+    others, trios, pairs = (
+        Teller(known, "others", of_somebody=1),
+        Teller(known, "trios"),
+        Teller(known, "pairs"),
+    )
     return {
-        "new names": tuple(plain.plain() for _ in range(1000)),
-        "new names and templates": tuple(templates.plain() for _ in range(1000)),
-        "new names, others mentioned": tuple(asides.with_asides() for _ in range(1000)),
-        "three people": tuple(trios.trio() for _ in range(500)),
-        "who has what": tuple(facts.recall() for _ in range(500)),
+        NEW_NAMES: tuple(plain.plain() for _ in range(1000)),
+        NEW_TEMPLATES: tuple(templates.plain() for _ in range(1000)),
+        "somebody else is mentioned": tuple(asides.with_asides() for _ in range(1000)),
+        "the thing is somebody else's": tuple(others.with_asides() for _ in range(1000)),
+        "three people, two act": tuple(trios.trio() for _ in range(1000)),
+        "two pairs": tuple(pairs.pairs(2, acts=1) for _ in range(1000)),
     }
 
 

@@ -1,6 +1,6 @@
 """The language of the tiny model: names, places, things, and the sentences made of them.
 
-A story mentions two people, and then one of them gives something to the other: to whom is the model's task
+Two people are mentioned, and then one of them gives something to the other: to whom is the model's task
 (indirect object identification, after Wang et al., 2022). Which pairs of names, which pairs of a place and
 a thing, and which templates are held out of training is decided here, once, for every seed.
 """
@@ -17,17 +17,29 @@ from functools import cache
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
 SPECIAL = (PAD, UNK, BOS, EOS)
 
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def words(text: str) -> list[str]:
+    """The words and punctuation marks of a text, as the tokenizer splits it."""
+    return _WORD.findall(text)
+
+
 NAMES = tuple(
-    "Mary John Alice Bob Anna Tom Kate James Sarah Paul Emma Mark Laura Peter Jane Dan Lucy Martin Amy Sam "
-    "Rose Max Clara Simon Helen Jack Ruth Frank Nina David Julia Adam Grace Victor Sophie Henry Ella Oscar "
-    "Lily George".split()
+    words(
+        "Mary John Alice Bob Anna Tom Kate James Sarah Paul Emma Mark Laura Peter Jane Dan Lucy Martin Amy "
+        "Sam Rose Max Clara Simon Helen Jack Ruth Frank Nina David Julia Adam Grace Victor Sophie Henry Ella "
+        "Oscar Lily George"
+    )
 )
 PLACES = tuple(
-    "store park school garden house office station beach market restaurant hospital library museum lake "
-    "church theatre".split()
+    words(
+        "store park school garden house office station beach market restaurant hospital library museum lake "
+        "church theatre"
+    )
 )
 THINGS = tuple(
-    "drink book ball ring letter key cake hat gift flower computer snack necklace ticket picture lamp".split()
+    words("drink book ball ring letter key cake hat gift flower computer snack necklace ticket picture lamp")
 )
 VERBS = ("gave", "handed", "passed", "brought", "sent", "sold", "lent", "showed")
 
@@ -45,7 +57,7 @@ TEMPLATES = (
     "{A} and {B} walked to the {P}. Later {S} {V} the {T} to",
     "When {A} met {B} near the {P}, {S} {V} a {T} to",
     "{A} saw {B} at the {P}. Then {S} {V} a {T} to",
-    "At the {P}, {A} sat next to {B}. {S} {V} a {T} to",
+    "At the {P}, {A} sat beside {B}. {S} {V} a {T} to",
     "One day {A} had lunch with {B} at the {P}, where {S} {V} a {T} to",
     "It was late when {A} and {B} came to the {P}, so {S} {V} a {T} to",
     "In the {P} were {A} and {B}. After lunch {S} decided to give the {T} to",
@@ -62,7 +74,31 @@ TRIOS = (
     "When {A}, {B} and {C} went to the {P}, {S} and {R} {V} a {T} to",
     "{A}, {B} and {C} were at the {P}. Then {S} and {R} {V} the {T} to",
 )
-# Sentences about somebody else, or about one of the two, before the story and in the middle of it.
+# Two people who are somewhere else.
+SCENES = (
+    "{A} and {B} were at the {P}.",
+    "{A} and {B} sat in the {P}.",
+    "{A} met {B} near the {P}.",
+    "{A} had lunch with {B}.",
+    "Friends {A} and {B} found a {T}.",
+)
+# {S} is one of a pair that was mentioned before, and {X} the other one.
+ACTS = (
+    "{S} {V} a {T} to {X}.",
+    "Then {S} {V} a {T} to {X}.",
+    "Later {S} decided to give the {T} to {X}.",
+    "At the {P}, {S} {V} it to {X}.",
+    "{S} and {X} went to the {P}.",
+    "{S} and {X} walked to the {P}.",
+    "{S} saw {X}.",
+    "{S} met {X} at the {P}.",
+    "Then {S} and {X} had lunch.",
+)
+
+# What is given may be somebody else's: then the name nearest to the end is not of the one who acts.
+OWN, OTHERS = re.compile(r"\b(a|the) \{T\} to\b"), "the {T} of {O} to"
+
+# Sentences about somebody alone, or about one of the two.
 ASIDES = (
     "{C} was tired.",
     "{C} sat in the {P}.",
@@ -71,47 +107,38 @@ ASIDES = (
     "{C} walked to the {P}.",
     "{C} found a {T} near the {P}.",
 )
-# What somebody has is said, and asked for again: this cannot be done without looking it up.
-FACT = "{S} has the {T}."
-QUESTION = "{S} has the"
-
-_WORD = re.compile(r"\w+|[^\w\s]")
-
-
-def words(text: str) -> list[str]:
-    """The words and punctuation marks of a text, as the tokenizer splits it."""
-    return _WORD.findall(text)
 
 
 @cache
 def vocabulary() -> tuple[str, ...]:
     """Every token, special ones first; its place is its number."""
-    slots = {"A", "B", "C", "P", "R", "S", "T", "V"}
-    texts = (*TEMPLATES, *TRIOS, *ASIDES, FACT, QUESTION)
+    slots = set("ABCOPRSTVX")
+    texts = (*TEMPLATES, *TRIOS, *SCENES, *ACTS, *ASIDES, OTHERS)
     plain = sorted({word for text in texts for word in words(text)} - slots - {"{", "}"})
     return (*SPECIAL, *plain, *VERBS, *PLACES, *THINGS, *NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text that ends before the name (or thing) `answer`; `wrong` is the other one that it might have been.
+    """A text that ends before the name `answer`; `wrong` is the person who acts.
 
-    `flipped` is the same story with the two people in each other's roles at their last mention, so that
-    the right answer is `wrong`. It is empty where there is none.
+    `flipped` is the same text with the other one of the two acting, so that the answer is `wrong`; it is
+    empty where there is none. `earlier` are the places, among the text's words, of names that the words
+    before them already tell.
     """
 
     text: str
     answer: str
     wrong: str
     flipped: str = ""
+    earlier: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Split:
     """What a prompt may be made of: templates, unordered pairs of names, pairs of a place and a thing.
 
-    With `is_training`, no two names of a story are a held-out pair, in whatever roles; otherwise the two
-    people of the story are one.
+    With `is_training`, no two names of a text are a held-out pair, in whatever roles.
     """
 
     templates: tuple[str, ...]
@@ -121,10 +148,16 @@ class Split:
 
 
 @cache
+def all_pairs() -> tuple[frozenset[str], ...]:
+    """Every two names."""
+    return tuple(frozenset(pair) for pair in itertools.combinations(NAMES, 2))
+
+
+@cache
 def held_out_pairs() -> frozenset[frozenset[str]]:
     """A tenth of all pairs of names, among them Mary and John."""
-    pairs = [frozenset(pair) for pair in itertools.combinations(NAMES, 2)]
-    return frozenset(random.Random("pairs").sample(pairs, len(pairs) // 10)) | {frozenset({"Mary", "John"})}
+    chosen = random.Random("pairs").sample(all_pairs(), len(all_pairs()) // 10)
+    return frozenset(chosen) | {frozenset({"Mary", "John"})}
 
 
 @cache
@@ -137,7 +170,7 @@ def held_out_fillings() -> frozenset[tuple[str, str]]:
 @cache
 def training_split() -> Split:
     """What the model is trained on."""
-    pairs = frozenset(frozenset(pair) for pair in itertools.combinations(NAMES, 2))
+    pairs = frozenset(all_pairs())
     fillings = frozenset(itertools.product(PLACES, THINGS))
     return Split(TEMPLATES, pairs - held_out_pairs(), fillings - held_out_fillings(), is_training=True)
 
@@ -150,40 +183,61 @@ def held_out_split(*, templates: bool) -> Split:
 
 
 class Teller:
-    """Draws stories of a split from a seeded generator of its own."""
+    """Draws prompts of a split from a seeded generator of its own.
 
-    def __init__(self, split: Split, seed: int | str) -> None:
+    Where a sentence can be about somebody else's thing, it is with the chance `of_somebody`.
+    """
+
+    def __init__(self, split: Split, seed: int | str, *, of_somebody: float = 0.25) -> None:
         self.split = split
         self.rng = random.Random(seed)
+        self._share_of_somebody = of_somebody
         # Sorted: a set of strings has another order in each process.
         self._pairs = sorted(sorted(pair) for pair in split.pairs)
         self._fillings = sorted(split.fillings)
 
+    def couples(self, count: int) -> list[list[str]]:
+        """Pairs of the split, no name twice, in random order."""
+        found: list[list[str]] = []
+        while len(found) < count:
+            couple = self.rng.choice(self._pairs)
+            if self._may_join(couple, [name for other in found for name in other]):
+                found.append(self.rng.sample(couple, 2))
+        return found
+
     def people(self, count: int) -> list[str]:
-        """Names in random order, the first two of them a pair of the split."""
+        """Names, the first two of them a pair of the split."""
+        (found,) = self.couples(1)
+        while len(found) < count:
+            found.append(self._another(found))
+        return found
+
+    def _another(self, present: Collection[str]) -> str:
         while True:
-            found = list(self.rng.choice(self._pairs))
-            found += self.rng.sample([name for name in NAMES if name not in found], count - 2)
-            if not self.split.is_training or not _has_pair(found, held_out_pairs()):
-                break
-        first = found[:2]
-        self.rng.shuffle(first)
-        return [*first, *found[2:]]
+            name = self.rng.choice(NAMES)
+            if self._may_join([name], present):
+                return name
+
+    def _may_join(self, names: Collection[str], present: Collection[str]) -> bool:
+        """Whether none of the names is there already, nor makes a held-out pair with one in training."""
+        if set(names) & set(present):
+            return False
+        made = {frozenset(pair) for pair in itertools.product(names, present)}
+        return not (self.split.is_training and made & held_out_pairs())
 
     def plain(self, template: str | None = None) -> Prompt:
         """Two people, one of whom acts, and nobody else."""
-        return self._pair_story(
-            template or self.rng.choice(self.split.templates), before=False, between=False
-        )
+        return self._about_two(template or self.rng.choice(self.split.templates), before=False, between=False)
 
     def with_asides(self) -> Prompt:
         """The same, where a sentence before it or in the middle of it may mention somebody."""
         template = self.rng.choice(self.split.templates)
-        return self._pair_story(template, before=self.rng.random() < 0.5, between=self.rng.random() < 0.4)
+        template = self._of_somebody(template)
+        return self._about_two(template, before=self.rng.random() < 0.5, between=self.rng.random() < 0.4)
 
-    def _pair_story(self, template: str, *, before: bool, between: bool) -> Prompt:
+    def _about_two(self, template: str, *, before: bool, between: bool) -> Prompt:
         one, two, other = self.people(3)
-        slots = self._slots()
+        slots = self._slots() | {"O": other}
         subject, answer = (one, two) if self.rng.random() < 0.5 else (two, one)
         head, dot, tail = template.partition(". ")
         if before:
@@ -211,20 +265,39 @@ class Teller:
         text = template.format(A=one, B=two, C=third, S=subject, R=second, **self._slots())
         return Prompt(text, answer, subject)
 
-    def recall(self) -> Prompt:
-        """Who has what, and then what one of them has."""
-        count = self.rng.randint(2, 4)
-        people, things = self.people(count), self.rng.sample(THINGS, count)
-        facts = [FACT.format(S=who, T=what) for who, what in zip(people, things, strict=True)]
-        asked = self.rng.randrange(count)
-        other = (asked + 1) % count
-        question, flipped = (" ".join([*facts, QUESTION.format(S=people[at])]) for at in (asked, other))
-        return Prompt(question, things[asked], things[other], flipped)
+    def pairs(self, count: int, acts: int) -> Prompt:
+        """Several pairs of people, and then several acts: the answer is the partner of whoever acts last.
+
+        Names that are only counted, or only subtracted, do not tell it: who belongs to whom does.
+        """
+        couples = self.couples(count)
+        other = self._another([name for couple in couples for name in couple])
+        told = [self.rng.choice(SCENES).format(A=a, B=b, **self._slots()) for a, b in couples[:-1]]
+        one, two = couples[-1]
+        templates = [f"{self.rng.choice(self.split.templates)} {{X}}.", *self.rng.choices(ACTS, k=acts - 1)]
+        earlier = []
+        for number, template in enumerate(templates, start=1):
+            subject, answer = self.rng.sample(self.rng.choice(couples), 2)
+            slots = self._slots() | {"O": other}
+            act, rest = self._of_somebody(template).split(" {X}")
+            if number < acts:
+                told.append(act.format(A=one, B=two, S=subject, **slots))
+                earlier.append(len(words(" ".join(told))))
+                told[-1] += f" {answer}{rest.format(**slots)}"
+        shown, flipped = (act.format(A=one, B=two, S=who, **slots) for who in (subject, answer))
+        return Prompt(" ".join([*told, shown]), answer, subject, " ".join([*told, flipped]), tuple(earlier))
+
+    def some_pairs(self) -> Prompt:
+        """Two pairs, and up to three acts."""
+        return self.pairs(2, self.rng.choice((1, 2, 3)))
 
     def any(self) -> Prompt:
-        """A story as training has them: every kind in its share."""
-        kinds = (self.plain, self.with_asides, self.by_a_stranger, self.trio, self.recall)
-        return self.rng.choices(kinds, weights=(30, 30, 8, 12, 20))[0]()
+        """A prompt as training has them: every kind in its share."""
+        kinds = (self.plain, self.with_asides, self.by_a_stranger, self.trio, self.some_pairs)
+        return self.rng.choices(kinds, weights=(20, 15, 5, 15, 45))[0]()
+
+    def _of_somebody(self, template: str) -> str:
+        return OWN.sub(OTHERS, template) if self.rng.random() < self._share_of_somebody else template
 
     def _aside(self, people: Collection[str]) -> str:
         return self.rng.choice(ASIDES).format(C=self.rng.choice(list(people)), **self._slots())
@@ -232,7 +305,3 @@ class Teller:
     def _slots(self) -> dict[str, str]:
         place, thing = self.rng.choice(self._fillings)
         return {"P": place, "T": thing, "V": self.rng.choice(VERBS)}
-
-
-def _has_pair(names: Collection[str], pairs: frozenset[frozenset[str]]) -> bool:
-    return any(frozenset(pair) in pairs for pair in itertools.combinations(names, 2))

@@ -26,7 +26,9 @@ def tokenizer(max_length: int) -> Any:
     core.decoder = decoders.Sequence(
         [decoders.Replace(Regex(r"^(?![.,])"), " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return PreTrainedTokenizerFast(
+    # Not typed.
+    make: Any = PreTrainedTokenizerFast
+    return make(
         tokenizer_object=core,
         unk_token=UNK,
         bos_token=BOS,
