@@ -16,6 +16,7 @@ from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
 from conewise.frontends.torch.identity import identity
 from conewise.frontends.torch.metrics import Metric, as_metric, measured, measured_whole
+from conewise.frontends.torch.precision import expect_precision
 from conewise.frontends.torch.tensors import Tensor, computing
 from conewise.workloads.evaluating import Evaluators
 from conewise.workloads.facts import facts_of

@@ -23,8 +23,8 @@ def expect_precision(asked: str | None, device: torch.device, dtype: torch.dtype
         )
     if device.type != "cuda" or dtype != torch.float32:
         raise SweepError(
-            f"TF32 is a way of multiplying float32 on a CUDA device, and this model is in {dtype} on {device}. "
-            "Leave `precision` out."
+            f"TF32 is a way of multiplying float32 on a CUDA device, and this model is in {dtype} on "
+            f"{device}. Leave `precision` out."
         )
 
 
