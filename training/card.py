@@ -127,7 +127,7 @@ def _scores(scores: Mapping[str, Score]) -> list[str]:
 
 
 def _circuit(found: Circuit) -> list[str]:
-    looks = ("last to answer", "last to subject", "last to subject before", "second to first")
+    looks = ("last to answer", "last to subject", "last to subject before")
     ranked = sorted(found.heads, key=lambda head: -head.restored)
     return [
         "## Which heads do it",
@@ -140,7 +140,7 @@ def _circuit(found: Circuit) -> list[str]:
             answer, to the one who acts, and to the first mention of that one; and from the second name to
             the first."""),
         _table(
-            ("head", "restored", "without it", "to → answer", "to → actor", "to → actor before", "2nd → 1st"),
+            ("head", "restored", "without it", "to → answer", "to → actor", "to → actor before"),
             [
                 (
                     head.name,
@@ -163,18 +163,19 @@ def _roles(found: Circuit) -> list[str]:
     """What the numbers say, in words: by rules alone, so that it is true of whatever was trained."""
     said = []
     if actors := [head for head in found.strongest if head.looks["last to subject"] >= LOOKS]:
-        said.append(f"- **Who acts**: from the last word, {_names(actors)} attend to the one who acts.")
+        said.append(f"- **Who acts** (attention from the last word to the one who acts): {_names(actors)}.")
     if movers := [head for head in found.heads if head.looks["last to answer"] >= LOOKS]:
-        said.append(f"- **Name movers**: from the last word, {_names(movers)} attend to the answer.")
-    said += [
-        f"- **{name} is steered**: with the strong heads of earlier layers patched from the counterfactuals, "
-        f"its attention to the answer goes from {a:.2f} to {c:.2f}, that to the actor's first mention from "
-        f"{b:.2f} to {d:.2f}."
-        for name, (a, b, c, d) in found.moved.items()
-    ]
-    if pairing := [head for head in found.heads if head.looks["second to first"] >= LOOKS]:
-        said.append(f"- **Pairs**: from the second name, {_names(pairing)} attend to the first.")
-    return [*said, f"\n(Named here: attention of at least {LOOKS}.)"] if said else ["No head stands out."]
+        said.append(f"- **Name movers** (attention from the last word to the answer): {_names(movers)}.")
+    if found.moved:
+        changes = "; ".join(
+            f"{name}: {a:.2f} → {c:.2f} and {b:.2f} → {d:.2f}" for name, (a, b, c, d) in found.moved.items()
+        )
+        said.append(
+            "- **The name movers are steered**: with the strong heads of earlier layers at their output in the "
+            "counterfactuals,\n  attention to the answer, and to the first mention of the one who acts, changes "
+            f"as follows. {changes}."
+        )
+    return said or ["No head stands out."]
 
 
 def _names(heads: Iterable[Head]) -> str:

@@ -15,7 +15,7 @@ from training.held_out import default_prompts
 from training.words import NUMBERS, encode
 
 # Where things stand in the aligned prompts: "<bos> When A and B went to the store , S gave a drink to".
-FIRST, AND, SECOND, SUBJECT, LAST = 2, 3, 4, 10, 14
+FIRST, SECOND, SUBJECT, LAST = 2, 4, 10, 14
 PROMPTS = 64
 STRONG = 0.05
 LOOKS = 0.3
@@ -27,7 +27,7 @@ class Head:
 
     `restored`: put into the flipped prompts, its value in the right ones brings back this share of the
     logit difference. `without`: the logit difference left when it is replaced by its mean over prompts.
-    `looks`: mean attention from one word to another, by what these are.
+    `looks`: mean attention from the last word, by what it looks at.
     """
 
     layer: int
@@ -98,22 +98,12 @@ class Measured:
         return (outputs.logits[:, -1].argmax(-1) == self.answers).double()
 
     def looks(self, run: Any, layer: int, head: int) -> dict[str, float]:
-        """Mean attention of a head between words of the prompts, by what these are."""
+        """Mean attention of a head from the last word, by what it looks at."""
         pattern = run["pattern", layer][:, head]
         rows = torch.arange(len(pattern))
-        pairs = {
-            "last to answer": (LAST, self.answer_at),
-            "last to subject": (LAST, SUBJECT),
-            "last to subject before": (LAST, self.subject_at),
-            "subject to subject before": (SUBJECT, self.subject_at),
-            "second to first": (SECOND, FIRST),
-            "to the word before": (slice(2, None), None),
-        }
-        found = {}
-        for name, (query, key) in pairs.items():
-            at = pattern.diagonal(-1, 1, 2)[:, 1:] if key is None else pattern[rows, query, key]
-            found[name] = at.mean().item()
-        return found
+        keys = {"last to answer": self.answer_at, "last to subject before": self.subject_at}
+        found = {name: pattern[rows, LAST, key].mean().item() for name, key in keys.items()}
+        return found | {"last to subject": pattern[:, LAST, SUBJECT].mean().item()}
 
 
 def measure(folder: Path) -> Circuit:
