@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from conewise.errors import ConewiseError, LoadError
 from conewise.interfaces import demo
 from conewise.interfaces.cli import app
 from conewise.interfaces.cli.loading import Named
+from conewise.interfaces.demo_text import show_cost
 from conewise.interfaces.rundir import read_run
 from conewise.workloads.folding import Folded
 from conewise.workloads.questions import Question
@@ -93,6 +95,19 @@ def test_the_speed_is_that_of_forwards_that_were_timed(first: Shown) -> None:
     assert f"{ledger.seconds:.3g}" in line
     assert f"{full:.3g}*" in line
     assert f"{full / ledger.seconds:.2f}×" in line
+
+
+@pytest.mark.parametrize(("slowest", "is_busy"), [(1.9, False), (2.1, True)])
+def test_a_busy_machine_is_told_of(first: Shown, slowest: float, is_busy: bool) -> None:
+    console = Console(file=io.StringIO(), width=400)
+    absent: Any = None
+    show_cost(
+        console,
+        demo.Demo(absent, absent, first.result.plan, first.result, first.story, first.folded, (1.0, slowest)),
+    )
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"(1 to {slowest} s)" in text
+    assert ("do not trust the speed" in text) == is_busy
 
 
 def test_the_sizes_of_cones_are_those_of_the_model(first: Shown) -> None:

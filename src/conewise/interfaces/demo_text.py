@@ -23,6 +23,9 @@ TOP = 10
 BAR = 20
 """Characters of the longest bar beside an effect."""
 
+BUSY = 2.0
+"""Forwards of one kind that differ by more than this factor were not timed on a quiet machine."""
+
 UP, DOWN = "blue", "red"
 """Towards the source and away from it: told apart by colour-blind readers, and by the sign."""
 
@@ -116,11 +119,18 @@ def show_cost(console: Console, found: Demo) -> None:
         f"{found.full_seconds / ledger.seconds:.2f}×",
     )
     console.print(shown)
+    least, most = min(found.forwards), max(found.forwards)
     console.print(
         f"* {plan.worlds} full forwards of all prompts, at {story.forward_seconds:.3g} s each: the mean of "
-        f"{story.forwards_timed} that were timed, half before the sweep and half after it."
+        f"{story.forwards_timed} that were timed, half before the sweep and half after it ({least:.3g} to "
+        f"{most:.3g} s)."
     )
-    first, last = found.result.cells[0].name, found.question.cells[-1].name
+    if most > BUSY * least:
+        console.print(
+            "[yellow]These times vary a lot: the machine was busy with other things, so do not trust the "
+            "speed. The counts are exact.[/yellow]"
+        )
+    first, last = found.result.cells[0].name, found.result.cells[-1].name
     early, late = (found.folded.cone(name).node_evaluations for name in (first, last))
     console.print(
         f"A patch recomputes what depends on it, and nothing else: of {found.folded.full_evaluations:,} "
