@@ -26,9 +26,11 @@ from conewise.interfaces.wave import (
     style,
     wave_page,
     wave_section,
+    wave_svg,
 )
 from conewise.workloads.folding import Folded, fold
 from conewise.workloads.waves import GraphWave, shown
+from tests.interfaces.figure import FIGURE, figure
 from tests.workloads import small
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -185,6 +187,20 @@ def test_a_part_of_which_some_is_recomputed_is_filled_in_part() -> None:
     }
     share = cone.recomputed[at] / folded().parts[at].nodes
     assert widths["cw-done"] == pytest.approx(widths["cw-box"] * share, rel=1e-4)
+
+
+def test_the_figure_of_the_readme_is_what_a_recorded_wave_draws() -> None:
+    """The README says: six nodes. To write the figure anew: `python -m tests.interfaces.figure`."""
+    assert figure() == FIGURE.read_text(encoding="utf-8")
+    drawn = ET.fromstring(figure())
+    assert (
+        len([group for group in drawn.iter() if "is-done" in group.attrib.get("class", "").split()]) == 6 + 1
+    )  # key
+
+
+def test_a_wave_that_was_not_recorded_cannot_be_drawn() -> None:
+    with pytest.raises(MissingSiteError, match="no wave of 'y' was recorded, only of h"):
+        wave_svg(GraphWave.record(chain(), {"h": 1.0}, "y"), "y")
 
 
 def test_a_cone_as_text_counts_every_row() -> None:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
 from conewise.interfaces.document import asset
 from conewise.workloads.folded import Folded
@@ -53,6 +54,9 @@ FEW_ROWS = 2
 """A part that is read in more rows than this is not wired up: the wires would be all that one sees."""
 
 
+Kind = Literal["part", "sum", "source"]
+
+
 @dataclass(frozen=True, slots=True)
 class Box:
     """One item of a drawing, where it stands, and what is written in it."""
@@ -63,7 +67,7 @@ class Box:
     height: float
     label: str
     title: str
-    is_sum: bool = False
+    kind: Kind = "part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class Sketch:
         One that stands alone brings its style, and has a caption and keys (classes, meaning) below.
         """
         painted = paints or {}
+        edge = min(box.x for box in self.boxes)
         size = f"{self.width:g} {self.height + (18 if caption else 0) + (24 if keys else 0):g}"
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="cw-svg" viewBox="0 0 {size}" role="img" ',
@@ -130,9 +135,9 @@ class Sketch:
         lines += [_box(at, box, painted.get(at, Paint()), prefix) for at, box in enumerate(self.boxes)]
         if caption:
             lines.append(
-                f'<text class="cw-label" x="{LEFT}" y="{self.height + 8:g}">{escape(caption)}</text>'
+                f'<text class="cw-label" x="{edge:g}" y="{self.height + 8:g}">{escape(caption)}</text>'
             )
-        x = float(LEFT)
+        x = edge - 5
         for classes, meaning in keys:
             place = f"{x:g},{self.height + (14 if caption else 0):g}"
             lines.append(
@@ -189,7 +194,7 @@ def literal_style() -> str:
 
 def _box(at: int, box: Box, paint: Paint, prefix: str) -> str:
     x, y, width, height = box.x, box.y, box.width, box.height
-    corner = height / 2 if box.is_sum else 4
+    corner = height / 2 if box.kind == "sum" else 4
     frame = f'x="{x:g}" y="{y:g}" height="{height:g}" rx="{corner:g}"'
     middle = y + height / 2 + 3.8
     label = (
@@ -197,10 +202,10 @@ def _box(at: int, box: Box, paint: Paint, prefix: str) -> str:
     )
     # Beside a label the count stands at the right, alone it stands in the middle.
     where = (x + width - 7, "end") if box.label else (x + width / 2, "middle")
-    text = "+" if box.is_sum else paint.text
-    kind = f"cw-item cw-sum {paint.classes}" if box.is_sum else f"cw-item {paint.classes}"
+    text = "+" if box.kind == "sum" else paint.text
+    classes = f"cw-item cw-{box.kind} {paint.classes}".strip()
     return (
-        f'<g class="{kind.strip()}" data-item="{at}" data-width="{width:g}">'
+        f'<g class="{classes}" data-item="{at}" data-width="{width:g}">'
         f"<title>{escape(box.title)}</title>"
         f'<rect class="cw-box" {frame} width="{width:g}"/>'
         f'<rect class="cw-lost" {frame} width="{width * paint.lost:g}" fill="url(#{prefix}-hatch)"/>'
@@ -244,7 +249,7 @@ def of_folded(folded: Folded) -> Sketch:
             label = "" if is_layer else _cut(part.label, w - 30)
             where = f"layer {name}, " if is_layer else ""
             title = f"{where}{part.meaning}: {part.nodes} {'node' if part.nodes == 1 else 'nodes'}"
-            boxes[at] = Box(x, y, w, HEIGHT, label, title, is_sum=is_layer and w == SUM)
+            boxes[at] = Box(x, y, w, HEIGHT, label, title, "sum" if is_layer and w == SUM else "part")
         y += HEIGHT + LANE
     placed = tuple(boxes[at] for at in range(len(folded.parts)))
     rows_read: dict[int, set[int]] = defaultdict(set)
@@ -332,9 +337,11 @@ def of_graph(wave: GraphWave) -> Sketch:
         top = (tallest + 1 - len(column)) / 2
         for place, site in enumerate(column):
             y = MARGIN + (top + place) * (NODE + SPACE_Y)
-            kind = "source" if site in wave.sources else "node"
-            title = f"{kind} {site}" + (f" = {wave.before[site]}" if site in wave.before else "")
-            boxes[at[site]] = Box(x, y, width, NODE, _cut(site, width - 8), title)
+            is_source = site in wave.sources
+            title = f"{'source' if is_source else 'node'} {site}"
+            title += f" = {wave.before[site]}" if site in wave.before else ""
+            kind: Kind = "source" if is_source else "part"
+            boxes[at[site]] = Box(x, y, width, NODE, _cut(site, width - 8), title, kind)
         x += width + SPACE_X
     placed = tuple(boxes[number] for number in range(len(wave.nodes)))
     wires = tuple(

@@ -7,6 +7,7 @@
 
   const number = value => Math.round(value).toLocaleString("en-US");
   const many = (count, one, more) => `${number(count)} ${count === 1 ? one : more}`;
+  const title = text => text.charAt(0).toUpperCase() + text.slice(1);
   const sum = list => list.reduce((total, value) => total + value, 0);
   const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(part && part / whole < 0.1 ? 1 : 0)}%` : "–");
   const flops = value => {
@@ -192,7 +193,7 @@
       const where = scene.at.map(item => show.items[item].label).join(" and ");
       part("words").textContent =
         `${name || scene.name} lies in ${where}. A change there recomputes ${many(done, "node", "nodes")} of ` +
-        `${number(show.full)}; the others keep their values, and ${number(reused)} of them ${reused === 1 ? "is" : "are"} read as they are.`;
+        `${number(show.full)}; the others keep their values, and ${number(reused)} of them ${reused === 1 ? "is read as it is" : "are read as they are"}.`;
       const rows = show.items.map((item, at) => [item, states[at]]).filter(([, state]) => state && (state.done || state.reused || state.site));
       const reusedIn = new Map(scene.reused);
       part("rows").replaceChildren(...rows.map(([item, state]) => {
@@ -255,7 +256,7 @@
       const count = sum(run.pairs.map(pair => pair[1]));
       step("Invalidate", isNode
         ? `${run.group} depends on the change: its value is valid no longer.`
-        : `${run.group}: ${many(count, "value depends", "values depend")} on the change and ${count === 1 ? "is" : "are"} valid no longer.`, run.pairs.map(pair => pair[0]));
+        : `${title(run.group)}: ${many(count, "value depends", "values depend")} on the change and ${count === 1 ? "is" : "are"} valid no longer.`, run.pairs.map(pair => pair[0]));
     }
     for (const run of runs([...scene.planned].reverse(), items)) {
       run.pairs.forEach(([item]) => { state(item).wanted = true; });
@@ -271,7 +272,7 @@
       });
       step("Recompute", isNode
         ? `${run.group}${value(run.pairs[0][0])} is computed: all that it reads is valid by now.`
-        : `${run.group}: ${many(sum(run.pairs.map(pair => pair[1])), "node is", "nodes are")} computed, inputs first, each once.`, run.pairs.map(pair => pair[0]));
+        : `${title(run.group)}: ${many(sum(run.pairs.map(pair => pair[1])), "node is", "nodes are")} computed, inputs first, each once.`, run.pairs.map(pair => pair[0]));
     }
     const read = (show.targetItems || []).map(item => `${items[item].label}${value(item)}`).join(", ") || show.targets || "the result";
     step("Read", `${read} is read. ${number(ledger.recomputed)} of ${number(show.full)} nodes were computed; a full run computes all of them.`, show.targetItems || []);

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from conewise.engine.world import World
+from conewise.errors import MissingSiteError
 from conewise.graph.graph import Graph, Site
 from conewise.interfaces import sketch
 from conewise.interfaces.document import asset, document, inert
@@ -44,10 +45,12 @@ KEYS = (
     ("done", "is-done is-full", "recomputed"),
     ("reused", "is-reused", "reused"),
     ("kept", "", "kept"),
+    ("source", "cw-source", "given"),
 )
 """What a box may be painted as: a name, its classes, and what that means."""
 
 CONE_KEYS = ("site", "done", "reused", "kept")
+WAVE_KEYS = ("site", "lost", "wanted", "done", "reused", "kept")
 
 
 def style() -> str:
@@ -140,7 +143,7 @@ def wave_section(shown: Shown, *, assets: bool = True) -> str:
 <div class="cw-stage{kind}"{natural} tabindex="0" role="region" aria-label="The graph">{drawing}</div>
 <div class="cw-side">
 <dl class="cw-facts" aria-label="The ledger so far">{ledger}</dl>
-{_keys("cw-wave-key", [name for name, _, _ in KEYS])}
+{_keys("cw-wave-key", (*WAVE_KEYS, "source") if is_graph else WAVE_KEYS)}
 </div></div></div>
 {_assets(shown) if assets else ""}"""
 
@@ -231,6 +234,23 @@ def cone_svg(folded: Folded, site: str) -> str:
         caption=caption,
         keys=keys,
     )
+
+
+def wave_svg(wave: GraphWave, site: Site) -> str:
+    """What a recorded patch at a site of a small graph recomputed and reused, as an SVG file of its own."""
+    found = next((one for one in wave.waves if one.site == site), None)
+    if found is None:
+        recorded = ", ".join(one.site for one in wave.waves)
+        raise MissingSiteError(f"no wave of {site!r} was recorded, only of {recorded}.")
+    paints = {
+        at: Paint(done=float(name in found.recomputed), is_site=name == site, is_reused=name in found.reused)
+        for at, name in enumerate(wave.nodes)
+    }
+    done = len(found.recomputed)
+    caption = f"{site} is patched: {done} of {wave.full_evaluations} nodes are recomputed"
+    keys = [(classes, meaning) for name, classes, meaning in KEYS if name in (*CONE_KEYS, "source")]
+    drawn = sketch.of_graph(wave)
+    return drawn.svg("wave", caption, paints, style=sketch.literal_style(), caption=caption, keys=keys)
 
 
 def cone_text(folded: Folded, site: str) -> str:
