@@ -2,8 +2,10 @@
 
 The Python blocks of a page run one after another, as in a notebook, in an empty folder. A block of plain
 text that follows one is what it prints; if it raises an error of ours, or warns, that message comes last.
-`...` stands for anything, lines may be broken anywhere, last digits may differ. `<!-- not run: why -->` above a block takes it
-out; `<!-- slow: why -->` anywhere in a page leaves the page to `make test-smollm2`.
+`...` stands for anything, lines may be broken anywhere, last digits may differ.
+
+`<!-- not run: why -->` above a block takes it out; `<!-- slow: why -->` anywhere in a page leaves the page to
+`make test-smollm2`.
 """
 
 from __future__ import annotations
