@@ -55,6 +55,12 @@ def whole() -> Result:
     return question(pairs()).run(evaluator="serial")
 
 
+def rows(result: Result) -> torch.Tensor:
+    """The metrics of the base for each prompt."""
+    assert result.base_per_prompt is not None
+    return result.base_per_prompt
+
+
 def test_the_fixture_has_two_lengths_that_are_mixed() -> None:
     assert [len(group) for group in ask(pairs()).groups] == [3, 2]
     assert ask(pairs()).groups == ((1, 3, 4), (0, 2))
@@ -65,9 +71,7 @@ def test_each_prompt_of_several_lengths_has_the_numbers_that_it_has_alone() -> N
     for number, pair in enumerate(pairs()):
         alone = question([pair]).run(evaluator="serial")
         torch.testing.assert_close(whole().per_prompt[..., number], alone.per_prompt[..., 0])
-        assert whole().base_per_prompt is not None
-        assert alone.base_per_prompt is not None
-        torch.testing.assert_close(whole().base_per_prompt[:, number], alone.base_per_prompt[:, 0])
+        torch.testing.assert_close(rows(whole())[:, number], rows(alone)[:, 0])
     torch.testing.assert_close(whole().table, whole().per_prompt.mean(-1))
 
 
@@ -91,8 +95,7 @@ def test_the_answers_are_read_off_the_module_itself() -> None:
             for texts in (pair.answers, pair.wrong_answers)
         )
         base.append(float(logits[right].mean() - logits[wrong].mean()))
-    assert whole().base_per_prompt is not None
-    assert whole().base_per_prompt[0].tolist() == pytest.approx(base, rel=1e-4)
+    assert rows(whole())[0].tolist() == pytest.approx(base, rel=1e-4)
 
 
 def test_the_counts_are_sums_and_are_those_of_the_plan() -> None:
@@ -147,11 +150,11 @@ def test_the_mean_is_that_of_all_groups() -> None:
     model, _ = tiny()
     asking = question(pairs(), direction="noise", patch="mean")
     site, batches = cw.site("mlp_out", layer=1), ask(pairs()).inputs("clean")
-    rows = [model.run(**batch)[site].flatten(0, 1) for batch in batches]
-    overall = torch.cat(rows).mean(0)
+    overall = torch.cat([model.run(**batch)[site].flatten(0, 1) for batch in batches]).mean(0)
     for group, batch in enumerate(batches):
         base = model.run(**batch)
         part = asking.sweep(group)._batch(0).intervention.part(site, base)
+        assert isinstance(part, torch.Tensor)
         torch.testing.assert_close(part, overall.expand_as(part), rtol=1e-4, atol=1e-5)
     assert asking.run().source is None
 

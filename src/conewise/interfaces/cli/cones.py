@@ -66,6 +66,7 @@ def cone(
     from conewise.workloads.folding import fold
 
     base = found.run(input_ids=token_rows([EXAMPLE], facts_of(found).device))
+    base[place]  # says what is wrong with its part
     folded = fold(found, [place], base=base)
     one = folded.cone(str(place))
     if output is not None:
