@@ -16,7 +16,7 @@ import pytest
 
 import conewise as cw
 from conewise.errors import GraphError, MissingSiteError
-from conewise.interfaces import sketch
+from conewise.interfaces import layouts
 from conewise.interfaces.wave import (
     cone_section,
     cone_svg,
@@ -141,9 +141,9 @@ def test_values_in_a_few_characters(value: Any, text: str) -> None:
 @pytest.mark.parametrize("kind", ["folded", "graph"])
 def test_no_two_boxes_overlap_and_all_are_in_view(kind: str) -> None:
     drawn = (
-        sketch.of_folded(folded())
+        layouts.of_folded(folded())
         if kind == "folded"
-        else sketch.of_graph(GraphWave.record(chain(), {"h": 1.0}, "y"))
+        else layouts.of_graph(GraphWave.record(chain(), {"h": 1.0}, "y"))
     )
     for at, box in enumerate(drawn.boxes):
         assert box.x >= 0
@@ -158,7 +158,7 @@ def test_no_two_boxes_overlap_and_all_are_in_view(kind: str) -> None:
 
 def test_every_edge_of_a_small_graph_is_a_wire() -> None:
     graph = chain()
-    drawn = sketch.of_graph(GraphWave.record(graph, {"h": 1.0}, "y"))
+    drawn = layouts.of_graph(GraphWave.record(graph, {"h": 1.0}, "y"))
     names = list(graph.sites)
     assert {(names[a], names[b]) for a, b, _ in drawn.wires} == set(graph.edges)
 

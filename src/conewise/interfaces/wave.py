@@ -27,30 +27,31 @@ from pathlib import Path
 from typing import Any
 
 from conewise.engine.world import World
-from conewise.errors import MissingSiteError
 from conewise.graph.graph import Graph, Site
-from conewise.interfaces import sketch
+from conewise.interfaces import layouts, sketch
 from conewise.interfaces.document import asset, document, inert
-from conewise.interfaces.sketch import Paint
+from conewise.interfaces.pictures import cone_svg, cone_text, wave_svg
+from conewise.interfaces.sketch import CONE_KEYS, KEYS, WAVE_KEYS
 from conewise.workloads.files import write_whole
-from conewise.workloads.folded import Cone, Folded
+from conewise.workloads.folded import Folded
 from conewise.workloads.waves import GraphWave
 
+__all__ = [
+    "Framed",
+    "GraphWave",
+    "cone_section",
+    "cone_svg",
+    "cone_text",
+    "data",
+    "script",
+    "show",
+    "style",
+    "wave_page",
+    "wave_section",
+    "wave_svg",
+]
+
 Shown = Folded | GraphWave
-
-KEYS = (
-    ("site", "is-site", "patched"),
-    ("lost", "is-lost", "invalid"),
-    ("wanted", "is-lost is-wanted", "demanded"),
-    ("done", "is-done is-full", "recomputed"),
-    ("reused", "is-reused", "reused"),
-    ("kept", "", "kept"),
-    ("source", "cw-source", "given"),
-)
-"""What a box may be painted as: a name, its classes, and what that means."""
-
-CONE_KEYS = ("site", "done", "reused", "kept")
-WAVE_KEYS = ("site", "lost", "wanted", "done", "reused", "kept")
 
 
 def style() -> str:
@@ -70,7 +71,7 @@ def data(shown: Shown) -> dict[str, Any]:
 
 def cone_section(folded: Folded, *, assets: bool = True) -> str:
     """The drawing of a model's layers with one site's cone in it, and what that costs, as HTML."""
-    drawing = sketch.of_folded(folded).svg("cw-cone", f"The layers of {folded.model}")
+    drawing = layouts.of_folded(folded).svg("cw-cone", f"The layers of {folded.model}")
     facts = "".join(
         f'<div><dt>{term}</dt><dd><span data-cone="{name}"></span><small data-cone="{more}"></small>'
         "</dd></div>"
@@ -103,7 +104,7 @@ def cone_section(folded: Folded, *, assets: bool = True) -> str:
 def wave_section(shown: Shown, *, assets: bool = True) -> str:
     """The player of a wave as HTML: through a small graph node by node, through a model layer by layer."""
     is_graph = isinstance(shown, GraphWave)
-    drawn = sketch.of_graph(shown) if isinstance(shown, GraphWave) else sketch.of_folded(shown)
+    drawn = layouts.of_graph(shown) if isinstance(shown, GraphWave) else layouts.of_folded(shown)
     drawing = drawn.svg(
         "cw-wave", "The graph" if isinstance(shown, GraphWave) else f"The layers of {shown.model}"
     )
@@ -218,78 +219,6 @@ body { margin:0; background:var(--page); color:var(--ink); font:16px/1.55 var(--
 .cw-page h1 { font-size:28px; margin:0 0 12px; letter-spacing:-.01em }
 .cw-page h2 { font-size:20px; margin:28px 0 12px }
 """
-
-
-def cone_svg(folded: Folded, site: str) -> str:
-    """The cone of a site on the model's layers as an SVG file of its own, light and dark."""
-    cone = folded.cone(site)
-    paints = {at: _paint(folded, cone, at) for at in range(len(folded.parts))}
-    caption = f"{site}: {_summary(folded, cone)}"
-    keys = [(classes, meaning) for name, classes, meaning in KEYS if name in CONE_KEYS]
-    return sketch.of_folded(folded).svg(
-        "cone",
-        f"The cone of {site} in {folded.model}: {_summary(folded, cone)}",
-        paints,
-        style=sketch.literal_style(),
-        caption=caption,
-        keys=keys,
-    )
-
-
-def wave_svg(wave: GraphWave, site: Site) -> str:
-    """What a recorded patch at a site of a small graph recomputed and reused, as an SVG file of its own."""
-    found = next((one for one in wave.waves if one.site == site), None)
-    if found is None:
-        recorded = ", ".join(one.site for one in wave.waves)
-        raise MissingSiteError(f"no wave of {site!r} was recorded, only of {recorded}.")
-    paints = {
-        at: Paint(done=float(name in found.recomputed), is_site=name == site, is_reused=name in found.reused)
-        for at, name in enumerate(wave.nodes)
-    }
-    done = len(found.recomputed)
-    caption = f"{site} is patched: {done} of {wave.full_evaluations} nodes are recomputed"
-    keys = [(classes, meaning) for name, classes, meaning in KEYS if name in (*CONE_KEYS, "source")]
-    drawn = sketch.of_graph(wave)
-    return drawn.svg("wave", caption, paints, style=sketch.literal_style(), caption=caption, keys=keys)
-
-
-def cone_text(folded: Folded, site: str) -> str:
-    """The cone of a site as lines of text: a bar for each row of the drawing."""
-    cone = folded.cone(site)
-    lines = [f"{site}: {_summary(folded, cone)}", ""]
-    width = max(len(_row_name(folded, members[0])) for _, members in folded.rows)
-    for _, members in folded.rows:
-        nodes, done = (sum(counts[at] for at in members) for counts in (_nodes(folded), cone.recomputed))
-        mark = "◆" if any(at in cone.at for at in members) else " "
-        filled = round(24 * done / nodes) if nodes else 0
-        bar = "█" * (max(1, filled) if done else 0)
-        lines.append(f"{mark} {_row_name(folded, members[0]):<{width}}  {bar:·<24}  {done:>4} of {nodes}")
-    return "\n".join(lines)
-
-
-def _nodes(folded: Folded) -> list[int]:
-    return [part.nodes for part in folded.parts]
-
-
-def _row_name(folded: Folded, at: int) -> str:
-    part = folded.parts[at]
-    return part.row if part.layer is None else f"layer {part.row}"
-
-
-def _summary(folded: Folded, cone: Cone) -> str:
-    done, full = cone.node_evaluations, folded.full_evaluations
-    cost = f", {sum(cone.flops) / folded.full_flops:.1%} of the FLOPs" if folded.full_flops else ""
-    return f"{done:,} of {full:,} nodes recomputed ({done / full if full else 0:.1%}){cost}"
-
-
-def _paint(folded: Folded, cone: Cone, at: int) -> Paint:
-    done = cone.recomputed[at]
-    return Paint(
-        done=done / folded.parts[at].nodes if done else 0.0,
-        text=str(done) if done else "",
-        is_site=at in cone.at,
-        is_reused=cone.reused[at] > 0,
-    )
 
 
 def _keys(prefix: str, names: Iterable[str]) -> str:
