@@ -18,7 +18,7 @@ from conewise.interfaces.page import write_page
 from tests.interfaces.swept import swept
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page
 
 collect_ignore_glob = [] if importlib.util.find_spec("playwright") else ["test_*.py"]
 
@@ -34,6 +34,11 @@ class Opened:
     requests: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     dialogs: list[str] = field(default_factory=list)
+
+    def refuse(self, dialog: Dialog) -> None:
+        """Close a dialog, and remember it."""
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
 
     def check(self) -> None:
         """Nothing was fetched but the file itself and what it made; nothing was complained of."""
@@ -70,14 +75,14 @@ def open_page(browser: Browser) -> Iterator[Opener]:
     opened: list[tuple[Opened, Any]] = []
 
     def open_it(path: Path, fragment: str = "", *, width: int = 1280, **options: Any) -> Opened:
-        size = {"width": width, "height": 900}
-        context = browser.new_context(viewport=size, accept_downloads=True, **options)
+        options["viewport"] = {"width": width, "height": 900}
+        context = browser.new_context(accept_downloads=True, **options)
         page = context.new_page()
         kept = Opened(page)
         page.on("request", lambda request: kept.requests.append(request.url))
         page.on("console", lambda message: kept.messages.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: kept.messages.append(str(error)))
-        page.on("dialog", lambda dialog: (kept.dialogs.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", kept.refuse)
         opened.append((kept, context))
         page.goto(path.as_uri() + fragment)
         page.wait_for_selector("html[data-ready=true]", timeout=120_000)

@@ -24,16 +24,16 @@ from tests.interfaces.swept import HEADS, HOSTILE, LAYERS, LENGTH, swept
 pytestmark = pytest.mark.browser
 
 
-def cell_at(map_: Locator, row: int, column: int, rows: int, columns: int) -> dict[str, float]:
+def cell_at(map_: Locator, row: int, column: int, rows: int, columns: int) -> tuple[float, float]:
     """Where the middle of a cell of a map is on the screen."""
     area = map_.locator(".nsewdrag").first
     area.scroll_into_view_if_needed()
     box = area.bounding_box()
     assert box is not None
-    return {
-        "x": box["x"] + (column + 0.5) / columns * box["width"],
-        "y": box["y"] + (row + 0.5) / rows * box["height"],
-    }
+    return (
+        box["x"] + (column + 0.5) / columns * box["width"],
+        box["y"] + (row + 0.5) / rows * box["height"],
+    )
 
 
 def maps(page: Page) -> Locator:
@@ -45,7 +45,7 @@ def named(layer: int, head: int) -> Cell:
 
 
 def shown_sites(page: Page) -> list[str]:
-    return page.locator("#ranked td.site").all_inner_texts()
+    return list(page.locator("#ranked td.site").all_inner_texts())
 
 
 def frame() -> pd.DataFrame:
@@ -68,7 +68,7 @@ def test_a_cell_under_the_pointer_tells_its_name_and_numbers(
     report: Path, open_page: Opener, layer: int, head: int
 ) -> None:
     page = open_page(report).page
-    page.mouse.move(**cell_at(maps(page).first, layer, head, LAYERS, HEADS))
+    page.mouse.move(*cell_at(maps(page).first, layer, head, LAYERS, HEADS))
     cell = named(layer, head)
     row = frame().query("site == @cell.name and metric == 'logit_diff'").iloc[0]
     wanted = [row["value"], row["effect"], row["normalised"] * 100]
@@ -86,7 +86,7 @@ def test_a_clicked_cell_is_the_chosen_site_and_the_address_remembers_it(
     report: Path, open_page: Opener
 ) -> None:
     page = open_page(report).page
-    page.mouse.click(**cell_at(maps(page).first, 2, 1, LAYERS, HEADS))
+    page.mouse.click(*cell_at(maps(page).first, 2, 1, LAYERS, HEADS))
     name = named(2, 1).name
     expect(page.locator("#site-name")).to_have_text(name)
     expect(page.locator("#ranked tr[aria-selected=true] td.site")).to_have_text(name)
@@ -318,7 +318,7 @@ def test_hostile_names_stay_text_wherever_they_are_shown(tmp_path: Path, open_pa
     page.locator("#kind").select_option(evil)
     page.locator("#ranked td.site button").first.click()
     assert evil in page.locator("#site-name").inner_text()
-    page.mouse.move(**cell_at(maps(page).nth(0), 0, 0, LAYERS, HEADS))
+    page.mouse.move(*cell_at(maps(page).nth(0), 0, 0, LAYERS, HEADS))
     expect(page.locator("#tip")).to_be_visible()
     assert page.locator("img[src=x]").count() == 0
 
@@ -389,7 +389,7 @@ def test_numbers_that_are_not_finite_are_shown_and_ranked(tmp_path: Path, open_p
     assert shown_sites(page)[-1] == cells[0].name
     page.locator("#ranked tbody tr").last.click()
     expect(page.locator("#site-numbers")).to_contain_text("NaN")
-    page.mouse.move(**cell_at(maps(page).first, 0, 1, LAYERS, HEADS))
+    page.mouse.move(*cell_at(maps(page).first, 0, 1, LAYERS, HEADS))
     expect(page.locator("#tip")).to_contain_text("+∞")
 
 

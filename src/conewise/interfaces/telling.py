@@ -114,7 +114,7 @@ def _runs(result: Result, story: Story | None) -> str:
 def speeds(result: Result, story: Story | None) -> dict[str, Any]:
     """What the sweep took as a share of full re-runs: for the figure beside the accounting."""
     plan, ledger = result.plan, result.ledger
-    shares = {
+    shares: dict[str, tuple[float, float]] = {
         "node evaluations": (ledger.node_evaluations, plan.full_evaluations),
         "FLOPs": (plan.flops, plan.full_flops),
     }
