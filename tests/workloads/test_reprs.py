@@ -84,7 +84,7 @@ def test_text_stays_text(made: str) -> None:
 def test_numbers_are_aligned_right_and_words_left() -> None:
     made = markup.table([("z", "+1.5")], ("site", "effect"), numbers=(1,))
     assert made.count("text-align:left") == made.count("text-align:right") == 2
-    assert '<td style="text-align:right">+1.5</td>' in made
+    assert '<td style="text-align:right;white-space:nowrap">+1.5</td>' in made
 
 
 def test_a_verdict_is_told_by_a_sign_too() -> None:

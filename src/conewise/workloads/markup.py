@@ -48,5 +48,5 @@ def _line(row: Sequence[str], right: frozenset[int], named: Iterable[int]) -> st
 
 def _cell(tag: str, text: str, is_number: bool) -> str:
     # Said in every cell: notebooks align all of them right, by rules that a style of the table does not beat.
-    side = "right" if is_number else "left"
-    return f'<{tag} style="text-align:{side}">{escape(text)}</{tag}>'
+    style = "text-align:right;white-space:nowrap" if is_number else "text-align:left"
+    return f'<{tag} style="{style}">{escape(text)}</{tag}>'
