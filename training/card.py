@@ -18,7 +18,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from conewise.frontends.torch.load import load
 from training import language
 from training.circuit import LOOKS, STRONG, Circuit, Head, measure
-from training.held_out import NEW_TEMPLATES, Score, score, test_sets
+from training.held_out import NEW_TEMPLATES, Score, held_out_prompts, score
 
 EXAMPLE = """\
 ```python
@@ -34,7 +34,7 @@ assert loaded.tokenizer.decode(answer) == "Mary"
 def write_card(folder: Path, settings: Any, seconds: float) -> None:
     """Measure the model in `folder`, and write README.md beside it."""
     module = load(folder).module
-    scores = {name: score(module, prompts) for name, prompts in test_sets().items()}
+    scores = {name: score(module, prompts) for name, prompts in held_out_prompts().items()}
     blocks = [
         _front(scores),
         *_what(module),
@@ -45,8 +45,15 @@ def write_card(folder: Path, settings: Any, seconds: float) -> None:
     (folder / "README.md").write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
 
 
-def _prose(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), width=118, break_long_words=False, break_on_hyphens=False)
+def _prose(text: str, indent: str = "") -> str:
+    joined = " ".join(text.split())
+    return textwrap.fill(
+        joined, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _item(text: str) -> str:
+    return _prose(text, indent="  ")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -63,7 +70,7 @@ def _front(scores: Mapping[str, Score]) -> str:
     about = ModelCardData(
         model_name="conewise-tiny",
         eval_results=[
-            EvalResult("text-generation", "held-out", name, metric, value)
+            EvalResult("text-generation", "held-out", name, metric, value, dataset_config=name)
             for name, metrics in measured.items()
             for metric, value in metrics.items()
         ],
@@ -137,8 +144,7 @@ def _circuit(found: Circuit) -> list[str]:
             that comes back when the output of one head in the prompts is put into the counterfactuals.
             *Without it*: the logit difference with that output replaced by its mean over all these prompts,
             position by position. The others are mean attention weights: from the last word (`to`) to the
-            answer, to the one who acts, and to the first mention of that one; and from the second name to
-            the first."""),
+            answer, to the one who acts, and to the first mention of that one."""),
         _table(
             ("head", "restored", "without it", "to → answer", "to → actor", "to → actor before"),
             [
@@ -170,12 +176,10 @@ def _roles(found: Circuit) -> list[str]:
         changes = "; ".join(
             f"{name}: {a:.2f} → {c:.2f} and {b:.2f} → {d:.2f}" for name, (a, b, c, d) in found.moved.items()
         )
-        said.append(
-            "- **The name movers are steered**: with the strong heads of earlier layers at their output in the "
-            "counterfactuals,\n  attention to the answer, and to the first mention of the one who acts, changes "
-            f"as follows. {changes}."
-        )
-    return said or ["No head stands out."]
+        said.append(f"""- **The name movers are steered**: when the strong heads of earlier layers have their
+            output of the counterfactuals, attention to the answer, and attention to the first mention of the
+            one who acts, become others. {changes}.""")
+    return list(map(_item, said)) or ["No head stands out."]
 
 
 def _names(heads: Iterable[Head]) -> str:

@@ -32,7 +32,7 @@ FIRST = Prompt(
 
 
 @cache
-def test_sets() -> dict[str, tuple[Prompt, ...]]:
+def held_out_prompts() -> dict[str, tuple[Prompt, ...]]:
     """Fixed sets of held-out prompts, by what is new in them and what they ask."""
     known, new = held_out_split(templates=False), held_out_split(templates=True)
     plain, templates, asides = Teller(known, "plain"), Teller(new, "templates"), Teller(known, "asides")
