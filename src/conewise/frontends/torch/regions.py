@@ -198,6 +198,23 @@ def causal_rule(record: Record, rows: int, length: int, device: torch.device) ->
     return compile_rule(replace(record, args=tuple(given), kwargs=named))
 
 
+def unmasked_rule(record: Record) -> Rule:
+    """The rule of an attention whose mask says no more than "causal": kernels know that by themselves."""
+    given = [*record.args[:3], None, attention_argument(record, "dropout_p") or 0.0, True]
+    named = {key: value for key, value in record.kwargs.items() if key not in PLACES}
+    plain = replace(record, args=tuple(given), kwargs=named)
+    rule, places = compile_rule(plain), [record.inputs.index(name) for name in plain.inputs]
+    return lambda *values: rule(*[values[place] for place in places])
+
+
+def is_causal_mask(mask: Any) -> bool:
+    """Whether every position sees itself and all before it, and nothing else."""
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.dim() < 2:
+        return False
+    rows, columns = mask.shape[-2:]
+    return rows == columns and torch.equal(mask, torch.ones_like(mask).tril())
+
+
 @torch.no_grad()
 def first_differences(
     layout: Layout, names: Sequence[str], pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]

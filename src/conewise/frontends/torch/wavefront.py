@@ -14,10 +14,17 @@ from typing import Any
 import torch
 
 from conewise.frontends.torch.apart import ATTENTION
-from conewise.frontends.torch.fusing import Fusion
-from conewise.frontends.torch.records import SIZES, Program
-from conewise.frontends.torch.regions import WHOLE, Regions, attention_argument, causal_rule
-from conewise.frontends.torch.rules import Rule
+from conewise.frontends.torch.fusing import Fusion, product_then_bias
+from conewise.frontends.torch.records import SIZES, Program, Ref
+from conewise.frontends.torch.regions import (
+    WHOLE,
+    Regions,
+    attention_argument,
+    causal_rule,
+    is_causal_mask,
+    unmasked_rule,
+)
+from conewise.frontends.torch.rules import Rule, compile_rule
 from conewise.frontends.torch.selections import resolved
 from conewise.frontends.torch.stacking import (
     Constants,
@@ -156,10 +163,15 @@ class Wavefront:
 
     def _rule(self, node: str, rows: int | None) -> Rule:
         record = self._records[node]
-        if rows is not None and record.op == ATTENTION and attention_argument(record, "is_causal"):
+        if record.op != ATTENTION:
+            return product_then_bias(record) or compile_stacked_rule(record)
+        mask = attention_argument(record, "attn_mask")
+        if rows is None and isinstance(mask, Ref) and mask.name not in self.layout.varying:
+            return unmasked_rule(record) if is_causal_mask(self._read(mask.name)) else compile_rule(record)
+        if rows is not None and attention_argument(record, "is_causal"):
             key = record.inputs[1]
             return causal_rule(record, rows, self.layout.length(key), self._read(key).device)
-        return compile_stacked_rule(record)
+        return compile_rule(record)
 
     def _operand(self, name: str, worlds: int, stacks: Mapping[str, Stack], rows: int | None) -> Any:
         """What a node that is computed in `worlds` reads of `name`: its last `rows` positions."""
