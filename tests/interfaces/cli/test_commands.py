@@ -141,10 +141,10 @@ def test_cone_draws_what_a_patch_recomputes(tmp_path: Path) -> None:
 
 
 def test_trace_restores_one_state_at_a_time(tmp_path: Path) -> None:
-    words = ("--prompt", CLEAN, "--subject", "John", "--answer", "Mary", "--samples", "2")
+    words = ("--prompt", CLEAN, "--subject", "Mary", "--answer", "Mary", "--samples", "2")
     done = run("trace", "tiny", *words, "--verify", "2", "--report", "trace.html", "--json", cwd=tmp_path)
     told = valid("trace", done.stdout)
-    assert [told["tokens"][at].strip() for at in told["subject"]] == ["John", "John"]
+    assert [told["tokens"][at].strip() for at in told["subject"]] == ["Mary"]
     assert (len(told["values"]), len(told["values"][0])) == (len(told["layers"]), len(told["positions"]))
     assert told["values"][-1][-1] == pytest.approx(told["clean"], rel=1e-4)
     assert told["corrupted"] < told["clean"]
