@@ -22,6 +22,7 @@ BORROWED = {
     "changelog.md": "CHANGELOG.md",
     "engine.md": "src/conewise/engine/README.md",
     "examples.md": "examples/README.md",
+    "tiny.md": "src/conewise/models/tiny/README.md",
 }
 """Pages of the site that are files outside of `docs/`."""
 
