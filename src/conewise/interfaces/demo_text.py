@@ -111,6 +111,8 @@ def show_cost(console: Console, found: Demo) -> None:
         f"{plan.full_evaluations:,}",
         f"{plan.full_evaluations / ledger.node_evaluations:.2f}×",
     )
+    flops = (f"{plan.flops:.3g}", "", f"{plan.full_flops:.3g}", f"{plan.full_flops / plan.flops:.2f}×")
+    shown.add_row("FLOPs", *flops)
     shown.add_row(
         "seconds",
         "" if plan.seconds is None else f"{plan.seconds:.3g}",
