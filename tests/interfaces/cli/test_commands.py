@@ -57,6 +57,8 @@ def test_a_sweep_shows_its_strongest_sites_first_and_was_checked(swept: Swept) -
     assert swept.told["verification"]["ok"] is True
     assert swept.told["verification"]["cells"] == 4
     assert swept.told["full_forwards"]["seconds"] > 0
+    assert swept.told["provenance"]["command"].startswith("conewise sweep tiny --json")
+    assert "torch" in swept.told["provenance"]["versions"]
 
 
 def test_progress_and_files_are_told_on_stderr(swept: Swept) -> None:

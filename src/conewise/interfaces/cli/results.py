@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from conewise import __version__
 from conewise.interfaces.cli.showing import add_row, table
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ def told_result(result: Result, story: Story) -> dict[str, Any]:
         "measured": asdict(result.ledger),
         "full_forwards": {"timed": story.forwards_timed, "seconds": story.forward_seconds},
         "verification": None if check is None else {**asdict(check), "ok": check.ok},
+        "provenance": {
+            "command": story.command,
+            "conewise": __version__,
+            "versions": dict(result.provenance["versions"]),
+        },
     }
 
 
