@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from conewise.frontends.torch.digests import home
 from conewise.frontends.torch.fingerprint import fingerprint
 from conewise.frontends.torch.fusing import find_fusions
 from conewise.frontends.torch.records import Record, Ref
+from conewise.frontends.torch.shown import Lying
 from conewise.frontends.torch.sizes import symbols_in
 from conewise.frontends.torch.streaming import assembled
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 class Facts:
     """`outputs`: the output nodes; `fields`: those that have a name; `rates`: operations a second, measured.
 
-    `keeps_apart` says of nodes whether the rows of a batch stay apart there, `shown` which show the memory
-    of which; both are found when they are asked for. `fusions` are chains that one kernel computes.
+    `keeps_apart` says of nodes whether the rows of a batch stay apart there, `lying` how values lie in
+    memory; both are found when they are asked for. `fusions` are chains that one kernel computes.
     """
 
     def __init__(self, model: Model) -> None:
@@ -37,7 +38,7 @@ class Facts:
         self.records: dict[str, Record] = {record.name: record for record in program.records}
         self.device, self.dtype = home(program)
         self.keeps_apart: dict[str, bool] = {}
-        self.shown: Mapping[str, str] | None = None
+        self.lying: Lying | None = None
         self.rates: dict[str, float] = {}
         self.fusions = find_fusions(program)
         self._module = model.module

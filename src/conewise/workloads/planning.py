@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from conewise.frontends.torch.costs import Costs, matmul_rate
 from conewise.frontends.torch.fusing import Fusion, fitting
 from conewise.frontends.torch.mixing import Trial
 from conewise.frontends.torch.regions import WHOLE, RegionFinder, Regions
-from conewise.frontends.torch.shown import shown_memory
+from conewise.frontends.torch.shown import Lying, lying
 from conewise.frontends.torch.stacking import Layout
 from conewise.frontends.torch.tensors import computing
 from conewise.graph.graph import Graph
@@ -447,11 +447,11 @@ class Planner:
 
     def _peak_of_stack(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> int:
         facts = self.sweep.facts
-        if facts.shown is None:
-            facts.shown = shown_memory(prepared.layout, facts.device)
+        if facts.lying is None:
+            facts.lying = lying(prepared.layout, facts.device)
         regions = self.regions(prepared, chunk.start, batch.base)
         one = self.passing(prepared, chunk, regions)
-        sizes = _NodeSizes(self._graph, prepared.costs, facts.shown, regions)
+        sizes = _NodeSizes(self._graph, prepared.costs, facts.lying, regions, one.plan.patched)
         return peak_bytes(one.plan, one.inputs, sizes, drops=one.drops, reading=self._reading(prepared))
 
     def _reading(self, prepared: Prepared) -> int:
@@ -470,8 +470,11 @@ class Planner:
 class _NodeSizes:
     """Bytes of one world's value of a node, and the rows of it that are computed, by the node's number."""
 
-    def __init__(self, graph: Graph, costs: Costs, shown: Mapping[str, str], regions: Regions) -> None:
-        self._graph, self._costs, self._shown, self._regions = graph, costs, shown, regions
+    def __init__(
+        self, graph: Graph, costs: Costs, how: Lying, regions: Regions, patched: Iterable[int]
+    ) -> None:
+        self._graph, self._costs, self._lying, self._regions = graph, costs, how, regions
+        self._patched = {graph.name(node) for node in patched}
 
     def value(self, node: int, rows: int | None) -> int:
         return self._costs.bytes_of_copy(self._graph.name(node), rows=rows)
@@ -480,7 +483,11 @@ class _NodeSizes:
         return self._costs.bytes_of_repeating(self._graph.name(node), rows=rows)
 
     def workspace(self, node: int) -> int:
-        return self._costs.workspace(self._graph.name(node))
+        name = self._graph.name(node)
+        copied = self._lying.copies(name, self._patched)
+        return self._costs.workspace(name) + sum(
+            self._costs.bytes_of_copy(read, rows=self._regions.wanted(name, read)) for read in copied
+        )
 
     def rows(self, node: int) -> int | None:
         return self._regions.of(self._graph.name(node))
@@ -493,7 +500,7 @@ class _NodeSizes:
 
     def shown(self, node: int) -> int | None:
         name = self._graph.name(node)
-        return self._graph.number(self._shown[name]) if name in self._shown else None
+        return self._graph.number(self._lying.shown[name]) if name in self._lying.shown else None
 
 
 def reader(base: Reading) -> Callable[[str], Any]:

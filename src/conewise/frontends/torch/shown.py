@@ -1,4 +1,4 @@
-"""Which values are views: nodes that show the memory of another, found without computing anything.
+"""How values lie in memory: which show another's, which a product has to copy; found without computing.
 
 The program is walked with tensors that have shapes and strides, and no data. Where an operation cannot be
 walked so, its value is taken for a new one.
@@ -7,6 +7,8 @@ walked so, its value is taken for a new one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,9 +25,26 @@ COPIES = frozenset({"to", "_to_copy", "type_as", "contiguous", "alias", "detach"
 """Pointwise operations that may show what they read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """`shown`: for each view the node (or source) whose memory it shows. `copied`: what a product copies."""
+
+    shown: Mapping[str, str]
+    copied: Mapping[str, tuple[str, ...]]
+
+    def copies(self, node: str, patched: Collection[str]) -> Iterator[str]:
+        """What a product has to copy first; where something is patched, values were put together anew."""
+        for read in self.copied.get(node, ()):
+            one: str | None = read
+            while one is not None and one not in patched:
+                one = self.shown.get(one)
+            if one is None:
+                yield read
+
+
 @torch.no_grad()
-def shown_memory(layout: Layout, device: torch.device) -> dict[str, str]:
-    """For each node whose value is a view, the node (or source) whose memory it shows."""
+def lying(layout: Layout, device: torch.device) -> Lying:
+    """How the values of a program lie in memory, for runs of one shape."""
     program = layout.program
     values: dict[str, Any] = {source.name: _empty_like(source.value) for source in program.sources}
     sizes, symbols = program.sizes, layout.symbols
@@ -37,6 +56,7 @@ def shown_memory(layout: Layout, device: torch.device) -> dict[str, str]:
     values |= {leaf.name: plain(leaf.shape, leaf.dtype) for leaf in program.inputs}
     values[SIZES] = layout.sizes(1)
     shown: dict[str, str] = {}
+    copied: dict[str, tuple[str, ...]] = {}
     for record in program.records:
         name = record.name
         if name not in layout.varying:
@@ -55,7 +75,10 @@ def shown_memory(layout: Layout, device: torch.device) -> dict[str, str]:
         for read, known in zip(record.inputs, reads, strict=True):
             if own & _storages(known):
                 shown[name] = read
-    return shown
+        if record.op == "matmul" and len(reads) == 2:
+            scattered = zip(record.inputs, map(_is_scattered, reads), strict=True)
+            copied[name] = tuple(read for read, is_scattered in scattered if is_scattered)
+    return Lying(shown, copied)
 
 
 def _walked(record: Record, reads: list[Any]) -> Any:
@@ -70,6 +93,14 @@ def _may_be_strided(record: Record, reads: list[Any]) -> bool:
     if record.op in NEW or any(isinstance(leaf, torch.device) for leaf in record.leaves()):
         return False
     return record.op not in POINTWISE or record.op in COPIES or not all(map(_is_plain, reads))
+
+
+def _is_scattered(value: Any) -> bool:
+    """Whether the matrices of a value do not lie one behind the other: a product of many copies them."""
+    if not isinstance(value, torch.Tensor) or value.dim() < 4:
+        return False
+    outer, inner = value.stride(0), value.stride(1)
+    return value.shape[1] > 1 and outer != inner * value.shape[1]
 
 
 def _is_plain(value: Any) -> bool:
