@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -131,8 +132,16 @@ def test_a_sweep_finds_the_heads_that_do_it(asked: Asked) -> None:
     ]
     few = [head for head in ranked if restored[head] >= 0.05]
     assert 1 <= len(few) <= len(ranked) // 3
+    assert set(few) == heads_of_the_card()
     assert asked.accuracy(few) < 0.2
     assert asked.accuracy(ranked[-len(few) :]) > 0.9
+
+
+def heads_of_the_card() -> set[tuple[int, int]]:
+    """The heads of which the card's table says that they restore at least 5%."""
+    card = (tiny.FOLDER / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+)\.(\d+) \| (-?[\d.]+)% ", card, flags=re.MULTILINE)
+    return {(int(layer), int(head)) for layer, head, restored in rows if float(restored) >= 5}
 
 
 def test_the_counterfactuals_turn_the_answer_round(asked: Asked) -> None:
