@@ -71,8 +71,12 @@ class NNsight:
 
     def __init__(self, case: Case) -> None:
         from nnsight import NNsight as Wrapped
+        from nnsight.modeling.transformers import TransformersModel
 
         self.case = case
+        self.batching = TransformersModel(
+            case.module, task="text-generation", tokenizer=_no_words(case.module.config.vocab_size)
+        )
         self.model = Wrapped(case.module)
         self.width = case.module.config.hidden_size // case.heads
         self.z = [case.source["z", layer].flatten(2) for layer in range(case.layers)]
@@ -91,4 +95,28 @@ class NNsight:
                     block.mlp.output = whole
                 logits = self.model.output.logits.save()
             found.append(self.case.difference(logits))
+        return torch.cat(found)
+
+    def invoked(self, chunk: int) -> torch.Tensor:
+        """All sites as invokes of one trace, `chunk` at a time: nnsight runs them as one batch."""
+        sites = self.case.all_sites()
+        return torch.cat(
+            [self._together(sites[start : start + chunk]) for start in range(0, len(sites), chunk)]
+        )
+
+    def _together(self, sites: list[tuple[str, int, int]]) -> torch.Tensor:
+        ids, width = self.case.corrupted, self.width
+        found: list[Any] = []
+        with torch.no_grad(), self.batching.trace(use_cache=False, logits_to_keep=1) as tracer:
+            logits = list().save()
+            for kind, layer, head in sites:
+                with tracer.invoke(ids):
+                    block = self.batching.transformer.h[layer]
+                    if kind == "z":
+                        part = slice(head * width, (head + 1) * width)
+                        block.attn.c_proj.input[..., part] = self.z[layer][..., part]
+                    else:
+                        block.mlp.output = self.mlp[layer]
+                    logits.append(self.batching.output.logits)
+        found += [self.case.difference(one) for one in logits]
         return torch.cat(found)

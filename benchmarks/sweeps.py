@@ -83,6 +83,11 @@ def gpt2_heads_and_mlps() -> list[Line]:
 
         nnsight = NNsight(case)
         actions["nnsight, a trace for each site"] = (lambda: nnsight.one_by_one(part), scale)
+        for chunk in (26, 52, 156):
+            actions[f"nnsight, {chunk} invokes in a trace"] = (
+                lambda chunk=chunk: nnsight.invoked(chunk),
+                1.0,
+            )
     times, answers = best_of(actions)
     sampled = {name: every for name, (_, factor) in actions.items() if factor != 1.0}
     worst = expect_equal(answers, "hand-batched by 156", sampled)
@@ -106,8 +111,8 @@ def gpt2_heads_and_mlps() -> list[Line]:
             at_least("GPT-2 small: TransformerLens's helpers / ours", times["TransformerLens"] / ours, 9)
         )
     if "nnsight, a trace for each site" in times:
-        ratio = times["nnsight, a trace for each site"] / ours
-        lines.append(at_least("GPT-2 small: nnsight, a trace for each site / ours", ratio, 2.7))
+        best = min(seconds for name, seconds in times.items() if name.startswith("nnsight"))
+        lines.append(at_least("GPT-2 small: nnsight, its best way / ours", best / ours, 2.7))
     share = planning / ours
     lines.append(
         Line(
