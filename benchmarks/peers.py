@@ -108,7 +108,7 @@ class NNsight:
         ids, width = self.case.corrupted, self.width
         found: list[Any] = []
         with torch.no_grad(), self.batching.trace(use_cache=False, logits_to_keep=1) as tracer:
-            logits = list().save()
+            logits = list().save()  # noqa: C408  # a literal has no `save`
             for kind, layer, head in sites:
                 with tracer.invoke(ids):
                     block = self.batching.transformer.h[layer]
