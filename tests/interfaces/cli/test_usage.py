@@ -256,6 +256,13 @@ def test_files_that_cannot_be_written_are_found_out_before_the_run(tmp_path: Pat
     assert "--resume without --out" in refused("sweep", "tiny", "--resume")
 
 
+def test_what_cannot_run_leaves_no_folder_that_is_taken(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    refused("sweep", "tiny", "--out", folder, "--max-memory", "10")
+    assert Done("sweep", "tiny", "--out", folder).code == 0
+    assert "holds a run already" in refused("sweep", "tiny", "--out", folder)
+
+
 def test_a_report_needs_a_run(tmp_path: Path) -> None:
     assert "there is no folder" in refused("report", str(tmp_path / "nowhere"))
     assert "no saved result" in refused("report", str(tmp_path))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,14 +116,18 @@ def sweep(
     ).ask(tell)  # fmt: skip
     command = command_of(ctx)
     if stored is not None:
+        if not stored.is_begun:
+            question.plan(max_memory, evaluator.value)  # what cannot run leaves no folder that is taken
         stored.begin(question, command)
     how: dict[str, Any] = {"evaluator": evaluator.value, "max_memory": max_memory, "verify": verify}
-    is_shown = not quiet if progress is None else progress
-    result = _run(question, how, stored, tell, command, is_shown=is_shown, is_forced=progress is True)
-    finish(
-        loaded, question, result, shown_command(command),
-        stored=stored, report=report, tell=tell, as_json=json, top=top,
-    )  # fmt: skip
+    counting = Counting(tell, is_shown=progress is True and not sys.stderr.isatty())
+    is_drawn = sys.stderr.isatty() and (not quiet if progress is None else progress)
+    with _interruptible(question, stored, counting, command):
+        result = _run(question, how, stored, counting, is_drawn=is_drawn)
+        finish(
+            loaded, question, result, shown_command(command),
+            stored=stored, report=report, tell=tell, as_json=json, top=top,
+        )  # fmt: skip
 
 
 def plan(
@@ -169,43 +174,46 @@ def plan(
 
 
 def _run(
-    question: Question,
-    how: dict[str, Any],
-    stored: Stored | None,
-    tell: Teller,
-    command: list[str],
-    *,
-    is_shown: bool,
-    is_forced: bool,
+    question: Question, how: dict[str, Any], stored: Stored | None, counting: Counting, *, is_drawn: bool
 ) -> Result:
-    """Run the question with progress; Ctrl-C says what was kept, and how to go on."""
+    """Run the question with progress."""
     from conewise.workloads.facts import facts_of
     from conewise.workloads.progress import bar
 
-    is_watched = sys.stderr.isatty()
-    counting = Counting(tell, is_forced and not is_watched)
-    total = len(question.cells) * len(question.asked.groups)
-    drawn = bar(None, total, facts_of(question.model).device) if is_shown and is_watched else nullcontext()
+    drawn = bar(None, _cells(question), facts_of(question.model).device) if is_drawn else nullcontext()
+    with drawn as advance:
+        counting.advance = advance
+        return question.run(
+            **how,
+            out=None if stored is None else stored.folder,
+            resume=stored is not None and stored.resume,
+            progress=counting,
+        )
+
+
+@contextmanager
+def _interruptible(
+    question: Question, stored: Stored | None, counting: Counting, command: list[str]
+) -> Iterator[None]:
+    """Ctrl-C says what was kept, and how to go on."""
     try:
-        with drawn as advance:
-            counting.advance = advance
-            return question.run(
-                **how,
-                out=None if stored is None else stored.folder,
-                resume=stored is not None and stored.resume,
-                progress=counting,
-            )
+        yield
     except KeyboardInterrupt:
+        done = f"{counting.done} of {_cells(question)} cells"
         if stored is None:
             raise Interrupted(
-                f"interrupted after {counting.done} of {total} cells; nothing was kept. With --out DIR what "
-                "is done is kept, and --resume goes on from there."
+                f"interrupted after {done}; nothing was kept. With --out DIR what is done is kept, and "
+                "--resume goes on from there."
             ) from None
         again = command if "--resume" in command else [*command, "--resume"]
         raise Interrupted(
-            f"interrupted: {counting.done} of {total} cells are kept in {stored.folder}. Go on with:\n"
-            f"  {shown_command(again)}"
+            f"interrupted: {done} are kept in {stored.folder}. Go on with:\n  {shown_command(again)}"
         ) from None
+
+
+def _cells(question: Question) -> int:
+    """How many cells there are, over all groups of prompts."""
+    return len(question.cells) * len(question.asked.groups)
 
 
 def finish(

@@ -34,6 +34,11 @@ class Stored:
             )
         expect_writable(folder, "--out")
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the folder holds a run that goes on."""
+        return self._known is not None
+
     def begin(self, question: Question, command: list[str]) -> None:
         """Write down what is asked; where a run goes on, refuse another question."""
         asked = {"kind": KIND, "format": FORMAT, "command": _begun(command), "question": question.described()}
