@@ -44,7 +44,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Circuit:
-    """What was found on aligned held-out prompts.
+    """What was found on aligned held-out prompts; `mlps` is what the MLP of each layer restores.
 
     `strongest` are the heads that restore at least `STRONG`, and `weakest` as many of those that restore
     least; accuracies are of all prompts with none, the strongest or the weakest replaced by their means.
@@ -54,6 +54,7 @@ class Circuit:
     """
 
     heads: tuple[Head, ...]
+    mlps: tuple[float, ...]
     prompts: int
     clean: float
     flipped: float
@@ -112,6 +113,9 @@ def measure(folder: Path) -> Circuit:
     sites = cw.sites("z", layer=":", head=":")
     restored = on.model.sweep(sites, base=on.flipped, source=on.clean, metric=on.metric).run(progress=False)
     ablated = on.model.sweep(sites, base=on.clean, source=on.mean, metric=on.metric).run(progress=False)
+    mlps = on.model.sweep(
+        cw.sites("mlp_out", layer=":"), base=on.flipped, source=on.clean, metric=on.metric
+    ).run(progress=False)
     layers, heads = restored.values.shape
     found = [
         Head(
@@ -129,6 +133,7 @@ def measure(folder: Path) -> Circuit:
     weakest = sorted(found, key=lambda head: abs(head.restored))[: len(strongest)]
     return Circuit(
         tuple(found),
+        tuple(mlps.normalised.tolist()),
         len(on.answers),
         float(restored.source[0]),
         float(restored.base[0]),
