@@ -40,7 +40,7 @@ class Facts:
         self.keeps_apart: dict[str, bool] = {}
         self.lying: Lying | None = None
         self.rates: dict[str, float] = {}
-        self.fusions = find_fusions(program)
+        self.fusions = find_fusions(program, self.device)
         self._module = model.module
         self._digest: str | None = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,10 +29,11 @@ class Fusion:
     rule: Rule
 
 
-def find_fusions(program: Program) -> tuple[Fusion, ...]:
-    """The chains of a program that one kernel can compute, whatever reads them."""
+def find_fusions(program: Program, device: torch.device) -> tuple[Fusion, ...]:
+    """The chains of a program that one kernel of a device can compute, whatever reads them."""
     records = {record.name: record for record in program.records}
-    found = (_tanh_gelu(record, records) for record in program.records)
+    kinds = (_tanh_gelu, _rms_norm) if device.type == "cuda" else (_tanh_gelu,)
+    found = (kind(record, records) for record in program.records for kind in kinds)
     return tuple(fusion for fusion in found if fusion is not None)
 
 
@@ -92,6 +94,40 @@ def _tanh_gelu(record: Record, records: Mapping[str, Record]) -> Fusion | None:
             if read and power and first == read[0] == power[0]:
                 return Fusion(record.name, frozenset(inside), (first.name,), _gelu)
     return None
+
+
+def _rms_norm(record: Record, records: Mapping[str, Record]) -> Fusion | None:
+    """Root-mean-square norm over the last dimension: w · (x / √(mean(x²) + ε))."""
+
+    def at(ref: Any, op: str, arguments: int) -> tuple[Any, ...]:
+        found = records.get(ref.name) if isinstance(ref, Ref) else None
+        fits = found is not None and found.op == op and len(found.args) == arguments and not found.kwargs
+        return found.args if found is not None and fits else (None,) * arguments
+
+    if record.op != "mul" or record.kwargs or record.dtype != torch.float32:
+        return None
+    for weight, scaled in (record.args, record.args[::-1]):
+        value, factor = at(scaled, "mul", 2)
+        (shifted,) = at(factor, "rsqrt", 1)
+        mean, epsilon = at(shifted, "add", 2)
+        square, dims, keeps = at(mean, "mean", 3)
+        squared, power = at(square, "pow", 2)
+        is_norm = (
+            isinstance(weight, Ref)
+            and weight.name not in records
+            and isinstance(value, Ref)
+            and squared == value
+            and (power, dims, keeps) == (2, [-1], True)
+            and isinstance(epsilon, float)
+        )
+        if is_norm:
+            inside = frozenset(one.name for one in (scaled, factor, shifted, mean, square))
+            return Fusion(record.name, inside, (value.name, weight.name), partial(_normed, epsilon))
+    return None
+
+
+def _normed(epsilon: float, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(value, weight.shape, weight, epsilon)
 
 
 def product_then_bias(record: Record) -> Rule | None:
