@@ -50,7 +50,7 @@ FORWARDS = 6
 CHECKED = 8
 """How many random cells are run again by the module itself."""
 
-STEPS, LEAST = 10, 64 << 20
+STEPS, LEAST = 10, 16 << 20
 """The run is cut into about so many chunks, for a bar that moves; but not below so many bytes."""
 
 
