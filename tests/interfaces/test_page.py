@@ -254,7 +254,7 @@ def said(page: str, section: str) -> str:
 def test_the_question_says_what_is_changed_what_is_measured_and_where_prompts_differ() -> None:
     page = sweep_page(*swept())
     told = said(page, "question")
-    assert "runs the corrupted prompt with one site changed" in told
+    assert "runs the corrupted prompt with one site given the value that it has on the clean prompt" in told
     assert "how much likelier 7 is than 9" in told
     assert page.count('class="token differs"') == 2 * (1 + 6 + 6)
     assert "changed" in told
@@ -272,7 +272,7 @@ def test_many_prompts_are_folded_and_very_many_are_counted() -> None:
     result, _, _ = swept()
     pairs = tuple(ToldPair(f"prompt {n}", f"other {n}") for n in range(210))
     told = said(sweep_page(result, Story("m", pairs)), "question")
-    assert "196 more prompts" in told
+    assert "198 more prompts" in told
     assert "10 prompts more are not written here" in told
     assert "prompt 199" in told
     assert "prompt 200" not in told

@@ -12,7 +12,7 @@ from conewise.workloads.plan import shown_bytes
 from conewise.workloads.result import Result
 from conewise.workloads.story import Story, ToldPair
 
-FIRST = 4
+FIRST = 2
 """How many prompts are shown at once; the others are a click away."""
 
 MOST = 200
@@ -26,19 +26,19 @@ def question(result: Result, story: Story | None) -> str:
         return _section("question", "The question", told + _runs(result, None))
     pairs = [_pair(pair, number, story, result) for number, pair in enumerate(story.prompts[:MOST])]
     more = len(story.prompts) - MOST
-    rest = "".join(pairs[FIRST:])
-    left = f"<p class='note'>{more:,} prompts more are not written here.</p>" if more > 0 else ""
-    folded = (
-        f"<details><summary>{len(pairs) - FIRST:,} more prompts</summary>{rest}{left}</details>"
-        if rest
+    left = f'<p class="note">{more:,} prompts more are not written here.</p>' if more > 0 else ""
+    rest = (
+        f"<details><summary>{len(pairs) - FIRST:,} more prompts</summary>"
+        f'<div class="pairs">{"".join(pairs[FIRST:])}</div>{left}</details>'
+        if len(pairs) > FIRST
         else ""
     )
     metric = f"<p><b>Measured:</b> {escape(story.metric)}.</p>" if story.metric else ""
     return _section(
         "question",
         "The question",
-        f'<p class="lead">{escape(story.direction)}</p>{metric}{"".join(pairs[:FIRST])}{folded}'
-        + _runs(result, story),
+        f'<p class="lead">{escape(story.direction)}</p>{metric}'
+        f'<div class="pairs">{"".join(pairs[:FIRST])}</div>{rest}' + _runs(result, story),
     )
 
 
@@ -88,14 +88,15 @@ def _visible(token: str) -> str:
 
 def _answers(kind: str, words: Iterable[str]) -> str:
     shown = "".join(f'<span class="answer {kind}">{_visible(word)}</span>' for word in words)
-    return f'<span class="label">{kind}</span>{shown}' if shown else ""
+    return f'<span><span class="label">{kind}</span>{shown}</span>' if shown else ""
 
 
 def _values(result: Result, prompt: int) -> str:
     found = []
     for name, numbers in (("base", result.base_per_prompt), ("source", result.source_per_prompt)):
         if numbers is not None:
-            found.append(f'<span class="label">{name}</span>{number(float(numbers[0, prompt]))}')
+            value = number(float(numbers[0, prompt]))
+            found.append(f'<span><span class="label">{name}</span>{value}</span>')
     return "".join(found)
 
 

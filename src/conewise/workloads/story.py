@@ -87,12 +87,12 @@ class Story:
     def direction(self) -> str:
         """Which run is changed, and what is put there, in a sentence."""
         put = {
-            "source": f"the value that it has on the {self.source} prompt",
-            "zero": "zero",
-            "mean": "its mean over the prompts",
-            "noise": "its own value with noise added",
+            "source": f"one site given the value that it has on the {self.source} prompt",
+            "zero": "one site set to zero",
+            "mean": "one site set to its mean over the prompts",
+            "noise": "noise added to one site",
         }[self.patch]
-        return f"Each world runs the {self.base} prompt with one site changed: there stands {put}."
+        return f"Each world runs the {self.base} prompt with {put}."
 
     def to_json(self) -> str:
         """The story as JSON."""
