@@ -113,7 +113,7 @@ def _scores(scores: Mapping[str, Score]) -> list[str]:
         "## How well it does",
         _prose(f"""
             A prompt counts as right when the answer is the likeliest of all words. Every prompt here has
-            a held-out pair of names and a held-out pair of a place and a thing:
+            a held-out pair of names and, where it names a place and a thing, a held-out pair of these:
             {len(language.held_out_pairs())} of the {len(language.all_pairs())} pairs of names never occur
             in one training text, in whatever roles, and {len(language.held_out_fillings())} of the
             {len(language.PLACES) * len(language.THINGS)} pairs of a place and a thing never in one
@@ -159,7 +159,8 @@ def _circuit(found: Circuit) -> list[str]:
         ),
         "\n".join(_roles(found)),
         _prose(f"""
-            The MLPs of the layers restore {", ".join(f"{share:.1%}" for share in found.mlps)}. With {_names(found.strongest)} (all that restore at least {STRONG:.0%}) replaced by their means
+            The MLPs of the layers restore {", ".join(f"{share:.1%}" for share in found.mlps)}. With
+            {_names(found.strongest)} (all that restore at least {STRONG:.0%}) replaced by their means
             together, accuracy on these prompts is {found.without_strongest:.1%}; with the weakest,
             {_names(found.weakest)}, it is {found.without_weakest:.1%}; with none, {found.accuracy:.1%}."""),
     ]
