@@ -84,6 +84,7 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
         milliseconds(lambda: sweep.run(evaluator="wavefront", max_memory="40GiB"), 5), 2
     )
     row["hand_batched_ms"] = round(milliseconds(case.batched, 7), 2)
+    row |= in_tf32(case, expected)
     if against_forwards:
         hooked_ms = milliseconds(lambda: case.hooked(sample), 1)
         row["one_forward_per_site_ms"] = round(hooked_ms, 1)
@@ -93,6 +94,24 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
     row["plan_gflop"] = round(plan.flops / 1e9, 1)
     row["replay_tflops"] = round(plan.flops / row["wave_replayed_ms"] / 1e9, 2)
     return row
+
+
+def in_tf32(case: Case, expected: torch.Tensor) -> dict[str, Any]:
+    """The same sweep with TF32 asked for, and how far it lies from float32."""
+    sweep = case.model.sweep(
+        case.sites, base=case.base, source=case.source, metric=case.metric, precision="tf32"
+    )
+
+    def run() -> Any:
+        return sweep.run(evaluator="wavefront", max_memory="40GiB")
+
+    values = run().table[0].to(expected.device)
+    run(), run()
+    assert torch.get_float32_matmul_precision() == "highest"
+    return {
+        "sweep_run_tf32_ms": round(milliseconds(run, 5), 2),
+        "tf32_deviation": float((values - expected.double()).abs().max()),
+    }
 
 
 def matmul_tflops() -> float:
