@@ -21,6 +21,7 @@ from conewise.frontends.torch.tensors import Tensor, computing
 from conewise.workloads.evaluating import Evaluators
 from conewise.workloads.facts import facts_of
 from conewise.workloads.interventions import Intervention, as_intervention
+from conewise.workloads.markup import heading
 from conewise.workloads.plan import SweepPlan, as_bytes
 from conewise.workloads.planning import Planner, grouped, members
 from conewise.workloads.result import Result, SweepLedger
@@ -339,6 +340,9 @@ class Sweep:
         )
         metrics = ", ".join(metric.name for metric in self.metrics)
         return f"Sweep over {parts}: {len(self.cells)} worlds of {self.model.name}, reading {metrics}"
+
+    def _repr_html_(self) -> str:
+        return heading("Sweep", repr(self).removeprefix("Sweep "))
 
 
 def _told(*parts: Any) -> list[str]:
