@@ -19,6 +19,9 @@ from conewise.workloads.prompts import Asked, asked
 from conewise.workloads.questions import Question, usual_direction
 from conewise.workloads.result import Result
 
+ROUNDING = {"rtol": 1e-5, "atol": 1e-4}
+"""A batch of several prompts is computed by other kernels than one prompt alone."""
+
 SITES = cw.sites("z", layer=":", head=":") + cw.sites("mlp_out", layer=":")
 
 
@@ -70,8 +73,8 @@ def test_each_prompt_of_several_lengths_has_the_numbers_that_it_has_alone() -> N
     """Its own answers are read: any mix-up of rows or of answers shows here."""
     for number, pair in enumerate(pairs()):
         alone = question([pair]).run(evaluator="serial")
-        torch.testing.assert_close(whole().per_prompt[..., number], alone.per_prompt[..., 0])
-        torch.testing.assert_close(rows(whole())[:, number], rows(alone)[:, 0])
+        torch.testing.assert_close(whole().per_prompt[..., number], alone.per_prompt[..., 0], **ROUNDING)
+        torch.testing.assert_close(rows(whole())[:, number], rows(alone)[:, 0], **ROUNDING)
     torch.testing.assert_close(whole().table, whole().per_prompt.mean(-1))
 
 
@@ -80,7 +83,7 @@ def test_every_prompt_weighs_the_same_whatever_its_group() -> None:
         question([pairs()[n] for n in group]).run(evaluator="serial") for group in ((1, 3, 4), (0, 2))
     ]
     weighed = (3 * by_group[0].table + 2 * by_group[1].table) / 5
-    torch.testing.assert_close(whole().table, weighed)
+    torch.testing.assert_close(whole().table, weighed, **ROUNDING)
 
 
 def test_the_answers_are_read_off_the_module_itself() -> None:
