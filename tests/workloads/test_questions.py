@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from conewise.workloads.prompts import Asked, asked
 from conewise.workloads.questions import Question, usual_direction
 from conewise.workloads.result import Result
 
-ROUNDING = {"rtol": 1e-5, "atol": 1e-4}
-"""A batch of several prompts is computed by other kernels than one prompt alone."""
+assert_alike = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
+"""Equal but for rounding: a batch of prompts is computed by other kernels than one prompt alone."""
 
 SITES = cw.sites("z", layer=":", head=":") + cw.sites("mlp_out", layer=":")
 
@@ -73,8 +73,8 @@ def test_each_prompt_of_several_lengths_has_the_numbers_that_it_has_alone() -> N
     """Its own answers are read: any mix-up of rows or of answers shows here."""
     for number, pair in enumerate(pairs()):
         alone = question([pair]).run(evaluator="serial")
-        torch.testing.assert_close(whole().per_prompt[..., number], alone.per_prompt[..., 0], **ROUNDING)
-        torch.testing.assert_close(rows(whole())[:, number], rows(alone)[:, 0], **ROUNDING)
+        assert_alike(whole().per_prompt[..., number], alone.per_prompt[..., 0])
+        assert_alike(rows(whole())[:, number], rows(alone)[:, 0])
     torch.testing.assert_close(whole().table, whole().per_prompt.mean(-1))
 
 
@@ -83,7 +83,7 @@ def test_every_prompt_weighs_the_same_whatever_its_group() -> None:
         question([pairs()[n] for n in group]).run(evaluator="serial") for group in ((1, 3, 4), (0, 2))
     ]
     weighed = (3 * by_group[0].table + 2 * by_group[1].table) / 5
-    torch.testing.assert_close(whole().table, weighed, **ROUNDING)
+    assert_alike(whole().table, weighed)
 
 
 def test_the_answers_are_read_off_the_module_itself() -> None:
