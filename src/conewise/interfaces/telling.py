@@ -120,7 +120,7 @@ def speeds(result: Result, story: Story | None) -> dict[str, Any]:
         "FLOPs": (plan.flops, plan.full_flops),
     }
     if full := full_seconds(result, story):
-        shares["seconds"] = (ledger.compute_seconds, full)
+        shares["seconds"] = (ledger.seconds, full)
     return {name: done / full for name, (done, full) in shares.items() if full}
 
 
@@ -143,9 +143,9 @@ def accounting(result: Result, story: Story | None) -> str:
         [
             "seconds",
             "–" if plan.seconds is None else f"{plan.seconds:.3g}",
-            f"{ledger.compute_seconds:.3g}",
+            f"{ledger.seconds:.3g}",
             "–" if full is None else f"{full:.3g}",
-            "" if full is None else _times(full, ledger.compute_seconds),
+            "" if full is None else _times(full, ledger.seconds),
         ],
     ]
     notes = [f"{plan.evaluator}: {plan.why}." if plan.why else f"{plan.evaluator}."]
