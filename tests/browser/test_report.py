@@ -18,6 +18,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from conewise.interfaces.page import write_page
 from conewise.workloads.selectors import Cell
+from conewise.workloads.story import Story, ToldPair
 from tests.browser.conftest import Opener
 from tests.interfaces.swept import HEADS, HOSTILE, LAYERS, LENGTH, swept
 
@@ -318,9 +319,21 @@ def test_hostile_names_stay_text_wherever_they_are_shown(tmp_path: Path, open_pa
     page.locator("#kind").select_option(evil)
     page.locator("#ranked td.site button").first.click()
     assert evil in page.locator("#site-name").inner_text()
-    page.mouse.move(*cell_at(maps(page).nth(0), 0, 0, LAYERS, HEADS))
-    expect(page.locator("#tip")).to_be_visible()
+    maps(page).nth(1).focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#tip b")).to_contain_text(evil)
     assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_hostile_token_stays_text_on_an_axis(tmp_path: Path, open_page: Opener) -> None:
+    """Plotly reads some HTML in labels, links among it."""
+    result, _, _ = swept()
+    tokens = ('<a href="https://x.y">t</a>', "<b>b</b>", "&lt;", "d", "e", "f")
+    told = Story("m", (ToldPair("", "", tokens, tokens),))
+    page = open_page(write_page(tmp_path / "evil.html", result, told)).page
+    labels = maps(page).nth(2).locator(".xtick text").all_text_contents()
+    assert labels == [f"{token} {place}" for place, token in enumerate(tokens)]
+    assert page.locator("svg a").count() == 0
 
 
 def test_a_script_that_gets_into_the_page_does_not_run(

@@ -261,9 +261,12 @@ def test_the_question_says_what_is_changed_what_is_measured_and_where_prompts_di
     assert "gives the values" in told
 
 
-def test_noise_on_a_subject_is_marked_in_the_corrupted_prompt() -> None:
-    pair = ToldPair("Ann is here", clean_tokens=("Ann", " is", " here"), noised=(0,))
+@pytest.mark.parametrize("corrupted", [(), ("Ann", " is", " here")])
+def test_noise_on_a_subject_is_marked_in_the_corrupted_prompt(corrupted: tuple[str, ...]) -> None:
+    pair = ToldPair("Ann is here", "", ("Ann", " is", " here"), corrupted, noised=(0,))
     result, _, _ = swept()
+    assert "noise is added to the marked tokens" in said(sweep_page(result, Story("m", (pair,))), "question")
+    assert "noise" not in said(sweep_page(*swept()), "question")
     page = sweep_page(result, Story("m", (pair,)))
     assert re.findall(r'class="token differs" title="position (\d+)"', page) == ["0"]
 

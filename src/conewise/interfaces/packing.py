@@ -56,6 +56,7 @@ def packed(result: Result, story: Story | None, folded: Folded | None = None) ->
         "base": floats(result.base),
         "source": floats(result.source),
         "prompts": prompts,
+        "unit": "prompt" if story is None else story.unit,
         "perPrompt": floats(result.per_prompt) if whole else None,
         "basePerPrompt": floats(result.base_per_prompt) if whole else None,
         "sourcePerPrompt": floats(result.source_per_prompt) if whole else None,

@@ -96,7 +96,7 @@ def sweep_page(
 <span>auto</span></button>
 </div>
 <h1>{escape(title)}</h1>
-{_summary(result)}
+{_summary(result, story)}
 </header>
 <main id="view-results" role="tabpanel" aria-labelledby="tab-results">
 {question(result, story)}
@@ -137,12 +137,12 @@ def heading(result: Result, story: Story | None) -> str:
     )
 
 
-def _summary(result: Result) -> str:
-    count = len(result.cells)
+def _summary(result: Result, story: Story | None) -> str:
+    count, unit = len(result.cells), "prompt" if story is None else story.unit
     prompts = result.per_prompt.shape[-1]
     facts = [
         (f"{count:,}", "site" if count == 1 else "sites"),
-        (f"{prompts:,}", "prompt" if prompts == 1 else "prompts"),
+        (f"{prompts:,}", unit if prompts == 1 else f"{unit}s"),
         (f"{result.plan.ratio:.2f}×", "fewer node evaluations than full re-runs"),
         (f"{result.ledger.seconds:.3g} s", "to compute"),
     ]

@@ -48,13 +48,13 @@
     const base = data.basePerPrompt ? data.basePerPrompt.subarray(metric * data.prompts, (metric + 1) * data.prompts) : null;
     const effects = Array.from(values, (value, prompt) => value - (base ? base[prompt] : data.base[metric]));
     const told = effects.map((effect, prompt) => words.plain(
-      `prompt ${prompt + 1}: effect ${words.shown(effect, true)}, value ${words.shown(values[prompt])}`));
+      `${data.given.unit} ${prompt + 1}: effect ${words.shown(effect, true)}, value ${words.shown(values[prompt])}`));
     const ink = style("--soft"), line = style("--line");
     Plotly.react(plot, [{
       type: "bar", x: effects.map((_, prompt) => prompt + 1), y: effects, text: told, textposition: "none", hoverinfo: "text",
       marker: { color: effects.map(effect => style(effect < 0 ? "--less" : "--more")) },
     }], {
-      height: 150, margin: { l: 44, r: 6, t: 26, b: 30 }, title: { text: "effect on each prompt", font: { size: 12 }, x: 0, xref: "paper", y: 0.97 },
+      height: 150, margin: { l: 44, r: 6, t: 26, b: 30 }, title: { text: `effect on each ${data.given.unit}`, font: { size: 12 }, x: 0, xref: "paper", y: 0.97 },
       xaxis: { color: ink, fixedrange: true, nticks: Math.min(12, effects.length), tickformat: "d", showgrid: false },
       yaxis: { color: ink, fixedrange: true, nticks: 4, gridcolor: line, zerolinecolor: ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 11, family: style("--sans") },

@@ -33,11 +33,14 @@ def question(result: Result, story: Story | None) -> str:
         if len(pairs) > FIRST
         else ""
     )
+    noise = (
+        "<p>In the corrupted run, noise is added to the marked tokens.</p>" if story.unit == "sample" else ""
+    )
     metric = f"<p><b>Measured:</b> {escape(story.metric)}.</p>" if story.metric else ""
     return _section(
         "question",
         "The question",
-        f'<p class="lead">{escape(story.direction)}</p>{metric}'
+        f'<p class="lead">{escape(story.direction)}</p>{noise}{metric}'
         f'<div class="pairs">{"".join(pairs[:FIRST])}</div>{rest}' + _runs(result, story),
     )
 
@@ -45,14 +48,13 @@ def question(result: Result, story: Story | None) -> str:
 def _pair(pair: ToldPair, number: int, story: Story, result: Result) -> str:
     lines = []
     for name in ("clean", "corrupted"):
-        text, own = (
-            (pair.clean, pair.clean_tokens) if name == "clean" else (pair.corrupted, pair.corrupted_tokens)
-        )
-        if not text and not own and not (name == "corrupted" and pair.noised):
+        is_clean = name == "clean"
+        text, own = (pair.clean, pair.clean_tokens) if is_clean else (pair.corrupted, pair.corrupted_tokens)
+        marked = pair.differing
+        if pair.noised and not is_clean:
+            text, own, marked = text or pair.clean, own or pair.clean_tokens, marked | set(pair.noised)
+        if not text and not own:
             continue
-        marked = pair.differing if name == "corrupted" or not pair.noised else frozenset()
-        if name == "corrupted" and not own and pair.noised:
-            text, own, marked = pair.clean, pair.clean_tokens, frozenset(pair.noised)
         role = "changed" if name == story.base else "gives the values" if name == story.source else ""
         role = f"<small>{role}</small>" if role else ""
         lines.append(

@@ -84,6 +84,11 @@ class Story:
             )
 
     @property
+    def unit(self) -> str:
+        """What the result has one value of for each cell: a prompt, or a sample of the noise."""
+        return "sample" if any(pair.noised for pair in self.prompts) else "prompt"
+
+    @property
     def direction(self) -> str:
         """Which run is changed, and what is put there, in a sentence."""
         put = {
@@ -125,7 +130,8 @@ def _known(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pair(given: Mapping[str, Any]) -> ToldPair:
-    known = _known(ToldPair, given)
-    return ToldPair(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
-    )
+    known: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in _known(ToldPair, given).items()
+    }
+    return ToldPair(**known)
