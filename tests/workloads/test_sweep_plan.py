@@ -211,6 +211,29 @@ def test_a_change_pays_for_no_position_before_it() -> None:
         assert flops(pos) * LENGTH == flops(0) * (LENGTH - pos)
 
 
+def test_the_plan_of_a_run_is_that_of_all_its_batches() -> None:
+    def change(length: int, pos: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        one = ids(1)[:, :length]
+        other = one.clone()
+        other[0, pos] = (other[0, pos] + 1) % VOCABULARY
+        return {"input_ids": one}, {"input_ids": other}
+
+    captured, metric = model("llama"), cw.prob(1)
+    pairs = [change(9, 5), change(12, 2), change(9, 8)]
+    bases, sources = zip(*pairs, strict=True)
+    alone = [
+        captured.sweep(SITES["heads and MLPs"], base=[base], source=[source], metric=metric).run()
+        for base, source in pairs
+    ]
+    sweep = captured.sweep(SITES["heads and MLPs"], base=list(bases), source=list(sources), metric=metric)
+    result = sweep.run()
+    assert result.plan.flops == sum(one.plan.flops for one in alone)
+    assert result.plan.peak_bytes == max(one.plan.peak_bytes for one in alone)
+    assert result.plan.launches == result.ledger.launches == sum(one.ledger.launches for one in alone)
+    assert result.plan.node_evaluations == result.ledger.node_evaluations
+    assert len({one.plan.flops for one in alone}) == 3
+
+
 def test_launches_are_counted_once_for_each_chunk() -> None:
     sweep = sweep_of("gpt2", SITES["heads and MLPs"], cw.prob(1))
     whole = sweep.run(evaluator="wavefront")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from conewise.errors import SweepError
@@ -86,6 +87,28 @@ class SweepPlan:
 
 
 UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def of_batches(plans: Sequence[SweepPlan]) -> SweepPlan:
+    """The plan of a run, from one for each batch that takes all others to be like it.
+
+    `chunks` are those of the batch that is cut most.
+    """
+    count = len(plans)
+    if count == 1:
+        return plans[0]
+    seconds = [plan.seconds for plan in plans if plan.seconds is not None]
+    return replace(
+        plans[0],
+        node_evaluations=sum(plan.node_evaluations for plan in plans) // count,
+        full_evaluations=sum(plan.full_evaluations for plan in plans) // count,
+        launches=sum(plan.launches for plan in plans) // count,
+        flops=sum(plan.flops for plan in plans) // count,
+        full_flops=sum(plan.full_flops for plan in plans) // count,
+        peak_bytes=max(plan.peak_bytes for plan in plans),
+        chunks=max((plan.chunks for plan in plans), key=len),
+        seconds=sum(seconds) / count if len(seconds) == count else None,
+    )
 
 
 def as_bytes(given: int | str | None) -> int | None:

@@ -22,7 +22,7 @@ from conewise.workloads.evaluating import Evaluators
 from conewise.workloads.facts import facts_of
 from conewise.workloads.interventions import Intervention, as_intervention
 from conewise.workloads.markup import heading
-from conewise.workloads.plan import SweepPlan, as_bytes
+from conewise.workloads.plan import SweepPlan, as_bytes, of_batches
 from conewise.workloads.planning import Planner, grouped, members
 from conewise.workloads.result import Result, SweepLedger
 from conewise.workloads.run import Reading, Run
@@ -212,11 +212,12 @@ class Sweep:
         base_values: list[Tensor] = []
         source_values: list[Tensor | None] = []
         ledger = SweepLedger()
-        plan: SweepPlan | None = None
+        plans: list[SweepPlan] = []
         with self._recorder(out, resume) as recorder, self._bar(progress) as tell:
             for number in range(self.batches):
                 batch = self._batch(number)
                 plan, chunks = self.planner.plan(batch, budget, evaluator, recorder.agreed(number, evaluator))
+                plans.append(plan)
                 prepared = self.planner.prepare(batch)
                 base_values.append(self._read_of(batch.base, "base"))
                 source_values.append(None if batch.source is None else self._read_of(batch.source, "source"))
@@ -241,7 +242,7 @@ class Sweep:
                     tell(len(chunk))
                 values.append([rows[world] for world in range(len(self.cells))])
                 del batch  # before the next one is made
-        assert plan is not None
+        plan = of_batches(plans)
         ledger.seconds = time.perf_counter() - started
         if not ledger.resumed and ledger.compute_seconds > 0:
             self.facts.rates[plan.evaluator] = plan.flops / ledger.compute_seconds
