@@ -47,7 +47,7 @@ class Question:
     `direction`: "denoise" changes the corrupted run and takes values from the clean one, "noise" the other
     way round. `patch` is "source" (the other run's values), "zero", "mean" (over the base's prompts and
     positions, of all groups) or "noise" (Gaussian, of standard deviation `scale`). `metric` is one of
-    `METRICS`; "kl" compares with the clean run.
+    `METRICS`; "kl" compares with the clean run. `precision`: see `Sweep`.
     """
 
     model: Model
@@ -58,6 +58,7 @@ class Question:
     metric: str = "logit_diff"
     scale: float = 1.0
     seed: int = 0
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         if self.direction not in DIRECTIONS:
@@ -117,7 +118,14 @@ class Question:
 
         metric = self.asked.metric(group, self.metric, run("clean") if self.metric == "kl" else None)
         source = self._put if self.source is None else run(self.source)
-        return Sweep(self.model, self.sites, base=run(self.base), source=source, metric=metric)
+        return Sweep(
+            self.model,
+            self.sites,
+            base=run(self.base),
+            source=source,
+            metric=metric,
+            precision=self.precision,
+        )
 
     @cached_property
     def _put(self) -> Any:

@@ -368,3 +368,8 @@ def test_schemas_are_strict_and_say_the_same_of_the_same() -> None:
         assert told["additionalProperties"] is False
         for part, meaning in told.get("$defs", {}).items():
             assert known.setdefault(part, meaning) == meaning
+
+
+def test_tf32_is_refused_without_a_device_that_has_it() -> None:
+    assert "TF32 is a way of multiplying float32 on a CUDA device" in refused("plan", "tiny", "--tf32")
+    assert "Leave --tf32 out" in refused("plan", "tiny", "--tf32")

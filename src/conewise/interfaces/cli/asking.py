@@ -86,6 +86,7 @@ def sweep(
     direction: opt.Way = None,
     metric: opt.Read = opt.Metric.LOGIT_DIFF,
     evaluator: opt.Evaluate = opt.Evaluator.AUTO,
+    tf32: opt.Tf32 = False,
     max_memory: opt.MaxMemory = None,
     verify: opt.Verify = 0,
     seed: opt.Seed = 0,
@@ -112,7 +113,7 @@ def sweep(
     named = Named(model, device, dtype, attention, revision, trust_remote_code)
     loaded, question = Wanted(
         named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, as_written, batch_size,
-        sites, pos, patch, noise_scale, direction, metric, seed,
+        sites, pos, patch, noise_scale, direction, metric, seed, tf32,
     ).ask(tell)  # fmt: skip
     command = command_of(ctx)
     if stored is not None:
@@ -146,6 +147,7 @@ def plan(
     direction: opt.Way = None,
     metric: opt.Read = opt.Metric.LOGIT_DIFF,
     evaluator: opt.Evaluate = opt.Evaluator.AUTO,
+    tf32: opt.Tf32 = False,
     max_memory: opt.MaxMemory = None,
     seed: opt.Seed = 0,
     quiet: opt.Quiet = False,
@@ -161,7 +163,7 @@ def plan(
     named = Named(model, device, dtype, attention, revision, trust_remote_code)
     loaded, question = Wanted(
         named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, as_written, batch_size,
-        sites, pos, patch, noise_scale, direction, metric, seed,
+        sites, pos, patch, noise_scale, direction, metric, seed, tf32,
     ).ask(tell)  # fmt: skip
     with tell.doing("planning"):
         found = question.plan(max_memory, evaluator.value)

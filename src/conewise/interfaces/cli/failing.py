@@ -81,6 +81,7 @@ _OPTIONS = {
     r"\bout=": "--out",
     r"\bmax_memory=(\d+)": r"--max-memory \1",
     r"\bevaluator='(\w+)'": r"--evaluator \1",
+    r"`precision`": "--tf32",
     r"`model\.sites\.to_dataframe\(\)`": "--kind all",
     r"\btrust_remote_code=True\b": "--trust-remote-code",
 }

@@ -204,6 +204,14 @@ Evaluate = Annotated[
         rich_help_panel=_RUNNING,
     ),
 ]
+Tf32 = Annotated[
+    bool,
+    typer.Option(
+        "--tf32",
+        help="Multiply float32 in TF32, on a CUDA device: faster, rounds to 10 bits.",
+        rich_help_panel=_RUNNING,
+    ),
+]
 MaxMemory = Annotated[
     str | None,
     typer.Option(

@@ -47,6 +47,7 @@ class Wanted:
     direction: Direction | None
     metric: Metric
     seed: int
+    tf32: bool
 
     def pairs(self) -> list[Pair]:
         """The pairs that are asked: those of the options, of the file, or those that come with the model."""
@@ -112,6 +113,7 @@ class Wanted:
             self.metric.word,
             self.noise_scale,
             self.seed,
+            "tf32" if self.tf32 else None,
         )
 
 
