@@ -97,17 +97,21 @@ class NNsight:
             found.append(self.case.difference(logits))
         return torch.cat(found)
 
-    def invoked(self, chunk: int) -> torch.Tensor:
-        """All sites as invokes of one trace, `chunk` at a time: nnsight runs them as one batch."""
+    def invoked(self, chunk: int, *, last: bool = False) -> torch.Tensor:
+        """All sites as invokes of one trace, `chunk` at a time: nnsight runs them as one batch.
+
+        As documented, or with the model told to compute the logits of the `last` position only.
+        """
         sites = self.case.all_sites()
         return torch.cat(
-            [self._together(sites[start : start + chunk]) for start in range(0, len(sites), chunk)]
+            [self._together(sites[start : start + chunk], last) for start in range(0, len(sites), chunk)]
         )
 
-    def _together(self, sites: list[tuple[str, int, int]]) -> torch.Tensor:
+    def _together(self, sites: list[tuple[str, int, int]], last: bool) -> torch.Tensor:
         ids, width = self.case.corrupted, self.width
         found: list[Any] = []
-        with torch.no_grad(), self.batching.trace(use_cache=False, logits_to_keep=1) as tracer:
+        wanted = {"logits_to_keep": 1} if last else {}
+        with torch.no_grad(), self.batching.trace(use_cache=False, **wanted) as tracer:
             logits = list().save()  # noqa: C408  # a literal has no `save`
             for kind, layer, head in sites:
                 with tracer.invoke(ids):
@@ -117,6 +121,6 @@ class NNsight:
                         block.attn.c_proj.input[..., part] = self.z[layer][..., part]
                     else:
                         block.mlp.output = self.mlp[layer]
-                    logits.append(self.batching.output.logits)
+                    logits.append(self.batching.output.logits[:, -1:])
         found += [self.case.difference(one) for one in logits]
         return torch.cat(found)
