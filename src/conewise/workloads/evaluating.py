@@ -33,7 +33,7 @@ class Evaluators:
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
-        self._waves: dict[tuple[int, Chunk], tuple[Regions, Wave]] = {}
+        self._waves: dict[tuple[int, Chunk], tuple[tuple[Regions, int], Wave]] = {}
         self._fills: dict[tuple[int, Chunk], tuple[Batch, Fills]] = {}
 
     def serial(self, _: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger) -> Tensor:
@@ -105,11 +105,12 @@ class Evaluators:
         return fills
 
     def wave(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> Wave:
-        """The wave of a chunk, kept: a baseline of the same shape runs it again."""
+        """The wave of a chunk, kept: a baseline of the same shape and the same weights runs it again."""
         sweep = self.sweep
         regions = sweep.planner.regions(prepared, chunk.start, batch.base)
+        needed = regions, sweep.model.weight_writes()
         known, wave = self._waves.get((id(prepared), chunk), (None, None))
-        if wave is None or known != regions:
+        if wave is None or known != needed:
             one, name = sweep.planner.passing(prepared, chunk, regions), sweep.model.graph.name
             steps = [
                 WaveStep(
@@ -128,7 +129,7 @@ class Evaluators:
                 sweep.facts.device,
                 prepared.columns,
             )
-            self._waves[id(prepared), chunk] = regions, wave
+            self._waves[id(prepared), chunk] = needed, wave
         return wave
 
     def _of_stack(
@@ -143,7 +144,7 @@ class Evaluators:
         rows, dims = [], prepared.layout.batch_dim
         for world in range(worlds):
             leaves = {
-                name: value if (dim := dims.get(name)) is None else value.narrow(dim, world * batch, batch)
+                name: value if (dim := dims.get(name)) is None else value.chunk(worlds, dim)[world]
                 for name, value in outputs.items()
             }
             rows.append(measured_whole(metric, assembled(self.sweep.model.program, leaves), batch)[0])

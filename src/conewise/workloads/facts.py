@@ -13,6 +13,7 @@ from conewise.frontends.torch.records import Record, Ref
 from conewise.frontends.torch.shown import Lying
 from conewise.frontends.torch.sizes import symbols_in
 from conewise.frontends.torch.streaming import assembled
+from conewise.frontends.torch.tensors import writes_to
 
 if TYPE_CHECKING:
     from conewise.workloads.model import Model
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class Facts:
     """`outputs`: the output nodes; `fields`: those that have a name; `rates`: operations a second, measured.
 
-    `keeps_apart` says of nodes whether the rows of a batch stay apart there, `lying` how values lie in
-    memory; both are found when they are asked for. `fusions` are chains that one kernel computes.
+    `keeps_apart` says of nodes, in runs of a shape, whether the rows of a batch stay apart there, `lying` how
+    values lie in memory; both are found when they are asked for. `fusions` are chains that one kernel
+    computes.
     """
 
     def __init__(self, model: Model) -> None:
@@ -37,12 +39,13 @@ class Facts:
         self._batch_dims = {name: _dim(shapes.get(name) or (), batch) for name in self.outputs}
         self.records: dict[str, Record] = {record.name: record for record in program.records}
         self.device, self.dtype = home(program)
-        self.keeps_apart: dict[str, bool] = {}
+        self.keeps_apart: dict[tuple[str, tuple[int, ...]], bool] = {}
         self.lying: Lying | None = None
         self.rates: dict[str, float] = {}
         self.fusions = find_fusions(program, self.device)
         self._module = model.module
-        self._digest: str | None = None
+        self._sources = program.sources
+        self._digest: tuple[int, str] | None = None
 
     def prompts_first(self, output: str, value: Any) -> Any:
         """The value of an output, or a stack of values, with the dimension of the batch in front."""
@@ -52,9 +55,10 @@ class Facts:
     @property
     def fingerprint(self) -> str:
         """A digest of architecture and weights: another one is another model."""
-        if self._digest is None:
-            self._digest = fingerprint(self._module)
-        return self._digest
+        writes = sum(writes_to(source.value) for source in self._sources)
+        if self._digest is None or self._digest[0] != writes:
+            self._digest = writes, fingerprint(self._module)
+        return self._digest[1]
 
 
 def _dim(shape: Sequence[Any], symbols: set[str]) -> int | None:

@@ -392,12 +392,13 @@ class Planner:
         for node in plan.patched:
             if layout.batch_dim.get(name(node)) is None:
                 return f"{name(node)!r} is patched and has no batch along which worlds could be stacked"
-        trial = Trial(layout, reader(base))
+        trial, shape = Trial(layout, reader(base)), tuple(layout.symbols.values())
         with computing():
             for node, _ in plan.steps:
-                apart = facts.keeps_apart.get(name(node))
+                key = name(node), shape
+                apart = facts.keeps_apart.get(key)
                 if apart is None:
-                    apart = facts.keeps_apart[name(node)] = trial.keeps_rows_apart(name(node))
+                    apart = facts.keeps_apart[key] = trial.keeps_rows_apart(name(node))
                 if not apart:
                     return f"{name(node)!r} mixes the rows of the batch"
         return ""
@@ -426,9 +427,11 @@ class Planner:
             if most <= budget:
                 return chunks
             if size == 1:
+                alone = [_chunk(1 << world, starts) for world in range(len(starts))]
+                least = max(self._peak(prepared, batch, chunk, stacked=True) for chunk in alone)
                 raise SweepError(
-                    f"one world alone takes {shown_bytes(most)}, more than the budget of "
-                    f"{shown_bytes(budget)}. The least that would do is max_memory={most}."
+                    f"one world alone takes {shown_bytes(least)}, more than the budget of "
+                    f"{shown_bytes(budget)}. The least that would do is max_memory={least}."
                 )
             pieces = min(count, max(pieces + 1, math.ceil(pieces * most / budget)))
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from conewise.frontends.torch.records import SIZES, Record, Ref
+from conewise.frontends.torch.records import SIZES, Record, Ref, SizeRef
 from conewise.frontends.torch.sizes import Size, symbols_in
 from conewise.frontends.torch.stacking import Layout
 
@@ -27,9 +27,8 @@ POINTWISE = frozenset(
 )  # fmt: skip
 NORMS = frozenset({"layer_norm", "rms_norm"})
 VIEWS = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
-MOVES = frozenset(
-    {"transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "narrow"}
-)
+MOVES = frozenset({"transpose", "permute", "t", "unsqueeze", "squeeze", "expand"})
+PICKS = frozenset({"slice", "select", "narrow"})
 SUMS = frozenset({"mean", "sum", "amax", "amin", "logsumexp"})
 SOFTMAX = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax"})
 SPLITS = frozenset({"split", "split_with_sizes", "chunk"})
@@ -73,7 +72,8 @@ class Apart:
         if op == "getitem":
             return self._is_taken_from_split(record)
         if op in SPLITS:
-            return self._is_one(first) and self._along(record, first, 2, default=0) != self._dim(first)
+            along = self._along(record, first, 2, default=0)
+            return self._is_one(first) and along != self._dim(first) and self._is_placed_alike(record)
         here = self._dims.get(record.name)
         if here is None or not self._is_sole(record.name):
             return False
@@ -88,6 +88,9 @@ class Apart:
             return self._is_same(record, first) and here < last and self._are_weights(record.args[2:])
         if op in VIEWS:
             return self._is_view(record, first)
+        if op in PICKS:
+            is_whole = self._along(record, first, 1, default=0) == self._dim(first)
+            return self._is_same(record, first) and (is_whole or self._is_placed_alike(record))
         if op in MOVES or op in SUMS:
             return self._is_same(record, first) and self._reads_only(record, first)
         if op in SOFTMAX:
@@ -239,6 +242,12 @@ class Apart:
 
     def _reads_only(self, record: Record, ref: Any) -> bool:
         return set(record.inputs) <= {ref.name, SIZES}
+
+    def _is_placed_alike(self, record: Record) -> bool:
+        """Whether what it takes lies at the same place however many slices there are."""
+        expressions = self._layout.program.sizes.expressions
+        used = [expressions[leaf.index] for leaf in record.leaves() if isinstance(leaf, SizeRef)]
+        return not any(map(self._mentions, used))
 
     def _along(self, record: Record, ref: Any, place: int, default: int | None = None) -> int | None:
         """The dimension that an operation works along, counted from the front."""

@@ -60,11 +60,10 @@ class Costs:
             inner = self._inner(record, rows)
             return 2 * _elements(out) * inner
         if "attention" in record.op:
-            query, key = (
-                self.shape(record.inputs[0], rows=rows) or (1,),
-                self.shape(record.inputs[1]) or (1, 1),
-            )
-            return 4 * _elements(query) * key[-2]
+            # Of the arguments, and not of what is read: keys may be the queries themselves.
+            read = [arg.name for arg in record.args if isinstance(arg, Ref)]
+            query, key = self.shape(read[0], rows=rows) or (1,), self.shape(read[min(1, len(read) - 1)])
+            return 4 * _elements(query) * (key or (1, 1))[-2]
         if "conv" in record.op:
             weight = next((self._constant[n] for n in record.inputs if n in self._constant), (1,))
             return 2 * _elements(out) * _elements(weight[1:])

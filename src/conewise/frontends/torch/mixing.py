@@ -12,6 +12,9 @@ from conewise.frontends.torch.apart import Apart
 from conewise.frontends.torch.records import SIZES, Record
 from conewise.frontends.torch.stacking import Constants, Layout, compile_stacked_rule, tolerance_of
 
+Other = Callable[[torch.Tensor, int, int], torch.Tensor]
+"""Makes another batch of a value's, given where its batch lies and how many rows that has."""
+
 
 class Trial:
     """Which nodes mix rows of the batch: most are known from their kind, the others are tried.
@@ -19,6 +22,10 @@ class Trial:
     A node that is tried is given two batches, one behind the other, and has to return what it returns for
     each alone, one behind the other. Where it does not, or cannot be computed so, or has no batch although
     what it reads has one, rows mix. `read` gives the values of a run; what only reads a mixture is not meant.
+
+    It is tried with two other batches. The same rows in another order show what goes by place; they do not
+    show what a batch has as a whole (its mean, what attention over it sees), which another number of the same
+    rows does.
     """
 
     def __init__(self, layout: Layout, read: Callable[[str], Any]) -> None:
@@ -27,7 +34,7 @@ class Trial:
         self._records = {record.name: record for record in layout.program.records}
         self._constants = Constants(layout, _Values(read))
         self._apart = Apart(layout, layout.batch_dim, layout.batch_symbols, self._constants.alike)
-        self._several: dict[str, tuple[Any, Any, Any]] = {}
+        self._several: dict[tuple[str, Other], tuple[Any, Any, Any]] = {}
 
     @torch.no_grad()
     def keeps_rows_apart(self, name: str) -> bool:
@@ -38,24 +45,23 @@ class Trial:
         if self._layout.batch_dim.get(name) is None and record.shape is not None:
             return False
         try:
-            one, other, both = self._tried(record)
+            return all(self._is_stacked(name, *self._tried(record, other)) for other in (_turned, _one_row))
         except (RuntimeError, IndexError, ValueError, TypeError):
             return False
-        return self._is_stacked(name, one, other, both)
 
-    def _tried(self, record: Record) -> tuple[Any, Any, Any]:
+    def _tried(self, record: Record, other: Other) -> tuple[Any, Any, Any]:
         """The node's value for a batch, for another one, and for both."""
-        name = record.name
-        if name not in self._several:
+        key = record.name, other
+        if key not in self._several:
             rule = compile_stacked_rule(record)
-            reads = [self._operands(read) for read in record.inputs]
-            one, other, both = (rule(*values) for values in zip(*reads, strict=True))
+            reads = [self._operands(read, other) for read in record.inputs]
+            one, two, both = (rule(*values) for values in zip(*reads, strict=True))
             if isinstance(one, torch.Tensor):
-                return one, other, both
-            self._several[name] = one, other, both
-        return self._several[name]
+                return one, two, both
+            self._several[key] = one, two, both
+        return self._several[key]
 
-    def _operands(self, name: str) -> tuple[Any, Any, Any]:
+    def _operands(self, name: str, other: Other) -> tuple[Any, Any, Any]:
         if name == SIZES:
             return self._layout.sizes(1), self._layout.sizes(1), self._layout.sizes(2)
         if name not in self._layout.varying:
@@ -63,13 +69,13 @@ class Trial:
             return value, value, self._constants.stacked(name, 2)
         record = self._records.get(name)
         if record is not None and record.shape is None:
-            return self._tried(record)
+            return self._tried(record, other)
         value = self._read(name)
         dim = self._layout.batch_dim.get(name)
         if dim is None:
             return value, value, value
-        other = _other(value, dim)
-        return value, other, torch.cat([value, other], dim)
+        two = other(value, dim, self._layout.batch)
+        return value, two, torch.cat([value, two], dim)
 
     def _is_stacked(self, name: str, one: Any, other: Any, both: Any) -> bool:
         if not isinstance(both, torch.Tensor):
@@ -91,9 +97,19 @@ class _Values:
         return self._read(name)
 
 
-def _other(value: torch.Tensor, batch: int) -> torch.Tensor:
+def _one_row(value: torch.Tensor, batch_dim: int, batch: int) -> torch.Tensor:
+    """Another batch of the same kind: its last row again and again, or its last slice elsewhere."""
+    rows = value.unflatten(batch_dim, (batch, -1))  # type: ignore[no-untyped-call]
+    for dim in [batch_dim, *reversed(range(rows.ndim))]:
+        again: torch.Tensor = rows.narrow(dim, rows.shape[dim] - 1, 1).expand(rows.shape)
+        if not torch.equal(again, rows):
+            return again.reshape(value.shape)
+    return _turned(value, batch_dim, batch)
+
+
+def _turned(value: torch.Tensor, batch_dim: int, _: int) -> torch.Tensor:
     """Another batch of the same kind: its rows exchanged or turned round, or other values of like size."""
-    for dim in [batch, *range(value.ndim)]:
+    for dim in [batch_dim, *reversed(range(value.ndim))]:
         turned = value.flip(dim)
         if not torch.equal(turned, value):
             return turned

@@ -141,11 +141,10 @@ class RegionFinder:
             return False
         if dim != layout.pos_dim.get(source) or dim == layout.batch_dim.get(source):
             return False
-        if isinstance(start, SizeRef):
-            start = layout.sizes(1)[start.index]
+        # Both of the whole value and of its last position: a fixed start is in the one, and not in the other.
+        whole, alone = (_first_of(start, layout.sizes(1, rows)) for rows in (None, 1))
         length = layout.length(source)
-        shape = record.shape or ()
-        return isinstance(start, int) and start % length == length - 1 and shape[dim] == 1
+        return (record.shape or ())[dim] == 1 and whole in {length - 1, -1} and alone in {0, -1}
 
     def _seen_by_attention(
         self, record: Record, reached: Collection[str], start: int, read: Callable[[str], Any]
@@ -167,18 +166,18 @@ class RegionFinder:
         shape = self._shape(mask.name)
         if len(shape) < 2 or self._layout.pos_dim.get(mask.name) != len(shape) - 2:
             return frozenset()
-        hidden = read(mask.name)[..., :start, start:]
-        if hidden.dtype == torch.bool:
-            is_hidden = not bool(hidden.any())
-        else:
-            is_hidden = bool((hidden <= torch.finfo(hidden.dtype).min / 2).all())
-        return frozenset({key, value}) if is_hidden else frozenset()
+        return frozenset({key, value}) if _is_hidden(read(mask.name), start) else frozenset()
 
     def _shape(self, name: str) -> tuple[Any, ...]:
         record = self._records.get(name)
         if record is not None:
             return record.shape or ()
         return next((leaf.shape for leaf in self._program.inputs if leaf.name == name), ())
+
+
+def _first_of(start: Any, sizes: Sequence[int]) -> Any:
+    """Where a slice begins."""
+    return sizes[start.index] if isinstance(start, SizeRef) else start
 
 
 PLACES = {"attn_mask": 3, "dropout_p": 4, "is_causal": 5}
@@ -188,6 +187,16 @@ def attention_argument(record: Record, name: str) -> Any:
     """An argument of a fused attention, given by place or by name."""
     place = PLACES[name]
     return record.args[place] if len(record.args) > place else record.kwargs.get(name)
+
+
+def _is_hidden(mask: torch.Tensor, start: int) -> bool:
+    """Whether no position before `start` sees one from there on."""
+    before, later = mask[..., :start, :start], mask[..., :start, start:]
+    if mask.dtype == torch.bool:
+        return not bool(later.any())
+    # A row that sees nothing sees everything alike: what is added to a score is very low, not minus infinity.
+    low = torch.finfo(mask.dtype).min / 2
+    return bool((later <= low).all()) and bool((before > low).any(-1).all())
 
 
 def causal_rule(record: Record, rows: int, length: int, device: torch.device) -> Rule:

@@ -46,6 +46,7 @@ class Wave:
         self._read: set[str] = set()
         self._slots: dict[str, Tensor] = {}
         self._fill_slots: list[Tensor] = []
+        self._held: dict[str, Any] = {}  # constants that the graph reads: they must outlive their run
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: dict[str, Tensor] = {}
         self._brought: dict[int, Tensor] = {}
@@ -126,7 +127,11 @@ class Wave:
                 slotted.setdefault(key, []).append(Fill(fill.view, fill.part, slot))
 
         def from_slots(name: str) -> Any:
-            return self._slots[name] if name in self._slots else read(name)
+            if name in self._slots:
+                return self._slots[name]
+            if name not in self._held:
+                self._held[name] = read(name)
+            return self._held[name]
 
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
