@@ -32,8 +32,10 @@ class Fusion:
 def find_fusions(program: Program, device: torch.device) -> tuple[Fusion, ...]:
     """The chains of a program that one kernel of a device can compute, whatever reads them."""
     records = {record.name: record for record in program.records}
-    kinds = (_tanh_gelu, _rms_norm) if device.type == "cuda" else (_tanh_gelu,)
-    found = (kind(record, records) for record in program.records for kind in kinds)
+    vectors = {source.name: len(source.value) for source in program.sources if source.value.dim() == 1}
+    found = [_tanh_gelu(record, records) for record in program.records]
+    if device.type == "cuda":
+        found += [_rms_norm(record, records, vectors) for record in program.records]
     return tuple(fusion for fusion in found if fusion is not None)
 
 
@@ -89,15 +91,17 @@ def _tanh_gelu(record: Record, records: Mapping[str, Record]) -> Fusion | None:
         scaled = operands(bent[0], "mul", SCALE) if bent else None
         total = operands(scaled[0], "add", None) if scaled else None
         for first, second in (total, total[::-1]) if read and total and len(total) == 2 else ():
+            before = len(inside)
             cube = operands(second, "mul", CUBE)
             power = operands(cube[0], "pow", 3.0) if cube else None
             if read and power and first == read[0] == power[0]:
                 return Fusion(record.name, frozenset(inside), (first.name,), _gelu)
+            del inside[before:]  # x itself may be such a product
     return None
 
 
-def _rms_norm(record: Record, records: Mapping[str, Record]) -> Fusion | None:
-    """Root-mean-square norm over the last dimension: w · (x / √(mean(x²) + ε))."""
+def _rms_norm(record: Record, records: Mapping[str, Record], vectors: Mapping[str, int]) -> Fusion | None:
+    """Root-mean-square norm over the last dimension: w · (x / √(mean(x²) + ε)), w one of the `vectors`."""
 
     def at(ref: Any, op: str, arguments: int) -> tuple[Any, ...]:
         found = records.get(ref.name) if isinstance(ref, Ref) else None
@@ -114,8 +118,10 @@ def _rms_norm(record: Record, records: Mapping[str, Record]) -> Fusion | None:
         squared, power = at(square, "pow", 2)
         is_norm = (
             isinstance(weight, Ref)
-            and weight.name not in records
+            and weight.name in vectors
             and isinstance(value, Ref)
+            and value.name in records
+            and (records[value.name].shape or ())[-1:] == (vectors[weight.name],)
             and squared == value
             and (power, dims, keeps) == (2, [-1], True)
             and isinstance(epsilon, float)
