@@ -1,4 +1,4 @@
-"""Chains that one kernel computes: found as they are written, equal up to rounding, used unless looked into."""
+"""Chains that one kernel computes: found as written, equal up to rounding, used where nothing looks inside."""
 
 from __future__ import annotations
 
