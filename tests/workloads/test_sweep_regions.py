@@ -159,7 +159,7 @@ def test_batches_of_other_lengths_that_begin_elsewhere(causal: Model, tmp_path: 
         given, other = ids(batch, length, seed), ids(batch, length, seed + 9)
         base.append({"input_ids": given})
         source.append({"input_ids": torch.cat([given[:, :start], other[:, start:]], 1)})
-    sites = cw.sites("embed", pos=[3, 0, 4, 1]) + cw.sites("mlp", pos=":3")
+    sites = [cw.site(name, pos=pos) for pos in (3, 0, 4, 1, 2) for name in ("mlp", "embed")]
 
     def made() -> Sweep:
         sweep: Sweep = causal.sweep(sites, base=base, source=source, metric=METRICS["all"])
@@ -172,7 +172,7 @@ def test_batches_of_other_lengths_that_begin_elsewhere(causal: Model, tmp_path: 
         pass
 
     def stop(done: int, _: int) -> None:
-        if done > 10:
+        if done > 14:
             raise StopError
 
     with pytest.raises(StopError):
@@ -186,10 +186,12 @@ def test_batches_of_other_lengths_that_begin_elsewhere(causal: Model, tmp_path: 
 
 def test_values_of_a_sweep_by_position_stand_at_their_positions(causal: Model) -> None:
     base, source = differing(causal, 2, 1)
-    result = causal.sweep(cw.sites("embed", pos=":"), base=base, source=source, metric=METRICS["all"]).run()
-    for pos in range(LENGTH):
-        one = causal.sweep(cw.site("embed", pos=pos), base=base, source=source, metric=METRICS["all"])
-        assert float(result.values[pos]) == pytest.approx(float(one.run(evaluator="serial").values), rel=1e-5)
+    how: dict[str, Any] = {"base": base, "source": source, "metric": METRICS["all"]}
+    result = causal.sweep(cw.sites("mlp", pos=":") + cw.sites("embed", pos=":"), **how).run()
+    for name in ("mlp", "embed"):
+        for pos in range(LENGTH):
+            one = causal.sweep(cw.site(name, pos=pos), **how).run(evaluator="serial")
+            assert float(result[name][pos]) == pytest.approx(float(one.values), rel=1e-5)
 
 
 def test_the_least_budget_is_that_of_the_largest_world_of_all_passes(causal: Model) -> None:

@@ -1,4 +1,4 @@
-"""Chains that one kernel computes: found as written, equal up to rounding, used where nothing looks inside."""
+"""Chains that one kernel computes: found as written, equal up to rounding, used where none looks inside."""
 
 from __future__ import annotations
 
@@ -41,10 +41,14 @@ def gelu(x: Tensor, _: Any = None) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(SCALE * (x + CUBE * torch.pow(x, 3.0))))
 
 
+def turned(x: Tensor) -> Tensor:
+    return (torch.tanh((x.pow(3.0) * CUBE + x) * SCALE) + 1.0) * (x * 0.5)
+
+
 GELU: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "as it is written most": gelu,
-    "the other way round": lambda x, _: (torch.tanh((x.pow(3.0) * CUBE + x) * SCALE) + 1.0) * (x * 0.5),
-    "of a product that looks like a part of it": lambda x, _: gelu(x * CUBE),
+    "the other way round": lambda x, _: turned(x),
+    "of a product that looks like a part of it": lambda x, _: turned(x * CUBE),
 }
 NOT_GELU: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "another cube": lambda x, _: 0.5 * x * (1.0 + torch.tanh(SCALE * (x + 0.05 * torch.pow(x, 3.0)))),
