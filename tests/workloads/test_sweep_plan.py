@@ -19,7 +19,7 @@ from conewise.frontends.torch.costs import PRODUCTS
 from conewise.frontends.torch.metrics import Metric
 from conewise.workloads.interventions import as_intervention
 from conewise.workloads.model import Model
-from conewise.workloads.planning import Prepared
+from conewise.workloads.passes import Prepared
 from conewise.workloads.sweep import Batch, Sweep
 
 WeakStorage: Any = StorageWeakRef

@@ -17,7 +17,7 @@ from conewise.frontends.torch.replay import Wave
 from conewise.frontends.torch.streaming import assembled
 from conewise.frontends.torch.tensors import Tensor, copy_of
 from conewise.frontends.torch.wavefront import Fill, WaveStep
-from conewise.workloads.planning import Chunk, Prepared, members, reader
+from conewise.workloads.passes import Chunk, Prepared, members, reader
 from conewise.workloads.result import SweepLedger
 
 if TYPE_CHECKING:

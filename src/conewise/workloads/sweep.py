@@ -22,8 +22,9 @@ from conewise.workloads.evaluating import Evaluators
 from conewise.workloads.facts import facts_of
 from conewise.workloads.interventions import Intervention, as_intervention
 from conewise.workloads.markup import heading
+from conewise.workloads.passes import grouped, members
 from conewise.workloads.plan import SweepPlan, as_bytes, of_batches
-from conewise.workloads.planning import Planner, grouped, members
+from conewise.workloads.planning import Planner
 from conewise.workloads.result import Result, SweepLedger
 from conewise.workloads.run import Reading, Run
 from conewise.workloads.selectors import Cell, SelectorLike, Spread, as_selectors, spread
