@@ -84,10 +84,9 @@ def gpt2_heads_and_mlps() -> list[Line]:
         nnsight = NNsight(case)
         actions["nnsight, a trace for each site"] = (lambda: nnsight.one_by_one(part), scale)
         for chunk in (26, 52, 156):
-            actions[f"nnsight, {chunk} invokes in a trace"] = (
-                lambda chunk=chunk: nnsight.invoked(chunk),
-                1.0,
-            )
+            for last in (False, True):
+                name = f"nnsight, {chunk} invokes{', last logits' if last else ''}"
+                actions[name] = (lambda chunk=chunk, last=last: nnsight.invoked(chunk, last=last), 1.0)
     times, answers = best_of(actions)
     sampled = {name: every for name, (_, factor) in actions.items() if factor != 1.0}
     worst = expect_equal(answers, "hand-batched by 156", sampled)
