@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.errors import ConewiseError, MetricError, MissingSiteError, PatchError, SiteError, SweepError
 from conewise.frontends.torch.metrics import Metric
+from conewise.frontends.torch.precision import multiplying
 from conewise.workloads.model import Model
 from tests.workloads.small import model as small_model
 from tests.workloads.small import prompts, sweep_over
@@ -335,3 +336,35 @@ def test_a_budget_that_is_none(captured: Model, budget: Any) -> None:
         SweepError, match="is no amount of memory; write a number of bytes, or '2GiB', '500MB'"
     ):
         sweep_over(captured).plan(max_memory=budget)
+
+
+# -- precision ---------------------------------------------------------------------------------
+
+
+def test_a_precision_that_is_not_there_is_refused(captured: Model) -> None:
+    base = captured.run(input_ids=prompts(1, 2))
+    given: dict[str, Any] = {"base": base, "source": "zero", "metric": cw.prob(1)}
+    with pytest.raises(SweepError, match=r"no precision 'bf16'.*load the model with dtype='bfloat16'"):
+        captured.sweep(cw.sites("z", layer=":"), **given, precision="bf16")
+    with pytest.raises(
+        SweepError, match=r"float32 on a CUDA device, and this model is in torch.float32 on cpu"
+    ):
+        captured.sweep(cw.sites("z", layer=":"), **given, precision="tf32")
+
+
+def test_a_serial_run_rounds_no_more_than_a_full_re_run(captured: Model) -> None:
+    sweep = sweep_over(captured)
+    sweep.precision = "tf32"
+    with pytest.raises(
+        SweepError, match=r"bit for bit, and tf32 rounds more. Leave `precision` out, or run it"
+    ):
+        sweep.plan(evaluator="serial")
+
+
+def test_a_precision_lasts_as_long_as_it_is_asked_for() -> None:
+    before = torch.get_float32_matmul_precision()
+    with multiplying("tf32"):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+    with multiplying(None):
+        assert torch.get_float32_matmul_precision() == before

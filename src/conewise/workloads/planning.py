@@ -97,13 +97,13 @@ class Planner(Preparation):
             raise SweepError(f"no evaluator {evaluator!r}: there are 'serial', 'wavefront' and 'auto'.")
         if evaluator == "wavefront" and prepared.obstacle:
             raise SweepError(f"this sweep cannot run as a wavefront: {prepared.obstacle}. Run it serially.")
-        if evaluator == "serial" and self.sweep.precision:
-            raise SweepError(
-                f"a serial run is a full re-run bit for bit, and {self.sweep.precision} rounds more. Leave "
-                "`precision` out, or run it as a wavefront."
-            )
         chosen = evaluator if evaluator != "auto" else "serial" if prepared.obstacle else "wavefront"
         chosen = agreed.evaluator if agreed else chosen
+        if chosen == "serial" and self.sweep.precision:
+            raise SweepError(
+                f"a serial run is a full re-run bit for bit, and {self.sweep.precision} rounds more. Leave "
+                f"`precision` out{'' if prepared.obstacle else ', or run it as a wavefront'}."
+            )
         why = (
             prepared.obstacle
             or ("one world after another, bit for bit a full re-run" if chosen == "serial" else "")
