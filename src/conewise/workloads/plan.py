@@ -14,12 +14,13 @@ from conewise.workloads.markup import table
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """What a sweep will do, for each batch of prompts.
+    """What a sweep will do.
 
     `node_evaluations` counts a node once for each world that computes it: the ledger of the run counts the
     same. `full_evaluations` is what full re-runs would compute, `ratio` (ρ) their quotient. `launches` counts
-    each node once for each chunk. `peak_bytes` is what the run holds at most beside the model and the
-    baseline. `seconds` is an estimate.
+    each node once for each chunk, and a chain that one kernel computes as one. These counts and `flops` are
+    those of all batches, `worlds` and `chunks` those of one. `peak_bytes` is what the run holds at most
+    beside the model and the baseline. `seconds` is an estimate.
     """
 
     worlds: int

@@ -107,7 +107,7 @@ class Planner(Preparation):
         why = (
             prepared.obstacle
             or ("one world after another, bit for bit a full re-run" if chosen == "serial" else "")
-            or "all worlds in one pass, equal up to the rounding of batched kernels"
+            or f"all worlds in one pass, equal up to the rounding of {self.sweep.precision or 'batched kernels'}"
         )
         return chosen, why
 

@@ -27,7 +27,7 @@ def recheck(result: Result, n: int, seed: int) -> CellCheck:
     """Run `n` random cells again, for every prompt, and compare every metric of theirs.
 
     A serial result has to be equal bit for bit; one of a wavefront may differ by the rounding of batched
-    kernels, relative to the metric's largest value; see `cell_tolerance`.
+    kernels (or of TF32), relative to the metric's largest value; see `cell_tolerance`, `precision_tolerance`.
     """
     sweep = result.sweep
     assert sweep is not None

@@ -178,7 +178,10 @@ class Sweep:
 
     @_unreported()
     def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
-        """What the sweep will compute, and at what cost; nothing of it is computed."""
+        """What the sweep will compute, and at what cost; nothing of it is computed.
+
+        Of several batches the first stands for all; a result has the plan of those that were run.
+        """
         return self.planner.plan(self._batch(0), as_bytes(max_memory), evaluator)[0]
 
     @property
