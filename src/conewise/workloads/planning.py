@@ -104,10 +104,11 @@ class Planner(Preparation):
                 f"a serial run is a full re-run bit for bit, and {self.sweep.precision} rounds more. Leave "
                 f"`precision` out{'' if prepared.obstacle else ', or run it as a wavefront'}."
             )
+        rounding = "TF32" if self.sweep.precision else "batched kernels"
         why = (
             prepared.obstacle
             or ("one world after another, bit for bit a full re-run" if chosen == "serial" else "")
-            or f"all worlds in one pass, equal up to the rounding of {self.sweep.precision or 'batched kernels'}"
+            or f"all worlds in one pass, equal up to the rounding of {rounding}"
         )
         return chosen, why
 
