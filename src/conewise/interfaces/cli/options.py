@@ -217,7 +217,7 @@ MaxMemory = Annotated[
     typer.Option(
         "--max-memory",
         metavar="AMOUNT",
-        help="What the run may hold beside the model, as '4GiB' or '500MB'.",
+        help="What the run may hold beside the model and the baseline, as '4GiB' or '500MB'.",
         rich_help_panel=_RUNNING,
         show_default="2GiB",
     ),
