@@ -334,6 +334,13 @@ def test_the_origin_has_all_that_the_numbers_depend_on() -> None:
     assert "conewise sweep small --clean &#x27;&lt;script&gt;&#x27;" in told
 
 
+def test_products_that_round_more_are_told() -> None:
+    result, story, folded = swept()
+    assert "products in" not in own(sweep_page(result, story, folded))
+    rounded = replace(result, provenance={**result.provenance, "precision": "tf32"})
+    assert "<dt>products in</dt><dd>tf32</dd>" in own(sweep_page(rounded, story, folded))
+
+
 def test_a_result_alone_has_a_page_that_says_what_is_not_known() -> None:
     result, _, _ = swept()
     page = sweep_page(result)

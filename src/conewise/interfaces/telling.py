@@ -224,7 +224,13 @@ def origin(result: Result, story: Story | None, made_at: datetime) -> str:
     rows: list[tuple[str, str]] = []
     if story is not None:
         rows.append(("model", story.model))
-    named = (("model", "captured as"), ("weights", "fingerprint"), ("dtype", "dtype"), ("device", "device"))
+    named = (
+        ("model", "captured as"),
+        ("weights", "fingerprint"),
+        ("dtype", "dtype"),
+        ("precision", "products in"),
+        ("device", "device"),
+    )
     rows += [(label, str(given[key])) for key, label in named if given.get(key) is not None]
     if story is not None and story.seed is not None:
         rows.append(("seed", str(story.seed)))

@@ -31,8 +31,8 @@ HELP = """Take a trained network apart, and pay only for what each change touche
   conewise plan tiny                      what that costs; nothing is run
   conewise sites tiny                     what can be patched
 
-Every command has --help with examples, and --json: one JSON object on stdout and nothing else there
-(`conewise schema COMMAND` describes it). Progress and messages go to stderr.
+Every command has --help with examples. With --json a command prints one JSON object on stdout and nothing
+else there (`conewise schema COMMAND` describes it). Progress and messages go to stderr.
 """
 
 EPILOG = """Exit codes:
