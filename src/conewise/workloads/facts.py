@@ -40,7 +40,7 @@ class Facts:
         self.records: dict[str, Record] = {record.name: record for record in program.records}
         self.device, self.dtype = home(program)
         self.keeps_apart: dict[tuple[str, tuple[int, ...]], bool] = {}
-        self.lying: Lying | None = None
+        self.lying: dict[tuple[tuple[str, int], ...], Lying] = {}
         self.rates: dict[str, float] = {}
         self.fusions = find_fusions(program, self.device)
         self._module = model.module

@@ -206,11 +206,12 @@ class Planner(Preparation):
 
     def _peak_of_stack(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> int:
         facts = self.sweep.facts
-        if facts.lying is None:
-            facts.lying = lying(prepared.layout, facts.device)
+        shape = tuple(sorted(prepared.layout.symbols.items()))
+        if shape not in facts.lying:
+            facts.lying[shape] = lying(prepared.layout, facts.device)
         regions = self.regions(prepared, chunk.start, batch.base)
         one = self.passing(prepared, chunk, regions)
-        sizes = NodeSizes(self._graph, prepared.costs, facts.lying, regions, one.plan.patched)
+        sizes = NodeSizes(self._graph, prepared.costs, facts.lying[shape], regions, one.plan.patched)
         return peak_bytes(one.plan, one.inputs, sizes, drops=one.drops, reading=self._reading(prepared))
 
     def _reading(self, prepared: Prepared) -> int:
