@@ -34,9 +34,12 @@ def _every_beginning_has_a_pass() -> Iterator[None]:
 
 
 def assert_close(one: Tensor, other: Tensor) -> None:
-    """Metric by metric, relative to its largest value."""
+    """Metric by metric, relative to its largest value.
+
+    A difference of logits may cancel, and is then no more exact than the logits, which are of order one.
+    """
     for left, right in zip(one, other, strict=True):
-        assert (left - right).abs().max() <= ROUNDING * right.abs().max()
+        assert (left - right).abs().max() <= ROUNDING * right.abs().max() + 8 * torch.finfo(torch.float32).eps
 
 
 @settings(max_examples=60)

@@ -14,10 +14,11 @@ from conewise.frontends.torch.metrics import Metric, measured, measured_whole
 from conewise.frontends.torch.precision import multiplying
 from conewise.frontends.torch.regions import Regions
 from conewise.frontends.torch.replay import Wave
+from conewise.frontends.torch.stacking import members
 from conewise.frontends.torch.streaming import assembled
 from conewise.frontends.torch.tensors import Tensor, copy_of
 from conewise.frontends.torch.wavefront import Fill, WaveStep
-from conewise.workloads.passes import Chunk, Prepared, members, reader
+from conewise.workloads.passes import Chunk, Prepared, reader
 from conewise.workloads.result import SweepLedger
 
 if TYPE_CHECKING:

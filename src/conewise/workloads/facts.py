@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from conewise.frontends.torch.digests import home
@@ -11,7 +10,7 @@ from conewise.frontends.torch.fingerprint import fingerprint
 from conewise.frontends.torch.fusing import find_fusions
 from conewise.frontends.torch.records import Record, Ref
 from conewise.frontends.torch.shown import Lying
-from conewise.frontends.torch.sizes import symbols_in
+from conewise.frontends.torch.sizes import dim_along
 from conewise.frontends.torch.streaming import assembled
 from conewise.frontends.torch.tensors import writes_to
 
@@ -36,7 +35,7 @@ class Facts:
         batch = {symbol for symbol, (_, dim) in program.sizes.symbols.items() if dim == 0}
         shapes = {record.name: record.shape for record in program.records}
         shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
-        self._batch_dims = {name: _dim(shapes.get(name) or (), batch) for name in self.outputs}
+        self._batch_dims = {name: dim_along(shapes.get(name), batch) for name in self.outputs}
         self.records: dict[str, Record] = {record.name: record for record in program.records}
         self.device, self.dtype = home(program)
         self.keeps_apart: dict[tuple[str, tuple[int, ...]], bool] = {}
@@ -59,13 +58,6 @@ class Facts:
         if self._digest is None or self._digest[0] != writes:
             self._digest = writes, fingerprint(self._module)
         return self._digest[1]
-
-
-def _dim(shape: Sequence[Any], symbols: set[str]) -> int | None:
-    for dim, size in enumerate(shape):
-        if not symbols.isdisjoint(symbols_in(size)):
-            return dim
-    return None
 
 
 _FACTS: weakref.WeakKeyDictionary[Model, Facts] = weakref.WeakKeyDictionary()

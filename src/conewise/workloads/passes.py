@@ -11,7 +11,7 @@ from conewise.frontends.torch.costs import Costs
 from conewise.frontends.torch.fusing import Fusion
 from conewise.frontends.torch.regions import RegionFinder, Regions
 from conewise.frontends.torch.shown import Lying
-from conewise.frontends.torch.stacking import Layout
+from conewise.frontends.torch.stacking import Layout, members
 from conewise.graph.graph import Graph
 from conewise.workloads.schedule import Schedule
 
@@ -113,11 +113,6 @@ def reader(base: Reading) -> Callable[[str], Any]:
         return known[name]
 
     return read
-
-
-def members(worlds: int) -> list[int]:
-    """The worlds of a mask, first to last."""
-    return [place for place in range(worlds.bit_length()) if worlds >> place & 1]
 
 
 def runs_of(sizes: Sequence[int]) -> list[int]:

@@ -17,12 +17,13 @@ from conewise.frontends.torch.filling import stacked
 from conewise.frontends.torch.identity import identity
 from conewise.frontends.torch.metrics import Metric, as_metric, measured, measured_whole
 from conewise.frontends.torch.precision import expect_precision
+from conewise.frontends.torch.stacking import members
 from conewise.frontends.torch.tensors import Tensor, computing
 from conewise.workloads.evaluating import Evaluators
 from conewise.workloads.facts import facts_of
 from conewise.workloads.interventions import Intervention, as_intervention
 from conewise.workloads.markup import heading
-from conewise.workloads.passes import grouped, members
+from conewise.workloads.passes import grouped
 from conewise.workloads.plan import SweepPlan, as_bytes, of_batches
 from conewise.workloads.planning import Planner
 from conewise.workloads.result import Result, SweepLedger

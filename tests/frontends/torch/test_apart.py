@@ -41,7 +41,7 @@ class Scene:
         self.layout = Layout(program, program.sizes.symbols_of(shapes, given))
         interpreter = Interpreter(program)
         self.runs = [interpreter.values({program.inputs[0].name: ids(batch, length, n)}) for n in (1, 2)]
-        self.constants = Constants(self.layout, self.runs[0])
+        self.constants = Constants(self.layout, self.runs[0].__getitem__)
 
     def positions(self) -> Apart:
         return Apart(self.layout, self.layout.pos_dim, self.layout.position_symbols)

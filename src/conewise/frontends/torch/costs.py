@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -58,16 +59,16 @@ class Costs:
         out = self.shape(name, rows=rows) or ()
         if record.op in PRODUCTS:
             inner = self._inner(record, rows)
-            return 2 * _elements(out) * inner
+            return 2 * math.prod(out) * inner
         if "attention" in record.op:
             # Of the arguments, and not of what is read: keys may be the queries themselves.
             read = [arg.name for arg in record.args if isinstance(arg, Ref)]
             query, key = self.shape(read[0], rows=rows) or (1,), self.shape(read[min(1, len(read) - 1)])
-            return 4 * _elements(query) * (key or (1, 1))[-2]
+            return 4 * math.prod(query) * (key or (1, 1))[-2]
         if "conv" in record.op:
             weight = next((self._constant[n] for n in record.inputs if n in self._constant), (1,))
-            return 2 * _elements(out) * _elements(weight[1:])
-        return 0 if self.is_view(name) else _elements(out)
+            return 2 * math.prod(out) * math.prod(weight[1:])
+        return 0 if self.is_view(name) else math.prod(out)
 
     def bytes(self, name: str, *, rows: int | None = None) -> int:
         """Bytes that computing one world's value takes; none where it is a view of what it reads."""
@@ -78,11 +79,11 @@ class Costs:
         if name in self._parts:
             return sum(self.bytes_of_copy(part, rows=rows) for part in self._parts[name])
         shape, dtype = self.shape(name, rows=rows), self._dtypes.get(name)
-        return 0 if shape is None or dtype is None else _elements(shape) * dtype.itemsize
+        return 0 if shape is None or dtype is None else math.prod(shape) * dtype.itemsize
 
     def elements(self, name: str, *, rows: int | None = None) -> int:
         """How many numbers one world's value has."""
-        return _elements(self.shape(name, rows=rows) or ())
+        return math.prod(self.shape(name, rows=rows) or ())
 
     def itemsize(self, name: str) -> int:
         """Bytes of one number of the value."""
@@ -143,10 +144,3 @@ def synchronize(device: torch.device) -> None:
 def versions(values: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The versions that results depend on."""
     return {"torch": torch.__version__, **{name: str(value) for name, value in (values or {}).items()}}
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    elements = 1
-    for size in shape:
-        elements *= size
-    return elements

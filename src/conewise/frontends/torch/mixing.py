@@ -32,7 +32,7 @@ class Trial:
         self._layout = layout
         self._read = read
         self._records = {record.name: record for record in layout.program.records}
-        self._constants = Constants(layout, _Values(read))
+        self._constants = Constants(layout, read)
         self._apart = Apart(layout, layout.batch_dim, layout.batch_symbols, self._constants.alike)
         self._several: dict[tuple[str, Other], tuple[Any, Any, Any]] = {}
 
@@ -85,16 +85,6 @@ class Trial:
             return False
         halves = both.split([one.shape[dim], other.shape[dim]], dim)  # type: ignore[no-untyped-call]
         return _close(halves[0], one) and _close(halves[1], other)
-
-
-class _Values:
-    """`values[name]` for whoever wants a mapping."""
-
-    def __init__(self, read: Callable[[str], Any]) -> None:
-        self._read = read
-
-    def __getitem__(self, name: str) -> Any:
-        return self._read(name)
 
 
 def _one_row(value: torch.Tensor, batch_dim: int, batch: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -94,6 +94,14 @@ class Guard:
 def symbols_in(size: Size) -> frozenset[str]:
     """The names of the symbols that a size depends on."""
     return frozenset(str(symbol) for symbol in getattr(size, "free_symbols", ()))
+
+
+def dim_along(shape: Sequence[Size] | None, symbols: Set[str]) -> int | None:
+    """The first dimension of a shape whose size depends on one of `symbols`."""
+    for dim, size in enumerate(shape or ()):
+        if not symbols.isdisjoint(symbols_in(size)):
+            return dim
+    return None
 
 
 class SizeTable:

@@ -7,7 +7,7 @@ size that depends on the batch is evaluated for k batches.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from conewise.frontends.torch.records import SIZES, Program, Record
 from conewise.frontends.torch.rules import Rule, compile_rule
-from conewise.frontends.torch.sizes import Size, symbols_in
+from conewise.frontends.torch.sizes import Size, dim_along, symbols_in
 
 Tensor = torch.Tensor
 
@@ -36,17 +36,11 @@ class Layout:
         shapes: dict[str, tuple[Size, ...] | None] = {r.name: r.shape for r in program.records}
         shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
         for name, shape in shapes.items():
-            self.batch_dim[name] = self._dim(shape, self._batch)
-            self.pos_dim[name] = self._dim(shape, self._positions)
+            self.batch_dim[name] = dim_along(shape, self._batch)
+            self.pos_dim[name] = dim_along(shape, self._positions)
             self._lengths[name] = self._length(shape)
         self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
         self.varying = self._varying()
-
-    def _dim(self, shape: tuple[Size, ...] | None, symbols: set[str]) -> int | None:
-        for dim, size in enumerate(shape or ()):
-            if not symbols.isdisjoint(symbols_in(size)):
-                return dim
-        return None
 
     def _length(self, shape: tuple[Size, ...] | None) -> int:
         """How many positions a value of this shape has: an encoder's may differ from a decoder's."""
@@ -126,6 +120,16 @@ def repeated(value: Tensor, dim: int, times: int) -> Tensor:
     return torch.cat([value] * times, dim)
 
 
+def members(worlds: int) -> list[int]:
+    """The worlds of a mask, first to last."""
+    found = []
+    while worlds:
+        bit = worlds & -worlds
+        found.append(bit.bit_length() - 1)
+        worlds &= ~bit
+    return found
+
+
 def positions_in(worlds: int, among: int) -> list[int]:
     """For each world of the mask `worlds`, its place among the worlds of the mask `among`, or -1."""
     places = []
@@ -152,27 +156,27 @@ class Constants:
     Where all rows are alike, a row is repeated; else the value is computed for the stacked size.
     """
 
-    def __init__(self, layout: Layout, values: Any) -> None:
+    def __init__(self, layout: Layout, read: Callable[[str], Any]) -> None:
         self._layout = layout
-        self._values = values
+        self._read = read
         self._records = {record.name: record for record in layout.program.records}
         self._alike: dict[str, bool] = {}
         self._at: dict[tuple[str, int], Any] = {}
 
-    def rebase(self, values: Any) -> None:
+    def rebase(self, read: Callable[[str], Any]) -> None:
         """Read another baseline of the same shape: its constants are the same."""
-        self._values = values
+        self._read = read
 
     def stacked(self, name: str, worlds: int) -> Any:
         """The constant `name` for a stack of `worlds`."""
         dim = self._layout.batch_dim.get(name)
         if dim is None and name in self._records and self._records[name].shape is not None:
-            return self._values[name]
+            return self._read(name)
         if name not in self._records:
-            return self._values[name]
+            return self._read(name)
         if self.alike(name):
             assert dim is not None
-            return repeated(self._values[name], dim, worlds)
+            return repeated(self._read(name), dim, worlds)
         return self._computed(name, worlds)
 
     def alike(self, name: str) -> bool:
@@ -183,7 +187,7 @@ class Constants:
                 isinstance(two, torch.Tensor)
                 and dim is not None
                 and torch.equal(*two.chunk(2, dim))
-                and two.shape[dim] == 2 * self._values[name].shape[dim]
+                and two.shape[dim] == 2 * self._read(name).shape[dim]
             )
         return self._alike[name]
 
@@ -192,7 +196,7 @@ class Constants:
             return self._layout.sizes(worlds)
         record = self._records.get(name)
         if record is None:
-            return self._values[name]
+            return self._read(name)
         key = name, worlds
         if key not in self._at:
             rule = compile_rule(record)

@@ -33,6 +33,7 @@ from conewise.frontends.torch.stacking import (
     compile_stacked_rule,
     index_tensor,
     masked_rows,
+    members,
     positions_in,
     repeated,
 )
@@ -93,12 +94,12 @@ class Wavefront:
         self._rules: dict[str, Rule] = {}
         self._records = {record.name: record for record in program.records}
         self._base: dict[str, Any] = {}
-        self._constants = Constants(layout, _Lookup(read))
+        self._constants = Constants(layout, read)
 
     def rebase(self, read: Callable[[str], Any]) -> None:
         """Read another baseline of the same shape from now on."""
         self._read = read
-        self._constants.rebase(_Lookup(read))
+        self._constants.rebase(read)
 
     @torch.no_grad()
     def run(
@@ -293,9 +294,9 @@ class Wavefront:
         rows = repeated(base, dim, count)
         if count == 1 or base.shape[dim] == 1:
             rows = rows.clone(memory_format=torch.contiguous_format)  # else it is a copy already
-        members = _members(worlds)
-        if not self._fill_at_once(node, rows, members, fills):
-            self._fill_one_by_one(node, rows, members, range(count), fills)
+        own = members(worlds)
+        if not self._fill_at_once(node, rows, own, fills):
+            self._fill_one_by_one(node, rows, own, range(count), fills)
         kept = self.regions.of(node)
         return rows if kept is None else self.layout.tail(node, rows, kept)
 
@@ -309,7 +310,7 @@ class Wavefront:
     ) -> Tensor:
         kept = self.regions.of(node)
         whole = value.clone() if kept is None else self.layout.extended(node, self._read(node), value, kept)
-        self._fill_one_by_one(node, whole, _members(worlds), positions_in(worlds, present), fills)
+        self._fill_one_by_one(node, whole, members(worlds), positions_in(worlds, present), fills)
         return whole if kept is None else self.layout.tail(node, whole, kept)
 
     def _fill_one_by_one(
@@ -365,22 +366,3 @@ class Wavefront:
                 index.append(slice(None))
         shown[tuple(index)] = values
         return True
-
-
-class _Lookup:
-    """`values[name]` for whoever wants a mapping."""
-
-    def __init__(self, read: Callable[[str], Any]) -> None:
-        self._read = read
-
-    def __getitem__(self, name: str) -> Any:
-        return self._read(name)
-
-
-def _members(worlds: int) -> list[int]:
-    members = []
-    while worlds:
-        bit = worlds & -worlds
-        members.append(bit.bit_length() - 1)
-        worlds &= ~bit
-    return members
