@@ -1,0 +1,364 @@
+"""Changes that stay: sites and edges patched, rules patched and redefined, one after the other.
+
+A value that is given shields what is below it; another rule, or a function, lets changes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from conewise.errors import TheoryError
+from conewise.graph.graph import Edge, Graph, Site
+from conewise.theory.patches import PatchExtremes
+from conewise.theory.weights import Demand, Scale, Weight, Weights, expect_permutation, expect_weight, total
+
+ChangeKind = Literal["value", "function", "rule", "redefine"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeAt:
+    """A change to come: where, and of what kind.
+
+    "value":    `world.patch(site, value)`, `world.patch_edge(edge, value)`: what stands there is given.
+    "function": the same with a function of what would have been there.
+    "rule":     `world.patch_rule(site, rule)`: another rule over the same inputs.
+    "redefine": `graph.redefine(site, rule)`; with `inputs`, the site reads these from then on.
+
+    `at` is a site, or, for the first two, an edge (u, w): then one reader sees the change, and no other.
+    """
+
+    at: Site | Edge
+    kind: ChangeKind
+    inputs: tuple[Site, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedCost:
+    """The cost of changes that stay, with a demand after each: `costs` in the order they were made.
+
+    `batched` is one demand after all of them, `isolated` the sum over changes each in a world, or on a
+    graph, of its own; None where a redefinition is possible only after another one. batched ≤ total
+    always; total ≤ isolated where no change has `inputs`.
+    """
+
+    costs: tuple[Weight, ...]
+    total: Weight
+    isolated: Weight | None
+    batched: Weight
+
+
+def changed_cost(
+    graph: Graph,
+    changes: Iterable[ChangeAt],
+    demand: Demand = None,
+    *,
+    order: Iterable[int] | None = None,
+    weights: Weights | None = None,
+) -> ChangedCost:
+    """The cost of each change when they are made in `order`, with `demand` after each.
+
+    docs/theory.md#changes. Let the reads of a node be those that the changes so far leave it: none where
+    its value is given, and not along an edge that is given. With cone and support along these reads, the
+    k-th change, whose seed is its site, or the reader of its edge, recomputes
+
+        X_k ∩ S_k − given,   X_k = {seed} ∪ cone_k(seed),   S_k = support_k(demand)
+
+    and, where `inputs` have made the demand look at what it did not look at before, also what is in S_k
+    and was disturbed, or never computed, when it was last out of sight. A change that another one hides
+    (of an edge into a site whose value is given, of a rule where one is patched) costs nothing.
+
+    Each place is changed once: TheoryError for the same edge, two patches of one site, or two
+    redefinitions of one. The world has answered the demand before the first change.
+    """
+    made = _expect_changes(graph, changes)
+    chosen = expect_permutation(order, len(made))
+    targets, weigh = _targets(graph, demand), _Scale(graph, weights)
+    ordered = [made[k] for k in chosen]
+    costs = tuple(weigh(nodes) for nodes in _interleaved(graph, ordered, targets))
+    alone = [_batched(graph, [change], targets) for change in made if _is_possible(graph, change)]
+    isolated = total(map(weigh, alone)) if len(alone) == len(made) else None
+    return ChangedCost(costs, total(costs), isolated, weigh(_batched(graph, ordered, targets)))
+
+
+def disturbed(graph: Graph, changes: ChangeAt | Iterable[ChangeAt], demand: Demand = None) -> frozenset[Site]:
+    """The sites that one demand after all `changes` recomputes; for one change, {seed} ∪ cone, if wanted.
+
+    docs/theory.md#changes. For values alone this is `stale`. A rule that is patched or redefined costs
+    1 + |cone(s)| where everything is demanded, and nothing where the demand does not depend on s.
+    """
+    made = _expect_changes(graph, [changes] if isinstance(changes, ChangeAt) else changes)
+    return frozenset(graph.names(_batched(graph, made, _targets(graph, demand))))
+
+
+def change_extremes(
+    graph: Graph, changes: Iterable[ChangeAt], demand: Demand = None, *, weights: Weights | None = None
+) -> PatchExtremes:
+    """The least and the most total over all orders, for changes without `inputs`: see `best_change_order`.
+
+    Proof. What stands already can only take nodes from X_k ∩ S_k: it takes paths away, or hides the
+    change. It takes a path from the seed away only where a given site, or the reader of a given edge, is
+    strictly below the seed, and it hides the change only at the seed itself. Downstream first, and what
+    hides first at one seed, all of these stand before the change does, so each term is least; in the
+    reverse order none does, and each term is its isolated cost, the most it can be.
+    """
+    made = tuple(changes)
+    demand = demand if demand is None or isinstance(demand, str) else tuple(demand)
+    best = best_change_order(graph, made)
+    worst = best[::-1]
+    return PatchExtremes(
+        changed_cost(graph, made, demand, order=best, weights=weights).total,
+        changed_cost(graph, made, demand, order=worst, weights=weights).total,
+        best,
+        worst,
+    )
+
+
+def best_change_order(graph: Graph, changes: Iterable[ChangeAt]) -> tuple[int, ...]:
+    """An order of the least total, for any demand and weights: downstream first, at a seed what hides first.
+
+    Rules, functions and redefinitions of different sites cost the same in every order: nothing shields.
+    """
+    made = _expect_changes(graph, changes)
+    if any(change.inputs is not None for change in made):
+        raise TheoryError(
+            "a redefinition with other `inputs` can make later changes dearer or cheaper, so no order is the "
+            "best of its kind. Compare orders with `changed_cost(..., order=...)`."
+        )
+
+    def key(k: int) -> tuple[float, int]:
+        return -graph.table.labels[made[k].seed], made[k].rank
+
+    return tuple(sorted(range(len(made)), key=key))
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change by node number. `edge` is the input of a changed edge; `seed` is where a wave would begin."""
+
+    seed: int
+    kind: ChangeKind
+    edge: int | None
+    inputs: tuple[int, ...] | None
+
+    @property
+    def rank(self) -> int:
+        """Lower hides higher, at one seed: a value all else, a rule a redefinition."""
+        if self.edge is not None or self.kind == "redefine":
+            return 2
+        return 0 if self.kind == "value" else 1
+
+
+class _Reads:
+    """What each node reads, as the changes so far leave it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._inputs: dict[int, tuple[int, ...]] = {}
+        self._gained: dict[int, list[int]] = {}
+        self._given_edges: dict[int, set[int]] = {}
+        self._patched_edges: set[tuple[int, int]] = set()
+        self._ruled: set[int] = set()
+        self._called: set[int] = set()
+        self.given: set[int] = set()
+
+    def make(self, change: _Change) -> bool:
+        """Make a change; False where another one hides it."""
+        seed = change.seed
+        if change.edge is not None:
+            if change.edge not in self._wired(seed):
+                name = self._graph.name
+                raise TheoryError(
+                    f"{name(seed)!r} no longer reads {name(change.edge)!r} when that edge is patched: a "
+                    "redefinition came before. Leave one of the two out."
+                )
+            self._patched_edges.add((change.edge, seed))
+            if change.kind == "value":
+                self._given_edges.setdefault(seed, set()).add(change.edge)
+            return seed not in self.given
+        if change.kind == "value":
+            self.given.add(seed)
+            return True
+        if change.kind == "redefine":
+            is_rewired = change.inputs is not None and change.inputs != self._wired(seed)
+            if is_rewired:
+                self._rewire(seed, change.inputs or ())
+            return seed not in self.given and (is_rewired or seed not in self._ruled)
+        if change.kind == "rule":
+            self._ruled.add(seed)
+        elif self._graph.table.rules[seed] is None:
+            self._called.add(seed)
+        return True
+
+    def of(self, node: int) -> tuple[int, ...]:
+        """The nodes that `node` reads."""
+        if node in self.given:
+            return ()
+        cut = self._given_edges.get(node)
+        wired = self._wired(node)
+        return wired if cut is None else tuple(site for site in wired if site not in cut)
+
+    def cone(self, node: int) -> set[int]:
+        """All that a path of one edge or more leads to."""
+        return self._below(node, self.of)
+
+    def support(self, targets: Iterable[int] | None) -> set[int]:
+        """The targets and all that they depend on; None: everything."""
+        if targets is None:
+            return set(self._graph.table.order)
+        found = set(targets)
+        stack = list(found)
+        while stack:
+            for site in self.of(stack.pop()):
+                if site not in found:
+                    found.add(site)
+                    stack.append(site)
+        return found
+
+    def computed(self, nodes: Iterable[int]) -> set[int]:
+        """Those of `nodes` whose value is not given; a source is computed where a function patches it."""
+        rules = self._graph.table.rules
+        return {
+            node
+            for node in nodes
+            if node not in self.given and (rules[node] is not None or node in self._called)
+        }
+
+    def _wired(self, node: int) -> tuple[int, ...]:
+        return self._inputs.get(node, self._graph.table.inputs[node])
+
+    def _below(self, node: int, reads: Callable[[int], tuple[int, ...]]) -> set[int]:
+        consumers, gained = self._graph.table.consumers, self._gained
+        found: set[int] = set()
+        stack = [node]
+        while stack:
+            site = stack.pop()
+            for reader in (*consumers[site], *gained.get(site, ())):
+                if reader not in found and site in reads(reader):
+                    found.add(reader)
+                    stack.append(reader)
+        return found
+
+    def _rewire(self, node: int, inputs: tuple[int, ...]) -> None:
+        name = self._graph.name
+        lost = [site for site in self._wired(node) if site not in inputs]
+        for site in lost:
+            if (site, node) in self._patched_edges:
+                raise TheoryError(
+                    f"redefining {name(node)!r} would take away the edge {name(site)!r} -> {name(node)!r}, "
+                    "which another change patches. The graph refuses that; leave one of the two out."
+                )
+        behind = self._below(node, self._wired) | {node}
+        for site in inputs:
+            if site in behind:
+                raise TheoryError(f"{name(node)!r} cannot read {name(site)!r}, which depends on it by then.")
+        for site in inputs:
+            self._gained.setdefault(site, []).append(node)
+        self._inputs[node] = inputs
+
+
+def _interleaved(graph: Graph, changes: Sequence[_Change], targets: list[int] | None) -> Iterator[set[int]]:
+    """For each change, what the demand after it computes."""
+    reads = _Reads(graph)
+    stale = set(graph.table.order) - reads.support(targets)
+    for change in changes:
+        if reads.make(change):
+            stale |= {change.seed} | reads.cone(change.seed)
+        wanted = reads.support(targets)
+        yield reads.computed(stale & wanted)
+        stale -= wanted
+
+
+def _batched(graph: Graph, changes: Sequence[_Change], targets: list[int] | None) -> set[int]:
+    """What one demand after all changes computes."""
+    reads = _Reads(graph)
+    stale = set(graph.table.order) - reads.support(targets)
+    for change in changes:
+        if reads.make(change):
+            stale |= {change.seed} | reads.cone(change.seed)
+    return reads.computed(stale & reads.support(targets))
+
+
+def _is_possible(graph: Graph, change: _Change) -> bool:
+    """Whether a change can be made alone: a site cannot read what depends on it."""
+    if change.inputs is None:
+        return True
+    return (graph.table.cone([change.seed]) | {change.seed}).isdisjoint(change.inputs)
+
+
+class _Scale:
+    """Weighs nodes; a source that a function patches is computed, and weighs 1, or what `weights` say."""
+
+    def __init__(self, graph: Graph, weights: Weights | None) -> None:
+        self._graph, self._weights = graph, weights
+        self._scale = Scale(graph, weights)
+
+    def __call__(self, nodes: set[int]) -> Weight:
+        rules, name = self._graph.table.rules, self._graph.name
+        sources = [name(node) for node in nodes if rules[node] is None]
+        return total([self._scale(nodes), *map(self._of_source, sources)])
+
+    def _of_source(self, site: Site) -> Weight:
+        if self._weights is None:
+            return 1
+        if site not in self._weights:
+            raise TheoryError(
+                f"`weights` has no entry for the source {site!r}, which a function patches and which is "
+                "computed for that reason. Give it a weight, 0 included."
+            )
+        return expect_weight(self._weights[site], f"the weight of {site!r}")
+
+
+def _targets(graph: Graph, demand: Demand) -> list[int] | None:
+    return None if demand is None else graph.numbers(demand)
+
+
+def _expect_changes(graph: Graph, changes: Iterable[ChangeAt]) -> list[_Change]:
+    made: list[_Change] = []
+    places: set[object] = set()
+    for place, change in enumerate(changes):
+        found = _expect_change(graph, change, place)
+        what = (found.edge, found.seed) if found.edge is not None else (found.seed, found.kind == "redefine")
+        key = (found.edge is None, what)
+        if key in places:
+            raise TheoryError(
+                f"change {place} is a second one at {change.at!r}; a sequence of changes patches each site, "
+                "patches each edge and redefines each site once."
+            )
+        places.add(key)
+        made.append(found)
+    return made
+
+
+def _expect_change(graph: Graph, change: object, place: int) -> _Change:
+    if not isinstance(change, ChangeAt):
+        raise TheoryError(
+            f"change {place} is {change!r}; write ChangeAt(site, 'value'), ChangeAt((u, w), 'function') or "
+            "ChangeAt(site, 'redefine', inputs=(...))."
+        )
+    if change.kind not in ("value", "function", "rule", "redefine"):
+        raise TheoryError(
+            f"change {place} is of the kind {change.kind!r}; the kinds are 'value', 'function', 'rule' and "
+            "'redefine'."
+        )
+    if change.inputs is not None and change.kind != "redefine":
+        raise TheoryError(
+            f"change {place} has `inputs` and is no 'redefine': only that changes what is read."
+        )
+    if isinstance(change.at, tuple):
+        if change.kind not in ("value", "function"):
+            raise TheoryError(
+                f"change {place} is a {change.kind!r} of the edge {change.at!r}: an edge has no rule. It is "
+                "patched with a 'value' or a 'function'."
+            )
+        edge, seed = graph.edge(change.at)
+        return _Change(seed, change.kind, edge, None)
+    seed = graph.number(change.at)
+    if change.kind in ("rule", "redefine") and graph.table.rules[seed] is None:
+        raise TheoryError(
+            f"change {place} is a {change.kind!r} of {change.at!r}, a source, which has no rule. It is "
+            "changed with a 'value' or a 'function'."
+        )
+    inputs = None if change.inputs is None else tuple(graph.numbers(change.inputs))
+    return _Change(seed, change.kind, None, inputs)
