@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from conewise.errors import LoadError, nearest_names
+from conewise.frontends.torch.configs import bounded, check_counts, check_settings
 from conewise.frontends.torch.fingerprint import fingerprint
+from conewise.frontends.torch.foreign import told, told_as
 from conewise.frontends.torch.gguf import check_complete, converted
+from conewise.frontends.torch.hub import answer, file_of, why_not_reached
 from conewise.frontends.torch.quiet import quiet
+from conewise.frontends.torch.weights import Find, check_adapter, check_weights, files_in
 from conewise.models import tiny
 
 # The default model, and the distribution that carries it as a GGUF file. That is installed without
@@ -43,18 +47,6 @@ _TOKENIZER_FILES = (
 # Where the configuration names no class: the auto classes to try, in the order of what is asked most.
 _AUTO = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-# What transformers and safetensors raise over files that are missing, damaged or not understood.
-_FAILURES = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-)
 
 Progress = Callable[[str], None]
 
@@ -118,17 +110,16 @@ def load(
     if name == DEFAULT:
         how.refuse_revision(name)
         file, source = _embedded()
-        loaded = _from_folder(converted(file, how.progress), name, source, how)
+        loaded = _from_own(converted(file, how.progress), name, source, how)
     elif name == TINY:
         how.refuse_revision(name)
-        loaded = _from_folder(tiny.FOLDER, name, "the tiny model that comes with conewise", how)
+        loaded = _from_own(tiny.FOLDER, name, "the tiny model that comes with conewise", how)
     elif path.is_dir():
         how.refuse_revision(name)
-        _check_folder(path)
         loaded = _from_folder(path, name, f"the folder {path}", how)
     elif path.is_file():
         how.refuse_revision(name)
-        loaded = _from_folder(converted(path, how.progress), name, f"the GGUF file {path}, dequantised", how)
+        loaded = _from_own(converted(path, how.progress), name, f"the GGUF file {path}, dequantised", how)
     elif _is_path(name):
         raise LoadError(f"there is no file or folder {name!r} (looked in {Path.cwd()}). {_choices(name)}")
     else:
@@ -146,6 +137,7 @@ class _How:
     attn_implementation: str | None
     trust_remote_code: bool
     progress: Progress
+    local_only: bool = False
 
     def refuse_revision(self, name: str) -> None:
         if self.revision is not None:
@@ -156,7 +148,8 @@ class _How:
     @property
     def origin(self) -> dict[str, Any]:
         found: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
-        return found if self.revision is None else {**found, "revision": self.revision}
+        found |= {} if self.revision is None else {"revision": self.revision}
+        return found | ({"local_files_only": True} if self.local_only else {})
 
 
 def _say_nothing(what: str) -> None:
@@ -169,6 +162,8 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     found = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise LoadError(f"no dtype {dtype!r}. Usual ones: {', '.join(_DTYPES)}.")
+    if not found.is_floating_point or found.itemsize < 2:
+        raise LoadError(f"no model computes in {dtype}. Usual dtypes: {', '.join(_DTYPES)}.")
     return found
 
 
@@ -206,7 +201,7 @@ def _embedded() -> tuple[Path, str]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Say what is wrong with a folder that has no configuration or no safetensors."""
+    """Say what is wrong with a folder that has no configuration, or no safetensors of its own."""
     held = sorted(path.name for path in folder.iterdir())
     if not (folder / "config.json").is_file():
         ggufs = [name for name in held if name.endswith(".gguf")]
@@ -217,7 +212,10 @@ def _check_folder(folder: Path) -> None:
             "Save a model there with `module.save_pretrained(folder)`, and its tokenizer likewise."
         )
         raise LoadError(f"the folder {folder} is not a model: it has no config.json. {hint}")
-    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in held):
+    weights = [name for name in held if name.endswith((".safetensors", ".safetensors.index.json"))]
+    if weights:
+        for name in weights:
+            files_in(folder)(name)
         return
     pickles = [name for pattern in _PICKLES for name in held if Path(name).match(pattern)]
     if pickles:
@@ -233,68 +231,99 @@ def _check_folder(folder: Path) -> None:
     )
 
 
+def _from_own(folder: Path, name: str, source: str, how: _How) -> Loaded:
+    """The model in a folder that was written here: nothing in it has to be looked at first."""
+    how.progress(f"loading {name}")
+    with told_as(lambda error: _not_loaded(folder, error)), quiet():
+        module = _built(str(folder), _config(str(folder), how), how)
+        return Loaded(module, _folder_tokenizer(folder, how), name, source)
+
+
 def _from_folder(folder: Path, name: str, source: str, how: _How) -> Loaded:
     how.progress(f"loading {name}")
-    try:
-        with quiet():
-            module = _module(str(folder), how)
-            has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
-            tokenizer = _tokenizer(str(folder), how) if has_tokenizer else None
-    except _FAILURES as error:
-        raise LoadError(
-            f"the model in {folder} cannot be loaded ({type(error).__name__}: {error}). {_advice(error)}"
-        ) from error
-    return Loaded(module, tokenizer, name, source)
+    with told_as(lambda error: _not_loaded(folder, error)), quiet():
+        _check_folder(folder)
+        check_settings(f"the folder {folder}", folder / "config.json")
+        module = _module(str(folder), f"the folder {folder}", files_in(folder), how, is_folder=True)
+        return Loaded(module, _folder_tokenizer(folder, how), name, source)
+
+
+def _not_loaded(folder: Path, error: BaseException) -> LoadError:
+    return LoadError(f"the model in {folder} cannot be loaded ({told(error)}). {_advice(error)}")
 
 
 def _from_hub(name: str, how: _How) -> Loaded:
     how.progress(f"looking for {name} among earlier downloads and on the Hugging Face hub")
+    away = why_not_reached()
+    how = replace(how, local_only=away is not None)
+
+    def find(file: str) -> Path | None:
+        return file_of(name, file, how.revision, local_only=how.local_only)
+
+    # A download may take long: whoever asked for progress sees its bars.
+    bars = how.progress is not _say_nothing
+    with told_as(lambda error: _not_on_hub(name, how, away, error)), quiet(bars=bars):
+        if (settings := find("config.json")) is not None:
+            check_settings(name, settings)
+        module = _module(name, name, find, how, is_folder=False)
+        tokenizer = _hub_tokenizer(name, how)
+        return Loaded(module, tokenizer, name, f"the Hugging Face hub, {name} at {_commit(name, how)}")
+
+
+def _not_on_hub(name: str, how: _How, away: str | None, error: BaseException) -> LoadError:
     at = f" at revision {how.revision}" if how.revision is not None else ""
-    try:
-        # A download may take long: whoever asked for progress sees its bars.
-        with quiet(bars=how.progress is not _say_nothing):
-            module = _module(name, how)
-            tokenizer = _hub_tokenizer(name, how)
-    except _FAILURES as error:
-        raise LoadError(
-            f"cannot load {name!r}{at}. Tried: a folder or file {str(Path.cwd() / name)!r} (there is none), "
-            "earlier downloads from the Hugging Face hub, and the hub itself "
-            f"({type(error).__name__}: {_first_sentence(error)}). {_advice(error)}"
-            "Without a network, download the model elsewhere (`hf download NAME --local-dir FOLDER`) and "
-            f"give the folder. {_choices(name)}"
-        ) from error
-    commit = getattr(module.config, "_commit_hash", None)
-    return Loaded(
-        module, tokenizer, name, f"the Hugging Face hub, {name} at {commit or how.revision or 'main'}"
+    # Where nothing was downloaded before, the one reason is that nothing can be now.
+    why = away if away is not None and isinstance(error, OSError) else answer(error)
+    advice = "" if isinstance(error, OSError) else f"{_advice(error)} "
+    return LoadError(
+        f"cannot load {name!r}{at}. Tried: a folder or file {str(Path.cwd() / name)!r} (there is none), "
+        f"earlier downloads from the Hugging Face hub, and the hub itself ({why}). {advice}Without a "
+        "network, download the model elsewhere (`hf download NAME --local-dir FOLDER`) and give the folder. "
+        + _choices(name)
     )
 
 
-def _first_sentence(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return lines[0]
+def _commit(name: str, how: _How) -> str:
+    """The commit that a model of the hub was loaded from, as its cache tells."""
+    config = file_of(name, "config.json", how.revision, local_only=True)
+    is_snapshot = config is not None and config.parent.parent.name == "snapshots"
+    return config.parent.name if config is not None and is_snapshot else how.revision or "main"
 
 
 def _advice(error: BaseException) -> str:
     text = str(error)
     if "trust_remote_code" in text:
-        return (
-            "The model brings its own Python code: read it, and pass `trust_remote_code=True` if you "
-            "trust it. "
-        )
+        return "It brings Python code of its own: read it, and pass `trust_remote_code=True` if you trust it."
     if isinstance(error, SafetensorError):
-        return "Its weights are damaged or cut short: fetch or save them again. "
-    return ""
+        return "Its weights are damaged or cut short: fetch or save them again."
+    return (
+        f"One of its files is damaged, missing, or of a kind that transformers {transformers.__version__} "
+        "does not know: fetch or save the model again."
+    )
 
 
-def _module(where: str, how: _How) -> Any:
-    config = transformers.AutoConfig.from_pretrained(where, **how.origin)
+def _module(name: str, where: str, find: Find, how: _How, *, is_folder: bool) -> Any:
+    """The module of someone else's model: what it names is looked at before anything is built or read."""
+    config = _config(name, how)
+    tensors = check_weights(where, find, getattr(config, "transformers_weights", None), is_folder=is_folder)
+    check_adapter(where, find, is_folder=is_folder)
+    check_counts(where, config, tensors)
+    with bounded(where, tensors):
+        return _built(name, config, how)
+
+
+def _config(name: str, how: _How) -> Any:
+    return transformers.AutoConfig.from_pretrained(name, **how.origin)
+
+
+def _built(name: str, config: Any, how: _How) -> Any:
     options: dict[str, Any] = {"dtype": how.dtype if how.dtype is not None else "auto"}
     if how.attn_implementation is not None:
         options["attn_implementation"] = how.attn_implementation
     module, report = _class_for(config).from_pretrained(
-        where, config=config, use_safetensors=True, output_loading_info=True, **how.origin, **options
+        name, config=config, use_safetensors=True, output_loading_info=True, **how.origin, **options
     )
-    check_complete(where, report)
+    check_complete(name, report)
     if unused := sorted(report["unexpected_keys"]):
         how.progress(
             f"{len(unused)} weights are not part of {type(module).__name__}: {', '.join(unused[:5])}"
@@ -305,14 +334,22 @@ def _module(where: str, how: _How) -> Any:
 def _class_for(config: Any) -> Any:
     """The class that the weights were saved from, else the auto class that knows the architecture."""
     for architecture in getattr(config, "architectures", None) or ():
-        if hasattr(transformers, architecture):
-            return getattr(transformers, architecture)
+        found = getattr(transformers, architecture, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
     own = getattr(config, "auto_map", None) or {}
     return getattr(transformers, next((auto for auto in _AUTO if auto in own), _AUTO[0]))
 
 
-def _tokenizer(where: str, how: _How) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(where, **how.origin)
+def _tokenizer(name: str, how: _How) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(name, **how.origin)
+
+
+def _folder_tokenizer(folder: Path, how: _How) -> Any:
+    """The tokenizer in a folder, or None where none of its files is there."""
+    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        return None
+    return _tokenizer(str(folder), how)
 
 
 def _hub_tokenizer(name: str, how: _How) -> Any:
@@ -320,20 +357,24 @@ def _hub_tokenizer(name: str, how: _How) -> Any:
     try:
         return _tokenizer(name, how)
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        how.progress(f"{name} has no tokenizer that can be loaded ({_first_sentence(error)})")
+        how.progress(f"{name} has no tokenizer that can be loaded ({told(error)})")
         return None
 
 
 def _move(loaded: Loaded, device: torch.device | str | None) -> None:
     if device is None:
         return
-    try:
+
+    def tell(error: BaseException) -> LoadError:
+        return LoadError(
+            f"{loaded.name!r} cannot be moved to the device {str(device)!r} ({told(error)}). "
+            f"Here there are: {', '.join(_devices())}."
+        )
+
+    with told_as(tell):
+        if torch.device(device).type == "meta":
+            raise ValueError("a meta device holds shapes and no numbers")
         loaded.module.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise LoadError(
-            f"{loaded.name!r} cannot be moved to the device {str(device)!r} ({_first_sentence(error)}). "
-            "Here there are: " + ", ".join(_devices()) + "."
-        ) from error
 
 
 def _devices() -> list[str]:

@@ -1,0 +1,62 @@
+"""Text and JSON that someone else wrote, read within bounds."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+# Half of a surrogate pair; and one that is escaped, which is the only way into a JSON text.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError, and nothing else, where it has none that can be used.
+
+    That is a `json.JSONDecodeError` where it is not JSON. Otherwise the message says in a few words what is
+    wrong: it is too deep, a number is too long, or half of a surrogate pair stands alone.
+    """
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:  # what else there is: Python's limit, against numbers that take minutes to read
+        digits = sys.get_int_max_str_digits()
+        raise ValueError(f"it holds a whole number of more than {digits:,} digits") from None
+    if _ESCAPED_SURROGATE.search(text) and (half := _surrogate_in(found)) is not None:
+        raise ValueError(f"it holds half of a surrogate pair, \\u{ord(half):04x}, which is no character")
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file in UTF-8. Raises OSError where it cannot be read, else as `parse_json`."""
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def lone_surrogate(text: str) -> str | None:
+    """The first half of a surrogate pair that stands alone in `text`; None where all are characters.
+
+    No file takes such a text. An argument of a command has them where its bytes are not UTF-8.
+    """
+    found = _SURROGATE.search(text)
+    return None if found is None else found[0]
+
+
+def _surrogate_in(value: Any) -> str | None:
+    """The first lone surrogate in any text of a JSON value, keys included."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            if (found := lone_surrogate(item)) is not None:
+                return found
+        elif isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list):
+            waiting += item
+    return None
