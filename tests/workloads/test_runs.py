@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import conewise as cw
-from conewise.errors import InputMismatchError, PatchError
+from conewise.errors import GradientError, InputMismatchError, PatchError
 from conewise.frontends.torch.streaming import output_names
 from conewise.frontends.torch.tensors import storage_bytes
 from conewise.workloads.plan import as_bytes
@@ -64,6 +64,49 @@ def test_outputs_have_the_structure_of_the_module() -> None:
     outputs = gpt2.run(**inputs()).outputs
     with torch.no_grad():
         assert type(outputs) is type(gpt2.module(**inputs(), use_cache=False))
+
+
+class Sized(nn.Module):
+    """Returns numbers beside a tensor: sizes of its input, and what is made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        batch, length = x.shape[0], x.shape[1]
+        y = self.out(self.inner(x).relu())
+        return {"n": batch, "y": y, "counts": (batch * length, batch / 2, batch > 2, 7)}
+
+
+def test_sizes_among_the_outputs_are_the_numbers_of_the_run() -> None:
+    module = Sized().eval()
+    model = cw.capture(module, torch.randn(2, 5, 4))
+    for shape in ((2, 5, 4), (3, 6, 4)):
+        x = torch.randn(shape)
+        run, expected = model.run(x), module(x)
+        assert (run.outputs["n"], run.outputs["counts"]) == (expected["n"], expected["counts"])
+        assert [*map(type, run.counts)] == [int, float, bool, int]
+        with run.fork() as world:
+            world.patch("inner", "zero")
+            assert (world.outputs["n"], world.outputs["counts"]) == (shape[0], expected["counts"])
+
+
+@pytest.mark.parametrize("evaluator", ["serial", "wavefront"])
+def test_a_metric_of_all_outputs_is_given_the_sizes_of_one_world(evaluator: str) -> None:
+    model = cw.capture(Sized().eval(), torch.randn(2, 5, 4))
+    base, source = model.run(torch.randn(3, 6, 4)), model.run(torch.randn(3, 6, 4))
+    seen: list[tuple[int, int]] = []
+
+    def metric(out: dict[str, Any]) -> Tensor:
+        seen.append((out["n"], out["counts"][0]))
+        found: Tensor = out["y"].mean((1, 2)) * out["n"]
+        return found
+
+    result = model.sweep(["inner", "out"], base=base, source=source, metric=metric).run(evaluator=evaluator)
+    assert set(seen) == {(3, 18)}
+    assert result.verify(n=2).ok
 
 
 def test_a_field_of_the_outputs_computes_that_field_alone() -> None:
@@ -329,3 +372,14 @@ def test_a_model_too_large_to_keep_all_keeps_what_its_named_sites_need(
     assert run.ledger.recomputed == []
     sequential = cw.capture(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(300, 2))
     assert sequential.run(torch.zeros(300, 2))["0"].shape == (300, 2)
+
+
+def test_gradients_of_a_captured_model_say_what_they_are_for() -> None:
+    model = cw.capture(nn.Linear(3, 3), torch.randn(2, 3))
+    for given in (model, model.run(torch.randn(2, 3))):
+        with pytest.raises(
+            GradientError, match=rf"adds nodes to a Graph, and a {type(given).__name__} is none"
+        ):
+            cw.gradients(given, "linear", ["input"])  # type: ignore[arg-type]
+    with pytest.raises(GradientError, match=r"'linear' .* has no `vjps`"):
+        cw.gradients(model.graph, "linear", ["input"])

@@ -39,6 +39,7 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
     redefinition that would make one wrong is refused with a `GradientError`: call `remove()`, change
     the graph, and call `gradients` again. Changes elsewhere are free.
     """
+    _expect_graph(graph)
     sites = tuple(dict.fromkeys((wrt,) if isinstance(wrt, str) else wrt))
     number, numbers = graph.number(loss), graph.numbers(sites)
     if not sites:
@@ -48,6 +49,15 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
     grads = Gradients(reverse, sites)
     reverse.extend(grads, numbers)
     return grads
+
+
+def _expect_graph(graph: object) -> None:
+    if not isinstance(graph, Graph):
+        raise GradientError(
+            f"`gradients` adds nodes to a Graph, and a {type(graph).__name__} is none. Give the graph that "
+            "you built of `conewise.ops`. The operations of a captured model are torch's own: for their "
+            "gradients, run its module and call `torch.autograd.grad`."
+        )
 
 
 class Gradients(Mapping[Site, Site]):

@@ -148,7 +148,8 @@ class Evaluators:
                 name: value if (dim := dims.get(name)) is None else value.chunk(worlds, dim)[world]
                 for name, value in outputs.items()
             }
-            rows.append(measured_whole(metric, assembled(self.sweep.model.program, leaves), batch)[0])
+            outputs_of_world = assembled(self.sweep.model.program, leaves, prepared.layout.sizes(1))
+            rows.append(measured_whole(metric, outputs_of_world, batch)[0])
         return stacked(rows)
 
 

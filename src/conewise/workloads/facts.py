@@ -29,7 +29,7 @@ class Facts:
     def __init__(self, model: Model) -> None:
         program = model.program
         self.outputs = tuple(dict.fromkeys(out.name for out in program.outputs if isinstance(out, Ref)))
-        named: Any = assembled(program, {name: name for name in self.outputs})
+        named: Any = assembled(program, {name: name for name in self.outputs}, program.sizes.expressions)
         items = named.items() if hasattr(named, "items") else ()
         self.fields: dict[str, str] = {key: value for key, value in items if isinstance(value, str)}
         batch = {symbol for symbol, (_, dim) in program.sizes.symbols.items() if dim == 0}

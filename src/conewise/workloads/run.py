@@ -88,7 +88,7 @@ class Reading:
         names = output_names(self.model.program)
         values = self.demand(names)
         self._lend(names, values)
-        return assembled(self.model.program, dict(zip(names, values, strict=True)))
+        return assembled(self.model.program, dict(zip(names, values, strict=True)), self._sizes)
 
     def __getattr__(self, name: str) -> Any:
         """A field of the outputs by its name, `run.logits`; only that field is computed."""
@@ -104,7 +104,8 @@ class Reading:
             )
         values = self.demand(names)
         self._lend(names, values)
-        return field_of(partly_assembled(program, dict(zip(names, values, strict=True))), name)
+        found = dict(zip(names, values, strict=True))
+        return field_of(partly_assembled(program, found, self._sizes), name)
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:

@@ -180,3 +180,25 @@ def test_a_module_path_is_what_the_module_returns(name: str) -> None:
     # Left over: modules with several outputs of which none is shaped like the input (rotary
     # embeddings, a router); their sites are numbered.
     assert checked >= 0.9 * total
+
+
+class Recurrent(nn.Module):
+    """Operations that `torch.export` makes by itself stand around a GRU and an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.lstm = nn.GRU(4, 6, batch_first=True), nn.LSTM(6, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.lstm(self.gru(x)[0])[0]
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch's, of any recurrent module
+def test_every_module_that_a_site_is_named_after_is_a_module() -> None:
+    module = Recurrent().eval()
+    program = export(module, (torch.randn(2, 5, 4),)).program
+    paths = {path for path, _ in module.named_modules()}
+    assert {port.call.path for port in program.ports} == {"gru", "lstm"}
+    assert {call.path for record in program.records for call in record.modules} <= paths
+    assert [site.name for site in SiteTable(program) if "hook" in site.name] == []

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_unflatten
 
 from conewise.frontends.torch.build import run_sources
-from conewise.frontends.torch.records import Program, Ref
+from conewise.frontends.torch.records import SIZES, Program
 from conewise.frontends.torch.rules import Rule, compile_rule
+from conewise.frontends.torch.streaming import assembled
 
 
 class Interpreter:
@@ -50,5 +50,4 @@ class Interpreter:
 
     def output(self, values: Mapping[str, Any]) -> Any:
         """The module's output, in its own structure."""
-        leaves = [values[out.name] if isinstance(out, Ref) else out for out in self.program.outputs]
-        return tree_unflatten(leaves, self.program.output_spec)
+        return assembled(self.program, values, values[SIZES])

@@ -22,7 +22,7 @@ from conewise.frontends.torch.aliasing import (
     written_argument,
 )
 from conewise.frontends.torch.calls import Call
-from conewise.frontends.torch.ports import find_ports
+from conewise.frontends.torch.ports import find_ports, module_stack
 from conewise.frontends.torch.records import (
     Input,
     ModuleCall,
@@ -337,13 +337,7 @@ class _Lowering:
 
 def module_calls(node: fx.Node) -> tuple[ModuleCall, ...]:
     """The calls of modules that the node was made under, outermost first, the root left out."""
-    calls: list[ModuleCall] = []
-    for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
-        call = key.rpartition("@")[2]
-        if path:
-            bare = path.partition("@")[0]
-            calls.append(ModuleCall(bare, int(call) if "@" in key and call.isdigit() else 0))
-    return tuple(calls)
+    return tuple(call for _, call, _ in module_stack(node))
 
 
 def _live(records: Iterable[Record], outputs: Iterable[Any]) -> tuple[Record, ...]:

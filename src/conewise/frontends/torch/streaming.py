@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from conewise.frontends.torch.records import Program, Ref
+from conewise.frontends.torch.records import Program, Ref, SizeRef
 from conewise.graph.graph import Graph
 
 
@@ -35,10 +35,14 @@ def stream(graph: Graph, sources: Mapping[str, Any], keep: Collection[str]) -> d
     return {graph.name(node): values[node] for node in wanted if node in values}
 
 
-def assembled(program: Program, values: Mapping[str, Any]) -> Any:
-    """The module's output in its own structure, from the values of the program's outputs."""
-    leaves = [values[out.name] if isinstance(out, Ref) else out for out in program.outputs]
-    return tree_unflatten(leaves, program.output_spec)
+def assembled(program: Program, values: Mapping[str, Any], sizes: Sequence[Any]) -> Any:
+    """The module's output in its own structure, from the values of the program's outputs.
+
+    `sizes` are those of the run: a module may return one of them as a number.
+    """
+    missing = [name for name in output_names(program) if name not in values]
+    assert not missing, missing
+    return partly_assembled(program, values, sizes)
 
 
 def output_names(program: Program) -> tuple[str, ...]:
@@ -61,10 +65,19 @@ def field_of(outputs: Any, field: str) -> Any:
     return outputs[field] if isinstance(outputs, Mapping) else getattr(outputs, field)
 
 
-def partly_assembled(program: Program, values: Mapping[str, Any]) -> Any:
+def partly_assembled(program: Program, values: Mapping[str, Any], sizes: Sequence[Any]) -> Any:
     """The module's output with None for what is not among `values`."""
-    leaves = [values.get(out.name) if isinstance(out, Ref) else out for out in program.outputs]
-    return tree_unflatten(leaves, program.output_spec)
+
+    def leaf(out: Any) -> Any:
+        match out:
+            case Ref(name):
+                return values.get(name)
+            case SizeRef(index):
+                return sizes[index]
+            case _:
+                return out
+
+    return tree_unflatten([leaf(out) for out in program.outputs], program.output_spec)
 
 
 def described_fields(program: Program) -> str:
