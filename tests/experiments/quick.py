@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from conewise.experiments import drift, e4, e5, e7, e9, skips
+from conewise.experiments import drift, e4, e5, e7, e9, locality, skips
 from conewise.experiments.clock import Size
 from conewise.experiments.result import Result
 
@@ -11,6 +11,8 @@ SMALL = Size(2, 2, 8, sites="6", predicted="2.145", wallclock="2.121", cpu_width
 
 @cache
 def quick(name: str) -> Result:
+    if name == "locality":
+        return locality.run(sizes=(60, 200), rounds=1)
     if name == "e4":
         return e4.run(depths=(20, 40))
     if name == "e5":

@@ -35,6 +35,34 @@ def figure(result: Result) -> go.Figure:
     return drawn
 
 
+def _locality(result: Result) -> go.Figure:
+    drawn = go.Figure()
+    touched, times = result.series["touched"], result.series["milliseconds"]
+    degrees = result.series["degree"]
+    symbols = ("circle", "square", "diamond", "triangle-up")
+    for degree, colour, symbol in zip(dict.fromkeys(degrees), COLOURS, symbols, strict=False):
+        points = [(x, y) for x, y, d in zip(touched, times, degrees, strict=True) if d == degree and y > 0]
+        drawn.add_scatter(
+            x=[x for x, _ in points],
+            y=[y for _, y in points],
+            mode="markers",
+            marker={"color": colour, "symbol": symbol, "size": 8},
+            name=f"nodes that read {degree}",
+        )
+    slope, fixed = result.series["line"]
+    ends = sorted(x for x in touched if slope * x + fixed > 0)
+    drawn.add_scatter(
+        x=ends,
+        y=[slope * x + fixed for x in ends],
+        mode="lines",
+        line={"color": GREY, "dash": "dot"},
+        name="least squares, a straight line",
+    )
+    drawn.update_xaxes(type="log", title="nodes looked at and edges followed, |V⁺| + |E⁺| + 1 + d(s)")
+    drawn.update_yaxes(type="log", title="milliseconds of a wave")
+    return drawn
+
+
 def _e4(result: Result) -> go.Figure:
     profiles = ("output-heavy", "input-heavy")
     drawn = make_subplots(
@@ -306,6 +334,7 @@ def _skips(result: Result) -> go.Figure:
 
 
 _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
+    "locality": _locality,
     "e4": _e4,
     "e5": _e5,
     "e7": _e7,

@@ -75,6 +75,7 @@ from conewise.theory.transformers import (
     transformer_ratio,
 )
 from conewise.theory.wallclock import Calibration, calibrate, wallclock_ceiling, wallclock_ratio
+from conewise.theory.waves import Touched, demand_size, wave_size
 
 __all__ = [
     "Blueprint",
@@ -89,6 +90,7 @@ __all__ = [
     "OrderExtremes",
     "PatchExtremes",
     "PatchedCost",
+    "Touched",
     "batched_cost",
     "best_change_order",
     "best_order",
@@ -98,6 +100,7 @@ __all__ = [
     "change_extremes",
     "changed_cost",
     "comparable_pairs",
+    "demand_size",
     "dense_joint_ratio",
     "disturbed",
     "downstream_fractions",
@@ -139,4 +142,5 @@ __all__ = [
     "transformer_ratio",
     "wallclock_ceiling",
     "wallclock_ratio",
+    "wave_size",
 ]

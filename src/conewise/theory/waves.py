@@ -1,0 +1,50 @@
+"""Waves: what invalidation touches, node by node and edge by edge; and what a demand looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from conewise.graph.graph import Graph, Site
+from conewise.theory.sweeps import Patch, stale
+from conewise.theory.weights import Demand
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """How many nodes are looked at, and how many edges are followed from them, each once."""
+
+    nodes: int
+    edges: int
+
+    @property
+    def total(self) -> int:
+        """Nodes and edges together: what the time is proportional to."""
+        return self.nodes + self.edges
+
+
+def wave_size(graph: Graph, site: Site, already: Iterable[Site] = ()) -> Touched:
+    """What the wave of a change at `site` touches in a world where `already` are stale.
+
+    docs/theory.md#waves. The nodes are s itself and cone(s) less what is stale already; the edges are all
+    that leave these nodes, each once. In a warm world:
+
+        nodes = 1 + |V⁺|,   edges = |E⁺| + d(s) ≤ |E⁺| + |V⁺|
+
+    where E⁺ are the edges inside of the cone and d(s) the readers of s. All that depends on a stale
+    site must be stale too, as it is in every world.
+    """
+    table, stopped = graph.table, set(graph.numbers(already))
+    seed = graph.number(site)
+    nodes = {seed} | (table.cone([seed]) - stopped)
+    return Touched(len(nodes), sum(len(table.consumers[node]) for node in nodes))
+
+
+def demand_size(graph: Graph, patch: Patch, demand: Demand = None) -> Touched:
+    """What a demand looks at after values were given at `patch`: the stale nodes, and the edges into them.
+
+    docs/theory.md#waves. Nothing of it depends on the size of the graph: a node that is neither stale
+    nor read by one that is, is not looked at. A site that a node reads twice counts as two edges.
+    """
+    nodes = graph.numbers(stale(graph, patch, demand))
+    return Touched(len(nodes), sum(len(graph.table.inputs[node]) for node in nodes))

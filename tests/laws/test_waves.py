@@ -1,0 +1,111 @@
+"""The law of locality, counted: what a wave touches, and what a demand looks at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+import conewise as cw
+from conewise import theory
+from conewise.experiments.scanning import scanning
+from tests.laws import oracle
+from tests.laws.scenes import Scene, fresh_rule, fresh_value, scenes
+from tests.laws.worlds import stale_sites, warm
+
+
+@given(scenes(), st.booleans())
+def test_a_wave_touches_its_cone_and_each_of_its_edges_once(scene: Scene, in_fork: bool) -> None:
+    """The complexity of the locality theorem, with its constant: 1 + |V⁺| nodes, |E⁺| + d(s) edges."""
+    for site in scene.sites:
+        base = warm(scene)
+        graph = base.graph
+        cone, inside = edges_inside(graph, site)
+        world = base.fork() if in_fork else base
+        with scanning(graph) as scan:
+            world.patch(site, fresh_value())
+        assert set(graph.names(scan.down.nodes)) == {site, *cone}
+        assert set(scan.down.nodes.values()) == {1}
+        assert scan.down.touched == theory.wave_size(graph, site)
+        assert scan.down.edges == inside + len(graph.consumers(site)) <= inside + len(cone)
+
+
+def edges_inside(graph: cw.Graph, site: str) -> tuple[set[str], int]:
+    """V⁺ and |E⁺|, by the oracle."""
+    reads = oracle.wiring(graph)
+    cone = oracle.cone(reads, {site})
+    return cone, sum(len(set(reads[inside]) & cone) for inside in cone)
+
+
+@settings(max_examples=50)
+@given(st.data(), scenes())
+def test_a_wave_stops_at_what_is_stale_already(data: st.DataObject, scene: Scene) -> None:
+    world = warm(scene)
+    graph = world.graph
+    kinds = (world.patch_rule, graph.redefine)
+    for site in data.draw(st.permutations(scene.computed)):
+        before = stale_sites(world)
+        with scanning(graph) as scan:
+            data.draw(st.sampled_from(kinds))(site, fresh_rule())
+        assert scan.down.touched == theory.wave_size(graph, site, before)
+
+
+@given(scenes(), st.booleans())
+def test_a_demand_looks_at_what_is_stale_and_at_nothing_else(scene: Scene, is_full: bool) -> None:
+    """The engine's β, counted: of the graph's other nodes none is looked at."""
+    world = warm(scene)
+    graph, demand = world.graph, scene.sites if is_full else scene.demand
+    with world.fork() as fork:
+        for site in scene.patch:
+            fork.patch(site, fresh_value())
+        stale = theory.stale(graph, scene.patch, demand)
+        predicted = theory.demand_size(graph, scene.patch, demand)
+        with scanning(graph) as scan:
+            fork.plan(demand)
+            assert Counter(graph.names(scan.up.nodes.elements())) == Counter(stale)
+            assert scan.up.touched == predicted
+            scan.clear()
+            fork.demand(demand)
+            looked_at = set(graph.names(scan.up.nodes))
+            assert stale <= looked_at <= stale | set(scene.patch)
+            assert not scan.down.nodes
+            scan.clear()
+            fork.demand(demand)
+            assert set(graph.names(scan.up.nodes)) <= set(scene.patch)
+
+
+# -- that a law can fail ------------------------------------------------------------------------
+
+
+def _inside_edges_alone(graph: cw.Graph, site: str) -> int:
+    """The paper's E⁺, which has no edge that leaves s."""
+    return edges_inside(graph, site)[1]
+
+
+def _one_edge_a_node(graph: cw.Graph, site: str) -> int:
+    """As on a chain, or as if a wave followed only the edges along which it marks."""
+    return len(graph.cone(site))
+
+
+def _edges_into_the_cone(graph: cw.Graph, site: str) -> int:
+    """All that the cone reads, from outside of it too."""
+    return sum(len(set(graph.inputs(inside))) for inside in graph.cone(site))
+
+
+@pytest.mark.parametrize("wrong", [_inside_edges_alone, _one_edge_a_node, _edges_into_the_cone])
+def test_a_wrong_count_of_edges_is_refuted(wrong: Callable[[cw.Graph, str], int]) -> None:
+    def is_refuted(scene: Scene) -> bool:
+        world, site = warm(scene), scene.patch[0]
+        with scanning(world.graph) as scan:
+            world.patch(site, fresh_value())
+        return scan.down.edges != wrong(world.graph, site)
+
+    search = settings(max_examples=100, phases=[Phase.generate], derandomize=True)
+    try:
+        find(scenes(), is_refuted, settings=search)
+    except NoSuchExample:
+        pytest.fail(f"100 scenes do not refute: {wrong.__doc__}")
