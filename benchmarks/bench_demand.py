@@ -65,7 +65,10 @@ def short_cone_in_a_large_graph() -> Line:
 
 
 def beta_over_a() -> Line:
-    """Demand time = a * cone + beta * graph + intercept, by least squares; the paper's beta/a is 0.129."""
+    """Demand time = a * cone + beta * graph + intercept, by least squares; beta/a of the paper is 0.129.
+
+    (It prints a and an intercept for 412 nodes, which it reads as beta * 412.)
+    """
     rows, times = [], []
     for size in (400, 2_000, 10_000, 50_000, 100_000):
         world = cw.World(chain(size), keep_sites=False)

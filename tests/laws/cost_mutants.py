@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import combinations, permutations
 
 import conewise as cw
 from conewise.theory import GraftAt
@@ -48,6 +49,20 @@ def batched_less_one_per_site(graph: cw.Graph, grafts: Sequence[GraftAt]) -> flo
     return len(union) - len(grafts) + sum(graft.fresh for graft in grafts)
 
 
+def batched_is_less_where_disturbed_sets_meet(graph: cw.Graph, grafts: Sequence[GraftAt]) -> bool:
+    """As if what they share were always demanded, and of some weight."""
+    return any(_disturbed(graph, a) & _disturbed(graph, b) for a, b in combinations(grafts, 2))
+
+
+def mean_over_comparable_sites(graph: cw.Graph, grafts: Sequence[GraftAt]) -> Fraction:
+    """Half the lower block for each pair of comparable sites, whatever lies between."""
+    total = Fraction(0)
+    for above, below in permutations(grafts, 2):
+        if _anchor(below) in graph.cone(_anchor(above)):
+            total += Fraction(below.reach) / 2
+    return total
+
+
 def interleaved_by_strict_cones(
     graph: cw.Graph, grafts: Sequence[GraftAt], order: Sequence[int]
 ) -> float | Fraction:
@@ -81,3 +96,36 @@ def patched_by_union(graph: cw.Graph, patches: Sequence[str]) -> int:
 def patched_step_uncut(graph: cw.Graph, patches: Sequence[str]) -> int:
     """The last patch's cone without the patched sites, seen through the patches that shield it."""
     return len(set(graph.cone(patches[-1])) - set(patches))
+
+
+def restored_by_both_cones(graph: cw.Graph, first: str, second: str, demand: Sequence[str]) -> int:
+    """What is wanted of both cones, as if the second patch did not hide what is above it."""
+    return len(
+        (set(graph.cone([first, second])) - {second}) & set(graph.support(demand)) - set(graph.sources)
+    )
+
+
+def restored_by_site_and_both_cones(graph: cw.Graph, first: str, second: str, demand: Sequence[str]) -> int:
+    """The same with the restored site, which is computed again."""
+    invalid = {first, *graph.cone([first, second])} - {second} - set(graph.sources)
+    return len(invalid & set(graph.support(demand)))
+
+
+def restoring_costs_more_unless_nested(graph: cw.Graph, first: str, second: str) -> bool:
+    """More unless the cone of the restored site lies within that of the next."""
+    return not set(graph.cone(first)) <= set(graph.cone(second))
+
+
+def training_of_consecutive_layers(L: int) -> Fraction:
+    """The closed form for layers of two nodes, as soon as no edge passes a layer by."""
+    return Fraction(L * (2 * L + 1), L * 2 * L)
+
+
+def training_from_forward_with_weights(forward: Fraction, nodes: int) -> Fraction:
+    """The identity of unit weights, under any weights."""
+    return 1 / (2 / forward + Fraction(1, nodes))
+
+
+def wallclock_from_above(ratio: Fraction, limit: Fraction) -> bool:
+    """The ratio in time comes down to its limit from above, whatever a demand costs besides."""
+    return ratio > limit

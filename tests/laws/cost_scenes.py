@@ -50,6 +50,12 @@ BLOCKS: tuple[Callable[[], cw.Block], ...] = (
 )
 
 
+def part_prices(block: cw.Block) -> dict[str, Weight]:
+    """A weight for each computed node of a block, all different but for one that weighs nothing."""
+    computed = [part.name for part in block.parts if part.rule is not None]
+    return {name: Fraction(place * (place + 3), 2) for place, name in enumerate(computed)}
+
+
 @dataclass(frozen=True)
 class GraftScene:
     """A scene with grafts to come: places, block by number, and the order in which they come."""
@@ -58,8 +64,10 @@ class GraftScene:
     places: tuple[tuple[At, int], ...]
     order: tuple[int, ...]
 
-    def grafts(self) -> list[GraftAt]:
-        return [GraftAt(at, BLOCKS[block]()) for at, block in self.places]
+    def grafts(self, *, priced: bool = False) -> list[GraftAt]:
+        """The grafts as the theory takes them; `priced`: with the weights of `part_prices`."""
+        blocks = [(at, BLOCKS[block]()) for at, block in self.places]
+        return [GraftAt(at, block, part_prices(block) if priced else None) for at, block in blocks]
 
     def possible_orders(self) -> list[tuple[int, ...]]:
         """All orders that the graph permits, found by trying each on a real graph."""
@@ -105,6 +113,19 @@ def graft_scenes(draw: st.DrawFn, most: int = 4) -> GraftScene:
     return GraftScene(scene, tuple(zip(places, blocks, strict=True)), tuple(order))
 
 
+@st.composite
+def stacks(draw: st.DrawFn) -> tuple[cw.Graph, list[str]]:
+    """Layers of two nodes that read the layer before, in part or in full; one output; a site per layer."""
+    graph = cw.Graph()
+    before, sites = [graph.source("x", 1)], []
+    for layer in range(draw(st.integers(2, 6))):
+        reads = st.lists(st.sampled_from(before), min_size=1, unique=True)
+        before = [graph.node(f"{name}{layer}", Mix(), draw(reads)) for name in "ab"]
+        sites.append(draw(st.sampled_from(before)))
+    graph.node("y", Mix(), before)
+    return graph, sites
+
+
 def weights(scene: Scene) -> st.SearchStrategy[dict[str, Weight]]:
     """A weight for each computed site: whole numbers, or halves and thirds."""
     whole = st.integers(0, 9)
@@ -132,3 +153,40 @@ def patched_bills(
             fork.patch(site, fresh_value())
             bills.append(bill(fork, demand, prices))
     return bills
+
+
+def restored_bills(
+    graph: cw.Graph,
+    patches: Sequence[Sequence[str]],
+    demand: Sequence[str] | None,
+    prices: dict[str, Weight] | None,
+    *,
+    is_late: bool,
+) -> tuple[list[Weight], Weight]:
+    """The bill of each patch in one world that restores in place, and that of the baseline in the end.
+
+    With `is_late`, a patch is taken away after the next is made. A restore brings nothing back here, since
+    something else has changed after the patch: a source that no node reads.
+    """
+    graph.source("clock", 0)
+    world, bills = cw.World(graph), []
+    bill(world, demand)
+    standing: Sequence[str] = ()
+
+    def restore(sites: Sequence[str]) -> None:
+        world.set("clock", fresh_value())
+        for site in sites:
+            world.restore(site)
+
+    for patch in patches:
+        for site in patch:
+            world.patch(site, fresh_value())
+        if is_late:
+            restore(standing)
+        bills.append(bill(world, demand, prices))
+        standing = patch
+        if not is_late:
+            restore(patch)
+    if is_late:
+        restore(standing)
+    return bills, bill(world, demand, prices)

@@ -35,6 +35,16 @@ def cone_of_the_first_patch(reads: Reads, patch: Collection[str], demand: Collec
     return (cone(reads, list(patch)[:1]) - set(patch)) & support(reads, demand, cut=patch)
 
 
+def rules_like_values(reads: Reads, patch: Collection[str], demand: Collection[str]) -> set[str]:
+    """For rules in place of values: forgets that such a site is itself computed, and from what it reads."""
+    return (cone(reads, patch) - set(patch)) & support(reads, demand, cut=patch)
+
+
+def rules_that_hide_what_is_above(reads: Reads, patch: Collection[str], demand: Collection[str]) -> set[str]:
+    """For rules in place of values: forgets that such a site reads its inputs, so that they are wanted."""
+    return (cone(reads, patch) | set(patch)) & support(reads, demand, cut=patch)
+
+
 def edge_graft_invalidates_the_cone_of_its_input(reads: Reads, edge: tuple[str, str]) -> set[str]:
     """Forgets that the other readers of u see no change: V⁺ᵤ instead of {w} ∪ V⁺_w."""
     return cone(reads, [edge[0]])
@@ -51,6 +61,7 @@ DEMAND_MUTANTS = [
     whole_cone_whatever_is_demanded,
     cone_of_the_first_patch,
 ]
+RULE_MUTANTS = [rules_like_values, rules_that_hide_what_is_above]
 GRAFT_MUTANTS = [
     edge_graft_invalidates_the_cone_of_its_input,
     edge_graft_invalidates_the_cone_of_its_reader_alone,

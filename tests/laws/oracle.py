@@ -61,6 +61,17 @@ def stale(reads: Mapping[str, Sequence[str]], patch: Collection[str], demand: Co
     return (cone(reads, patch) - set(patch)) & support(reads, demand, cut=patch)
 
 
+def stale_under_rules(
+    reads: Mapping[str, Sequence[str]],
+    given: Collection[str],
+    ruled: Collection[str],
+    demand: Collection[str],
+) -> set[str]:
+    """The same with rules, or functions, at `ruled`: these sites are computed, and look at what they read."""
+    changed = {*given, *ruled}
+    return ((cone(reads, changed) | set(ruled)) - set(given)) & support(reads, demand, cut=given)
+
+
 # -- the naive engine ---------------------------------------------------------------------------
 
 Kind = Literal["value", "function", "rule", "none"]
@@ -123,6 +134,17 @@ class NaiveGraph:
             yield
         for world in self.worlds():
             world.frames.clear()
+
+
+def naive(graph: cw.Graph) -> NaiveGraph:
+    """The same structure as plain dicts."""
+    copy = NaiveGraph()
+    for node in graph:
+        if node.rule is None:
+            copy.source(node.site, graph.default(graph.number(node.site)))
+        else:
+            copy.node(node.site, node.rule, node.inputs)
+    return copy
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def test_a_redefinition_that_reads_elsewhere_computes_what_was_out_of_sight() ->
         (ChangeAt(("n1", "n2"), "rule"), "an edge has no rule"),
         (ChangeAt("n1", "value", inputs=("x",)), "only that changes what is read"),
         (ChangeAt("n1", "redefine", inputs=("n3",)), "cannot read 'n3', which depends on it"),
-        (ChangeAt("n1", "other"), "of the kind 'other'"),  # type: ignore[arg-type]  # what is tested
+        (ChangeAt("n1", "other"), "the kind of change 0 is 'other'"),  # type: ignore[arg-type]  # what is tested
         (("n1", "value"), "write ChangeAt"),
     ],
 )

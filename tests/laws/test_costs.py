@@ -6,7 +6,8 @@ wrong formulas that these laws refute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -21,12 +22,16 @@ from conewise.errors import TheoryError
 from tests.laws import cost_mutants as mutants
 from tests.laws import oracle
 from tests.laws.cost_scenes import (
+    BLOCKS,
     GraftScene,
     Weight,
     apply,
     bill,
     graft_scenes,
+    part_prices,
     patched_bills,
+    restored_bills,
+    stacks,
     weights,
 )
 from tests.laws.scenes import Mix, Scene, fresh_value, scenes
@@ -108,7 +113,8 @@ def test_interleaved_grafts_cost_what_the_closed_form_says(
         with pytest.raises(TheoryError, match="Apply the edge grafts of a site before"):
             theory.interleaved_cost(graph, made.grafts(), made.order)
         return
-    predicted = theory.interleaved_cost(graph, made.grafts(), made.order, demand=demand, weights=prices)
+    grafts = made.grafts(priced=True)
+    predicted = theory.interleaved_cost(graph, grafts, made.order, demand=demand, weights=prices)
     isolated = [interleaved_bills(made, (k,), demand, prices)[0] for k in range(len(made.places))]
 
     bills = interleaved_bills(made, made.order, demand, prices)
@@ -116,11 +122,9 @@ def test_interleaved_grafts_cost_what_the_closed_form_says(
     assert list(predicted.costs) == bills
     assert predicted.total == sum(bills)
     assert predicted.isolated == sum(isolated)
-    assert predicted.isolated == theory.isolated_cost(graph, made.grafts(), demand=demand, weights=prices)
+    assert predicted.isolated == theory.isolated_cost(graph, grafts, demand=demand, weights=prices)
     assert predicted.overcount == sum(bills) - sum(isolated) >= 0
-    assert predicted.overcount == theory.overcount(
-        graph, made.grafts(), made.order, demand=demand, weights=prices
-    )
+    assert predicted.overcount == theory.overcount(graph, grafts, made.order, demand=demand, weights=prices)
 
 
 def interleaved_bills(
@@ -129,14 +133,19 @@ def interleaved_bills(
     demand: tuple[str, ...] | None,
     prices: dict[str, Weight] | None = None,
 ) -> list[Weight]:
-    """The engine's bill for each graft; a fresh node is priced 1."""
+    """The engine's bill for each graft; where there are prices, a block's nodes have `part_prices`."""
     graph = made.scene.graph()
     world = cw.World(graph)
     bill(world, demand)
     known: dict[str, Weight] = dict.fromkeys(graph.computed, 1) if prices is None else dict(prices)
     bills = []
     for k in order:
-        known |= dict.fromkeys(apply(graph, made.places[k]).sites, 1)
+        at, number = made.places[k]
+        fresh = apply(graph, (at, number)).sites
+        paid: Iterable[Weight] = (
+            [1] * len(fresh) if prices is None else part_prices(BLOCKS[number]()).values()
+        )
+        known |= dict(zip(fresh, paid, strict=True))
         bills.append(bill(world, demand, known))
     return bills
 
@@ -147,6 +156,26 @@ def test_batched_grafts_cost_the_union_in_any_order(made: GraftScene, is_full: b
     predicted = theory.batched_cost(made.scene.graph(), made.grafts(), demand=demand)
     assert {batched_bill(made, order, demand) for order in made.possible_orders()} == {predicted}
     assert predicted <= theory.isolated_cost(made.scene.graph(), made.grafts(), demand=demand)
+
+
+@given(graft_scenes(), st.data(), st.booleans())
+def test_a_batch_costs_less_iff_a_weighed_and_wanted_node_is_disturbed_twice(
+    made: GraftScene, data: st.DataObject, is_full: bool
+) -> None:
+    graph, prices = made.scene.graph(), data.draw(weights(made.scene))
+    demand = None if is_full else made.scene.demand
+    reads, grafts = oracle.wiring(graph), made.grafts(priced=True)
+    wanted = oracle.support(reads, demand or graph.sites)
+    disturbed = Counter(
+        node
+        for at, _ in made.places
+        for node in (
+            oracle.cone(reads, [at]) if isinstance(at, str) else {at[1], *oracle.cone(reads, [at[1]])}
+        )
+    )
+    twice = any(times > 1 and prices[node] > 0 and node in wanted for node, times in disturbed.items())
+    batched = theory.batched_cost(graph, grafts, demand=demand, weights=prices)
+    assert (batched < theory.isolated_cost(graph, grafts, demand=demand, weights=prices)) == twice
 
 
 def batched_bill(made: GraftScene, order: tuple[int, ...], demand: tuple[str, ...] | None) -> Weight:
@@ -217,6 +246,74 @@ def test_patches_are_cheapest_downstream_first(data: st.DataObject, scene: Scene
     assert theory.best_patch_order(graph, scene.patch) == extremes.best
 
 
+# -- restoring in place -------------------------------------------------------------------------
+
+
+@given(st.data(), scenes(), st.booleans(), st.booleans())
+def test_restoring_in_place_costs_what_the_closed_form_says(
+    data: st.DataObject, scene: Scene, is_full: bool, is_late: bool
+) -> None:
+    """The engine's bills; whether a patch goes before the next is made, or right after."""
+    graph, prices = scene.graph(), data.draw(weights(scene))
+    demand = None if is_full else scene.demand
+    groups = st.lists(st.sampled_from(scene.sites), min_size=1, max_size=2, unique=True)
+    patches = data.draw(st.lists(groups, min_size=1, max_size=4))
+    if is_late:
+        patches = [[site] for site in dict.fromkeys(site for patch in patches for site in patch)]
+
+    predicted = theory.restored_cost(graph, patches, demand, weights=prices)
+
+    bills, left = restored_bills(graph, patches, demand, prices, is_late=is_late)
+    assert list(predicted.costs) == bills
+    assert predicted.left == left
+    assert predicted.total == sum(bills)
+    assert predicted.forked == theory.sweep_cost(graph, patches, demand, prices)
+    assert predicted.surplus == predicted.total - predicted.forked >= 0
+
+
+@given(scenes(), st.data())
+def test_the_naive_engine_restores_at_the_same_cost(scene: Scene, data: st.DataObject) -> None:
+    graph = scene.graph()
+    patches = data.draw(st.lists(st.sampled_from(scene.sites), min_size=1, max_size=4))
+    world = oracle.NaiveWorld(oracle.naive(graph))
+    world.computed(world.needed(scene.demand))
+    bills = []
+    for site in patches:
+        world.patch(site, "value", 1)
+        needed = world.needed(scene.demand)
+        world.computed(needed)
+        bills.append(len(needed))
+        world.frames.clear()
+        world.restore(site)
+    predicted = theory.restored_cost(graph, patches, scene.demand)
+    assert list(predicted.costs) == bills
+    assert predicted.left == len(world.needed(scene.demand))
+
+
+@given(scenes(), st.data(), st.booleans())
+def test_a_restore_costs_more_unless_the_site_is_below_the_next_or_only_seen_through_it(
+    scene: Scene, data: st.DataObject, is_full: bool
+) -> None:
+    graph, demand = scene.graph(), None if is_full else scene.demand
+    reads = oracle.wiring(graph)
+    site, following = (data.draw(st.sampled_from(choice)) for choice in (scene.computed, scene.sites))
+    surplus = theory.restored_cost(graph, [site, following], demand).surplus
+
+    is_below = site == following or site in oracle.cone(reads, [following])
+    is_hidden = site not in oracle.support(reads, demand or scene.sites, cut=[following])
+    assert (surplus == 0) == (is_below or is_hidden)
+
+
+@given(scenes(), st.data(), st.booleans())
+def test_restoring_in_place_costs_at_most_the_restored_cones_more(
+    scene: Scene, data: st.DataObject, is_full: bool
+) -> None:
+    graph, demand = scene.graph(), None if is_full else scene.demand
+    patches = data.draw(st.lists(st.sampled_from(scene.sites), min_size=1, max_size=4))
+    every = [theory.restored_cost(graph, [site], demand).left for site in patches]
+    assert theory.restored_cost(graph, patches, demand).surplus <= sum(every[:-1])
+
+
 # -- the backward pass --------------------------------------------------------------------------
 
 
@@ -243,6 +340,43 @@ def test_a_sweep_of_all_sites_ties_the_two_ratios_together(scene: Scene) -> None
         assert 1 <= training <= forward
 
 
+@given(scenes(), st.data())
+def test_under_weights_the_two_ratios_of_all_sites_need_the_mirror_image(
+    scene: Scene, data: st.DataObject
+) -> None:
+    """1/ρ_train = 1/ρ + 1/ρ⁻ + 1/N, where ρ⁻ is ρ with upstream(s) for cone(s); N counts nodes."""
+    graph, prices = scene.graph(), data.draw(weights(scene))
+    reads, N = oracle.wiring(graph), len(scene.computed)
+    full = sum(map(exact, prices.values()), Fraction(0))
+    if not full:
+        return
+    above = [(oracle.support(reads, [site]) - {site}) & set(prices) for site in scene.computed]
+    up = sum((exact(prices[node]) for nodes in above for node in nodes), Fraction(0))
+    down = exact(theory.sweep_cost(graph, scene.computed, weights=prices))
+    training = theory.training_ratio(graph, scene.computed, weights=prices)
+    assert 1 / exact(training) == (down + up) / (N * full) + Fraction(1, N)
+    assert down == sum(
+        exact(prices[site]) * len(nodes) for site, nodes in zip(scene.computed, above, strict=True)
+    )
+
+
+@given(stacks())
+def test_sites_that_all_other_layers_are_comparable_with_have_the_closed_form(
+    made: tuple[cw.Graph, list[str]],
+) -> None:
+    """And only these: the closed form is the most that is touched, so it is a bound for the others."""
+    graph, sites = made
+    L = len(sites)
+    own = [{f"a{layer}", f"b{layer}"} for layer in range(L)]
+    are_all = all(
+        set(graph.computed) - layer <= theory.training_cone(graph, site)
+        for site, layer in zip(sites, own, strict=True)
+    )
+    closed, counted = theory.training_ratio([2] * L, local=1, terminal=1), theory.training_ratio(graph, sites)
+    assert (counted == closed) == are_all
+    assert counted >= closed
+
+
 # -- that a law can fail ------------------------------------------------------------------------
 
 
@@ -260,14 +394,60 @@ def _single_differs(made: GraftScene) -> bool:
     return predicted != interleaved_bills(made, (0,), None)[0]
 
 
+def _meeting_differs(made: tuple[GraftScene, list[int]]) -> bool:
+    grafting, drawn = made
+    graph, grafts, demand = grafting.scene.graph(), grafting.grafts(priced=True), grafting.scene.demand
+    prices: dict[str, Weight] = dict(zip(graph.computed, drawn, strict=False))
+    isolated = theory.isolated_cost(graph, grafts, demand=demand, weights=prices)
+    is_less = theory.batched_cost(graph, grafts, demand=demand, weights=prices) < isolated
+    return is_less != mutants.batched_is_less_where_disturbed_sets_meet(graph, grafts)
+
+
+def _mean_differs(made: GraftScene) -> bool:
+    graph, grafts = made.scene.graph(), made.grafts()
+    bills = [exact(sum(interleaved_bills(made, order, None))) for order in made.possible_orders()]
+    mean = sum(bills, Fraction(0)) / len(bills) - exact(theory.isolated_cost(graph, grafts))
+    return mutants.mean_over_comparable_sites(graph, grafts) != mean
+
+
 def _patches_differ(mutant: Callable[..., int], scene: Scene, is_batch: bool) -> bool:
     bills = patched_bills(scene.graph(), scene.patch, None, None)
     exact = theory.sweep_cost(scene.graph(), [scene.patch]) if is_batch else bills[-1]
     return mutant(scene.graph(), scene.patch) != exact
 
 
+def _restores_differ(mutant: Callable[..., int], scene: Scene) -> bool:
+    first, second = scene.patch[0], scene.patch[-1]
+    bills, _ = restored_bills(scene.graph(), [[first], [second]], scene.demand, None, is_late=False)
+    return mutant(scene.graph(), first, second, scene.demand) != bills[1]
+
+
+def _surplus_differs(scene: Scene) -> bool:
+    first, second = scene.patch[0], scene.patch[-1]
+    graph = scene.graph()
+    costs_more = theory.restored_cost(graph, [first, second], scene.demand).surplus > 0
+    return costs_more != mutants.restoring_costs_more_unless_nested(graph, first, second)
+
+
 def _ratio_differs(mutant: Callable[[list[int], int], Fraction], profile: list[int]) -> bool:
     return mutant(profile, 1) != theory.sweep_ratio(*layered(profile, 1))
+
+
+def _weighted_identity_differs(made: tuple[Scene, list[int]]) -> bool:
+    scene, drawn = made
+    graph, N = scene.graph(), len(scene.computed)
+    prices: dict[str, Weight] = dict(zip(graph.computed, drawn, strict=False))
+    if not theory.sweep_cost(graph, graph.computed, weights=prices):
+        return False
+    forward = theory.sweep_ratio(graph, graph.computed, weights=prices)
+    training = theory.training_ratio(graph, graph.computed, weights=prices)
+    return mutants.training_from_forward_with_weights(exact(forward), N) != training
+
+
+def _side_differs(made: tuple[int, int, int]) -> bool:
+    M, t, fixed = made
+    ratio = theory.wallclock_ratio([3 * M + t, 2 * M + t, M + t, t], 4 * M + t, 1, 1, fixed)
+    return not mutants.wallclock_from_above(exact(ratio), Fraction(4, 3))
 
 
 PROFILES = st.lists(st.integers(1, 6), min_size=2, max_size=8)
@@ -286,6 +466,11 @@ REFUTED: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], bool]]] = {
         graft_scenes(),
         lambda made: _grafts_differ(mutants.batched_without_the_sites, made),
     ),
+    "less iff disturbed sets meet": (
+        st.tuples(graft_scenes(), st.lists(st.integers(0, 1), min_size=9, max_size=9)),
+        _meeting_differs,
+    ),
+    "the mean over comparable sites": (graft_scenes(), _mean_differs),
     "one less per site": (
         graft_scenes(),
         lambda made: _grafts_differ(mutants.batched_less_one_per_site, made),
@@ -302,6 +487,24 @@ REFUTED: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], bool]]] = {
         scenes(),
         lambda scene: _patches_differ(mutants.patched_by_union, scene, is_batch=True),
     ),
+    "layers that no edge passes by": (
+        stacks(),
+        lambda made: mutants.training_of_consecutive_layers(len(made[1])) != theory.training_ratio(*made),
+    ),
+    "one identity for all weights": (
+        st.tuples(scenes(), st.lists(st.integers(1, 9), min_size=12, max_size=12)),
+        _weighted_identity_differs,
+    ),
+    "always from above": (st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)), _side_differs),
+    "a restore brings the restored cone along": (
+        scenes(),
+        lambda scene: _restores_differ(mutants.restored_by_both_cones, scene),
+    ),
+    "a restore brings the site and its cone along": (
+        scenes(),
+        lambda scene: _restores_differ(mutants.restored_by_site_and_both_cones, scene),
+    ),
+    "a restore costs more unless the cones are nested": (scenes(), _surplus_differs),
     "a patch seen through patches": (
         scenes(),
         lambda scene: _patches_differ(mutants.patched_step_uncut, scene, is_batch=False),

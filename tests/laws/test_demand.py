@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conewise as cw
-from tests.laws.oracle import cone, stale, support, wiring
+from tests.laws.oracle import cone, stale, stale_under_rules, support, wiring
 from tests.laws.scenes import Scene, fresh_rule, fresh_value, scenes
 from tests.laws.worlds import from_scratch, nothing_computed, patch_values, stale_sites, warm
 
@@ -126,6 +126,24 @@ def test_rules_functions_and_edges_compute_their_readers_and_the_cone_of_those(
     assert Counter(world.ledger.recomputed) == Counter(
         (changed | cone(reads, changed)) & support(reads, scene.demand)
     )
+
+
+@given(scenes(), st.data())
+def test_of_values_and_rules_together_the_rules_are_computed_too(scene: Scene, data: st.DataObject) -> None:
+    """For values at V and rules or functions at R: ((cone(V ∪ R) ∪ R) − V) ∩ support(D, cut at V)."""
+    world = warm(scene)
+    ruled = [site for site in scene.patch if data.draw(st.booleans())]
+    given_ = [site for site in scene.patch if site not in ruled]
+    for site in data.draw(st.permutations(scene.patch)):
+        if site in given_:
+            world.patch(site, fresh_value())
+        elif site in scene.computed and data.draw(st.booleans()):
+            world.patch_rule(site, fresh_rule())
+        else:
+            world.patch(site, fresh_rule())
+    world.demand(scene.demand)
+    expected = stale_under_rules(wiring(world.graph), given_, ruled, scene.demand)
+    assert Counter(world.ledger.recomputed) == Counter(expected)
 
 
 @given(scenes())

@@ -10,8 +10,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import conewise as cw
-from tests.laws.mutants import DEMAND_MUTANTS, GRAFT_MUTANTS
-from tests.laws.oracle import cone, stale, wiring
+from tests.laws.mutants import DEMAND_MUTANTS, GRAFT_MUTANTS, RULE_MUTANTS
+from tests.laws.oracle import cone, stale, stale_under_rules, wiring
 from tests.laws.scenes import Scene, fresh_rule, scenes
 from tests.laws.worlds import patch_values, stale_sites, warm
 
@@ -26,6 +26,22 @@ def test_a_wrong_formula_for_a_demand_is_refuted_by_the_engine(formula: Callable
     def law(scene: Scene) -> None:
         world = warm(scene)
         patch_values(world, scene.patch)
+        world.demand(scene.demand)
+        expected = formula(wiring(world.graph), scene.patch, scene.demand)
+        assert Counter(world.ledger.recomputed) == Counter(expected)
+
+    with pytest.raises(AssertionError):
+        law()
+
+
+@pytest.mark.parametrize("formula", RULE_MUTANTS)
+def test_a_wrong_formula_for_rules_is_refuted_by_the_engine(formula: Callable[..., set[str]]) -> None:
+    @no_shrinking
+    @given(scenes())
+    def law(scene: Scene) -> None:
+        world = warm(scene)
+        for site in scene.patch:
+            world.patch(site, fresh_rule())
         world.demand(scene.demand)
         expected = formula(wiring(world.graph), scene.patch, scene.demand)
         assert Counter(world.ledger.recomputed) == Counter(expected)
@@ -64,6 +80,9 @@ def test_at_least_one_scene_in_ten_tells_each_wrong_formula_from_the_right_one()
         right = stale(reads, scene.patch, scene.demand)
         for formula in DEMAND_MUTANTS:
             told[formula.__name__] += formula(reads, scene.patch, scene.demand) != right
+        right = stale_under_rules(reads, (), scene.patch, scene.demand)
+        for formula in RULE_MUTANTS:
+            told[formula.__name__] += formula(reads, scene.patch, scene.demand) != right
         for wrong in GRAFT_MUTANTS:
             told[wrong.__name__] += any(
                 wrong(reads, edge) != {edge[1]} | cone(reads, [edge[1]]) for edge in scene.edges
@@ -71,4 +90,4 @@ def test_at_least_one_scene_in_ten_tells_each_wrong_formula_from_the_right_one()
 
     look()
     assert all(count >= scenes_seen / 10 for count in told.values()), told
-    assert len(told) == len(DEMAND_MUTANTS) + len(GRAFT_MUTANTS)
+    assert len(told) == len(DEMAND_MUTANTS) + len(RULE_MUTANTS) + len(GRAFT_MUTANTS)

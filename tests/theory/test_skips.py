@@ -96,9 +96,62 @@ def test_the_training_ratio_can_pass_the_forward_limit_of_the_plain_stack() -> N
     assert theory.skip_limits(1, 4) == (8, 4)
 
 
+def star(N: int) -> cw.Graph:
+    """One node with N − 1 readers."""
+    graph = cw.Graph()
+    graph.source("x", 1)
+    graph.node("root", Mix(), ["x"])
+    for number in range(N - 1):
+        graph.node(f"n{number}", Mix(), ["root"])
+    return graph
+
+
+@pytest.mark.parametrize("N", [2, 10, 300])
+def test_the_training_ratio_of_all_sites_is_half_the_forward_one_only_where_cones_grow(N: int) -> None:
+    """ρ_train/ρ = 1/(2 + ρ/N): a half in the limit iff ρ = o(N); a third for a star, whose ρ is about N."""
+    graph = star(N)
+    assert theory.sweep_ratio(graph, graph.computed) == Fraction(N * N, N - 1)
+    assert theory.training_ratio(graph, graph.computed) == Fraction(N * N, 3 * N - 2)
+    assert theory.training_from_forward(Fraction(2 * N, N - 1), N) == 1
+
+
+@given(st.integers(2, 9), st.data())
+def test_every_number_of_pairs_is_some_graphs_and_no_other_ratio_is(N: int, data: st.DataObject) -> None:
+    """A chain of k, and one node more that reads j of them: C = k(k−1)/2 + j, of any size up to N(N−1)/2."""
+    C = data.draw(st.integers(1, N * (N - 1) // 2))
+    k = next(k for k in range(1, N + 1) if k * (k + 1) // 2 >= C)
+    graph = cw.Graph()
+    before = graph.source("x", 1)
+    for number in range(N):
+        if number < k:
+            before = graph.node(f"n{number}", Mix(), [before])
+        else:
+            j = C - k * (k - 1) // 2 if number == k else 0
+            graph.node(f"n{number}", Mix(), [f"n{j - 1}" if j else "x"])
+    assert theory.comparable_pairs(graph) == C
+    forward = theory.sweep_ratio(graph, graph.computed)
+    training = theory.training_ratio(graph, graph.computed)
+    assert theory.training_from_forward(forward, N) == training
+    assert theory.training_from_forward(float(forward), N) == pytest.approx(float(training))
+    assert theory.training_from_forward(float(forward), N) >= 1
+    with pytest.raises(TheoryError, match="which no graph of"):
+        theory.training_from_forward(Fraction(N * N) / (C + Fraction(1, 2)), N)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: theory.training_from_forward(1, 3), "the forward ratio is 1, which no graph of 3 nodes has"),
+        (
+            lambda: theory.training_from_forward(2.99, 3),
+            "the forward ratio is 2.99, which no graph of 3 nodes",
+        ),
+        (
+            lambda: theory.training_from_forward(10, 3),
+            "the forward ratio is 10, which no graph of 3 nodes has",
+        ),
+        (lambda: theory.training_from_forward(3, 1), "a sweep of one node recomputes nothing"),
+        (lambda: theory.skip_layers(10**9, 1, 1), "at most 20,000,000 are listed one by one"),
         (lambda: theory.skip_layers(0, 1, 1), "the number of layers is 0"),
         (lambda: theory.skip_layers(3, 0, 1), "`span` is 0"),
         (lambda: theory.skip_layers(3, 1, 0), "`every` is 0"),

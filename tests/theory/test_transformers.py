@@ -58,6 +58,13 @@ def test_the_paper_s_figures_of_e9() -> None:
     assert theory.transformer_ratio(12, 12) == Fraction(13 * M * 12) / (Fraction(13 * M * 11, 2) + 122)
 
 
+@pytest.mark.parametrize("heads", [1, 2, 12, 100])
+def test_the_paper_s_ratio_comes_down_to_2_from_above(heads: int) -> None:
+    ratios = [theory.transformer_ratio(layers, heads) for layers in (1, 2, 12, 1000)]
+    assert ratios == sorted(ratios, reverse=True)
+    assert 2 < ratios[-1] < 2.01
+
+
 def test_a_layer_holds_nine_parameters() -> None:
     plan = theory.blueprint("llama", 2, 3)
     assert len(plan.params) == 18

@@ -215,8 +215,8 @@ class World:
     def demand(self, sites: Site | Iterable[Site]) -> Any:
         """The value at a site, or the values at several; computes what is invalid and needed for them.
 
-        On a world that had answered this demand before the changes P, that is exactly
-        (cone(P) − P) ∩ support(sites, cut at P), each node once.
+        On a world without patches that had answered this demand before the sites P were given values,
+        that is exactly (cone(P) − P) ∩ support(sites, cut at P), each node once.
         """
         targets = self.graph.numbers(sites)
         self._ready("world.demand")

@@ -58,7 +58,13 @@ class Ceiling:
                 unit="ms",
                 facts={"low": beta.low, "high": beta.high, "contains_zero": beta.low <= 0.0 <= beta.high},
             ),
-            Row("β/a", "0.129", None, self.fit.overhead, exact=False),
+            Row(
+                "β/a; predicted: from the paper's constants",
+                None,
+                PAPER_BETA / PAPER_A,
+                self.fit.overhead,
+                exact=False,
+            ),
             Row(
                 "ceiling of the ratio in time, (a+β)/(a/2+β); predicted: from the paper's constants",
                 "1.79",

@@ -114,15 +114,17 @@ def run(
             "The trimmed median leaves out the slowest tenth: what disturbs a timing makes it longer.",
             (
                 "The interval of a slope allows for neighbouring blocks that are alike (Newey and West, five "
-                "blocks). The slope of grafts holds graph size as well as history: the chain grows. "
-                "What drifts with the machine drifts in both arms, and falls out of their difference."
+                "blocks), and is too narrow where they are alike for longer. The slope of grafts holds graph "
+                "size as well as history: the chain grows. What drifts with the machine drifts in both arms, "
+                "and falls out of their difference."
             ),
             (
                 "a and β are fitted by least squares, with a fixed cost, to fork, patch and demand on chains "
                 f"of {graph_sizes[0]:,} to {graph_sizes[-1]:,} nodes. The ceiling is (a+β)/(a/2+β), where "
-                "a β below zero counts as zero. It supposes that a full run costs a per node too; a fresh "
-                "world without forks is cheaper per node, as the last row shows: with ops as trivial as "
-                "these, a full re-run can win."
+                "a β below zero, which noise can bring about, counts as zero. It supposes that a full run "
+                "costs a per node too; a fresh world without forks is cheaper per node, as the last row "
+                "shows, and the ratio in time is lower by as much: with ops as trivial as these, a full "
+                "re-run can win."
             ),
         ),
         seconds=time.perf_counter() - started,

@@ -80,8 +80,9 @@ def run(progress: Progress = silent, depths: tuple[int, ...] = DEPTHS) -> Result
                 "of the others the invalidated nodes were counted."
             ),
             (
-                "The paper's count is of nodes whose gradient depends on the Jacobian at the site. The "
-                "gradients that change are others: the rows of the joint graph count those exactly."
+                "The paper's count is of ancestors, the site and descendants. The ancestors are where the "
+                "gradient depends on the Jacobian at the site. The gradients that change are others: the "
+                "rows of the joint graph count those exactly."
             ),
         ),
         seconds=time.perf_counter() - started,

@@ -19,7 +19,7 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
         world.demand(grads["w"])
 
     Each gradient node reads exactly what its op declares in `vjps`, so a change invalidates the
-    gradients that can change, and no others. Only paths between `wrt` and the loss are
+    gradients that read something changed, and no others. Only paths between `wrt` and the loss are
     differentiated; inputs that an op marks as not differentiable end a path. The gradient of h is
     the site `d(loss)/d(h)`; where several readers contribute to it, it is the sum of sites
     `d(loss)/d(h)@reader`. What an earlier call for the same loss has added is used again.

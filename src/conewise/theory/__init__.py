@@ -41,6 +41,7 @@ from conewise.theory.patches import (
     patched_cost,
 )
 from conewise.theory.regression import Estimate, Fit, least_squares
+from conewise.theory.restoring import RestoredCost, restored_cost
 from conewise.theory.skips import (
     comparable_pairs,
     incomparable_pairs,
@@ -90,6 +91,7 @@ __all__ = [
     "OrderExtremes",
     "PatchExtremes",
     "PatchedCost",
+    "RestoredCost",
     "Touched",
     "batched_cost",
     "best_change_order",
@@ -125,6 +127,7 @@ __all__ = [
     "overcount",
     "patch_extremes",
     "patched_cost",
+    "restored_cost",
     "skip_layers",
     "skip_limits",
     "skip_ratio",

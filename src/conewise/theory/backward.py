@@ -10,30 +10,40 @@ from fractions import Fraction
 
 from conewise.errors import TheoryError
 from conewise.graph.graph import Graph, Site
-from conewise.theory.sweeps import full_cost, sweep_cost
+from conewise.theory.sweeps import full_weight, world_costs
 from conewise.theory.weights import (
     Demand,
+    Exact,
     Scale,
     Weight,
     Weights,
+    answer,
+    answer_ratio,
+    any_float,
+    exact,
+    expect_demand,
+    expect_graph,
+    expect_items,
     expect_number,
     expect_profile,
+    expect_site,
+    expect_sites,
     expect_weight,
     ratio,
+    shown,
     total,
-    wanted,
 )
 
 
 def training_cone(graph: Graph, site: Site, loss: Site | None = None) -> frozenset[Site]:
     """V⁻ ∪ {s} ∪ V⁺, computed nodes only: what the paper counts as touched by a change at s in training.
 
-    V⁻ ∪ {s} is where the gradient depends on the local Jacobian *at* s. It is not the set of gradients
-    that change (docs/backward-locality.md); for that, see `joint_cost`. With a `loss`, which s must
-    reach, only what the loss depends on counts.
+    V⁻ is where the gradient depends on the local Jacobian *at* s, that is, on the rule of s; at s itself it
+    does not. That is not the set of gradients that change (docs/backward-locality.md); for that, see
+    `joint_cost`. With a `loss`, which s must reach, only what the loss depends on counts.
     """
-    table = graph.table
-    nodes = _touched(graph, graph.number(site), _support(graph, [site], loss))
+    table, number = expect_graph(graph).table, graph.number(expect_site(site, "the site"))
+    nodes = _touched(graph, number, _support(graph, [number], loss))
     return frozenset(graph.names(node for node in nodes if table.rules[node] is not None))
 
 
@@ -41,9 +51,14 @@ def training_cost(
     graph: Graph, sites: Iterable[Site], loss: Site | None = None, weights: Weights | None = None
 ) -> Weight:
     """Σ over `sites` of the weight of the training cone: the paper's count."""
-    sites = (sites,) if isinstance(sites, str) else tuple(sites)
-    scale, support = Scale(graph, weights), _support(graph, sites, loss)
-    return total(scale(_touched(graph, number, support)) for number in graph.numbers(sites))
+    scale = Scale(graph, weights)
+    return answer(_training_weight(graph, expect_sites(sites), loss, scale), scale.is_float, "the cost")
+
+
+def _training_weight(graph: Graph, sites: tuple[Site, ...], loss: Site | None, scale: Scale) -> Exact:
+    numbers = graph.numbers(sites)
+    support = _support(graph, numbers, loss)
+    return total(scale(_touched(graph, number, support)) for number in numbers)
 
 
 def training_ratio(
@@ -51,40 +66,44 @@ def training_ratio(
     sites: Iterable[Site] | None = None,
     loss: Site | None = None,
     *,
-    local: Weight | Sequence[Weight] | None = None,
+    local: Weight | Iterable[Weight] | None = None,
     terminal: Weight = 0,
     weights: Weights | None = None,
 ) -> Fraction | float:
-    """ρ_train by the paper's count: |sites| · N / Σ |V⁻ ∪ {s} ∪ V⁺|.
+    """ρ_train by the paper's count: |sites| · N / Σ |V⁻ ∪ {s} ∪ V⁺|; never below 1.
 
-    docs/theory.md#training. For a profile w_1..w_L without a way around a layer, with one site per layer,
-    of whose own layer the weight `local` is touched (one number, or one per layer; None: all of it):
+    docs/theory.md#training. For a profile w_1..w_L, with one site per layer that has a path to or from every
+    node of every other layer, and of whose own layer the weight `local` is touched (one number, or one
+    per layer; None: all of it):
 
         ρ_train = L · N / Σ_i (N − w_i + c_i),   1 ≤ ρ_train < L/(L−1)
 
-    where N counts `terminal` too. The layers of E5 weigh 2·w − 1, of which `local` is w.
+    where N counts `terminal` too. The layers of E5 weigh 2·w − 1, of which `local` is w. That no edge
+    passes a layer by is not enough for such paths: on a graph, pass the graph.
     """
     if isinstance(profile, Graph):
         if sites is None:
             raise TheoryError(
                 "which sites of the graph are swept? Pass them: `training_ratio(graph, sites)`."
             )
-        if local is not None or terminal:
+        if local is not None or expect_weight(terminal, "`terminal`"):
             raise TheoryError("`local` and `terminal` belong to a profile; a graph has all its nodes in it.")
-        swept = (sites,) if isinstance(sites, str) else tuple(sites)
+        swept, scale = expect_sites(sites), Scale(profile, weights)
         if not swept:
             raise TheoryError("no sites are given, and a ratio needs at least one.")
-        touched = training_cost(profile, swept, loss, weights)
+        touched = _training_weight(profile, swept, loss, scale)
         if touched == 0:
             raise TheoryError("the training cones of these sites weigh nothing, so the ratio has no value.")
-        return ratio(len(swept) * full_cost(profile, loss, weights), touched)
+        full = full_weight(profile, loss, scale)
+        return answer_ratio(ratio(len(swept) * full, touched), scale.is_float)
     if sites is not None or loss is not None or weights is not None:
         raise TheoryError("`sites`, `loss` and `weights` belong to a graph; a profile is its own weights.")
     layers = expect_profile(profile)
-    whole = total([*layers, expect_weight(terminal, "`terminal`")])
+    end = expect_weight(terminal, "`terminal`")
     own = _own(local, layers)
-    touched = total(whole - layer + part for layer, part in zip(layers, own, strict=True))
-    return ratio(len(layers) * whole, touched)
+    whole, L = total([*layers, end]), len(layers)
+    touched = L * whole - total(layers) + total(own)
+    return answer_ratio(ratio(L * whole, touched), any_float([*layers, end, *own]))
 
 
 def joint_cost(graph: Graph, sites: Iterable[Site], demand: Demand, weights: Weights | None = None) -> Weight:
@@ -94,31 +113,40 @@ def joint_cost(graph: Graph, sites: Iterable[Site], demand: Demand, weights: Wei
     sites (with the loss, if it is read). Gradients are ordinary nodes, so this is `sweep_cost`; each
     site must reach something that is demanded, else the question is a slip: TheoryError.
     """
-    sites = (sites,) if isinstance(sites, str) else tuple(sites)
-    if demand is None:
-        raise TheoryError("which gradients are demanded? Pass their sites.")
-    targets = graph.numbers(demand)
-    support = graph.table.support(targets, ())
-    for site in sites:
-        number = graph.number(site)
-        if number not in support:
-            raise TheoryError(
-                f"{site!r} reaches none of the {len(targets)} demanded sites, so a change there costs "
-                "nothing and changes no gradient. Take it out of the sweep, or demand what it reaches."
-            )
-    return sweep_cost(graph, sites, graph.names(targets), weights)
+    scale = Scale(graph, weights)
+    swept, targets = expect_sites(sites), _expect_targets(graph, demand)
+    return answer(_joint_weight(graph, swept, targets, scale), scale.is_float, "the cost")
 
 
 def joint_ratio(
     graph: Graph, sites: Iterable[Site], demand: Demand, weights: Weights | None = None
 ) -> Fraction | float:
     """ρ under backpropagation, exact: a full forward and backward run per site over `joint_cost`."""
-    sites = (sites,) if isinstance(sites, str) else tuple(sites)
-    demand = (demand,) if isinstance(demand, str) else None if demand is None else tuple(demand)
-    spent = joint_cost(graph, sites, demand, weights)
+    scale = Scale(graph, weights)
+    swept, targets = expect_sites(sites), _expect_targets(graph, demand)
+    spent = _joint_weight(graph, swept, targets, scale)
     if spent == 0:
         raise TheoryError("a sweep of these sites recomputes nothing, so its ratio has no value.")
-    return ratio(len(sites) * full_cost(graph, demand, weights), spent)
+    return answer_ratio(ratio(len(swept) * full_weight(graph, targets, scale), spent), scale.is_float)
+
+
+def _expect_targets(graph: Graph, demand: Demand) -> tuple[Site, ...]:
+    targets = expect_demand(demand)
+    if targets is None:
+        raise TheoryError("which gradients are demanded? Pass their sites.")
+    graph.numbers(targets)
+    return targets
+
+
+def _joint_weight(graph: Graph, sites: tuple[Site, ...], targets: tuple[Site, ...], scale: Scale) -> Exact:
+    support = graph.table.support(graph.numbers(targets), ())
+    for site in sites:
+        if graph.number(site) not in support:
+            raise TheoryError(
+                f"{site!r} reaches none of the {len(targets)} demanded sites, so a change there costs "
+                "nothing and changes no gradient. Take it out of the sweep, or demand what it reaches."
+            )
+    return total(world_costs(graph, sites, targets, scale))
 
 
 def dense_joint_ratio(forward: Weight, share: Weight = 1) -> Fraction | float:
@@ -128,21 +156,24 @@ def dense_joint_ratio(forward: Weight, share: Weight = 1) -> Fraction | float:
     backward pass over that of the forward pass. A loss that is not linear makes a network dense: the
     seed of the backward pass reads the changed output. Above 1 for every ρ > 1: 4/3 for ρ = 2, b = 1.
     """
-    forward, share = expect_number(forward, "the forward ratio"), expect_weight(share, "`share`")
-    if forward < 1:
-        raise TheoryError(f"the forward ratio is {forward}; no sweep costs more than full runs.")
-    return ratio(1 + share, ratio(1, forward) + share)
+    rho, b = expect_number(forward, "the forward ratio"), expect_weight(share, "`share`")
+    if rho < 1:
+        raise TheoryError(f"the forward ratio is {shown(rho)}; no sweep costs more than full runs.")
+    joint = ratio(1 + exact(b), ratio(1, exact(rho)) + exact(b))
+    return answer_ratio(joint, any_float([rho, b]))
 
 
-def _support(graph: Graph, sites: Iterable[Site], loss: Site | None) -> set[int] | None:
-    support = wanted(graph, loss)
-    if support is not None:
-        for site in sites:
-            if graph.number(site) not in support:
-                raise TheoryError(
-                    f"the loss {loss!r} is not reached from {site!r}: a change there has no gradient. The "
-                    f"loss depends on {len(support)} sites; list them with `graph.support({loss!r})`."
-                )
+def _support(graph: Graph, sites: Iterable[int], loss: Site | None) -> set[int] | None:
+    if loss is None:
+        return None
+    support = graph.table.support([graph.number(expect_site(loss, "the loss"))], ())
+    for site in sites:
+        if site not in support:
+            raise TheoryError(
+                f"the loss {loss!r} is not reached from {graph.name(site)!r}: a change there has no "
+                f"gradient. The loss depends on {len(support)} sites; list them with "
+                f"`graph.support({loss!r})`."
+            )
     return support
 
 
@@ -152,18 +183,21 @@ def _touched(graph: Graph, site: int, support: set[int] | None) -> set[int]:
     return nodes if support is None else nodes & support
 
 
-def _own(local: Weight | Sequence[Weight] | None, layers: Sequence[Weight]) -> Sequence[Weight]:
+def _own(local: Weight | Iterable[Weight] | None, layers: Sequence[Weight]) -> Sequence[Weight]:
     """c_i: what is touched of the site's own layer."""
     if local is None:
         return layers
-    own = list(local) if isinstance(local, Sequence) else [local] * len(layers)
-    if len(own) != len(layers):
-        raise TheoryError(f"`local` has {len(own)} entries for {len(layers)} layers; give one for each.")
-    own = [expect_weight(part, f"`local` of layer {i}") for i, part in enumerate(own, 1)]
+    if isinstance(local, Iterable):
+        given = expect_items(local, "`local`", "for each layer, what is touched of it")
+    else:
+        given = [local] * len(layers)
+    if len(given) != len(layers):
+        raise TheoryError(f"`local` has {len(given)} entries for {len(layers)} layers; give one for each.")
+    own = [expect_weight(part, f"`local` of layer {i}") for i, part in enumerate(given, 1)]
     for i, (part, layer) in enumerate(zip(own, layers, strict=True), 1):
         if not 0 < part <= layer:
             raise TheoryError(
-                f"`local` of layer {i} is {part}, of a layer that weighs {layer}: what a change touches of "
-                "its own layer is more than zero and at most the layer."
+                f"`local` of layer {i} is {shown(part)}, of a layer that weighs {shown(layer)}: what a "
+                "change touches of its own layer is more than zero and at most the layer."
             )
     return own

@@ -7,14 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from conewise.errors import TheoryError
 from conewise.graph.graph import Edge, Graph, Site
 from conewise.theory.patches import PatchExtremes
-from conewise.theory.weights import Demand, Scale, Weight, Weights, expect_permutation, expect_weight, total
+from conewise.theory.weights import (
+    Demand,
+    Exact,
+    Scale,
+    Weight,
+    Weights,
+    answer,
+    any_float,
+    expect_demand,
+    expect_graph,
+    expect_items,
+    expect_one_of,
+    expect_permutation,
+    expect_site,
+    expect_sites,
+    expect_weight,
+    shown,
+    total,
+)
 
 ChangeKind = Literal["value", "function", "rule", "redefine"]
+_KINDS: Final[tuple[ChangeKind, ...]] = ("value", "function", "rule", "redefine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +91,20 @@ def changed_cost(
     Each place is changed once: TheoryError for the same edge, two patches of one site, or two
     redefinitions of one. The world has answered the demand before the first change.
     """
-    made = _expect_changes(graph, changes)
+    weigh, made = _Scale(graph, weights), _expect_changes(graph, changes)
     chosen = expect_permutation(order, len(made))
-    targets, weigh = _targets(graph, demand), _Scale(graph, weights)
+    targets = _targets(graph, demand)
     ordered = [made[k] for k in chosen]
-    costs = tuple(weigh(nodes) for nodes in _interleaved(graph, ordered, targets))
+    costs = [weigh(nodes) for nodes in _interleaved(graph, ordered, targets)]
     alone = [_batched(graph, [change], targets) for change in made if _is_possible(graph, change)]
     isolated = total(map(weigh, alone)) if len(alone) == len(made) else None
-    return ChangedCost(costs, total(costs), isolated, weigh(_batched(graph, ordered, targets)))
+    batched = weigh(_batched(graph, ordered, targets))
+    return ChangedCost(
+        tuple(map(weigh.answer, costs)),
+        weigh.answer(total(costs)),
+        None if isolated is None else weigh.answer(isolated),
+        weigh.answer(batched),
+    )
 
 
 def disturbed(graph: Graph, changes: ChangeAt | Iterable[ChangeAt], demand: Demand = None) -> frozenset[Site]:
@@ -88,7 +113,7 @@ def disturbed(graph: Graph, changes: ChangeAt | Iterable[ChangeAt], demand: Dema
     docs/theory.md#changes. For values alone this is `stale`. A rule that is patched or redefined costs
     1 + |cone(s)| where everything is demanded, and nothing where the demand does not depend on s.
     """
-    made = _expect_changes(graph, [changes] if isinstance(changes, ChangeAt) else changes)
+    made = _expect_changes(expect_graph(graph), [changes] if isinstance(changes, ChangeAt) else changes)
     return frozenset(graph.names(_batched(graph, made, _targets(graph, demand))))
 
 
@@ -103,8 +128,7 @@ def change_extremes(
     hides first at one seed, all of these stand before the change does, so each term is least; in the
     reverse order none does, and each term is its isolated cost, the most it can be.
     """
-    made = tuple(changes)
-    demand = demand if demand is None or isinstance(demand, str) else tuple(demand)
+    made, demand = tuple(_listed(changes)), expect_demand(demand)
     best = best_change_order(graph, made)
     worst = best[::-1]
     return PatchExtremes(
@@ -293,11 +317,17 @@ class _Scale:
     def __init__(self, graph: Graph, weights: Weights | None) -> None:
         self._graph, self._weights = graph, weights
         self._scale = Scale(graph, weights)
+        self._is_float = self._scale.is_float
 
-    def __call__(self, nodes: set[int]) -> Weight:
+    def __call__(self, nodes: set[int]) -> Exact:
         rules, name = self._graph.table.rules, self._graph.name
-        sources = [name(node) for node in nodes if rules[node] is None]
-        return total([self._scale(nodes), *map(self._of_source, sources)])
+        sources = [self._of_source(name(node)) for node in nodes if rules[node] is None]
+        self._is_float = self._is_float or any_float(sources)
+        return total([self._scale(nodes), *sources])
+
+    def answer(self, cost: Exact) -> Weight:
+        """A cost as it is handed out."""
+        return answer(cost, self._is_float, "a cost")
 
     def _of_source(self, site: Site) -> Weight:
         if self._weights is None:
@@ -311,14 +341,21 @@ class _Scale:
 
 
 def _targets(graph: Graph, demand: Demand) -> list[int] | None:
-    return None if demand is None else graph.numbers(demand)
+    targets = expect_demand(demand)
+    return None if targets is None else graph.numbers(targets)
 
 
-def _expect_changes(graph: Graph, changes: Iterable[ChangeAt]) -> list[_Change]:
+def _listed(changes: object) -> list[ChangeAt]:
+    of = "ChangeAt(site, kind) or ChangeAt((u, w), kind) for each"
+    entries = enumerate(expect_items(changes, "the list of changes", of))
+    return [_expect_entry(entry, place) for place, entry in entries]
+
+
+def _expect_changes(graph: Graph, changes: object) -> list[_Change]:
     made: list[_Change] = []
     places: set[object] = set()
-    for place, change in enumerate(changes):
-        found = _expect_change(graph, change, place)
+    for place, change in enumerate(_listed(changes)):
+        found = _expect_change(expect_graph(graph), change, place)
         what = (found.edge, found.seed) if found.edge is not None else (found.seed, found.kind == "redefine")
         key = (found.edge is None, what)
         if key in places:
@@ -331,34 +368,37 @@ def _expect_changes(graph: Graph, changes: Iterable[ChangeAt]) -> list[_Change]:
     return made
 
 
-def _expect_change(graph: Graph, change: object, place: int) -> _Change:
-    if not isinstance(change, ChangeAt):
-        raise TheoryError(
-            f"change {place} is {change!r}; write ChangeAt(site, 'value'), ChangeAt((u, w), 'function') or "
-            "ChangeAt(site, 'redefine', inputs=(...))."
-        )
-    if change.kind not in ("value", "function", "rule", "redefine"):
-        raise TheoryError(
-            f"change {place} is of the kind {change.kind!r}; the kinds are 'value', 'function', 'rule' and "
-            "'redefine'."
-        )
-    if change.inputs is not None and change.kind != "redefine":
+def _expect_entry(change: object, place: int) -> ChangeAt:
+    if isinstance(change, ChangeAt):
+        return change
+    raise TheoryError(
+        f"change {place} is {shown(change)}; write ChangeAt(site, 'value'), ChangeAt((u, w), 'function') or "
+        "ChangeAt(site, 'redefine', inputs=(...))."
+    )
+
+
+def _expect_change(graph: Graph, change: ChangeAt, place: int) -> _Change:
+    kind = expect_one_of(change.kind, _KINDS, f"the kind of change {place}")
+    if change.inputs is not None and kind != "redefine":
         raise TheoryError(
             f"change {place} has `inputs` and is no 'redefine': only that changes what is read."
         )
     if isinstance(change.at, tuple):
-        if change.kind not in ("value", "function"):
+        if kind not in ("value", "function"):
             raise TheoryError(
-                f"change {place} is a {change.kind!r} of the edge {change.at!r}: an edge has no rule. It is "
+                f"change {place} is a {kind!r} of the edge {change.at!r}: an edge has no rule. It is "
                 "patched with a 'value' or a 'function'."
             )
         edge, seed = graph.edge(change.at)
-        return _Change(seed, change.kind, edge, None)
-    seed = graph.number(change.at)
-    if change.kind in ("rule", "redefine") and graph.table.rules[seed] is None:
+        return _Change(seed, kind, edge, None)
+    seed = graph.number(expect_site(change.at, f"the place of change {place}"))
+    if kind in ("rule", "redefine") and graph.table.rules[seed] is None:
         raise TheoryError(
-            f"change {place} is a {change.kind!r} of {change.at!r}, a source, which has no rule. It is "
+            f"change {place} is a {kind!r} of {change.at!r}, a source, which has no rule. It is "
             "changed with a 'value' or a 'function'."
         )
-    inputs = None if change.inputs is None else tuple(graph.numbers(change.inputs))
-    return _Change(seed, change.kind, None, inputs)
+    given = change.inputs
+    inputs = (
+        None if given is None else tuple(graph.numbers(expect_sites(given, f"`inputs` of change {place}")))
+    )
+    return _Change(seed, kind, None, inputs)

@@ -5,23 +5,30 @@ Everything is computed from the graph as it was before the first graft.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, permutations
 from math import comb
 
 from conewise.errors import TheoryError
-from conewise.graph.block import Block
+from conewise.graph.block import Block, Part
 from conewise.graph.graph import Edge, Graph, Site
 from conewise.theory.weights import (
     Demand,
+    Exact,
     Scale,
     Weight,
     Weights,
+    answer,
+    answer_ratio,
+    any_float,
+    exact,
+    expect_items,
+    expect_mapping,
     expect_permutation,
     expect_weight,
-    ratio,
+    shown,
     total,
     wanted,
 )
@@ -32,18 +39,19 @@ class GraftAt:
     """A graft to come: where, and how large.
 
     `at` is an edge (u, w), as `graph.graft` takes it, or a site u, as `graph.graft_after` does.
-    `size` is h, the weight of the fresh nodes, or the block itself, whose computed nodes are counted.
+    `size` is h, the weight of the fresh nodes, or the block itself, whose computed nodes count 1 each or what
+    `weights` gives for each of them, by the name of the part. Where the nodes of a graph are weighed,
+    so must be those of a block.
     """
 
     at: Site | Edge
     size: Weight | Block
+    weights: Mapping[str, Weight] | None = None
 
     @property
     def fresh(self) -> Weight:
         """h: what computing the block for the first time costs."""
-        if isinstance(self.size, Block):
-            return self.size.size
-        return expect_weight(self.size, f"the size of the graft at {self.at!r}")
+        return answer(*self.sum(only_fed=False))
 
     @property
     def reach(self) -> Weight:
@@ -52,7 +60,31 @@ class GraftAt:
         The rest of a block, such as a product of its own parameters, is computed once. A size
         given as a number is taken to depend on the input throughout.
         """
-        return _reach(self.size) if isinstance(self.size, Block) else self.fresh
+        return answer(*self.sum(only_fed=True))
+
+    def sum(self, *, only_fed: bool) -> tuple[Exact, bool]:
+        """`fresh` or, of `only_fed` nodes, `reach`: exactly, and whether a weight is a float."""
+        if not isinstance(self.size, Block):
+            if self.weights is not None:
+                raise TheoryError(
+                    f"the size of the graft at {shown(self.at)} is a number, and `weights` are for the nodes "
+                    "of a block. Give one or the other."
+                )
+            size = expect_weight(self.size, f"the size of the graft at {shown(self.at)}")
+            return exact(size), isinstance(size, float)
+        parts = [part.name for part in _computed(self.size, only_fed=only_fed)]
+        if self.weights is None:
+            return len(parts), False
+        given = expect_mapping(self.weights, "`weights` of a graft", "a weight for each node of the block")
+        known = {part.name for part in self.size.parts}
+        for name in [*given, *parts]:
+            if name not in known or name not in given:
+                raise TheoryError(
+                    f"`weights` of the graft at {shown(self.at)} and the nodes of its block do not agree "
+                    f"about {shown(name)}. The block computes {', '.join(parts)}; give each a weight."
+                )
+        weights = [expect_weight(given[name], f"the weight of {name!r}") for name in parts]
+        return total(weights), any_float(weights)
 
 
 AnyGraft = GraftAt | tuple[Site | Edge, Weight | Block]
@@ -108,21 +140,27 @@ def interleaved_cost(
     that already hangs on u. One edge takes one graft.
     """
     placed = _placed(graph, grafts, demand, weights)
-    chosen = expect_permutation(order, len(placed))
-    _expect_possible(graph, placed, chosen)
-    costs: list[Weight] = []
+    chosen = expect_permutation(order, len(placed.grafts))
+    _expect_possible(graph, placed.grafts, chosen)
+    costs: list[Exact] = []
     for step, k in enumerate(chosen):
-        again = [placed[j].reach for j in chosen[:step] if placed[k].is_before(placed[j])]
-        costs.append(total([placed[k].cost, *again]))
-    isolated = total(graft.cost for graft in placed)
-    return InterleavedCost(tuple(costs), total(costs), isolated, _overcount(placed, chosen))
+        graft = placed.grafts[k]
+        again = [placed.grafts[j].reach for j in chosen[:step] if graft.is_before(placed.grafts[j])]
+        costs.append(total([graft.cost, *again]))
+    return InterleavedCost(
+        tuple(map(placed.answer, costs)),
+        placed.answer(total(costs)),
+        placed.answer(placed.isolated),
+        placed.answer(_overcount(placed.grafts, chosen)),
+    )
 
 
 def isolated_cost(
     graph: Graph, grafts: Iterable[AnyGraft], *, demand: Demand = None, weights: Weights | None = None
 ) -> Weight:
     """Σ |disturbed| + h: the cost of the grafts, each on its own copy of the graph."""
-    return total(graft.cost for graft in _placed(graph, grafts, demand, weights))
+    placed = _placed(graph, grafts, demand, weights)
+    return placed.answer(placed.isolated)
 
 
 def overcount(
@@ -149,8 +187,8 @@ def batched_cost(
     below another graft, and is computed.
     """
     placed = _placed(graph, grafts, demand, weights)
-    disturbed = set().union(*(graft.disturbed for graft in placed))
-    return total([Scale(graph, weights)(disturbed), *(graft.fresh for graft in placed)])
+    disturbed = set().union(*(graft.disturbed for graft in placed.grafts))
+    return placed.answer(total([placed.scale(disturbed), *(graft.fresh for graft in placed.grafts)]))
 
 
 def best_order(
@@ -167,8 +205,7 @@ def best_order(
     adds its reach m − i times, so smaller ones go first. These sums are over disjoint sets of pairs and
     each is least, hence so is Δ. Ties keep the order given.
     """
-    placed = _placed(graph, grafts, demand, weights)
-    return _sorted(placed, upstream_first=True)
+    return _sorted(_placed(graph, grafts, demand, weights).grafts, upstream_first=True)
 
 
 def order_extremes(
@@ -184,15 +221,20 @@ def order_extremes(
     exact probability of a random shuffle.
     """
     placed = _placed(graph, grafts, demand, weights)
-    best, worst = _sorted(placed, upstream_first=True), _sorted(placed, upstream_first=False)
-    ranks = _ranks(placed)
-    pairs = [
-        _product(_chance_before(placed, ranks, j, k), placed[j].reach)
-        for j, k in permutations(range(len(placed)), 2)
-        if placed[k].is_before(placed[j])
-    ]
+    all_grafts = placed.grafts
+    best, worst = _sorted(all_grafts, upstream_first=True), _sorted(all_grafts, upstream_first=False)
+    ranks = _ranks(all_grafts)
+    mean = total(
+        _chance_before(all_grafts, ranks, j, k) * all_grafts[j].reach
+        for j, k in permutations(range(len(all_grafts)), 2)
+        if all_grafts[k].is_before(all_grafts[j])
+    )
     return OrderExtremes(
-        _overcount(placed, best), _overcount(placed, worst), ratio(total(pairs), 1), best, worst
+        placed.answer(_overcount(all_grafts, best)),
+        placed.answer(_overcount(all_grafts, worst)),
+        answer_ratio(Fraction(mean), placed.is_float),
+        best,
+        worst,
     )
 
 
@@ -205,29 +247,52 @@ class _Placed:
     depth: float
     disturbed: frozenset[int]
     front: frozenset[int]
-    fresh: Weight
-    reach: Weight
-    cost: Weight
+    fresh: Exact
+    reach: Exact
+    cost: Exact
 
     def is_before(self, other: _Placed) -> bool:
         """Whether this graft, applied later, computes the block of `other` again."""
         return other.site in self.front
 
 
-def _placed(
-    graph: Graph, grafts: Iterable[AnyGraft], demand: Demand, weights: Weights | None
-) -> list[_Placed]:
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """Grafts in the order in which they are listed, and what their nodes are weighed with."""
+
+    grafts: list[_Placed]
+    scale: Scale
+    is_float: bool
+
+    @property
+    def isolated(self) -> Exact:
+        return total(graft.cost for graft in self.grafts)
+
+    def answer(self, cost: Exact) -> Weight:
+        """A cost as it is handed out."""
+        return answer(cost, self.is_float, "a cost")
+
+
+def _placed(graph: Graph, grafts: Iterable[AnyGraft], demand: Demand, weights: Weights | None) -> _Sequence:
     scale = Scale(graph, weights)
     support = wanted(graph, demand)
     edges: set[tuple[int, int]] = set()
     placed = []
-    for place, entry in enumerate(grafts):
+    is_float = scale.is_float
+    of = "GraftAt((u, w), size) for an edge, GraftAt(u, size) for a site, or the same as plain pairs"
+    for place, entry in enumerate(expect_items(grafts, "the list of grafts", of)):
         graft = _expect_graft(entry, place)
+        if weights is not None and isinstance(graft.size, Block) and graft.weights is None:
+            raise TheoryError(
+                f"the nodes of the graph have weights, and those of the block at {shown(graft.at)} have "
+                "none. Give them: `GraftAt(at, block, weights={part: weight, ...})`, or give the size as a "
+                "number."
+            )
         if isinstance(graft.at, tuple):
             site, reader = graph.edge(graft.at)
             if (site, reader) in edges:
                 raise TheoryError(
-                    f"the edge {graft.at!r} is given two grafts. After the first, {graft.at[0]!r} no "
+                    f"the edge {shown(graft.at)} is given two grafts. After the first, {graft.at[0]!r} no "
                     f"longer feeds {graft.at[1]!r}; put both blocks into one graft, or graft after "
                     f"the site {graft.at[0]!r}."
                 )
@@ -240,7 +305,8 @@ def _placed(
             readers = set(graph.table.consumers[site])
             disturbed = graph.table.cone([site])
             front = disturbed | {site}
-        fresh, reach = graft.fresh, graft.reach
+        (fresh, has_float), (reach, _) = graft.sum(only_fed=False), graft.sum(only_fed=True)
+        is_float = is_float or has_float
         if support is not None:
             disturbed = disturbed & support
             if not readers & support:
@@ -257,17 +323,16 @@ def _placed(
                 total([scale(disturbed), fresh]),
             )
         )
-    return placed
+    return _Sequence(placed, scale, is_float)
 
 
-def _expect_graft(entry: AnyGraft, place: int) -> GraftAt:
+def _expect_graft(entry: object, place: int) -> GraftAt:
     if isinstance(entry, GraftAt):
         return entry
-    pair: object = entry
-    if isinstance(pair, tuple) and len(pair) == 2 and not isinstance(pair[1], str):
-        return GraftAt(*pair)
+    if isinstance(entry, tuple) and len(entry) == 2 and not isinstance(entry[1], str):
+        return GraftAt(*entry)
     raise TheoryError(
-        f"graft {place} is {entry!r}; write GraftAt((u, w), size) for an edge, GraftAt(u, size) for a "
+        f"graft {place} is {shown(entry)}; write GraftAt((u, w), size) for an edge, GraftAt(u, size) for a "
         "site, or the same as a plain pair."
     )
 
@@ -286,14 +351,14 @@ def _expect_possible(graph: Graph, placed: Sequence[_Placed], order: Sequence[in
             closed.add(site)
 
 
-def _overcount(placed: Sequence[_Placed], order: Sequence[int]) -> Weight:
+def _overcount(placed: Sequence[_Placed], order: Sequence[int]) -> Exact:
     return total(placed[j].reach for j, k in combinations(order, 2) if placed[k].is_before(placed[j]))
 
 
 def _sorted(placed: Sequence[_Placed], *, upstream_first: bool) -> tuple[int, ...]:
     way = 1 if upstream_first else -1
 
-    def key(k: int) -> tuple[float, bool, Weight]:
+    def key(k: int) -> tuple[float, bool, Exact]:
         return way * placed[k].depth, not placed[k].is_edge, way * placed[k].reach
 
     return tuple(sorted(range(len(placed)), key=key))
@@ -335,16 +400,13 @@ def _chance_before(placed: Sequence[_Placed], ranks: Sequence[tuple[range, int]]
     return Fraction(ways, len(places_j) * len(places_k) * comb(count_j + count_k, count_k))
 
 
-def _product(chance: Fraction, weight: Weight) -> Weight:
-    return float(chance) * weight if isinstance(weight, float) else chance * weight
-
-
-def _reach(block: Block) -> int:
-    """How many computed parts of a block depend on its input."""
+def _computed(block: Block, *, only_fed: bool) -> list[Part]:
+    """The computed parts of a block, or those of them that depend on its input."""
     fed: set[int] = {-1}
     for place, part in enumerate(block.parts):
         if not fed.isdisjoint(part.inputs):
             fed.add(place)
     if block.output not in fed:
         raise TheoryError("the block's output does not depend on its input: a graft of it cuts the edge.")
-    return len(fed) - 1
+    computed = enumerate(block.parts)
+    return [part for place, part in computed if part.rule is not None and (place in fed or not only_fed)]

@@ -10,7 +10,7 @@ from fractions import Fraction
 from conewise.errors import TheoryError
 from conewise.theory.regression import Estimate, Fit, least_squares
 from conewise.theory.sweeps import Orientation, limit_ratio
-from conewise.theory.weights import Weight, expect_profile
+from conewise.theory.weights import Weight, exact, expect_profile, ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,9 @@ def karamata_index(profile: Iterable[Weight], *, confidence: float = 0.95) -> Ka
     if L < 3:
         raise TheoryError(f"a profile of {L} layers cannot fix an index with an error bar; 3 are needed.")
     # Relative to the first layer: a uniform profile is then all zeros, and its index exactly 0.
-    logs = [math.log(weight / weights[0]) for weight in weights]
-    roots = [math.sqrt(weight / max(weights)) for weight in weights]
+    logs = [_log(weight) - _log(weights[0]) for weight in weights]
+    heaviest = exact(max(weights))
+    roots = [math.sqrt(ratio(exact(weight), heaviest)) for weight in weights]
     lags = math.floor(4 * (L / 100) ** (2 / 9))
     fits: dict[Orientation, Fit] = {
         orientation: least_squares(
@@ -74,6 +75,13 @@ def karamata_index(profile: Iterable[Weight], *, confidence: float = 0.95) -> Ka
     spread = math.fsum(share * (log - centre) ** 2 for share, log in zip(shares, logs, strict=True))
     explained = 1 - fits[orientation].residual_squares / spread if spread > 0 else 1.0
     return KaramataIndex(q, orientation, slope.low > 0, explained)
+
+
+def _log(weight: Weight) -> float:
+    """The logarithm, also of fractions and whole numbers that no float can hold."""
+    if isinstance(weight, Fraction):
+        return math.log(weight.numerator) - math.log(weight.denominator)
+    return math.log(weight)
 
 
 def _depths(L: int) -> dict[Orientation, range]:

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 from conewise.errors import TheoryError
 from conewise.graph.graph import Graph, Site
-from conewise.theory.weights import Demand, Scale, Weight, Weights, expect_permutation, total
+from conewise.theory.weights import (
+    Demand,
+    Scale,
+    Weight,
+    Weights,
+    answer,
+    expect_demand,
+    expect_graph,
+    expect_permutation,
+    expect_sites,
+    total,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +67,18 @@ def patched_cost(
 
     a patched site itself never counts. The world has answered the demand before the first patch.
     """
-    sites = _expect_sites(graph, patches)
+    scale, sites = Scale(graph, weights), _expect_patched(graph, patches)
     chosen = expect_permutation(order, len(sites))
-    scale, targets = Scale(graph, weights), _targets(graph, demand)
-    costs = tuple(
+    targets = _targets(graph, demand)
+    costs = [
         scale(_step(graph, sites[k], [sites[j] for j in chosen[:step]], targets))
         for step, k in enumerate(chosen)
-    )
+    ]
     isolated = total(scale(_step(graph, site, (), targets)) for site in sites)
     batched = scale(set().union(*(_step(graph, s, [o for o in sites if o != s], targets) for s in sites)))
     spent = total(costs)
-    return PatchedCost(costs, spent, isolated, batched, isolated - spent)
+    handed_out = (answer(cost, scale.is_float) for cost in (spent, isolated, batched, isolated - spent))
+    return PatchedCost(tuple(answer(cost, scale.is_float) for cost in costs), *handed_out)
 
 
 def patch_extremes(
@@ -80,15 +92,13 @@ def patch_extremes(
     is its isolated cost. Both hold term by term, so no search is needed, on any DAG. The best order for
     patches is the worst for grafts.
     """
-    sites = _expect_sites(graph, patches)
+    sites, targets = _expect_patched(graph, patches), expect_demand(demand)
     worst = tuple(sorted(range(len(sites)), key=lambda k: graph.table.labels[sites[k]]))
     best = worst[::-1]
     names = graph.names(sites)
-    if demand is not None and not isinstance(demand, str):
-        demand = tuple(demand)
     return PatchExtremes(
-        patched_cost(graph, names, demand, order=best, weights=weights).total,
-        patched_cost(graph, names, demand, order=worst, weights=weights).total,
+        patched_cost(graph, names, targets, order=best, weights=weights).total,
+        patched_cost(graph, names, targets, order=worst, weights=weights).total,
         best,
         worst,
     )
@@ -96,12 +106,12 @@ def patch_extremes(
 
 def best_patch_order(graph: Graph, patches: Iterable[Site]) -> tuple[int, ...]:
     """An order of the least total, for any demand and weights: downstream first; see `patch_extremes`."""
-    sites = _expect_sites(graph, patches)
+    sites = _expect_patched(graph, patches)
     return tuple(sorted(range(len(sites)), key=lambda k: -graph.table.labels[sites[k]]))
 
 
-def _expect_sites(graph: Graph, patches: Iterable[Site]) -> list[int]:
-    sites = graph.numbers(patches)
+def _expect_patched(graph: Graph, patches: Iterable[Site]) -> list[int]:
+    sites = expect_graph(graph).numbers(expect_sites(patches, "the list of patches"))
     twice = [site for place, site in enumerate(sites) if site in sites[:place]]
     if twice:
         raise TheoryError(
@@ -111,7 +121,8 @@ def _expect_sites(graph: Graph, patches: Iterable[Site]) -> list[int]:
 
 
 def _targets(graph: Graph, demand: Demand) -> list[int] | None:
-    return None if demand is None else graph.numbers(demand)
+    targets = expect_demand(demand)
+    return None if targets is None else graph.numbers(targets)
 
 
 def _step(graph: Graph, site: int, given: Sequence[int], targets: list[int] | None) -> set[int]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from conewise.errors import TheoryError
+from conewise.theory.weights import as_float, expect_count, expect_float, expect_items, expect_number, shown
 
 Matrix = npt.NDArray[np.float64]
+
+MOST_CONFIDENT = 1 - 1e-9
+"""Nearer to 1 the quantiles would be rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A least-squares fit: one estimate per column, and how much of the variance it leaves."""
+    """A least-squares fit: one estimate per column, and how much of the variance it explains.
+
+    `r_squared` is 1 where all targets are equal. It can be below zero in a fit without a constant column.
+    """
 
     coefficients: tuple[Estimate, ...]
     residual_squares: float
@@ -49,43 +58,81 @@ def least_squares(
     With `lags` > 0, neighbouring residuals may be correlated up to that distance: the standard
     error is then the larger of the classical one and that of Newey and West.
     """
-    design, target = np.array(rows, dtype=np.float64), np.array(targets, dtype=np.float64)
-    count, width = design.shape if design.ndim == 2 else (len(design), 0)
-    if width == 0 or count <= width:
+    design, target = _expect_table(rows, targets)
+    lags = expect_count(lags, "`lags`", least=0)
+    count, width = design.shape
+    if count <= width:
         raise TheoryError(
-            f"{count} measurements cannot fix {max(width, 1)} coefficients with an error bar; at least "
-            f"{max(width, 1) + 1} are needed."
+            f"{count} measurements cannot fix {width} coefficients with an error bar; at least "
+            f"{width + 1} are needed."
         )
-    if not (np.isfinite(design).all() and np.isfinite(target).all()):
-        raise TheoryError("a measurement is not a finite number.")
-    # Columns of one size: a node count of 10^5 beside seconds of 10^-5 would look rank-deficient.
-    size = np.linalg.norm(design, axis=0)
-    if (size == 0).any() or np.linalg.matrix_rank(design / size, tol=1e-9) < width:
+    freedom = count - width
+    reach = student_quantile(confidence, freedom)
+    # Columns and targets of size one: a node count of 10^5 beside seconds of 10^-5 would look
+    # rank-deficient, and squares of 10^200 would not be floats.
+    size, unit = _sizes(design), float(_sizes(target)) or 1.0
+    scaled, target = design / np.where(size > 0, size, 1.0), target / unit
+    if (size == 0).any() or np.linalg.matrix_rank(scaled, tol=1e-9) < width:
         raise TheoryError(
             "the measurements cannot tell the coefficients apart: one column is a combination of the "
             "others. Vary what they measure (for a calibration: cone sizes and graph sizes)."
         )
-    scaled = design / size
-    inverse = np.linalg.inv(scaled.T @ scaled)
+    inverse: Matrix = np.linalg.inv(scaled.T @ scaled).astype(np.float64)
     solution = np.linalg.lstsq(scaled, target, rcond=None)[0]
     residuals = target - scaled @ solution
-    freedom = count - width
     squares = float(residuals @ residuals)
     variances = np.diag(inverse) * squares / freedom
     if lags:
         variances = np.maximum(variances, _newey_west(scaled, residuals, inverse, lags))
-    errors = np.sqrt(variances) / size
-    reach = student_quantile(confidence, freedom)
+    errors = np.sqrt(variances)
     spread = float(((target - target.mean()) ** 2).sum())
     return Fit(
         tuple(
-            Estimate(float(value), float(error), float(value - reach * error), float(value + reach * error))
-            for value, error in zip(solution / size, errors, strict=True)
+            _estimate(value, error, reach, Fraction(unit) / Fraction(column))
+            for value, error, column in zip(
+                solution.tolist(), errors.tolist(), np.atleast_1d(size).tolist(), strict=True
+            )
         ),
-        squares,
+        as_float(Fraction(squares) * Fraction(unit) ** 2, "the sum of the squared residuals"),
         freedom,
-        1.0 - squares / spread if spread > 0 else 1.0,
+        1.0 if (target == target[0]).all() else 1.0 - squares / spread,
     )
+
+
+def _expect_table(rows: object, targets: object) -> tuple[Matrix, Matrix]:
+    """The design, of at least one column, and as many targets as it has rows; all finite."""
+    table = [
+        [expect_float(value, "a measurement") for value in expect_items(row, f"row {place}", "its columns")]
+        for place, row in enumerate(expect_items(rows, "the list of rows", "the columns of each measurement"))
+    ]
+    wanted = [
+        expect_float(value, "a measurement")
+        for value in expect_items(targets, "the list of targets", "one number for each row")
+    ]
+    widths = {len(row) for row in table}
+    if len(widths) != 1 or 0 in widths:
+        raise TheoryError(
+            f"the rows have {', '.join(map(str, sorted(widths))) or 'no'} columns; each has the same number "
+            "of them, at least one."
+        )
+    if len(wanted) != len(table):
+        raise TheoryError(f"{len(table)} rows have {len(wanted)} targets; give one target for each row.")
+    return np.array(table), np.array(wanted)
+
+
+def _sizes(columns: Matrix) -> Matrix:
+    """The length of each column, which no square overflows; the largest float where it is larger."""
+    largest = np.abs(columns).max(axis=0)
+    unit = np.where(largest > 0, largest, 1.0)
+    with np.errstate(over="ignore"):
+        lengths: Matrix = np.minimum(np.linalg.norm(columns / unit, axis=0) * unit, np.finfo(np.float64).max)
+    return np.where(largest > 0, lengths, 0.0)
+
+
+def _estimate(value: float, error: float, reach: float, unit: Fraction) -> Estimate:
+    """A coefficient of the scaled columns, in `unit` of the given ones."""
+    bounds = value, error, value - reach * error, value + reach * error
+    return Estimate(*(as_float(Fraction(bound) * unit, "a coefficient") for bound in bounds))
 
 
 def _newey_west(design: Matrix, residuals: Matrix, inverse: Matrix, lags: int) -> Matrix:
@@ -101,10 +148,17 @@ def _newey_west(design: Matrix, residuals: Matrix, inverse: Matrix, lags: int) -
 
 def student_quantile(confidence: float, freedom: int) -> float:
     """The t within which a Student variable lies with probability `confidence`, on both sides."""
-    if not 0 < confidence < 1:
+    given = expect_number(confidence, "the confidence")
+    if not 0 < given <= MOST_CONFIDENT:
         raise TheoryError(
-            f"the confidence is {confidence}; it is a probability between 0 and 1, such as 0.95."
+            f"the confidence is {shown(given)}; it is a probability between 0 and 1, such as 0.95, and at "
+            f"most {MOST_CONFIDENT}."
         )
+    return _quantile(float(given), freedom)
+
+
+@lru_cache
+def _quantile(confidence: float, freedom: int) -> float:
     if freedom > 500:
         # Cornish-Fisher, to far below any error bar's own accuracy at this size.
         z = NormalDist().inv_cdf((1 + confidence) / 2)

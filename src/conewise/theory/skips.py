@@ -7,23 +7,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from numbers import Integral
+from typing import Final, Literal
 
 from conewise.errors import TheoryError
 from conewise.graph.cones import cone_sizes
 from conewise.graph.graph import Graph
 from conewise.theory.weights import (
+    Exact,
     Weight,
+    answer_ratio,
+    any_float,
+    exact,
     expect_count,
+    expect_graph,
     expect_number,
+    expect_one_of,
     expect_profile,
+    expect_size,
     expect_weight,
     ratio,
+    shown,
     total,
 )
 
 SkipKind = Literal["bypassing", "added"]
+_KINDS: Final[tuple[SkipKind, ...]] = ("bypassing", "added")
 
 
 def skip_layers(
@@ -42,11 +53,11 @@ def skip_layers(
     nodes of all layers that the layer reads. The site of a layer is its last node.
     """
     L, k, m = _expect_shape(layers, span, every)
-    if kind == "added":
+    is_added = expect_one_of(kind, _KINDS, "the kind of skip") == "added"
+    expect_size(2 * L if is_added else L + (L // m + 1) * min(k, m) ** 2, "edges")
+    if is_added:
         stack = {(j, j + 1) for j in range(L + 1)}
         return tuple(sorted(stack | {(a, a + k) for a in range(0, L - k + 1, m)}))
-    if kind != "bypassing":
-        raise TheoryError(f'the kind of skip is {kind!r}; it is "bypassing" or "added".')
     edges: list[tuple[int, int]] = []
     ends: Sequence[int] = (0,)
     for period in _periods(L, m):
@@ -81,14 +92,14 @@ def skip_ratio(
 
         ρ = L·(w·L + t) / (w·C + L·t)
     """
-    layers, below, _ = _sums(profile, span, every)
-    t = expect_weight(terminal, "`terminal`")
-    swept = below + len(layers) * t
+    stack, t = _Stack.of(profile, span, every), expect_weight(terminal, "`terminal`")
+    swept = stack.below + stack.layers * exact(t)
     if swept == 0:
         raise TheoryError(
             "no layer has anything below it, so the ratio has no value; give a `terminal` node."
         )
-    return ratio(len(layers) * total([*layers, t]), swept)
+    full = stack.layers * (stack.weight + exact(t))
+    return answer_ratio(ratio(full, swept), stack.is_float or isinstance(t, float))
 
 
 def skip_training_ratio(
@@ -102,10 +113,10 @@ def skip_training_ratio(
 
     which is 1 for the plain stack, and 1/(1−y) in the limit (`skip_limits`).
     """
-    layers, below, above = _sums(profile, span, every)
-    t = expect_weight(terminal, "`terminal`")
-    touched = total([below, above, *layers]) + len(layers) * t
-    return ratio(len(layers) * total([*layers, t]), touched)
+    stack, t = _Stack.of(profile, span, every), expect_weight(terminal, "`terminal`")
+    touched = stack.below + stack.above + stack.weight + stack.layers * exact(t)
+    full = stack.layers * (stack.weight + exact(t))
+    return answer_ratio(ratio(full, touched), stack.is_float or isinstance(t, float))
 
 
 def skip_limits(share: Weight, span: int | None = None) -> tuple[Fraction | float, Fraction | float]:
@@ -116,57 +127,91 @@ def skip_limits(share: Weight, span: int | None = None) -> tuple[Fraction | floa
     are parallel: that they share a period, times 1 − 1/span. With whole periods, 1/share a
     whole number, y = share·(1 − 1/span). Periods of bounded length have share 0: ρ_train is 1.
     """
-    share = expect_number(share, "`share`")
-    if not 0 <= share <= 1:
-        raise TheoryError(f"`share` is {share}; it is a part of the network, from 0 to 1.")
-    y: Weight = 0
-    if share > 0:
-        whole = math.floor(1 / share)
-        rest = 1 - whole * share
-        y = whole * share * share + rest * rest
+    given = expect_number(share, "`share`")
+    if not 0 <= given <= 1:
+        raise TheoryError(f"`share` is {shown(given)}; it is a part of the network, from 0 to 1.")
+    x, y = Fraction(given), Fraction(0)
+    if x > 0:
+        whole = math.floor(1 / x)
+        rest = 1 - whole * x
+        y = whole * x * x + rest * rest
     if span is not None:
         y *= 1 - Fraction(1, expect_count(span, "`span`"))
     if y == 1:
         raise TheoryError("one period of ever more strands has no comparable layers left: no finite limit.")
-    return ratio(2, 1 - y), ratio(1, 1 - y)
+    is_float = isinstance(given, float)
+    return answer_ratio(2 / (1 - y), is_float), answer_ratio(1 / (1 - y), is_float)
 
 
 def comparable_pairs(graph: Graph) -> int:
-    """How many pairs of computed nodes have a path from one to the other: Σ |cone| over all of them.
+    """C: how many pairs of computed nodes have a path from one to the other: Σ |cone| over all of them.
 
-    docs/theory.md#all-sites. In a sweep of every computed node, on any DAG of N of them,
+    docs/theory.md#all-sites. In a sweep of every computed node, each counting 1, on any DAG of N of them,
     ρ = N²/C and ρ_train = N²/(2C+N), so 1/ρ_train = 2/ρ + 1/N.
     """
-    return sum(cone_sizes(graph, graph.computed).values())
+    return sum(cone_sizes(expect_graph(graph), graph.computed).values())
 
 
 def training_from_forward(forward: Weight, nodes: int) -> Fraction | float:
-    """ρ_train of a sweep of all `nodes` computed nodes, from its ρ: 1/ρ_train = 2/ρ + 1/N, on any DAG."""
-    forward = expect_number(forward, "the forward ratio")
-    if forward <= 0:
-        raise TheoryError(f"the forward ratio is {forward}; a ratio is above zero.")
-    N = expect_count(nodes, "the number of nodes")
-    return ratio(1, ratio(2, forward) + Fraction(1, N))
+    """ρ_train of a sweep of all `nodes` computed nodes, from its ρ: 1/ρ_train = 2/ρ + 1/N, on any DAG.
 
-
-def _sums(profile: Iterable[Weight] | int, span: int, every: int) -> tuple[list[Weight], Weight, Weight]:
-    """The layers, and the sums over all layers of the weight below and above each, the readout left out.
-
-    A layer weighs in the first sum once for each layer above it, and in the second once for each below:
-    all layers of earlier (later) periods, and those of its own strand that come before (after) it.
+    docs/theory.md#all-sites. In nodes, not in weights. ρ is N²/C for some number C of comparable pairs, at
+    least one and at most N(N−1)/2; another is no sweep's. (A float is taken as rounded, so only the
+    range is checked.)
     """
-    if isinstance(profile, int):
-        profile = [1] * expect_count(profile, "the number of layers")
-    layers = expect_profile(profile)
-    L, k, m = _expect_shape(len(layers), span, every)
-    below: list[Weight] = []
-    above: list[Weight] = []
-    for period in _periods(L, m):
-        for j in period:
-            w, earlier, later = layers[j - 1], (j - period[0]) // k, (period[-1] - j) // k
-            below.append(w * (period[0] - 1 + earlier))
-            above.append(w * (L - period[-1] + later))
-    return layers, total(below), total(above)
+    rho = expect_number(forward, "the forward ratio")
+    N = expect_count(nodes, "the number of nodes")
+    if N == 1:
+        raise TheoryError("a sweep of one node recomputes nothing, so it has no forward ratio.")
+    pairs, is_float, true = math.comb(N, 2), isinstance(rho, float), Fraction(rho)
+    if is_float:
+        # A float stands for the ratio that it was rounded from, which may be one of the two ends.
+        ends = (Fraction(N * N, pairs), Fraction(N * N))
+        true = next((end for end in ends if abs(true - end) <= end / 2**52), true)
+    found = N * N / true if true > 0 else Fraction(0)
+    if not 1 <= found <= pairs or not (is_float or found.denominator == 1):
+        raise TheoryError(
+            f"the forward ratio is {shown(rho)}, which no graph of {shown(N)} nodes has: it is N²/C, where "
+            f"C, the number of pairs with a path between them, is a whole number from 1 to {shown(pairs)}."
+        )
+    return answer_ratio(1 / (2 / true + Fraction(1, N)), is_float)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """A stack as the ratios see it: how many layers, their weight, and what is below and above them.
+
+    `below` and `above` are the sums, over all layers, of the weight of the layers below and above each,
+    the readout left out.
+    """
+
+    layers: int
+    weight: Exact
+    below: Exact
+    above: Exact
+    is_float: bool
+
+    @classmethod
+    def of(cls, profile: Iterable[Weight] | int, span: int, every: int) -> _Stack:
+        """A layer weighs in `below` once for each layer above it, and in `above` once for each below.
+
+        Those are all layers of earlier (later) periods, and those of its own strand that come before
+        (after) it.
+        """
+        if isinstance(profile, Integral):
+            L, k, m = _expect_shape(profile, span, every)
+            pairs = math.comb(L, 2) - incomparable_pairs(L, k, m)
+            return cls(L, L, pairs, pairs, is_float=False)
+        layers = expect_profile(profile)
+        L, k, m = _expect_shape(len(layers), span, every)
+        below: list[Exact] = []
+        above: list[Exact] = []
+        for period in _periods(L, m):
+            for j in period:
+                w, earlier, later = exact(layers[j - 1]), (j - period[0]) // k, (period[-1] - j) // k
+                below.append(w * (period[0] - 1 + earlier))
+                above.append(w * (L - period[-1] + later))
+        return cls(L, total(layers), total(below), total(above), any_float(layers))
 
 
 def _periods(L: int, m: int) -> Iterator[range]:
@@ -174,7 +219,7 @@ def _periods(L: int, m: int) -> Iterator[range]:
         yield range(start, min(start + m, L + 1))
 
 
-def _expect_shape(layers: int, span: int, every: int) -> tuple[int, int, int]:
+def _expect_shape(layers: object, span: object, every: object) -> tuple[int, int, int]:
     return (
         expect_count(layers, "the number of layers"),
         expect_count(span, "`span`"),

@@ -6,32 +6,46 @@ A layered profile (a list of layer weights) and a graph are two descriptions of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from itertools import accumulate
+from typing import Final, Literal
 
 from conewise.errors import TheoryError
 from conewise.graph.graph import Graph, Site
 from conewise.theory.weights import (
     Demand,
+    Exact,
     Scale,
     Weight,
     Weights,
+    answer,
+    answer_ratio,
+    any_float,
+    exact,
+    expect_demand,
+    expect_graph,
+    expect_items,
     expect_number,
+    expect_one_of,
     expect_profile,
+    expect_sites,
     expect_weight,
     ratio,
+    shown,
     total,
     wanted,
 )
 
 Orientation = Literal["output-heavy", "input-heavy"]
+_ORIENTATIONS: Final[tuple[Orientation, ...]] = ("output-heavy", "input-heavy")
 Patch = Site | Collection[Site]
 
 
 def stale(graph: Graph, patch: Patch, demand: Demand = None) -> frozenset[Site]:
     """The sites that answering `demand` under `patch` must recompute.
 
-    docs/theory.md#exact-cost. A warm world (one that has answered `demand` unpatched) whose sites
+    docs/theory.md#exact-cost. A warm world without patches (one that has answered `demand`) whose sites
     `patch` are given values computes each of these once, and no other:
 
         stale = (cone(patch) − patch) ∩ support(demand, cut at patch)
@@ -39,10 +53,12 @@ def stale(graph: Graph, patch: Patch, demand: Demand = None) -> frozenset[Site]:
     The support stops at patched sites: their values are given, so nothing above them is wanted on
     their account. Without a demand every site is demanded. Where a cutoff fires, an upper bound.
     """
-    return frozenset(graph.names(_stale(graph, graph.numbers(patch), demand)))
+    sites = expect_graph(graph).numbers(expect_sites(patch, "the patch"))
+    return frozenset(graph.names(stale_numbers(graph, sites, demand)))
 
 
-def _stale(graph: Graph, patch: Collection[int], demand: Demand) -> set[int]:
+def stale_numbers(graph: Graph, patch: Collection[int], demand: Demand) -> set[int]:
+    """`stale` by node number."""
     dirty = graph.table.cone(patch) - set(patch)
     support = wanted(graph, demand, set(patch))
     return dirty if support is None else dirty & support
@@ -56,19 +72,31 @@ def sweep_costs(
     An element of `sites` is one site, or the collection of sites that one world patches together.
     """
     scale = Scale(graph, weights)
+    costs = world_costs(graph, sites, expect_demand(demand), scale)
+    return tuple(answer(cost, scale.is_float, "the cost of a world") for cost in costs)
+
+
+def world_costs(
+    graph: Graph, sites: Iterable[Patch], demand: tuple[Site, ...] | None, scale: Scale
+) -> list[Exact]:
+    """`sweep_costs`, exactly."""
     support = wanted(graph, demand)
-    return tuple(scale(nodes) for nodes in _stale_sets(graph, sites, demand, support))
+    return [scale(nodes) for nodes in _stale_sets(graph, sites, demand, support)]
+
+
+def patches_of(graph: Graph, sites: Iterable[Patch]) -> list[list[int]]:
+    """What each world of a sweep patches, by node number."""
+    of = "one site, or several that one world patches together, for each world"
+    entries = (sites,) if isinstance(sites, str) else expect_items(sites, "the list of sites", of)
+    return [graph.numbers(expect_sites(entry, "what one world patches")) for entry in entries]
 
 
 def _stale_sets(
-    graph: Graph, sites: Iterable[Patch], demand: Demand, support: set[int] | None
+    graph: Graph, sites: Iterable[Patch], demand: tuple[Site, ...] | None, support: set[int] | None
 ) -> Iterator[set[int]]:
-    if demand is not None and not isinstance(demand, str):
-        demand = tuple(demand)
-    for patch in (sites,) if isinstance(sites, str) else sites:
-        numbers = graph.numbers(patch)
+    for numbers in patches_of(graph, sites):
         if len(numbers) > 1:
-            yield _stale(graph, numbers, demand)
+            yield stale_numbers(graph, numbers, demand)
             continue
         # What is below a single site reaches the demand without passing it again, so the
         # support need not be cut, and one serves the whole sweep.
@@ -83,14 +111,21 @@ def sweep_cost(
 
     docs/theory.md#sweep. This is what a sweep computes whose worlds are forks of one warm baseline.
     """
-    return total(sweep_costs(graph, sites, demand, weights))
+    scale = Scale(graph, weights)
+    return answer(total(world_costs(graph, sites, expect_demand(demand), scale)), scale.is_float, "the cost")
 
 
 def full_cost(graph: Graph, demand: Demand = None, weights: Weights | None = None) -> Weight:
     """N: the weight of all computed nodes, or of those in the support of `demand`."""
+    scale = Scale(graph, weights)
+    return answer(full_weight(graph, demand, scale), scale.is_float, "the full cost")
+
+
+def full_weight(graph: Graph, demand: Demand, scale: Scale) -> Exact:
+    """`full_cost`, exactly."""
     support = wanted(graph, demand)
     nodes: Iterable[int] = graph.table.order if support is None else support
-    return Scale(graph, weights)(nodes)
+    return scale(nodes)
 
 
 def sweep_ratio(
@@ -110,7 +145,8 @@ def sweep_ratio(
 
     For a graph, `sites` must be given: ρ = |sites| · full_cost / sweep_cost.
     """
-    return ratio(1, mean_fraction(profile, sites, terminal=terminal, demand=demand, weights=weights))
+    swept = _Swept.of(profile, sites, terminal, demand, weights)
+    return answer_ratio(1 / swept.mean_fraction, swept.is_float)
 
 
 def downstream_fractions(
@@ -122,8 +158,10 @@ def downstream_fractions(
     weights: Weights | None = None,
 ) -> tuple[Fraction | float, ...]:
     """U of each site: the share of the full cost that a patch there makes stale."""
-    full, costs = _costs(profile, sites, terminal, demand, weights)
-    return tuple(ratio(cost, full) for cost in costs)
+    swept = _Swept.of(profile, sites, terminal, demand, weights)
+    if swept.full == 0:
+        raise TheoryError("a full run weighs nothing, so shares of it have no value. Give other `weights`.")
+    return tuple(answer_ratio(ratio(cost, swept.full), swept.is_float) for cost in swept.costs)
 
 
 def mean_fraction(
@@ -134,55 +172,66 @@ def mean_fraction(
     demand: Demand = None,
     weights: Weights | None = None,
 ) -> Fraction | float:
-    """E[U] over the sites, each as likely as the other; ρ = 1 / E[U] exactly."""
-    full, costs = _costs(profile, sites, terminal, demand, weights)
-    swept = total(costs)
-    if swept == 0:
-        raise TheoryError(
-            f"a sweep of these {len(costs)} sites recomputes nothing, so its ratio has no value: no "
-            "node of any weight is both below a site and wanted. (A profile of one layer needs a "
-            "`terminal` node.)"
-        )
-    return ratio(swept, len(costs) * full)
+    """E[U] over the sites, each as likely as the other; ρ is 1 / E[U]."""
+    swept = _Swept.of(profile, sites, terminal, demand, weights)
+    return answer_ratio(swept.mean_fraction, swept.is_float)
 
 
-def _costs(
-    profile: Graph | Iterable[Weight],
-    sites: Iterable[Patch] | None,
-    terminal: Weight,
-    demand: Demand,
-    weights: Weights | None,
-) -> tuple[Weight, tuple[Weight, ...]]:
-    """The full cost, and the cost at each site."""
-    terminal = expect_weight(terminal, "`terminal`")
-    if isinstance(profile, Graph):
-        if sites is None:
-            raise TheoryError("which sites of the graph are swept? Pass them: `sweep_ratio(graph, sites)`.")
-        if terminal:
-            raise TheoryError("a graph has its output node in it; `terminal` belongs to a profile.")
-        if demand is not None and not isinstance(demand, str):
-            demand = tuple(demand)
-        costs = sweep_costs(profile, sites, demand, weights)
-        if not costs:
-            raise TheoryError("no sites are given, and a ratio needs at least one.")
-        return full_cost(profile, demand, weights), costs
-    if sites is not None or demand is not None or weights is not None:
-        raise TheoryError(
-            "a profile is swept at one site per layer and is its own weights; `sites`, `demand` and "
-            "`weights` belong to a graph."
-        )
-    below = suffix_sums([*expect_profile(profile), terminal])
-    return below[0], below[1:]
+@dataclass(frozen=True, slots=True)
+class _Swept:
+    """A sweep: the full cost, the cost at each site, and whether a weight was a float."""
+
+    full: Exact
+    costs: tuple[Exact, ...]
+    is_float: bool
+
+    @property
+    def mean_fraction(self) -> Fraction:
+        """E[U], which is above zero."""
+        swept = total(self.costs)
+        if swept == 0:
+            raise TheoryError(
+                f"a sweep of these {len(self.costs)} sites recomputes nothing, so its ratio has no value: no "
+                "node of any weight is both below a site and wanted. (A profile of one layer needs a "
+                "`terminal` node.)"
+            )
+        return ratio(swept, len(self.costs) * self.full)
+
+    @classmethod
+    def of(
+        cls,
+        profile: Graph | Iterable[Weight],
+        sites: Iterable[Patch] | None,
+        terminal: Weight,
+        demand: Demand,
+        weights: Weights | None,
+    ) -> _Swept:
+        terminal = expect_weight(terminal, "`terminal`")
+        if isinstance(profile, Graph):
+            if sites is None:
+                raise TheoryError(
+                    "which sites of the graph are swept? Pass them: `sweep_ratio(graph, sites)`."
+                )
+            if terminal:
+                raise TheoryError("a graph has its output node in it; `terminal` belongs to a profile.")
+            targets, scale = expect_demand(demand), Scale(profile, weights)
+            costs = world_costs(profile, sites, targets, scale)
+            if not costs:
+                raise TheoryError("no sites are given, and a ratio needs at least one.")
+            return cls(full_weight(profile, targets, scale), tuple(costs), scale.is_float)
+        if sites is not None or demand is not None or weights is not None:
+            raise TheoryError(
+                "a profile is swept at one site per layer and is its own weights; `sites`, `demand` and "
+                "`weights` belong to a graph."
+            )
+        layers = [*expect_profile(profile), terminal]
+        full, *below = suffix_sums(layers)
+        return cls(full, tuple(below), any_float(layers))
 
 
-def suffix_sums(weights: Collection[Weight]) -> tuple[Weight, ...]:
-    """Σ_{j≥i} w_j for i = 0, 1, ...; floats are summed exactly and rounded once, each."""
-    if any(isinstance(weight, float) for weight in weights):
-        exact = suffix_sums([Fraction(weight) for weight in weights])
-        return tuple(map(float, exact))
-    sums: list[Weight] = []
-    for weight in reversed(list(weights)):
-        sums.append(weight + sums[-1] if sums else weight)
+def suffix_sums(weights: Collection[Weight]) -> tuple[Exact, ...]:
+    """Σ_{j≥i} w_j for i = 0, 1, ..., exactly."""
+    sums = list(accumulate(map(exact, reversed(list(weights)))))
     return tuple(reversed(sums))
 
 
@@ -192,17 +241,15 @@ def limit_ratio(q: Weight, profile: Orientation = "output-heavy") -> Fraction | 
     docs/theory.md#limits. (q+2)/(q+1) where the weight grows towards the output like j^q, q+2 where
     it grows towards the input like (L+1-j)^q; 2 for q = 0. A Fraction for an exact q.
     """
-    q = expect_number(q, "the index q")
-    if q < 0:
+    index = expect_number(q, "the index q")
+    if index < 0:
         raise TheoryError(
-            f"the index q is {q}; it is 0 or more. Weight that falls towards the output is a profile "
-            'of positive index that is "input-heavy".'
+            f"the index q is {shown(index)}; it is 0 or more. Weight that falls towards the output is a "
+            'profile of positive index that is "input-heavy".'
         )
-    if profile not in ("output-heavy", "input-heavy"):
-        raise TheoryError(
-            f'the profile is {profile!r}; it is "output-heavy" (weight grows with depth) or "input-heavy".'
-        )
-    return ratio(q + 2, q + 1 if profile == "output-heavy" else 1)
+    heavy = expect_one_of(profile, _ORIENTATIONS, "the profile")
+    limit = ratio(exact(index) + 2, exact(index) + 1 if heavy == "output-heavy" else 1)
+    return answer_ratio(limit, isinstance(index, float))
 
 
 def effective_index(rho: Weight) -> tuple[Fraction | float, Orientation]:
@@ -210,9 +257,10 @@ def effective_index(rho: Weight) -> tuple[Fraction | float, Orientation]:
 
     It sums up a real network in one number without fitting a power law to it.
     """
-    rho = expect_number(rho, "the ratio")
-    if rho <= 1:
-        raise TheoryError(f"the ratio is {rho}; every limit of a sweep ratio is above 1.")
-    if rho < 2:
-        return ratio(2 - rho, rho - 1), "output-heavy"
-    return ratio(rho - 2, 1), "input-heavy"
+    given = expect_number(rho, "the ratio")
+    if given <= 1:
+        raise TheoryError(f"the ratio is {shown(given)}; every limit of a sweep ratio is above 1.")
+    limit, is_float = exact(given), isinstance(given, float)
+    if limit < 2:
+        return answer_ratio(ratio(2 - limit, limit - 1), is_float), "output-heavy"
+    return answer_ratio(ratio(limit - 2, 1), is_float), "input-heavy"

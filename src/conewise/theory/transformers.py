@@ -13,10 +13,11 @@ from typing import Final, Literal
 
 from conewise.errors import TheoryError
 from conewise.graph.graph import Site
-from conewise.theory.weights import expect_count
+from conewise.theory.weights import expect_count, expect_flag, expect_one_of, expect_size, shown
 
 Architecture = Literal["llama", "gpt2", "encoder"]
 Component = Literal["head", "mlp"]
+_COMPONENTS: Final[tuple[Component, ...]] = ("head", "mlp")
 
 # One line per node of a layer: its name, then what it reads. `x` is the layer's input; a name with *
 # stands once per head, and a node that stands once reads it from every head; `.weight` and `.bias`
@@ -175,26 +176,29 @@ def encoder_ratio(layers: int, heads: int, *, readout: bool = False) -> Fraction
 
 
 def _cone(architecture: Architecture, layers: int, heads: int, layer: int, site: Component) -> int:
-    _nodes(architecture, layers, heads)
-    if expect_count(layer, "the layer") > layers:
-        raise TheoryError(f"layer {layer} of {layers}: layers are counted from 1 to {layers}.")
+    L, H, i = *_expect_shape(layers, heads), expect_count(layer, "the layer")
+    if i > L:
+        raise TheoryError(f"layer {shown(i)} of {shown(L)}: layers are counted from 1 to {shown(L)}.")
     fixed, below = _COUNTS[architecture]
-    if site not in below:
-        raise TheoryError(f'the site is {site!r}; it is "head" or "mlp".')
-    return below[site] + (layers - layer) * (7 * heads + fixed)
+    return below[expect_one_of(site, _COMPONENTS, "the site")] + (L - i) * (7 * H + fixed)
+
+
+def _expect_shape(layers: object, heads: object) -> tuple[int, int]:
+    return expect_count(layers, "the number of layers"), expect_count(heads, "the number of heads")
 
 
 def _nodes(architecture: Architecture, layers: int, heads: int) -> int:
-    L, H = expect_count(layers, "the number of layers"), expect_count(heads, "the number of heads")
+    L, H = _expect_shape(layers, heads)
     return L * (7 * H + _COUNTS[architecture][0]) + 1
 
 
 def _ratio(architecture: Architecture, layers: int, heads: int, readout: bool) -> Fraction:
-    N = _nodes(architecture, layers, heads) - (not readout)
+    L, H = _expect_shape(layers, heads)
     fixed, below = _COUNTS[architecture]
-    M = 7 * heads + fixed
-    mean_cones = Fraction((heads + 1) * M * (layers - 1), 2) + below["head"] * heads + below["mlp"]
-    return Fraction((heads + 1) * N) / mean_cones
+    M = 7 * H + fixed
+    N = L * M + expect_flag(readout, "`readout`")
+    mean_cones = Fraction((H + 1) * M * (L - 1), 2) + below["head"] * H + below["mlp"]
+    return Fraction((H + 1) * N) / mean_cones
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,15 +222,15 @@ def blueprint(architecture: Architecture, layers: int, heads: int) -> Blueprint:
     Sites are named `layers.3.o` and, per head, `layers.3.heads.0.out`; the one input is `x`. What the
     readout reads is the output of the last layer.
     """
-    if architecture not in _LAYERS:
-        raise TheoryError(f"the architecture is {architecture!r}; it is one of {', '.join(_LAYERS)}.")
-    _nodes(architecture, layers, heads)
+    lines = _LAYERS[expect_one_of(architecture, tuple(_LAYERS), "the architecture")].split("\n")
+    layers, heads = _expect_shape(layers, heads)
+    expect_size(_nodes(architecture, layers, heads), "computed nodes")
     nodes: dict[Site, tuple[Site, ...]] = {"x": ()}
     sites: list[tuple[Site, int, Component]] = []
     params: list[Site] = []
     stream = "x"
     for layer in range(1, layers + 1):
-        for line in _LAYERS[architecture].split("\n"):
+        for line in lines:
             name, *reads = line.split() or [""]
             name, _, mark = name.partition("!")
             if not name:

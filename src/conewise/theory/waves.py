@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from conewise.errors import TheoryError
 from conewise.graph.graph import Graph, Site
 from conewise.theory.sweeps import Patch, stale
-from conewise.theory.weights import Demand
+from conewise.theory.weights import Demand, expect_graph, expect_site, expect_sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,17 @@ def wave_size(graph: Graph, site: Site, already: Iterable[Site] = ()) -> Touched
         nodes = 1 + |V⁺|,   edges = |E⁺| + d(s) ≤ |E⁺| + |V⁺|
 
     where E⁺ are the edges inside of the cone and d(s) the readers of s. All that depends on a stale
-    site must be stale too, as it is in every world.
+    site must be stale too, as it is in every world without patches: TheoryError.
     """
-    table, stopped = graph.table, set(graph.numbers(already))
-    seed = graph.number(site)
+    table = expect_graph(graph).table
+    stopped = set(graph.numbers(expect_sites(already, "the list of stale sites")))
+    valid = table.cone(stopped) - stopped
+    if valid:
+        raise TheoryError(
+            f"{graph.name(min(valid))!r} depends on a site of `already`, and is not in it: what reads a "
+            "stale site is stale. List the cones too."
+        )
+    seed = graph.number(expect_site(site, "the site"))
     nodes = {seed} | (table.cone([seed]) - stopped)
     return Touched(len(nodes), sum(len(table.consumers[node]) for node in nodes))
 
@@ -46,5 +54,5 @@ def demand_size(graph: Graph, patch: Patch, demand: Demand = None) -> Touched:
     docs/theory.md#waves. Nothing of it depends on the size of the graph: a node that is neither stale
     nor read by one that is, is not looked at. A site that a node reads twice counts as two edges.
     """
-    nodes = graph.numbers(stale(graph, patch, demand))
+    nodes = expect_graph(graph).numbers(stale(graph, patch, demand))
     return Touched(len(nodes), sum(len(graph.table.inputs[node]) for node in nodes))

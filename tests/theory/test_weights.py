@@ -1,0 +1,147 @@
+"""Weights: sums are exact, and what is handed out as a float is the float nearest to the true value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import conewise as cw
+from conewise import theory
+from conewise.errors import TheoryError
+from tests.laws import oracle
+from tests.laws.cost_scenes import line, lopsided
+from tests.laws.scenes import Scene, scenes
+
+Weight = int | float | Fraction
+ANY: st.SearchStrategy[Weight] = st.one_of(
+    st.floats(0, 10, allow_subnormal=False),
+    st.sampled_from([0, 0.1, 0.3, 1e16, 1e-16, Fraction(1, 3)]),
+    st.integers(0, 9),
+    st.fractions(0, 9, max_denominator=7),
+)
+
+
+def weighed(scene: Scene, data: st.DataObject) -> tuple[cw.Graph, dict[str, Weight], dict[str, Fraction]]:
+    prices = data.draw(st.fixed_dictionaries(dict.fromkeys(scene.computed, ANY)))
+    return scene.graph(), prices, {site: Fraction(weight) for site, weight in prices.items()}
+
+
+def handed_out(value: Fraction, prices: dict[str, Weight]) -> Weight:
+    """What stands for a true value: itself, or the nearest float where a weight is a float."""
+    return float(value) if any(isinstance(weight, float) for weight in prices.values()) else value
+
+
+@given(scenes(), st.data())
+def test_each_sum_and_ratio_is_the_float_nearest_to_the_true_one(scene: Scene, data: st.DataObject) -> None:
+    graph, prices, true = weighed(scene, data)
+    reads = oracle.wiring(graph)
+    cones = [sum((true[node] for node in oracle.cone(reads, [site])), Fraction(0)) for site in scene.patch]
+    full = sum(true.values(), Fraction(0))
+
+    assert theory.sweep_costs(graph, scene.patch, weights=prices) == tuple(
+        handed_out(cone, prices) for cone in cones
+    )
+    assert theory.sweep_cost(graph, scene.patch, weights=prices) == handed_out(
+        sum(cones, Fraction(0)), prices
+    )
+    assert theory.full_cost(graph, weights=prices) == handed_out(full, prices)
+    if sum(cones):
+        rho = len(cones) * full / sum(cones, Fraction(0))
+        assert theory.sweep_ratio(graph, scene.patch, weights=prices) == handed_out(rho, prices)
+
+
+@given(scenes(), st.data())
+def test_what_holds_of_true_values_holds_of_what_is_handed_out(scene: Scene, data: st.DataObject) -> None:
+    """Rounding keeps order: 1 ≤ ρ_train ≤ ρ, and batched ≤ total ≤ isolated."""
+    graph, prices, _ = weighed(scene, data)
+    patched = theory.patched_cost(graph, scene.patch, scene.demand, weights=prices)
+    assert patched.batched <= patched.total <= patched.isolated
+    restored = theory.restored_cost(graph, scene.patch, scene.demand, weights=prices)
+    assert restored.forked <= restored.total
+    if sum(prices[site] for site in scene.patch if site in prices):
+        training = theory.training_ratio(graph, scene.patch, weights=prices)
+        assert training >= 1
+        if theory.sweep_cost(graph, scene.patch, weights=prices):
+            assert training <= theory.sweep_ratio(graph, scene.patch, weights=prices)
+
+
+@given(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=8), st.floats(0, 1e9))
+def test_the_training_ratio_of_a_profile_of_floats_is_never_below_1(
+    profile: list[float], terminal: float
+) -> None:
+    assert theory.training_ratio(profile, terminal=terminal) == 1
+    assert theory.training_ratio(profile, local=[weight / 3 for weight in profile], terminal=terminal) >= 1
+
+
+def test_a_sum_of_rounded_sums_is_not_what_is_handed_out() -> None:
+    graph = line(nodes=3)
+    prices: dict[str, Weight] = {"n1": 0, "n2": 2.0**53, "n3": 1}
+    assert theory.sweep_costs(graph, ["n1", "n2"], weights=prices) == (2.0**53, 1.0)
+    assert 2.0**53 + 1.0 == 2.0**53
+    assert theory.sweep_cost(graph, ["n1", "n2"], weights=prices) == 2.0**53 + 2
+
+
+@pytest.mark.parametrize("unit", [2.0**1000, 1.0, 2.0**-1060])
+@pytest.mark.parametrize("profile", [[1, 2, 3], [7, 1, 1, 5]])
+def test_ratios_do_not_depend_on_the_unit(profile: Sequence[int], unit: float) -> None:
+    scaled = [weight * unit for weight in profile]
+    assert theory.sweep_ratio(scaled, terminal=unit) == float(theory.sweep_ratio(profile, terminal=1))
+    assert theory.training_ratio(scaled, local=unit) == float(theory.training_ratio(profile, local=1))
+    assert theory.skip_ratio(scaled, 2, 3, terminal=unit) == float(
+        theory.skip_ratio(profile, 2, 3, terminal=1)
+    )
+    assert theory.karamata_index(scaled).q.value == pytest.approx(theory.karamata_index(profile).q.value)
+    graph = line(nodes=len(profile))
+    sites = graph.computed[:-1]
+    weights = dict(zip(graph.computed, scaled, strict=True))
+    whole = dict(zip(graph.computed, profile, strict=True))
+    assert theory.sweep_ratio(graph, sites, weights=weights) == float(
+        theory.sweep_ratio(graph, sites, weights=whole)
+    )
+
+
+def test_a_sum_that_no_float_can_hold_is_refused_and_its_ratio_is_not() -> None:
+    graph = line(nodes=3)
+    huge = dict.fromkeys(graph.computed, 1e308)
+    with pytest.raises(TheoryError, match=r"the full cost is about 10\^308, and floats end at 10\^308"):
+        theory.full_cost(graph, weights=huge)
+    assert theory.full_cost(graph, weights=dict.fromkeys(graph.computed, 10**400)) == 3 * 10**400
+    assert theory.sweep_ratio(graph, ["n1", "n2"], weights=huge) == 2.0
+
+
+def test_the_numbers_of_numpy_are_numbers() -> None:
+    graph = line(nodes=3)
+    nine, large, half, order = map(
+        _untyped, (np.int64(9), np.int64(2**40), np.float32(0.5), np.array([1, 0]))
+    )
+    assert theory.skip_ratio(nine, 2, 4) == theory.skip_ratio(9, 2, 4)
+    assert theory.training_ratio(np.array([2, 2]), local=np.array([1, 2])) == Fraction(8, 7)
+    assert theory.transformer_cone(large, large, 1) == 10 + (2**40 - 1) * (7 * 2**40 + 15)
+    assert theory.full_cost(graph, weights=dict.fromkeys(graph.computed, half)) == 1.5
+    assert theory.overcount(graph, [("n1", nine), ("n2", 3)], order) == 3
+
+
+def _untyped(value: Any) -> Any:
+    """Where the signatures say int or float, the numbers of numpy will do."""
+    return value
+
+
+def test_the_nodes_of_a_block_are_weighed_too() -> None:
+    prices: dict[str, Weight] = {"prepared": 10, "first": 0.5, "last": Fraction(1, 4)}
+    graft = theory.GraftAt("n1", lopsided(), prices)
+    assert (graft.fresh, graft.reach) == (10.75, 0.75)
+    graph, weights = line(nodes=3), {"n1": 1, "n2": 2, "n3": 4}
+    assert theory.isolated_cost(graph, [graft], weights=weights) == 6 + 10.75
+    with pytest.raises(TheoryError, match="those of the block at 'n1' have none"):
+        theory.isolated_cost(graph, [("n1", lopsided())], weights=weights)
+    for wrong in ({"first": 1, "last": 1}, prices | {"third": 1}):
+        with pytest.raises(TheoryError, match=r"do not agree about '(prepared|third)'"):
+            assert theory.GraftAt("n1", lopsided(), wrong).fresh
+    with pytest.raises(TheoryError, match="is a number, and `weights` are for the nodes of a block"):
+        assert theory.GraftAt("n1", 3, prices).fresh
