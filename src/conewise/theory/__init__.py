@@ -33,6 +33,7 @@ from conewise.theory.grafts import (
     overcount,
 )
 from conewise.theory.karamata import KaramataIndex, karamata_index
+from conewise.theory.layers import layered_ratio, layered_training_ratio, sites_limit
 from conewise.theory.patches import (
     PatchedCost,
     PatchExtremes,
@@ -120,6 +121,8 @@ __all__ = [
     "joint_cost",
     "joint_ratio",
     "karamata_index",
+    "layered_ratio",
+    "layered_training_ratio",
     "least_squares",
     "limit_ratio",
     "mean_fraction",
@@ -128,6 +131,7 @@ __all__ = [
     "patch_extremes",
     "patched_cost",
     "restored_cost",
+    "sites_limit",
     "skip_layers",
     "skip_limits",
     "skip_ratio",
