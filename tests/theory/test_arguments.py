@@ -97,6 +97,11 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "joint_cost": [on_graph(sites=["n1"], demand=["n3"], weights=WEIGHTS)],
     "joint_ratio": [on_graph(sites=["n1"], demand=["n3"], weights=WEIGHTS)],
     "karamata_index": [{"profile": [1, 4, 9, 17], "confidence": 0.95}],
+    "layered_ratio": [
+        {**PROFILE, "sites": 2},
+        {**PROFILE, "sites": [1, [0, 2.0], 1]},
+    ],
+    "layered_training_ratio": [{**PROFILE, "sites": 2}, {**PROFILE, "sites": [1, [1, 2.0], 1]}],
     "least_squares": [
         {"rows": [(1, x) for x in range(4)], "targets": [1, 2, 3, 5], "confidence": 0.5, "lags": 1},
         {"rows": [(1e308, 0), (0, 1e308), (1e308, 1e308)], "targets": [1e150, -1e150, 1e150]},
@@ -109,6 +114,11 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "patch_extremes": [on_graph(patches=["n1", "n2"], demand="n3", weights=WEIGHTS)],
     "patched_cost": [on_graph(patches=["n1", "n2"], demand="n3", order=[1, 0], weights=WEIGHTS)],
     "restored_cost": [on_graph(sites=["n1", ["n2"]], demand="n3", weights=WEIGHTS)],
+    "sites_limit": [
+        {"q": 1, "p": 2, "profile": "input-heavy", "sites": "output-heavy"},
+        {"q": 0.5, "p": 2, "profile": "output-heavy", "sites": "input-heavy"},
+        {"q": 0.5, "p": 2, "profile": "output-heavy", "sites": "output-heavy"},
+    ],
     "skip_layers": [{"layers": 9, "span": 2, "every": 4, "kind": "added"}],
     "skip_limits": [{"share": 0.5, "span": 2}],
     "skip_ratio": [{"profile": [1, 2, 3], "span": 2, "every": 3, "terminal": 1}],
@@ -163,7 +173,7 @@ METHODS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     "block_medians": (statistics.block_medians, [{"values": [1.0, 2.0, 3.0], "size": 3}]),
 }
 
-NEVER_BELOW_1 = ("ratio", "ceiling", "limits", "training_from_forward")
+NEVER_BELOW_1 = ("ratio", "ceiling", "limit", "training_from_forward")
 NEVER_ABOVE_1 = ("fraction",)
 MAY_BE_NEGATIVE = ("least_squares", "calibrate", "drift", "karamata_index", "median")
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import Final
 
 from conewise.errors import TheoryError
 from conewise.theory.sweeps import Orientation, limit_ratio, suffix_sums
 from conewise.theory.weights import (
+    Exact,
     Weight,
+    answer_ratio,
+    any_float,
+    exact,
     expect_count,
+    expect_items,
     expect_number,
     expect_profile,
     expect_weight,
     ratio,
+    shown,
     total,
 )
 
@@ -33,19 +40,21 @@ def layered_ratio(profile: Iterable[Weight], sites: Sites = 1, *, terminal: Weig
     S alone cancels: `sweep_ratio(profile)` is S = 1.
     """
     layers = expect_profile(profile)
-    below = suffix_sums([*layers, expect_weight(terminal, "`terminal`")])
-    groups = [
-        (count, total([remainder, below[i + 1]]))
-        for i, remainders in enumerate(_expect_sites(sites, layers, whole=False))
-        for count, remainder in remainders
-    ]
-    number, spent = sum(count for count, _ in groups), total(count * cost for count, cost in groups)
+    end = expect_weight(terminal, "`terminal`")
+    groups = _expect_sites(sites, layers, whole=False)
+    full, *below = suffix_sums([*layers, end])
+    number = sum(count for here in groups for count, _ in here)
+    spent = total(
+        count * (exact(remainder) + later)
+        for here, later in zip(groups, below, strict=True)
+        for count, remainder in here
+    )
     if spent == 0:
         raise TheoryError(
-            f"a sweep of these {number} sites recomputes nothing, so its ratio has no value. (A profile of "
-            "one layer needs a `terminal` node, or sites with a remainder.)"
+            f"a sweep of these {shown(number)} sites recomputes nothing, so its ratio has no value. (A "
+            "profile of one layer needs a `terminal` node, or sites with a remainder.)"
         )
-    return ratio(number * below[0], spent)
+    return _answer(number * full, spent, [*layers, end], groups)
 
 
 def layered_training_ratio(
@@ -58,14 +67,16 @@ def layered_training_ratio(
     layer. ρ_train = K · N / Σ_sites (N − w_i + c), between 1 and L/(L−1) when layers have equally many.
     """
     layers = expect_profile(profile)
-    whole = total([*layers, expect_weight(terminal, "`terminal`")])
-    groups = [
-        (count, total([whole, -layer, own]))
-        for layer, parts in zip(layers, _expect_sites(sites, layers, whole=True), strict=True)
-        for count, own in parts
-    ]
-    number, touched = sum(count for count, _ in groups), total(count * cost for count, cost in groups)
-    return ratio(number * whole, touched)
+    end = expect_weight(terminal, "`terminal`")
+    groups = _expect_sites(sites, layers, whole=True)
+    full = total([*layers, end])
+    number = sum(count for here in groups for count, _ in here)
+    touched = total(
+        count * (full - exact(layer) + exact(own))
+        for here, layer in zip(groups, layers, strict=True)
+        for count, own in here
+    )
+    return _answer(number * full, touched, [*layers, end], groups)
 
 
 def sites_limit(
@@ -77,23 +88,52 @@ def sites_limit(
     """The limit of ρ where weights vary with depth with index q, and the number of sites with index p.
 
     docs/theory.md#sites-per-layer. `profile` and `sites` say towards which end each grows. p = 0, equally
-    many sites in each layer, is `limit_ratio`. A Fraction for whole p and q, and for one orientation.
+    many sites in each layer, is `limit_ratio`. A Fraction for exact p and q of one orientation, and for
+    whole ones of opposite orientations.
     """
     limit_ratio(q, profile)
     limit_ratio(p, sites)
-    q, p = expect_number(q, "the index q"), expect_number(p, "the index p")
+    index, growth = expect_number(q, "the index q"), expect_number(p, "the index p")
     if profile == sites:
-        return ratio(p + q + 2, q + 1 if profile == "output-heavy" else p + 1)
-    if isinstance(p, int) and isinstance(q, int):
-        share: Weight = Fraction(1, math.comb(p + q + 2, p + 1))
-    else:
-        share = math.exp(math.lgamma(p + 2) + math.lgamma(q + 2) - math.lgamma(p + q + 3))
-    return ratio(1, share if profile == "input-heavy" else 1 - share)
+        least = exact(index if profile == "output-heavy" else growth) + 1
+        return answer_ratio(ratio(exact(index) + exact(growth) + 2, least), any_float([index, growth]))
+    if max(index, growth) > MOST:
+        raise TheoryError(
+            f"the indices are {shown(index)} and {shown(growth)}; for weights and sites heavy at opposite "
+            f"ends the limit is worked out for indices up to {MOST:,}."
+        )
+    if isinstance(index, int) and isinstance(growth, int):
+        share = Fraction(1, math.comb(index + growth + 2, index + 1))
+        return 1 / share if profile == "input-heavy" else 1 / (1 - share)
+    x, y = float(index), float(growth)
+    log = math.lgamma(x + 2) + math.lgamma(y + 2) - math.lgamma(x + y + 3)
+    if profile == "output-heavy":
+        return 1 / -math.expm1(log)
+    if log < -709:
+        raise TheoryError(
+            f"the limit is about 10^{-log / math.log(10):.0f}, and floats end at 10^308. Give whole indices: "
+            "then it is a Fraction."
+        )
+    return math.exp(-log)
 
 
-def _expect_sites(sites: Sites, layers: Sequence[Weight], *, whole: bool) -> list[list[tuple[int, Weight]]]:
+MOST: Final = 1_000
+"""The largest index for which binomial coefficients are worked out."""
+
+
+def _answer(
+    above: Exact, below: Exact, weights: list[Weight], groups: list[list[tuple[int, Weight]]]
+) -> Fraction | float:
+    parts = [part for here in groups for _, part in here]
+    return answer_ratio(ratio(above, below), any_float([*weights, *parts]))
+
+
+def _expect_sites(sites: object, layers: Sequence[Weight], *, whole: bool) -> list[list[tuple[int, Weight]]]:
     """For each layer how many sites have which part of it: its listed ones, or all of it, or none."""
-    listed = list(sites) if isinstance(sites, Sequence) else [sites] * len(layers)
+    if isinstance(sites, Iterable):
+        listed = expect_items(sites, "`sites`", "for each layer, how many sites, or the part of each")
+    else:
+        listed = [sites] * len(layers)
     if len(listed) != len(layers):
         raise TheoryError(
             f"`sites` has {len(listed)} entries for {len(layers)} layers; give one number for all, or an "
@@ -101,16 +141,17 @@ def _expect_sites(sites: Sites, layers: Sequence[Weight], *, whole: bool) -> lis
         )
     found: list[list[tuple[int, Weight]]] = []
     for i, (here, layer) in enumerate(zip(listed, layers, strict=True), 1):
-        if not isinstance(here, Sequence):
+        if not isinstance(here, Iterable):
             count = expect_count(here, f"the number of sites in layer {i}", least=0)
             found.append([(count, layer if whole else 0)] if count else [])
             continue
-        parts = [expect_weight(part, f"the part of layer {i} at a site") for part in here]
+        given = expect_items(here, f"`sites` of layer {i}", "the part of the layer that each site has")
+        parts = [expect_weight(part, f"the part of layer {i} at a site") for part in given]
         for part in parts:
             if part > layer or (whole and part == 0):
                 raise TheoryError(
-                    f"a site of layer {i} has a part of {part} of a layer that weighs {layer}: it is at most "
-                    "the layer" + (", and holds the site itself." if whole else ".")
+                    f"a site of layer {i} has a part of {shown(part)} of a layer that weighs {shown(layer)}: "
+                    "it is at most the layer" + (", and holds the site itself." if whole else ".")
                 )
         found.append([(1, part) for part in parts])
     if not any(found):
