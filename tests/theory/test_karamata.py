@@ -58,6 +58,13 @@ def test_the_interval_is_too_narrow_where_the_noise_of_neighbours_goes_together(
     assert 148 <= held <= 184
 
 
+@pytest.mark.parametrize("q", [0, 1, 2])
+@pytest.mark.parametrize("L", [20, 320, 5000])
+def test_a_slowly_varying_factor_shifts_it_by_somewhat_more_than_1_over_log_depth(L: int, q: int) -> None:
+    found = theory.karamata_index([j**q * math.log(j + 1) for j in range(1, L + 1)])
+    assert 1 < (found.q.value - q) * math.log(L) < 1.5
+
+
 def test_layers_at_the_floor_of_one_node_bias_it_low_as_documented() -> None:
     powers = [j**2 for j in range(1, 321)]
     profile = [max(1, round(4000 * power / sum(powers))) for power in powers]

@@ -1,7 +1,7 @@
 """The wall-clock ceiling: what a node costs that is computed (a), and one that is only there (β).
 
-The paper's engine walks the whole graph at each demand, so its sweep ratio in time stays below
-(a+β)/(a/2+β), 1.79. This engine's demand walks invalid nodes only.
+The paper's engine walks the whole graph at each demand, so its sweep ratio in time tends to
+(a+β)/(a/2+β), 1.79, and not to 2. This engine's demand walks invalid nodes only.
 """
 
 from __future__ import annotations

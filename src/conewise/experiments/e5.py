@@ -1,7 +1,8 @@
 """E5: under backpropagation the advantage of a sweep collapses, by the paper's count.
 
 Claim (Corollary "training-mode locality collapse"): counting V⁻ ∪ {s} ∪ V⁺ for each site, ρ_train tends
-to 1, at a rate that does not depend on the cost profile. Beside it stands the exact count, on a graph
+to 1, at a rate that does not depend on the cost profile; where, as here, each site is comparable with every
+other layer. Beside it stands the exact count, on a graph
 that holds its gradients as nodes.
 """
 
@@ -65,7 +66,8 @@ def run(progress: Progress = silent, depths: tuple[int, ...] = DEPTHS) -> Result
         title="Training-mode collapse",
         claim=(
             "Counting ancestors, site and descendants, as the paper does for a sweep under "
-            "backpropagation, ρ_train tends to 1 whatever the cost profile."
+            "backpropagation, ρ_train tends to 1 whatever the cost profile, where each site is comparable "
+            "with every other layer."
         ),
         rows=rows,
         compared=(

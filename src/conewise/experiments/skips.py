@@ -1,4 +1,4 @@
-"""Long skips: how the ratios move between the collapse and the forward limit, which the paper leaves open.
+"""Long skips: how the ratios move from the collapse to the forward limit and past it, open in the paper.
 
 Claim: in a stack cut into periods of m layers, whose layers read the one k layers back, two layers are
 parallel with a chance y, which is (m/L)(1 − 1/k) for whole periods; in the limit ρ is 2/(1−y) and ρ_train
@@ -76,7 +76,7 @@ def run(progress: Progress = silent, layers: int = LAYERS, periods: tuple[int, .
     curve = sorted(skip_limits(Fraction(step, 100)) for step in range(94))
     return Result(
         name="skips",
-        title="Long skips, between the collapse and the forward limit",
+        title="Long skips, from the collapse to the forward limit and past it",
         claim=(
             "With y the chance that two layers are parallel, ρ tends to 2/(1−y) and ρ_train to 1/(1−y); "
             "skips that pass no layer by change neither."
