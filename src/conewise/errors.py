@@ -16,6 +16,16 @@
     │   ├── NoValueError           a source that has no value
     │   ├── OpError                a rule that raised while it was computed
     │   └── ClosedWorldError       a world that was dropped
+    ├── CaptureError           the module cannot be captured, or run, as asked
+    │   ├── ControlFlowError       what is computed depends on the values of tensors
+    │   ├── RandomnessError        random numbers are drawn
+    │   └── InputMismatchError     inputs that do not fit what was captured
+    ├── SiteError              the places of a captured model, and what is put there
+    │   ├── MissingSiteError       a place that the model has not
+    │   └── PatchError             a value that cannot be put where it was meant to go
+    │       └── WeightsChangedError    weights that are not those of a run, or of the capture
+    ├── MetricError            a metric that cannot be read off the outputs
+    ├── SweepError             a sweep that cannot be planned, run or resumed as asked
     ├── LoadError              a model that cannot be loaded
     ├── PromptError            prompts that cannot be read, or asked of a model
     ├── TheoryError            a question that the closed forms have no answer to
@@ -224,6 +234,10 @@ class SweepError(ConewiseError):
 
 class PatchError(SiteError):
     """A value that cannot be put where it was meant to go."""
+
+
+class WeightsChangedError(PatchError):
+    """The weights are no longer those of a run, or no longer those that were captured."""
 
 
 class NoEffectWarning(UserWarning):

@@ -251,6 +251,45 @@ def test_a_write_to_a_cached_value_is_noticed() -> None:
         world.patch(("z", 1), "zero")
 
 
+@pytest.mark.parametrize("way", ["data", "numpy", "view"])
+def test_a_write_that_torch_does_not_count_is_noticed(way: str) -> None:
+    """At the latest when something is computed of it, and before a sweep."""
+
+    def write(value: Tensor) -> None:
+        match way:
+            case "data":
+                value.data[0, 0] = 3.0
+            case "numpy":
+                value.detach().numpy()[0, 0] += 1.0
+            case _:
+                value[:, 1:].data.mul_(2)
+
+    run = small().run(**inputs())
+    write(run["mlp_out", 1])
+    with pytest.raises(PatchError, match="was written to after it was read"):
+        _ = run["mlp_out", 1]
+    with run.fork() as world:
+        world.patch(("mlp_out", 2), lambda value: value + 1)
+        with pytest.raises(PatchError, match=r"was written to after it was read .* `run\[...\].clone\(\)`"):
+            _ = world.logits
+    run = small().run(**inputs())
+    write(run.logits)
+    sweep = small().sweep(cw.sites("mlp_out", layer=":"), base=run, source="zero", metric=cw.logit(1))
+    with pytest.raises(PatchError, match="was written to after it was read"):
+        sweep.run()
+
+
+def test_a_write_to_the_inputs_of_a_run_is_noticed() -> None:
+    run = small().run(**inputs())
+    run.inputs["input_ids"][0, 0] += 1
+    with pytest.raises(PatchError, match="the value of 'input_ids' was written to"):
+        _ = run.logits
+    run = small().run(**inputs())
+    run.inputs["input_ids"].numpy()[0, 0] += 1
+    with pytest.raises(PatchError, match="the value of 'input_ids' was written to"):
+        run.check()
+
+
 def test_a_write_to_the_weights_is_noticed() -> None:
     module = nn.Linear(2, 2)
     model = cw.capture(module, torch.zeros(3, 2))

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+from conewise.frontends.torch.bits import Sums
 from conewise.frontends.torch.costs import synchronize
 from conewise.frontends.torch.filling import stacked
 from conewise.frontends.torch.metrics import Metric, measured, measured_whole
@@ -34,7 +35,7 @@ class Evaluators:
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
-        self._waves: dict[tuple[int, Chunk], tuple[tuple[Regions, int], Wave]] = {}
+        self._waves: dict[tuple[int, Chunk], tuple[tuple[Regions, Sums], Wave]] = {}
         self._fills: dict[tuple[int, Chunk], tuple[Batch, Fills]] = {}
 
     def serial(self, _: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger) -> Tensor:
@@ -109,7 +110,7 @@ class Evaluators:
         """The wave of a chunk, kept: a baseline of the same shape and the same weights runs it again."""
         sweep = self.sweep
         regions = sweep.planner.regions(prepared, chunk.start, batch.base)
-        needed = regions, sweep.model.weight_writes()
+        needed = regions, sweep.model.weights.places()
         known, wave = self._waves.get((id(prepared), chunk), (None, None))
         if wave is None or known != needed:
             one, name = sweep.planner.passing(prepared, chunk, regions), sweep.model.graph.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from conewise.frontends.torch.bits import Sums
 from conewise.frontends.torch.digests import home
 from conewise.frontends.torch.fingerprint import fingerprint
 from conewise.frontends.torch.fusing import find_fusions
@@ -12,7 +13,6 @@ from conewise.frontends.torch.records import Record, Ref
 from conewise.frontends.torch.shown import Lying
 from conewise.frontends.torch.sizes import dim_along
 from conewise.frontends.torch.streaming import assembled
-from conewise.frontends.torch.tensors import writes_to
 
 if TYPE_CHECKING:
     from conewise.workloads.model import Model
@@ -42,9 +42,17 @@ class Facts:
         self.lying: dict[tuple[tuple[str, int], ...], Lying] = {}
         self.rates: dict[str, float] = {}
         self.fusions = find_fusions(program, self.device)
-        self._module = model.module
-        self._sources = program.sources
-        self._digest: tuple[int, str] | None = None
+        self._module, self._weights = model.module, model.weights
+        self._digest: tuple[Sums, str] | None = None
+        self._found_with: Sums | None = None
+
+    def expect_weights(self, now: Sums) -> bool:
+        """Forget what was found out with other weights than these; whether it was with these."""
+        is_same = self._found_with == now
+        if not is_same:
+            self.keeps_apart.clear()
+            self._found_with = now
+        return is_same
 
     def prompts_first(self, output: str, value: Any) -> Any:
         """The value of an output, or a stack of values, with the dimension of the batch in front."""
@@ -54,9 +62,12 @@ class Facts:
     @property
     def fingerprint(self) -> str:
         """A digest of architecture and weights: another one is another model."""
-        writes = sum(writes_to(source.value) for source in self._sources)
-        if self._digest is None or self._digest[0] != writes:
-            self._digest = writes, fingerprint(self._module)
+        return self.fingerprint_of(self._weights.whole_contents().whole)
+
+    def fingerprint_of(self, weights: Sums) -> str:
+        """The digest, where the weights were just read."""
+        if self._digest is None or self._digest[0] != weights:
+            self._digest = weights, fingerprint(self._module)
         return self._digest[1]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conewise.errors import PatchError
+from conewise.frontends.torch.bits import Sums
 from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import added, averaged, has_nan, noised, resampled, spread_out
 from conewise.frontends.torch.tensors import Tensor, zeros_like
@@ -23,13 +24,16 @@ class Intervention:
 
     `described` is all that it depends on: equal ones mean the same intervention. With `is_function`, the part
     is a function of what would have been there: in a world that patches several places, that need not be
-    what stands in the base.
+    what stands in the base. `runs` are those that it reads; `begin`, where there is one, is called with the
+    bits of the weights before a sweep reads parts.
     """
 
     name: str
     part: Callable[[Place, Reading], Tensor | Callable[[Tensor], Tensor]]
     described: tuple[Any, ...] = ()
     is_function: bool = False
+    runs: tuple[Reading, ...] = ()
+    begin: Callable[[Sums], None] | None = None
 
 
 def add(vector: Tensor, scale: float = 1.0) -> Intervention:
@@ -71,7 +75,7 @@ def resample(run: Reading, seed: int = 0) -> Intervention:
             )
         return resampled(run[place], base[place], axes.index("batch"), str(seed))
 
-    return Intervention(f"resample(seed={seed})", part, ("resample", seed, run))
+    return Intervention(f"resample(seed={seed})", part, ("resample", seed, run), runs=(run,))
 
 
 def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bool = False) -> Intervention:
@@ -83,6 +87,13 @@ def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bo
     batches = list(dataset) if isinstance(dataset, Iterator) else dataset
     over = ("batch",) if per_position else ("batch", "pos")
     means: dict[str, Tensor] = {}
+    made_with: list[Sums] = []
+
+    def begin(weights: Sums) -> None:
+        """Forget the means of other weights."""
+        if made_with != [weights]:
+            means.clear()
+            made_with[:] = [weights]
 
     def gather(place: Place) -> None:
         wanted = _alike(model, place)
@@ -102,7 +113,7 @@ def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bo
             gather(whole)
         return spread_out(means[str(whole)], base[whole], base.model.locate(place).view.axes, place.part)
 
-    return Intervention("mean over a dataset", part, ("mean", per_position, batches))
+    return Intervention("mean over a dataset", part, ("mean", per_position, batches), begin=begin)
 
 
 def _alike(model: Model, place: Place) -> list[Place]:

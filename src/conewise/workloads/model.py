@@ -10,6 +10,7 @@ from typing import Any
 
 from conewise.engine.world import World
 from conewise.errors import PatchError, SweepError, describe
+from conewise.frontends.torch.bits import Weights
 from conewise.frontends.torch.build import build_graph, run_sources
 from conewise.frontends.torch.export import export
 from conewise.frontends.torch.records import SIZES, Program
@@ -17,7 +18,7 @@ from conewise.frontends.torch.result import AXES as RESULT_AXES
 from conewise.frontends.torch.result import HeadResult
 from conewise.frontends.torch.sites import Site, SiteTable
 from conewise.frontends.torch.streaming import described_fields, output_names, stream
-from conewise.frontends.torch.tensors import Tensor, computing, copy_of, mean_of, writes_to
+from conewise.frontends.torch.tensors import Tensor, computing, copy_of, mean_of
 from conewise.frontends.torch.views import View
 from conewise.workloads.listing import Listing
 from conewise.workloads.markup import heading, table
@@ -103,7 +104,10 @@ class Model:
     """A module as a graph of its operations, with the module's own weights.
 
     The module is only read: no hook, buffer or attribute is left on it. The graph holds its
-    tensors themselves, so a later change of a weight in place is a change of the model.
+    tensors themselves, so a later change of a weight in place is a change of the model: runs that were made
+    before are refused from then on, and new ones have the new weights. A module whose tensors were replaced
+    by others (`module.w = nn.Parameter(...)`, `load_state_dict(..., assign=True)`, `module.to(dtype)`) is to
+    be captured again, and says so.
     """
 
     def __init__(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -115,6 +119,7 @@ class Model:
         self.signature = exported.signature
         self.batch_is_fixed = exported.fixed
         self.graph = build_graph(self.program)
+        self.weights = Weights(self.program, module)
         self._table = SiteTable(self.program)
         self._shapes: dict[str, tuple[Any, ...] | None] = {r.name: r.shape for r in self.program.records}
         self._shapes |= {i.name: i.shape for i in self.program.inputs}
@@ -147,6 +152,7 @@ class Model:
         1 GiB, else what patches at the named sites read. What is not kept is computed again when it
         is asked for; results do not depend on `keep`.
         """
+        self.weights.expect_captured()
         inputs = {name: copy_of(value) for name, value in self.signature.bind(args, kwargs).items()}
         sources = run_sources(self.program, inputs)
         sizes: tuple[int, ...] = sources[SIZES]
@@ -225,10 +231,6 @@ class Model:
         if nodes not in self._supports:
             self._supports[nodes] = frozenset(self.graph.table.support(self.graph.numbers(nodes), ()))
         return self._supports[nodes]
-
-    def weight_writes(self) -> int:
-        """How often the module's weights have been written to in place; changes when one is."""
-        return sum(writes_to(source.value) for source in self.program.sources)
 
     def sweep(self, sites: Any, *, base: Any, source: Any, metric: Any, precision: str | None = None) -> Any:
         """Patch every one of `sites` in a world of its own, and read `metric` there; see `Sweep`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from conewise.errors import SweepError
+from conewise.errors import SweepError, WeightsChangedError
 from conewise.frontends.torch.filling import joined, stacked
 from conewise.frontends.torch.hooking import HookedModule
 from conewise.frontends.torch.interpret import Interpreter
@@ -33,6 +33,11 @@ def recheck(result: Result, n: int, seed: int) -> CellCheck:
     assert sweep is not None
     if n < 1:
         raise SweepError(f"{n} cells to verify; give at least 1.")
+    if sweep.facts.fingerprint != result.provenance["weights"]:
+        raise WeightsChangedError(
+            f"the weights of {sweep.model.name} were written to after this result was made, so the module "
+            "cannot say whether it is right. Put the old weights back, or run the sweep again."
+        )
     count = len(sweep.cells)
     chosen = sorted(random.Random(seed).sample(range(count), min(n, count)))
     hooked: set[int] = set()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from conewise.engine.ledger import Ledger
 from conewise.engine.world import World
-from conewise.errors import NoEffectWarning, OpError, PatchError
+from conewise.errors import NoEffectWarning, OpError, PatchError, WeightsChangedError
+from conewise.frontends.torch.bits import Contents, Sums, bits_of
 from conewise.frontends.torch.streaming import (
     assembled,
     described_fields,
@@ -55,19 +56,50 @@ class Reading:
         self._parent = parent
         self._edits: dict[str, list[Edit]] = {}
         self._changes = 0
-        self._lent: dict[str, tuple[Tensor, int]] = {}
+        self._lent: dict[str, tuple[Any, int, int]] = {}
         self._trusted = 0
 
     @contextmanager
     def checked_once(self) -> Iterator[None]:
-        """Look for writes to what was lent now and at the end, and not at every reading in between."""
-        self._check_lent()
+        """Look for writes to weights and to what was lent now and at the end, and not at every reading.
+
+        That holds for the forks of this one too: a loop over many forks is faster inside.
+        """
+        look = self._check_lent if self._is_trusted else self._check_bits
+        look()
+        with self.trusted():
+            yield
+        look()
+
+    @contextmanager
+    def trusted(self) -> Iterator[None]:
+        """Look for no writes meanwhile: whoever asks for it has done so, and does so again afterwards."""
         self._trusted += 1
         try:
             yield
         finally:
             self._trusted -= 1
-        self._check_lent()
+
+    def check(self, now: Contents | None = None) -> None:
+        """Read every bit of the weights, and raise WeightsChangedError if they are not those of this run.
+
+        Values that were read from here are checked too: PatchError if one was written to.
+
+        Each run of a sweep does so at its start and at its end. Elsewhere, counted writes are looked for at
+        every reading, and the bits are read whenever something was computed: all of them on a GPU and of
+        models of up to 64 MiB, else a seventeenth. `now`: what the weights hold, where that was just read.
+        """
+        self._check_bits(self.model.weights.whole_contents() if now is None else now)
+
+    @property
+    def _is_trusted(self) -> bool:
+        """Whether whoever reads looks for writes before and after all that is read."""
+        return self._trusted > 0 or (self._parent is not None and self._parent._is_trusted)
+
+    def _computed(self) -> int:
+        """How many values were computed here and in the worlds above so far."""
+        above = 0 if self._parent is None else self._parent._computed()
+        return above + self.ledger.count("recomputed")
 
     def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
         """The values at nodes of the graph, by the graph's own names."""
@@ -130,10 +162,16 @@ class Reading:
 
     def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
         """The values at nodes; tells nobody of patches without effect."""
-        if not self._trusted:
-            self._check_lent()
+        if self._is_trusted:
+            with computing():
+                return self.world.demand(nodes)
+        self._check_lent()
+        before = self._computed()
         with computing():
-            return self.world.demand(nodes)
+            values = self.world.demand(nodes)
+        if self._computed() != before:
+            self._check_bits()
+        return values
 
     def _present(self, found: Located) -> Tensor:
         """The whole site's value here, before a part of it is selected."""
@@ -180,17 +218,27 @@ class Reading:
         """Warn of patches of this world that have no effect on the values at `nodes`."""
 
     def _lend(self, names: Sequence[str], values: Sequence[Any]) -> None:
-        for name, value in zip(names, values, strict=True):
-            self._lent[name] = value, writes_to(value)
+        for name, value, bits in zip(names, values, bits_of(values), strict=True):
+            known, _, expected = self._lent.get(name, (None, 0, 0))
+            if known is value and expected != bits:
+                raise _written(name)
+            self._lent[name] = value, writes_to(value), bits
 
     def _check_lent(self) -> None:
-        for name, (value, writes) in self._lent.items():
+        """Look for writes that torch counts: to what was lent, and to the weights."""
+        for name, (value, writes, _) in self._lent.items():
             if writes_to(value) != writes:
-                raise PatchError(
-                    f"the value of {name!r} was written to after it was read from here. It is the cached "
-                    "value that others are computed from: run again, and write to a copy, "
-                    "`run[...].clone()`, or patch the site in a fork."
-                )
+                raise _written(name)
+
+    def _check_bits(self, weights: Contents | None = None) -> None:
+        """Look for any writes; `weights` are what these hold, where every bit of them was just read."""
+        self._check_lent()
+        now = bits_of([value for value, _, _ in self._lent.values()])
+        for (name, (_, _, bits)), found in zip(self._lent.items(), now, strict=True):
+            if bits != found:
+                raise _written(name)
+        if self._parent is not None:
+            self._parent._check_bits(weights)
 
 
 class Run(Reading):
@@ -201,20 +249,35 @@ class Run(Reading):
     ) -> None:
         super().__init__(model, world, sizes)
         self._inputs = inputs
-        self._weight_writes = model.weight_writes()
+        self._weights = model.weights.contents()
+        self._changed = ""
+        self._lend(list(inputs), list(inputs.values()))
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
         """What the run was given, by name."""
         return self._inputs
 
+    def _check_bits(self, weights: Contents | None = None) -> None:
+        super()._check_bits(weights)
+        if weights is None:
+            self._expect_same(self._weights.glance, self.model.weights.glance())
+        else:
+            self._expect_same(self._weights.whole, weights.whole)
+
+    def _expect_same(self, old: Sums, new: Sums) -> None:
+        if not self._changed and old != new:
+            # Forks may hold values of both: the run stays refused, even if the weights are put back.
+            self._changed = self.model.weights.changed(old, new)
+        if self._changed:
+            raise WeightsChangedError(
+                f"the weights of {self.model.name} were written to after this run: {self._changed}. Its "
+                "values are those of the old weights: run again, `model.run(...)`."
+            )
+
     def _check_lent(self) -> None:
         super()._check_lent()
-        if self.model.weight_writes() != self._weight_writes:
-            raise PatchError(
-                f"the weights of {self.model.name} were written to after this run. Its values are those of "
-                "the old weights: run again."
-            )
+        self._expect_same(self._weights.writes, self.model.weights.writes())
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.inputs.items())
@@ -455,6 +518,14 @@ class RunWorld(Reading):
         rows = [(str(edit.place), edit.described) for edit in self.edits]
         patches = table(rows, ("patched", "with")) if rows else heading("", "Nothing is patched.")
         return heading(f"World of {self.model.name}", repr(self.ledger)) + patches
+
+
+def _written(name: str) -> PatchError:
+    return PatchError(
+        f"the value of {name!r} was written to after it was read from here. It is the cached value that "
+        "others are computed from: run again, and write to a copy, `run[...].clone()`, or patch the site in "
+        "a fork."
+    )
 
 
 def _of_values(edits: Iterable[Edit]) -> tuple[Edit, ...]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conewise.errors import MetricError, NoEffectWarning, SweepError, describe
+from conewise.errors import MetricError, NoEffectWarning, SweepError, WeightsChangedError, describe
+from conewise.frontends.torch.bits import Contents, Sums
 from conewise.frontends.torch.costs import versions
 from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
@@ -100,6 +101,8 @@ class Sweep:
         self.cells: tuple[Cell, ...] = tuple(cell for part in self.spreads for cell in part.cells)
         self.planner = Planner(self)
         self.evaluators = Evaluators(self)
+        self._planned_with: Sums | None = None
+        self._read: Sums | None = None
 
     # -- what is swept -----------------------------------------------------------------------
 
@@ -183,7 +186,15 @@ class Sweep:
 
         Of several batches the first stands for all; a result has the plan of those that were run.
         """
+        self._plan_with(self.model.weights.contents().whole)
         return self.planner.plan(self._batch(0), as_bytes(max_memory), evaluator)[0]
+
+    def _plan_with(self, weights: Sums) -> None:
+        """Forget what was found out and planned with other weights."""
+        self.facts.expect_weights(weights)
+        if self._planned_with not in (None, weights):
+            self.planner, self.evaluators = Planner(self), Evaluators(self)
+        self._planned_with = weights
 
     @property
     def _order(self) -> tuple[int, ...]:
@@ -210,8 +221,32 @@ class Sweep:
         nothing; None shows one if stderr is a terminal or a notebook and the run takes more than a second; a
         function is called with (cells done, cells in all). `verify`: check so many random cells against
         plain full forwards of the module.
+
+        The weights have to be those that base and source were made with: all their bits are read at the start
+        and at the end, and before anything is stored. Raises WeightsChangedError where one changed.
         """
         started = time.perf_counter()
+        weights = self.model.weights.whole_contents()
+        self._plan_with(weights.whole)
+        self._read = weights.whole
+        try:
+            result = self._run(started, weights, evaluator, max_memory, out, resume, progress)
+        finally:
+            self._read = None
+        if verify:
+            result = replace(result, verification=result.verify(n=verify))
+        return result
+
+    def _run(
+        self,
+        started: float,
+        weights: Contents,
+        evaluator: str,
+        max_memory: int | str | None,
+        out: str | Path | None,
+        resume: bool,
+        progress: bool | Callable[[int, int], None] | None,
+    ) -> Result:
         budget = as_bytes(max_memory)
         values: list[Any] = []
         base_values: list[Tensor] = []
@@ -221,40 +256,66 @@ class Sweep:
         with self._recorder(out, resume) as recorder, self._bar(progress) as tell:
             for number in range(self.batches):
                 batch = self._batch(number)
-                plan, chunks = self.planner.plan(batch, budget, evaluator, recorder.agreed(number, evaluator))
-                plans.append(plan)
-                prepared = self.planner.prepare(batch)
-                base_values.append(self._read_of(batch.base, "base"))
-                source_values.append(None if batch.source is None else self._read_of(batch.source, "source"))
-                recorder.begin(number, plan, base_values[-1], source_values[-1])
-                rows: dict[int, Tensor] = {}
-                evaluate = self.evaluators.serial if plan.evaluator == "serial" else self.evaluators.wavefront
-                for piece, chunk in grouped(chunks, plan.evaluator):
-                    stored = recorder.get(number, piece, len(chunk))
-                    if stored is None:
-                        stored = evaluate(prepared, batch, chunk, ledger)
-                        recorder.put(number, piece, stored)
-                    else:
-                        done = prepared.schedule.of(chunk.worlds).node_evaluations
-                        ledger.node_evaluations += done
-                        ledger.launches += (
-                            done
-                            if plan.evaluator == "serial"
-                            else self.evaluators.wave(prepared, batch, chunk).launches
-                        )
-                        ledger.resumed += len(chunk)
-                    rows.update(zip(members(chunk.worlds), stored, strict=True))
-                    tell(len(chunk))
-                values.append([rows[world] for world in range(len(self.cells))])
+                with self._trusting(batch, weights):
+                    plan, chunks = self.planner.plan(
+                        batch, budget, evaluator, recorder.agreed(number, evaluator)
+                    )
+                    plans.append(plan)
+                    prepared = self.planner.prepare(batch)
+                    base_values.append(self._read_of(batch.base, "base"))
+                    source_values.append(
+                        None if batch.source is None else self._read_of(batch.source, "source")
+                    )
+                    recorder.begin(number, plan, base_values[-1], source_values[-1])
+                    rows: dict[int, Tensor] = {}
+                    serial = plan.evaluator == "serial"
+                    evaluate = self.evaluators.serial if serial else self.evaluators.wavefront
+                    for piece, chunk in grouped(chunks, plan.evaluator):
+                        stored = recorder.get(number, piece, len(chunk))
+                        if stored is None:
+                            stored = evaluate(prepared, batch, chunk, ledger)
+                            if out is not None:
+                                self._expect_unchanged(weights)
+                            recorder.put(number, piece, stored)
+                        else:
+                            done = prepared.schedule.of(chunk.worlds).node_evaluations
+                            ledger.node_evaluations += done
+                            ledger.launches += (
+                                done if serial else self.evaluators.wave(prepared, batch, chunk).launches
+                            )
+                            ledger.resumed += len(chunk)
+                        rows.update(zip(members(chunk.worlds), stored, strict=True))
+                        tell(len(chunk))
+                    values.append([rows[world] for world in range(len(self.cells))])
                 del batch  # before the next one is made
+            self._expect_unchanged(weights)
         plan = of_batches(plans)
         ledger.seconds = time.perf_counter() - started
         if not ledger.resumed and ledger.compute_seconds > 0:
             self.facts.rates[plan.evaluator] = plan.flops / ledger.compute_seconds
-        result = Result.of(self, plan, ledger, values, base_values, source_values)
-        if verify:
-            result = replace(result, verification=result.verify(n=verify))
-        return result
+        return Result.of(self, plan, ledger, values, base_values, source_values)
+
+    @contextmanager
+    def _trusting(self, batch: Batch, weights: Contents) -> Iterator[None]:
+        """Check that all runs of a batch were made with these weights; meanwhile, do not look for writes."""
+        put = batch.intervention
+        readings = [run for run in (batch.base, batch.source, *put.runs) if run is not None]
+        with ExitStack() as trusting:
+            for reading in readings:
+                reading.check(weights)
+                trusting.enter_context(reading.trusted())
+            if put.begin is not None:
+                put.begin(weights.whole)
+            yield
+
+    def _expect_unchanged(self, weights: Contents) -> None:
+        """Raise WeightsChangedError where a weight was written to since the run began."""
+        changed = self.model.weights.changed(weights.whole, self.model.weights.whole_contents().whole)
+        if changed:
+            raise WeightsChangedError(
+                f"the weights of {self.model.name} were written to while the sweep ran: {changed}. Its cells "
+                "are of no one model, and there is no result. Leave the weights alone until it has ended."
+            )
 
     def _recorder(self, out: str | Path | None, resume: bool) -> Any:
         from conewise.workloads.store import recorder  # noqa: PLC0415  # needed by long runs only
@@ -314,7 +375,9 @@ class Sweep:
             )
         return {
             "model": self.model.name,
-            "weights": self.facts.fingerprint,
+            "weights": self.facts.fingerprint
+            if self._read is None
+            else self.facts.fingerprint_of(self._read),
             "dtype": str(self.facts.dtype),
             "device": str(self.facts.device),
             **({} if self.precision is None else {"precision": self.precision}),
