@@ -79,6 +79,11 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "change_extremes": [on_graph(changes=CHANGES, demand="n3", weights=WEIGHTS)],
     "changed_cost": [on_graph(changes=CHANGES, demand="n3", order=[1, 0], weights=WEIGHTS)],
     "comparable_pairs": [on_graph()],
+    "compiled_ceiling": [{"a": 1, "launch": 0.25, "mean_fraction": 0.5}],
+    "compiled_ratio": [
+        {"cones": [1, 2], "nodes": 3, "a": 1, "beta": 0.5, "runs": 2, "launch": 0.5, "launches": 2},
+        {"cones": [1, 2], "nodes": 3, "a": 1, "beta": 0.5, "launches": None},
+    ],
     "dense_joint_ratio": [{"forward": 2, "share": 1}],
     "disturbed": [on_graph(changes=CHANGES, demand="n3")],
     "demand_size": [on_graph(patch=["n1"], demand="n3")],

@@ -31,7 +31,9 @@ def test_every_public_function_is_in_the_docs(name: str) -> None:
 
 def test_every_test_that_the_docs_name_exists() -> None:
     tests = "".join(
-        path.read_text("utf-8") for path in [*ROOT.glob("tests/theory/*.py"), *ROOT.glob("tests/laws/*.py")]
+        path.read_text("utf-8")
+        for folder in ("theory", "laws", "workloads", "experiments")
+        for path in ROOT.glob(f"tests/{folder}/*.py")
     )
     named = {test for page in PAGES.values() for test in re.findall(r"`(test_\w+)`", page)}
     assert len(named) >= 20

@@ -21,6 +21,7 @@ from conewise.theory.changes import (
     changed_cost,
     disturbed,
 )
+from conewise.theory.compiled import compiled_ceiling, compiled_ratio
 from conewise.theory.grafts import (
     GraftAt,
     InterleavedCost,
@@ -103,6 +104,8 @@ __all__ = [
     "change_extremes",
     "changed_cost",
     "comparable_pairs",
+    "compiled_ceiling",
+    "compiled_ratio",
     "demand_size",
     "dense_joint_ratio",
     "disturbed",

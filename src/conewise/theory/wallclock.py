@@ -55,7 +55,7 @@ class Calibration:
 
     def seconds(self, cone: float, nodes: float) -> float:
         """The predicted time of one demand."""
-        (size,), whole = _expect_cones([cone], nodes)
+        (size,), whole = expect_cones([cone], nodes)
         a, beta, fixed = self._constants
         return as_float(a * exact(size) + beta * exact(whole) + fixed, "the predicted time")
 
@@ -106,7 +106,7 @@ def _expect_sample(sample: object, place: int) -> tuple[float, float, float]:
     numbers = expect_items(sample, what, "cone size, graph size, seconds")
     if len(numbers) != 3:
         raise TheoryError(f"{what} is {shown(sample)}; a sample is (cone size, graph size, seconds).")
-    (cone,), nodes = _expect_cones(numbers[:1], numbers[1])
+    (cone,), nodes = expect_cones(numbers[:1], numbers[1])
     seconds = expect_weight(numbers[2], f"the time of {what}")
     return expect_float(cone, what), expect_float(nodes, what), expect_float(seconds, what)
 
@@ -119,8 +119,8 @@ def wallclock_ratio(
     ρ = |cones| · (a·N + β·N + c) / Σ_cones (a·cone + β·N + c), exact at any depth and for any cones, of
     which none can be larger than the graph. So it is never below 1.
     """
-    sizes, N = _expect_cones(cones, nodes)
-    per_node, per_graph = _expect_constants(a, beta)
+    sizes, N = expect_cones(cones, nodes)
+    per_node, per_graph = expect_constants(a, beta)
     fixed = expect_weight(intercept, "the intercept")
     overhead = exact(per_graph) * exact(N) + exact(fixed)
     spent = exact(per_node) * total(sizes) + len(sizes) * overhead
@@ -136,7 +136,7 @@ def wallclock_ceiling(a: Weight, beta: Weight, mean_fraction: Weight = Fraction(
     docs/theory.md#wall-clock. a = 0.042 and β = 2.24/412 give 1.794, the paper's 1.79; its β rounded
     to 0.0054 gives 1.795, which would print as 1.80.
     """
-    per_node, per_graph = _expect_constants(a, beta)
+    per_node, per_graph = expect_constants(a, beta)
     share = expect_number(mean_fraction, "the mean fraction")
     if not 0 <= share <= 1:
         raise TheoryError(
@@ -150,7 +150,8 @@ def wallclock_ceiling(a: Weight, beta: Weight, mean_fraction: Weight = Fraction(
     return answer_ratio(limit, any_float([per_node, per_graph, share]))
 
 
-def _expect_cones(cones: object, nodes: object) -> tuple[list[Weight], Weight]:
+def expect_cones(cones: object, nodes: object) -> tuple[list[Weight], Weight]:
+    """The sizes of cones, none larger than the graph, and the size of the graph."""
     N = expect_weight(nodes, "the graph size")
     given = expect_items(cones, "the list of cones", "the size of each")
     sizes = [expect_weight(cone, "a cone size") for cone in given]
@@ -163,7 +164,8 @@ def _expect_cones(cones: object, nodes: object) -> tuple[list[Weight], Weight]:
     return sizes, N
 
 
-def _expect_constants(a: object, beta: object) -> tuple[Weight, Weight]:
+def expect_constants(a: object, beta: object) -> tuple[Weight, Weight]:
+    """A, more than zero, and β, zero or more."""
     per_node, per_graph = expect_number(a, "a"), expect_number(beta, "β")
     if per_node <= 0:
         raise TheoryError(f"a is {shown(per_node)}; a node takes more than zero time to compute.")
