@@ -154,7 +154,7 @@ def dense_joint_ratio(forward: Weight, share: Weight = 1) -> Fraction | float:
 
     docs/backward-locality.md#dense. `forward` is ρ of the forward pass, `share` is b, the weight of the
     backward pass over that of the forward pass. A loss that is not linear makes a network dense: the
-    seed of the backward pass reads the changed output. Above 1 for every ρ > 1: 4/3 for ρ = 2, b = 1.
+    backward pass begins by reading the changed output. Above 1 for every ρ > 1: 4/3 for ρ = 2, b = 1.
     """
     rho, b = expect_number(forward, "the forward ratio"), expect_weight(share, "`share`")
     if rho < 1:
