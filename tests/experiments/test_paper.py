@@ -88,6 +88,13 @@ def test_the_papers_ceiling_follows_from_its_constants() -> None:
     assert prints_as(wallclock_ceiling(0.042, 2.24 / 412), "1.79")
 
 
+def test_beta_over_a_follows_from_the_papers_constants_and_is_not_printed_there() -> None:
+    (row,) = (row for row in quick("drift").rows if row.name.startswith("β/a"))
+    assert row.paper is None
+    assert row.predicted is not None
+    assert prints_as(row.predicted, "0.129")
+
+
 def test_e9_counts_all_cones_of_the_papers_first_size() -> None:
     rows = e9.count(e9.LLAMA, 12, 12)
     cones = [row for row in rows if row.detail]

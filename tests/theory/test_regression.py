@@ -52,6 +52,23 @@ def test_correlated_residuals_never_shrink_the_error_bar() -> None:
     assert robust.coefficients[1].standard_error > plain.coefficients[1].standard_error
 
 
+@pytest.mark.parametrize(("columns", "targets"), [(2.0**-900, 1.0), (2.0**900, 2.0**400), (1.0, 2.0**-500)])
+def test_the_fit_does_not_depend_on_the_units(columns: float, targets: float) -> None:
+    """Of columns around 1e270 and 1e-270 the squares are no floats, or 0."""
+    x, y = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 3.0, 2.0, 5.0, 4.0]
+    plain = theory.least_squares([(1, at) for at in x], y, lags=1)
+    fit = theory.least_squares([(1, at * columns) for at in x], [value * targets for value in y], lags=1)
+    slope, expected = fit.coefficients[1], plain.coefficients[1]
+    unit = targets / columns
+    assert slope.value == pytest.approx(expected.value * unit)
+    assert slope.standard_error == pytest.approx(expected.standard_error * unit)
+    assert fit.r_squared == pytest.approx(plain.r_squared)
+
+
+def test_equal_targets_are_explained_in_full() -> None:
+    assert theory.least_squares([(1, at) for at in range(7)], [0.1] * 7).r_squared == 1.0
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(TheoryError, match="cannot fix 2 coefficients"):
         theory.least_squares([(1, 1), (1, 2)], [1, 2])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conewise as cw
@@ -104,6 +104,50 @@ def test_ratios_do_not_depend_on_the_unit(profile: Sequence[int], unit: float) -
     assert theory.sweep_ratio(graph, sites, weights=weights) == float(
         theory.sweep_ratio(graph, sites, weights=whole)
     )
+
+
+POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False)
+SHARE, RATIO = st.floats(0, 1), st.floats(1, exclude_min=True, allow_infinity=False)
+FORMS: dict[str, tuple[Callable[..., Any], tuple[st.SearchStrategy[float], ...]]] = {
+    "sweep_ratio": (lambda a, b, c: theory.sweep_ratio([a, b, c], terminal=a), (POSITIVE,) * 3),
+    "mean_fraction": (lambda a, b: theory.mean_fraction([a, b]), (POSITIVE,) * 2),
+    "downstream_fractions": (lambda a, b: theory.downstream_fractions([a, b])[0], (POSITIVE,) * 2),
+    "training_ratio": (lambda a, b: theory.training_ratio([a, b], local=min(a, b)), (POSITIVE,) * 2),
+    "skip_ratio": (lambda a, b, c: theory.skip_ratio([a, b, c], 2, 3), (POSITIVE,) * 3),
+    "skip_training_ratio": (lambda a, b, c: theory.skip_training_ratio([a, b, c], 2, 3), (POSITIVE,) * 3),
+    "skip_limits": (lambda a: theory.skip_limits(a, 3)[1], (SHARE,)),
+    "limit_ratio": (theory.limit_ratio, (POSITIVE,)),
+    "limit_ratio, input-heavy": (lambda q: theory.limit_ratio(q, "input-heavy"), (POSITIVE,)),
+    "effective_index": (lambda rho: theory.effective_index(rho)[0], (RATIO,)),
+    "dense_joint_ratio": (theory.dense_joint_ratio, (RATIO, POSITIVE)),
+    "wallclock_ratio": (
+        lambda a, b, c: theory.wallclock_ratio([min(a, b), max(a, b)], max(a, b), c, a, b),
+        (POSITIVE,) * 3,
+    ),
+    "wallclock_ceiling": (theory.wallclock_ceiling, (POSITIVE, POSITIVE, SHARE)),
+    "batched_cost": (
+        lambda a, b: theory.batched_cost(line(nodes=2), [("n1", a), ("n2", b)]),
+        (POSITIVE,) * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_floats_give_the_float_nearest_to_the_exact_answer(form: str, data: st.DataObject) -> None:
+    """Of any size, from 5e-324 to 1e308; what no float can hold is refused."""
+    function, strategies = FORMS[form]
+    floats = [data.draw(strategy) for strategy in strategies]
+    exact = function(*map(Fraction, floats))
+    assert isinstance(exact, int | Fraction)
+    try:
+        nearest = float(exact)
+    except OverflowError:
+        with pytest.raises(TheoryError, match=r"floats end at 10\^308"):
+            function(*floats)
+    else:
+        assert function(*floats) == nearest
 
 
 def test_a_sum_that_no_float_can_hold_is_refused_and_its_ratio_is_not() -> None:
