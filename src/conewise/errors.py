@@ -244,6 +244,10 @@ class NoEffectWarning(UserWarning):
     """A patch that changes nothing of what was asked for."""
 
 
+class InexactCaptureWarning(UserWarning):
+    """A captured graph that does not compute what its module computes, to the last bit."""
+
+
 class LoadError(ConewiseError):
     """A model that cannot be loaded: not found, damaged, of an unknown kind, or not safe to read."""
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from conewise.engine.world import World
-from conewise.errors import PatchError, SweepError, describe
+from conewise.errors import InexactCaptureWarning, PatchError, SweepError, describe
 from conewise.frontends.torch.bits import Weights
 from conewise.frontends.torch.build import build_graph, run_sources
 from conewise.frontends.torch.export import export
+from conewise.frontends.torch.fidelity import compare
 from conewise.frontends.torch.records import SIZES, Program
 from conewise.frontends.torch.result import AXES as RESULT_AXES
 from conewise.frontends.torch.result import HeadResult
@@ -107,7 +109,7 @@ class Model:
     tensors themselves, so a later change of a weight in place is a change of the model: runs that were made
     before are refused from then on, and new ones have the new weights. A module whose tensors were replaced
     by others (`module.w = nn.Parameter(...)`, `load_state_dict(..., assign=True)`, `module.to(dtype)`) is to
-    be captured again, and says so.
+    be captured again, and says so. `fidelity` says how the graph compares with the module on the example.
     """
 
     def __init__(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -120,6 +122,13 @@ class Model:
         self.batch_is_fixed = exported.fixed
         self.graph = build_graph(self.program)
         self.weights = Weights(self.program, module)
+        self.fidelity = compare(module, exported, self.graph)
+        if not self.fidelity.bitwise:
+            warnings.warn(
+                f"{self.name} was captured, but the graph is {self.fidelity}.",
+                InexactCaptureWarning,
+                stacklevel=3,
+            )
         self._table = SiteTable(self.program)
         self._shapes: dict[str, tuple[Any, ...] | None] = {r.name: r.shape for r in self.program.records}
         self._shapes |= {i.name: i.shape for i in self.program.inputs}
@@ -283,6 +292,7 @@ class Model:
         return (
             f"Model of {self.name}: {len(self.program.records)} operations, "
             f"{len(self.program.sources)} weights and constants, sites: {kinds}"
+            f"{'' if self.fidelity.bitwise else f'; {self.fidelity}'}"
         )
 
     def _repr_html_(self) -> str:
@@ -295,6 +305,7 @@ class Model:
             ("outputs", described_fields(self.program)),
             ("batch size", shape),
             ("kinds of sites", ", ".join(self._table.kinds) or "modules and operations only"),
+            ("the graph is", str(self.fidelity)),
         ]
         return heading(f"Model of {self.name}") + table(rows) + heading("", "All sites: model.sites")
 

@@ -5,6 +5,7 @@ Writes docs/coverage.md. `make coverage` runs it; a test checks that the page li
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import warnings
@@ -25,6 +26,8 @@ from tests.workloads.captured import hooked, module_outputs
 from tests.workloads.test_architectures import patched_place
 
 PAGE = Path(__file__).parents[3] / "docs" / "coverage.md"
+ON_CUDA = Path(__file__).parents[2] / "gpu" / "coverage.json"
+"""What `python -m tests.gpu.verify_coverage` found, where it was run."""
 
 KINDS = (
     "resid_pre",
@@ -148,8 +151,8 @@ def _missing(model: Model, name: str) -> list[str]:
     return reasons
 
 
-def page(rows: dict[str, Row]) -> str:
-    """The page of these rows."""
+def page(rows: dict[str, Row], on_cuda: dict[str, Any] | None = None) -> str:
+    """The page of these rows, and of what was found on a GPU."""
     lines = [INTRO]
     lines += [
         f"torch {torch.__version__.partition('+')[0]}, transformers {transformers.__version__}.",
@@ -158,6 +161,7 @@ def page(rows: dict[str, Row]) -> str:
         _line(["---"] * len(COLUMNS)),
         *(_line(found.cells) for found in rows.values()),
         "",
+        *(cuda_section(on_cuda) if on_cuda else ()),
         "## Sites",
         "By name where the architecture has them, found from the graph; `model.sites` says where each lies.",
         "Modules by path and operations by name are there for every module.",
@@ -184,6 +188,47 @@ def page(rows: dict[str, Row]) -> str:
     return "\n".join(lines)
 
 
+CUDA_INTRO = """The same architectures, captured and verified on a GPU
+(`PYTHONPATH=src python -m tests.gpu.verify_coverage`). *equal*: bit for bit, on all inputs and sizes that
+were tried. A number: the largest difference between an output of the graph and the module's own; it passed
+where that is no more than rounding. *sweep*: cells of a wavefront and of a serial sweep, checked with hooks on the
+module; *1 wrong found*: an error of 5 % of the largest value in one cell does not pass."""
+
+
+def cuda_section(found: dict[str, Any]) -> list[str]:
+    """What was found on a GPU: a line for each architecture and attention."""
+    by_line: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in found["rows"]:
+        by_line.setdefault((row["architecture"], row["attention"]), {})[row["dtype"]] = row
+    dtypes = list(dict.fromkeys(row["dtype"] for row in found["rows"]))
+    lines = [
+        "## On CUDA",
+        CUDA_INTRO,
+        "",
+        f"{found['device']}, torch {found['torch']}, transformers {found['transformers']}.",
+        "",
+        _line(["architecture", "attention", *(f"{dtype}, sweep" for dtype in dtypes)]),
+        _line(["---"] * (2 + len(dtypes))),
+    ]
+    for (name, attention), own in by_line.items():
+        lines.append(_line([name, attention, *(_on_cuda(own.get(dtype)) for dtype in dtypes)]))
+    return [*lines, ""]
+
+
+def _on_cuda(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "not tried"
+    if "error" in row:
+        return f"ERROR: {str(row['error']).splitlines()[0]}".replace("|", "/")
+    outcome = "equal" if row["bitwise"] else f"{row['worst']:.1e}"
+    parts = [outcome if row["passed"] else f"FAILED ({outcome})"]
+    for evaluator, sweep in row.get("sweeps", {}).items():
+        checked = f"{sweep['hooked']} of {sweep['cells']} cells hooked"
+        found = "1 wrong found" if sweep["an error of 5 % is found"] else "1 wrong NOT FOUND"
+        parts.append(f"{evaluator} {'passed' if sweep['passed'] else 'FAILED'}, {checked}, {found}")
+    return "; ".join(parts)
+
+
 def _line(cells: Any) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -197,7 +242,7 @@ def main() -> None:
         rows[name] = row(name)
         sys.stdout.write(_line(rows[name].cells) + "\n")
         sys.stdout.flush()
-    PAGE.write_text(page(rows))
+    PAGE.write_text(page(rows, json.loads(ON_CUDA.read_text()) if ON_CUDA.exists() else None))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from tests.frontends.torch.coverage_table import COLUMNS, KINDS, PAGE, Row, page
+import json
+
+from tests.frontends.torch.coverage_table import (
+    COLUMNS,
+    KINDS,
+    ON_CUDA,
+    PAGE,
+    Row,
+    cuda_section,
+    page,
+)
 from tests.frontends.torch.zoo import ZOO
 
 
 def table() -> list[list[str]]:
-    lines = PAGE.read_text().split("## Sites")[0].splitlines()
+    lines = PAGE.read_text().split("\n## ")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
 
 
@@ -37,3 +47,28 @@ def test_a_page_is_made_of_its_rows() -> None:
     plus = ["+" if kind == "z" else "" for kind in KINDS]
     assert f"| {' | '.join(['one', *plus, '`rot_q`'])} |" in text
     assert "- **one**: `pattern`: fused." in text
+
+
+ROW = {"architecture": "one", "attention": "sdpa", "bitwise": True, "worst": 0.0, "passed": True}
+SWEEP = {"passed": True, "cells": 12, "hooked": 12, "an error of 5 % is found": True}
+
+
+def test_a_page_says_what_was_found_on_a_gpu() -> None:
+    rows = [
+        {**ROW, "dtype": "float32", "sweeps": {"serial": SWEEP}},
+        {**ROW, "dtype": "bfloat16", "bitwise": False, "worst": 0.047, "passed": False},
+        {**ROW, "architecture": "two", "dtype": "float32", "passed": False, "error": "Bad|one\nmore"},
+    ]
+    text = page({}, {"device": "A GPU", "torch": "2", "transformers": "5", "rows": rows})
+    swept = "serial passed, 12 of 12 cells hooked, 1 wrong found"
+    assert "A GPU, torch 2, transformers 5." in text
+    assert f"| one | sdpa | equal; {swept} | FAILED (4.7e-02) |" in text
+    assert "| two | sdpa | ERROR: Bad/one | not tried |" in text
+    assert text.index("## On CUDA") < text.index("## Sites")
+
+
+def test_what_was_found_on_a_gpu_is_on_the_page() -> None:
+    if ON_CUDA.exists():
+        assert "\n".join(cuda_section(json.loads(ON_CUDA.read_text()))) in PAGE.read_text()
+    else:
+        assert "## On CUDA" not in PAGE.read_text()

@@ -29,18 +29,21 @@ from conewise.frontends.torch.calls import (
 )
 from conewise.frontends.torch.lowering import lower
 from conewise.frontends.torch.records import Program
+from conewise.frontends.torch.untraced import Untraced, traced, untraced
 
 
 @dataclass(frozen=True)
 class Exported:
     """A captured module: its program, and how to call it.
 
-    `fixed` says why the batch dimension cannot vary, and is empty when it can.
+    `fixed` says why the batch dimension cannot vary, and is empty when it can. `reasons` say where the module
+    itself may compute otherwise than the program, as far as that was seen; see `untraced`.
     """
 
     program: Program
     signature: Signature
     fixed: str
+    reasons: tuple[str, ...] = ()
 
 
 def export(
@@ -58,20 +61,26 @@ def export(
     """
     forward = inspect.signature(module.forward)
     defaults = hugging_face_defaults(module, forward, last_position_only=last_position_only)
-    call = _distinct(normal_call(forward, args, {**defaults, **(kwargs or {})}))
+    call = distinct(normal_call(forward, args, {**defaults, **(kwargs or {})}))
     name = type(module).__name__
     reasons: list[str] = []
     for example, shapes in _attempts(forward, call):
-        try:
-            exported = _torch_export(module, example, shapes)
-        except Exception as error:  # torch.export raises whatever the module raises
-            if reason := _data_dependence(error):
-                raise ControlFlowError(name, reason) from error
-            reasons.append(f"{type(error).__name__}: {error}")
-            failure = error
-            continue
-        program = lower(exported, example, name)
-        return Exported(program, Signature(forward, call), _why_fixed(program, reasons))
+        for answering in (untraced, traced):
+            answers = Untraced()
+            try:
+                with answering(answers):
+                    exported = _torch_export(module, example, shapes)
+            except Exception as error:  # torch.export raises whatever the module raises
+                if answers.used:
+                    continue  # once more, as it is when it is traced
+                if reason := _data_dependence(error):
+                    raise ControlFlowError(name, reason) from error
+                reasons.append(f"{type(error).__name__}: {error}")
+                failure = error
+                break
+            program = lower(exported, example, name)
+            fixed = _why_fixed(program, reasons)
+            return Exported(program, Signature(forward, call), fixed, answers.reasons)
     raise CaptureError(
         f"torch.export cannot capture {name}. It says: {reasons[-1]}\n"
         "Check that `module(*args, **kwargs)` runs with this example; if it does, capture the "
@@ -99,7 +108,7 @@ def _attempts(forward: inspect.Signature, call: Call) -> Iterator[tuple[Call, An
     yield call, None
 
 
-def _distinct(call: Call) -> Call:
+def distinct(call: Call) -> Call:
     """The example with a copy of every tensor: `torch.export` takes one tensor, given twice, for one."""
     args, kwargs = tree_map(
         lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value,

@@ -101,6 +101,7 @@ class _Lowering:
         self.values: dict[fx.Node, Any] = {}
         self.views: dict[fx.Node, _View] = {}
         self.seen_version: dict[fx.Node, int] = {}
+        self.written: dict[str, None] = {}
         self.writes = any(written_argument(n) is not None for n in exported.graph.nodes)
 
     def bind_leaves(self, example: Call) -> None:
@@ -212,6 +213,8 @@ class _Lowering:
             rest = (*args[:position], *args[position + 1 :])
             write = WriteThrough(node.target, position)  # type: ignore[arg-type]
             fresh = self._emit(node, write, (view.memory.value, view.steps, rest, kwargs), {})
+        if any(source.name == view.memory.value.name for source in self.sources.values()):
+            self.written[view.memory.value.name] = None
         view.memory.value = fresh
         view.memory.version += 1
         self._share(node, written, ())
@@ -330,6 +333,7 @@ class _Lowering:
             self.sizes,
             tuple(port for port in ports(known)),
             self.module_name,
+            tuple(self.written),
         )
         program.check()
         return program

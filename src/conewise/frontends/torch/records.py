@@ -128,6 +128,7 @@ class Program:
 
     Invariants: each record stands after all that it refers to; names are unique over sources,
     inputs and records; `outputs` are the leaves of `output_spec`, a `Ref` for each computed one.
+    `written` are the sources that the module itself writes to whenever it runs, as a counter of calls is.
     """
 
     records: tuple[Record, ...]
@@ -138,6 +139,7 @@ class Program:
     sizes: SizeTable
     ports: tuple[ModulePort, ...]
     module_name: str
+    written: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -216,6 +216,32 @@ def unmasked_rule(record: Record) -> Rule:
     return lambda *values: rule(*[values[place] for place in places])
 
 
+def repeated_rule(record: Record, rule_of: Callable[[Record], Rule]) -> Rule:
+    """The rule of an attention whose heads share keys and values, which it repeats, one for each head.
+
+    The kernels that share them hold all scores in float32, or wherever there is a mask.
+    """
+    query, *shared = (one.name for one in record.args[:3])
+    if query in shared:
+        return rule_of(record)
+    named = {key: value for key, value in record.kwargs.items() if key != "enable_gqa"}
+    rule, heads = rule_of(replace(record, kwargs=named)), record.inputs.index(query)
+    places = {record.inputs.index(name) for name in shared}
+
+    def repeating(*values: Any) -> Any:
+        times = values[heads].shape[-3] // values[min(places)].shape[-3]
+        return rule(*[_repeated(v, times) if i in places else v for i, v in enumerate(values)])
+
+    return repeating
+
+
+def _repeated(value: torch.Tensor, times: int) -> torch.Tensor:
+    """Each head `times` times, one behind the other."""
+    shape = value.shape
+    apart = value.unsqueeze(-3).expand(*shape[:-2], times, *shape[-2:])
+    return apart.reshape(*shape[:-3], shape[-3] * times, *shape[-2:])
+
+
 def is_causal_mask(mask: Any) -> bool:
     """Whether every position sees itself and all before it, and nothing else."""
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.dim() < 2:

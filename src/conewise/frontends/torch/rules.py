@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from conewise.frontends.torch.records import SIZES, Record, Ref, SizeRef
+from conewise.frontends.torch.untraced import as_run
 
 Rule = Callable[..., Any]
 
@@ -24,7 +25,7 @@ def compile_rule(record: Record) -> Rule:
     names = {name: f"v{i}" for i, name in enumerate(record.inputs)}
     target = record.target
     if isinstance(target, torch._ops.OpOverload):
-        target = target._op
+        target = as_run(target)
     namespace: dict[str, Any] = {"op": target}
     arguments = [_text(arg, names, namespace) for arg in record.args]
     arguments += [f"{key}={_text(arg, names, namespace)}" for key, arg in record.kwargs.items()]

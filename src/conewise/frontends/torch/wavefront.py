@@ -15,13 +15,14 @@ import torch
 
 from conewise.frontends.torch.apart import ATTENTION
 from conewise.frontends.torch.fusing import Fusion, product_then_bias
-from conewise.frontends.torch.records import SIZES, Program, Ref
+from conewise.frontends.torch.records import SIZES, Program, Record, Ref
 from conewise.frontends.torch.regions import (
     WHOLE,
     Regions,
     attention_argument,
     causal_rule,
     is_causal_mask,
+    repeated_rule,
     unmasked_rule,
 )
 from conewise.frontends.torch.rules import Rule, compile_rule
@@ -166,6 +167,11 @@ class Wavefront:
         record = self._records[node]
         if record.op != ATTENTION:
             return product_then_bias(record) or compile_stacked_rule(record)
+        if record.kwargs.get("enable_gqa"):
+            return repeated_rule(record, lambda plain: self._attention_rule(plain, rows))
+        return self._attention_rule(record, rows)
+
+    def _attention_rule(self, record: Record, rows: int | None) -> Rule:
         mask = attention_argument(record, "attn_mask")
         if rows is None and isinstance(mask, Ref) and mask.name not in self.layout.varying:
             return unmasked_rule(record) if is_causal_mask(self._read(mask.name)) else compile_rule(record)

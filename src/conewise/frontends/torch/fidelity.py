@@ -1,0 +1,79 @@
+"""How the captured computation compares with the module's own: both are run on the example, once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from conewise.frontends.torch.build import bitwise_same, run_sources
+from conewise.frontends.torch.export import Exported, distinct
+from conewise.frontends.torch.records import Program, Ref
+from conewise.frontends.torch.sampling import tensor_leaves
+from conewise.frontends.torch.streaming import output_names, stream
+from conewise.frontends.torch.tensors import largest_difference, zeros_like
+from conewise.graph.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """Whether a captured model computes what its module does, to the last bit.
+
+    `deviation` is the largest difference between an output of the graph and the module's own, on the
+    example of the capture; `relative` is the same, of the largest output. `reasons` say where the module
+    computes otherwise than the graph, as far as that is known; they may concern other inputs than the
+    example. `unmeasured` says why the two were not compared, and is empty where they were.
+    """
+
+    deviation: float = 0.0
+    relative: float = 0.0
+    bitwise: bool = True
+    reasons: tuple[str, ...] = ()
+    unmeasured: str = ""
+
+    def __str__(self) -> str:
+        if self.unmeasured:
+            return f"not compared with the module ({self.unmeasured})"
+        if self.bitwise:
+            return "equal to the module bit for bit on the example"
+        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        return (
+            f"not equal to the module bit for bit: up to {self.deviation:.2g} apart on the example, "
+            f"{self.relative:.2g} of the largest output{why}"
+        )
+
+
+def compare(module: nn.Module, exported: Exported, graph: Graph) -> Fidelity:
+    """Run the module and the graph on the example; nothing is left on the module, its buffers included."""
+    program, reasons = exported.program, exported.reasons
+    call = distinct(exported.signature.example)
+    if any(leaf.device.type == "meta" for leaf in program.inputs):
+        return Fidelity(bitwise=False, reasons=reasons, unmeasured="there are no values on the meta device")
+    try:
+        with torch.no_grad():
+            sources = run_sources(program, exported.signature.bind(call.args, call.kwargs))
+            values = stream(graph, sources, output_names(program))
+            theirs = tensor_leaves(
+                functional_call(module, _own_copies(module, program), call.args, dict(call.kwargs))
+            )
+    except Exception as error:  # noqa: BLE001  # a module raises whatever it likes; the capture stands
+        return Fidelity(bitwise=False, reasons=reasons, unmeasured=f"{type(error).__name__}: {error}")
+    ours = [values[out.name] for out in program.outputs if isinstance(out, Ref)]
+    if len(ours) == len(theirs) and all(map(bitwise_same, ours, theirs)):
+        return Fidelity(reasons=reasons)
+    pairs = zip(ours, theirs, strict=False)
+    apart = [
+        (largest_difference(one, other), largest_difference(other, zeros_like(other))) for one, other in pairs
+    ]
+    deviation = max((far for far, _ in apart), default=math.inf)
+    scale = max((size for _, size in apart), default=0.0)
+    return Fidelity(deviation, deviation / scale if scale else deviation, False, reasons)
+
+
+def _own_copies(module: nn.Module, program: Program) -> dict[str, torch.Tensor]:
+    """Copies of what the module writes to when it runs, by name: it is to write to these."""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: own[name].detach().clone() for name in program.written if name in own}
