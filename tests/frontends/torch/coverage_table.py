@@ -191,8 +191,8 @@ def page(rows: dict[str, Row], on_cuda: dict[str, Any] | None = None) -> str:
 CUDA_INTRO = """The same architectures, captured and verified on a GPU
 (`PYTHONPATH=src python -m tests.gpu.verify_coverage`). *equal*: bit for bit, on all inputs and sizes that
 were tried. A number: the largest difference between an output of the graph and the module's own; it passed
-where that is no more than rounding. *sweep*: cells of a wavefront and of a serial sweep, checked with hooks on the
-module; *1 wrong found*: an error of 5 % of the largest value in one cell does not pass."""
+where that is no more than rounding. *sweep*: cells of a wavefront and of a serial sweep, checked with hooks
+on the module; *1 wrong found*: an error of 5 % of the largest value in one cell does not pass."""
 
 
 def cuda_section(found: dict[str, Any]) -> list[str]:
