@@ -57,6 +57,8 @@ class Beginnings:
         index = found.part.get("pos")
         if index is None:
             return differing.get(found.node, 0)
+        if not self._finder.shows_positions(found.node, found.site.view or found.view):
+            return 0
         rows = range(self._length)
         picked = (
             [rows[index]] if isinstance(index, int) else rows[index] if isinstance(index, slice) else index

@@ -142,7 +142,7 @@ class Evaluators:
             target = self.sweep._target(metric)
             if target in prepared.columns and metric.among is not None:
                 metric = metric.among({token: at for at, token in enumerate(prepared.columns[target])})
-            return measured(metric, self.sweep.facts.prompts_first(target, outputs[target]), worlds, batch)
+            return measured(metric, self.sweep.facts.read.arranged(target, outputs[target], worlds, batch))
         rows, dims = [], prepared.layout.batch_dim
         for world in range(worlds):
             leaves = {

@@ -9,9 +9,9 @@ from conewise.frontends.torch.bits import Sums
 from conewise.frontends.torch.digests import home
 from conewise.frontends.torch.fingerprint import fingerprint
 from conewise.frontends.torch.fusing import find_fusions
+from conewise.frontends.torch.outputs import Outputs
 from conewise.frontends.torch.records import Record, Ref
 from conewise.frontends.torch.shown import Lying
-from conewise.frontends.torch.sizes import dim_along
 from conewise.frontends.torch.streaming import assembled
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """`outputs`: the output nodes; `fields`: those that have a name; `rates`: operations a second, measured.
+    """`outputs`: the output nodes; `fields`: those that have a name; `read`: how metrics read them; `rates`: operations a second, measured.
 
     `keeps_apart` says of nodes, in runs of a shape, whether the rows of a batch stay apart there, `lying` how
     values lie in memory; both are found when they are asked for. `fusions` are chains that one kernel
@@ -32,10 +32,7 @@ class Facts:
         named: Any = assembled(program, {name: name for name in self.outputs}, program.sizes.expressions)
         items = named.items() if hasattr(named, "items") else ()
         self.fields: dict[str, str] = {key: value for key, value in items if isinstance(value, str)}
-        batch = {symbol for symbol, (_, dim) in program.sizes.symbols.items() if dim == 0}
-        shapes = {record.name: record.shape for record in program.records}
-        shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
-        self._batch_dims = {name: dim_along(shapes.get(name), batch) for name in self.outputs}
+        self.read = Outputs(program)
         self.records: dict[str, Record] = {record.name: record for record in program.records}
         self.device, self.dtype = home(program)
         self.keeps_apart: dict[tuple[str, tuple[int, ...]], bool] = {}
@@ -53,11 +50,6 @@ class Facts:
             self.keeps_apart.clear()
             self._found_with = now
         return is_same
-
-    def prompts_first(self, output: str, value: Any) -> Any:
-        """The value of an output, or a stack of values, with the dimension of the batch in front."""
-        dim = self._batch_dims[output]
-        return value.movedim(dim, 0) if dim else value
 
     @property
     def fingerprint(self) -> str:

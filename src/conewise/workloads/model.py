@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -112,9 +113,11 @@ class Model:
     be captured again, and says so. `fidelity` says how the graph compares with the module on the example.
     """
 
-    def __init__(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, batch_dim: int | None = None
+    ) -> None:
         """See `capture`."""
-        exported = export(module, args, kwargs)
+        exported = export(module, args, kwargs, batch_dim=batch_dim)
         self.module = module
         self.name = exported.program.module_name
         self.program: Program = exported.program
@@ -259,11 +262,8 @@ class Model:
                 f"the value of {node!r} is several tensors, not one, so it cannot be read or patched as a "
                 "site. Use the site that takes the part you mean from it."
             )
-        roles = {
-            symbol: ("batch", "pos")[dim]
-            for symbol, (_, dim) in self.program.sizes.symbols.items()
-            if dim < 2
-        }
+        dimensions = self.program.dimensions
+        roles = dict.fromkeys(dimensions.batch, "batch") | dict.fromkeys(dimensions.positions, "pos")
         axes: list[str] = []
         for dim, size in enumerate(shape):
             role = roles.get(str(size), f"dim{dim}")
@@ -322,12 +322,16 @@ def _budget(keep: object) -> int | None:
         return None
 
 
-def capture(module: Any, /, *args: Any, **kwargs: Any) -> Model:
+def capture(module: Any, /, *args: Any, batch_dim: int | None = None, **kwargs: Any) -> Model:
     """Turn any `nn.Module` into a graph, as it computes for an example like these arguments.
 
-    The batch dimension may vary from run to run, and the sequence dimension too where the module
-    allows it. Hugging Face models are captured with `use_cache=False`; give `logits_to_keep=1` to
-    compute the last position's logits only. Raises CaptureError with torch's reason and what to
-    do, where the module is not one graph.
+    The batch may vary from run to run, and the number of positions too where the module allows it.
+    Which dimension of the inputs is the batch is read off the computation, as far as that tells; say it
+    with `batch_dim` where it does not (a module whose own `forward` takes `batch_dim` gets it instead).
+    Hugging Face models are captured with `use_cache=False`; give `logits_to_keep=1` to compute the last
+    position's logits only. Raises CaptureError with torch's reason and what to do, where the module is not
+    one graph.
     """
-    return Model(module, args, kwargs)
+    if batch_dim is not None and "batch_dim" in inspect.signature(module.forward).parameters:
+        kwargs, batch_dim = {**kwargs, "batch_dim": batch_dim}, None
+    return Model(module, args, kwargs, batch_dim=batch_dim)

@@ -57,7 +57,8 @@ class Preparation:
             name, steps = self._graph.name, dict(plan.steps)
             again = {name(node) for node, patched in plan.patched.items() if steps.get(node, 0) & patched}
             finder = RegionFinder(layout)
-            reads_last = all(metric.last for metric in self.sweep.metrics)
+            has_last = self.sweep.facts.read.has_last
+            reads_last = all(m.last and has_last(self.sweep._target(m)) for m in self.sweep.metrics)
             last = finder.last(targets, again) if reads_last else frozenset()
             columns = self._columns(plan, layout)
             program = self.sweep.model.program
@@ -205,6 +206,8 @@ class Preparation:
         )
         if not is_product or number in plan.patched or number not in dict(plan.steps):
             return {}
+        if not self.sweep.facts.read.ends_in_tokens(targets[0]):
+            return {}
         return {targets[0]: tuple(tokens)}
 
     def _obstacle(self, base: Reading, layout: Layout, plan: Schedule) -> str:
@@ -213,7 +216,7 @@ class Preparation:
         if any(edit.found.result is not None for edit in base.edits):
             return "the base patches `result`, which is no node of the graph"
         if model.batch_is_fixed:
-            return "the batch size is fixed in this capture"
+            return f"the batch size is fixed in this capture: {model.batch_is_fixed}"
         name = self._graph.name
         for node in plan.patched:
             if layout.batch_dim.get(name(node)) is None:

@@ -135,6 +135,6 @@ def _metrics(sweep: Sweep, batch: Batch, outputs: Any, target: Callable[[str], T
                 rows.append(measured_whole(metric, outputs, prompts)[0])
             else:
                 node = sweep._target(metric)
-                value = sweep.facts.prompts_first(node, target(node))
-                rows.append(measured(metric, value, 1, prompts)[0])
+                stack = sweep.facts.read.arranged(node, target(node), 1, prompts)
+                rows.append(measured(metric, stack)[0])
     return stacked(rows)

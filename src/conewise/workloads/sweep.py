@@ -345,15 +345,11 @@ class Sweep:
                 return measured_whole(metric, run.outputs, batch)[0]
             target = self._target(metric)
             (value,) = run.demand([target])
-            return measured(metric, self.facts.prompts_first(target, value), 1, batch)[0]
+            return measured(metric, self.facts.read.arranged(target, value, 1, batch))[0]
 
     def _prompts(self, run: Reading) -> int:
-        """How many prompts a run has: the size of the batch, where that may vary."""
-        leaves = [leaf for leaf in self.model.program.inputs if leaf.shape]
-        varying = [leaf for leaf in leaves if not isinstance(leaf.shape[0], int)]
-        for leaf in varying or leaves:
-            return int(run.inputs[leaf.name].shape[0])
-        return 1
+        """How many prompts a run has."""
+        return self.facts.read.prompts(run.inputs)
 
     def _target(self, metric: Metric) -> str:
         fields = self.facts.fields

@@ -10,29 +10,21 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from conewise.frontends.torch.operations import (
+    ATTENTION,
+    MOVES,
+    NORMS,
+    PICKS,
+    POINTWISE,
+    SOFTMAX,
+    SPLITS,
+    SUMS,
+    VIEWS,
+)
+from conewise.frontends.torch.placements import Placements
 from conewise.frontends.torch.records import SIZES, Record, Ref, SizeRef
 from conewise.frontends.torch.sizes import Size, symbols_in
 from conewise.frontends.torch.stacking import Layout
-
-POINTWISE = frozenset(
-    {
-        "add", "sub", "rsub", "mul", "div", "neg", "pow", "rsqrt", "sqrt", "exp", "log", "square",
-        "reciprocal", "abs", "sign", "floor", "ceil", "round", "clamp", "clamp_min", "clamp_max",
-        "minimum", "maximum", "gelu", "silu", "relu", "tanh", "sigmoid", "softplus", "elu", "leaky_relu",
-        "hardtanh", "mish", "erf", "sin", "cos", "where", "masked_fill", "eq", "ne", "lt", "le", "gt",
-        "ge", "__and__", "__or__", "logical_and", "logical_or", "logical_not", "bitwise_and",
-        "bitwise_or", "bitwise_not", "to", "_to_copy", "type_as", "contiguous", "clone", "alias",
-        "detach", "lift_fresh_copy",
-    }
-)  # fmt: skip
-NORMS = frozenset({"layer_norm", "rms_norm"})
-VIEWS = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
-MOVES = frozenset({"transpose", "permute", "t", "unsqueeze", "squeeze", "expand"})
-PICKS = frozenset({"slice", "select", "narrow"})
-SUMS = frozenset({"mean", "sum", "amax", "amin", "logsumexp"})
-SOFTMAX = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax"})
-SPLITS = frozenset({"split", "split_with_sizes", "chunk"})
-ATTENTION = "scaled_dot_product_attention"
 
 Dim = int | None
 
@@ -58,6 +50,7 @@ class Apart:
         self._shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
         self._weights = {source.name: source.value.dim() for source in program.sources}
         self._symbols = symbols
+        self._placements = Placements(program, symbols)
         self._known: dict[str, bool] = {}
 
     def known(self, name: str) -> bool:
@@ -127,14 +120,11 @@ class Apart:
         return self._around(read) == self._around(Ref(record.name))
 
     def _around(self, ref: Ref) -> tuple[int, int]:
-        """Elements in front of the dimension; elements of one slice."""
-        shape, dim = self._numbers(ref.name), self._dims[ref.name]
-        assert dim is not None
-        merged = shape[dim] // self._slices(ref.name)
-        if self._is_batch():
-            return math.prod(shape[:dim]), merged * math.prod(shape[dim + 1 :])
-        # Positions are the inner part of a dimension that they share with the batch.
-        return merged * math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
+        """Elements in front of the dimension's slices; elements of one slice."""
+        shape, placement = self._numbers(ref.name), self._placements.of(ref.name)
+        assert placement is not None
+        front = self._number(placement.outer) * math.prod(shape[: placement.dim])
+        return front, math.prod(shape) // (front * self._number(placement.size))
 
     def _is_joined(self, record: Record) -> bool:
         parts = record.args[0]
@@ -166,17 +156,20 @@ class Apart:
     def _is_batch(self) -> bool:
         return self._dims is self._layout.batch_dim
 
-    def _slices(self, name: str) -> int:
-        """How many slices a value has: rows of the batch, or positions."""
-        return self._layout.batch if self._is_batch() else self._layout.length(name)
-
     def is_plain(self, name: str) -> bool:
-        """Whether its slices lie one behind the other: positions share a dimension with the batch alone."""
-        dim = self._dims.get(name)
-        if dim is None or self._is_batch():
-            return dim is not None
-        rows = self._layout.batch if dim == self._layout.batch_dim.get(name) else 1
-        return self._numbers(name)[dim] == rows * self._layout.length(name)
+        """Whether its slices can be taken as they lie.
+
+        Those of the batch are the outermost of their dimension; positions are the innermost, alone or behind
+        the batch.
+        """
+        placement = self._placements.of(name)
+        if placement is None or placement.dim != self._dims.get(name):
+            return False
+        outer = self._number(placement.outer)
+        if self._is_batch():
+            return outer == 1
+        shared = placement.dim == self._layout.batch_dim.get(name)
+        return placement.inner == 1 and outer == (self._layout.batch if shared else 1)
 
     def _dim(self, ref: Any) -> Dim:
         return self._dims.get(ref.name) if isinstance(ref, Ref) else None
@@ -184,9 +177,11 @@ class Apart:
     def _shape(self, ref: Any) -> tuple[Size, ...]:
         return (self._shapes.get(ref.name) or ()) if isinstance(ref, Ref) else ()
 
+    def _number(self, size: Size) -> int:
+        return self._layout.program.sizes.value(size, self._layout.symbols)
+
     def _numbers(self, name: str) -> tuple[int, ...]:
-        sizes, symbols = self._layout.program.sizes, self._layout.symbols
-        return tuple(sizes.value(size, symbols) for size in self._shapes.get(name) or ())
+        return tuple(map(self._number, self._shapes.get(name) or ()))
 
     def _is_sole(self, name: str) -> bool:
         """Whether exactly one dimension of a value extends along ours, and holds its slices in order."""

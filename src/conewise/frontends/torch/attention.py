@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from conewise.frontends.torch.axes import Axes, Axis, after, before, one_per_dimension
 from conewise.frontends.torch.records import Record, Ref
-from conewise.frontends.torch.sizes import coefficient
+from conewise.frontends.torch.sizes import Size, coefficient, symbols_in
 from conewise.frontends.torch.views import View, view_of
 from conewise.frontends.torch.wiring import LAYOUT, PARTS, Wiring
 
@@ -33,7 +35,9 @@ class Place:
 class Attention:
     """One attention of the model: where its parts lie, by kind; `missing` says why one is not there.
 
-    `core` is the record whose value is the per-head result; `projection` multiplies z by W_O.
+    `core` is the record whose value is the per-head result; `projection` multiplies z by W_O, and reads a
+    value of the axes `operand`. `lead` are the axes of the residual stream in front of its features, in the
+    order in which they lie there. Both are None where they are not known.
     """
 
     core: Record
@@ -42,6 +46,8 @@ class Attention:
     projection: Record | None
     query_source: str | None
     key_source: str | None
+    lead: tuple[Axis, ...] | None = None
+    operand: Axes | None = None
     modules: tuple[object, ...] = field(default=())
 
 
@@ -59,10 +65,24 @@ class _Parts:
 
 
 def find_attention(wiring: Wiring) -> list[Attention]:
-    """Every attention of the program, in the order of computation."""
-    found = [*_fused(wiring), *_spelled_out(wiring)]
+    """Every attention over positions, in the order of computation; one over the rows of a batch is none."""
+    found = [one for one in (*_fused(wiring), *_spelled_out(wiring)) if not _is_over_batch(wiring, one)]
     found.sort(key=lambda parts: wiring.order[parts.core.name])
     return [_attention(wiring, parts) for parts in found]
+
+
+def _is_over_batch(wiring: Wiring, parts: _Parts) -> bool:
+    batch = wiring.program.dimensions.batch
+    sides = [wiring.shape(name) or () for name, _ in (parts.query, parts.key)]
+    rows = [size for shape in sides for size in shape[-2:-1]]
+    named = [
+        axis.length
+        for _, axes in (parts.query, parts.key)
+        for packed in axes or ()
+        for axis in packed
+        if axis.name == "pos"
+    ]
+    return any(not batch.isdisjoint(symbols_in(size)) for size in named or rows)
 
 
 def _fused(wiring: Wiring) -> Iterator[_Parts]:
@@ -80,16 +100,99 @@ def _fused(wiring: Wiring) -> Iterator[_Parts]:
             )
 
 
-def _spelled_out(wiring: Wiring) -> Iterator[_Parts]:
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """The sizes along which one attention computes each entry apart, and those across which it mixes.
+
+    `is_causal` where no entry sees a later one, as far as that can be told without computing a mask.
+    """
+
+    apart: frozenset[str]
+    across: frozenset[str]
+    is_causal: bool
+
+
+def attention_sizes(wiring: Wiring) -> Iterator[AttentionSizes]:
+    """What each attention of the program does along the sizes that vary."""
+    for record in wiring.program.records:
+        if record.op == "scaled_dot_product_attention":
+            query, key = (wiring.shape(arg.name) or () for arg in record.args[:2])
+            mask = [*record.args[3:4], record.kwargs.get("attn_mask")]
+            is_causal = bool([*record.args[5:6], record.kwargs.get("is_causal")][0])
+            is_causal = is_causal or any(isinstance(m, Ref) and _is_triangular(wiring, m.name) for m in mask)
+            yield _sizes([*query[:-2], *key[:-2]], [*query[-2:-1], *key[-2:-1]], is_causal)
+    for _, scores, above, _, _ in _softmaxed_products(wiring):
+        found = _product_sizes(wiring, above)
+        if found is not None:
+            yield _sizes(*found, _is_triangular(wiring, scores))
+
+
+def _sizes(apart: Sequence[Size], across: Sequence[Size], is_causal: bool) -> AttentionSizes:
+    one, other = (frozenset[str]().union(*map(symbols_in, sizes)) for sizes in (apart, across))
+    return AttentionSizes(one, other, is_causal)
+
+
+def _product_sizes(wiring: Wiring, product: Record) -> tuple[list[Size], list[Size]] | None:
+    """The sizes that the factors of scores share, and those that only one of them has."""
+    one, other = (wiring.shape(name) or () for name in wiring.factors(product))
+    if product.op != "einsum":
+        return [*one[:-2], *other[:-2]], [*one[-2:-1], *other[-1:]]
+    letters = _letters(product)
+    if letters is None:
+        return None
+    left, right, out = letters
+    lengths = [*zip(left, one, strict=False), *zip(right, other, strict=False)]
+    shared = {letter for letter in out if letter in left and letter in right}
+    return (
+        [size for letter, size in lengths if letter in shared],
+        [size for letter, size in lengths if letter in out and letter not in shared],
+    )
+
+
+def _is_triangular(wiring: Wiring, name: str) -> bool:
+    """Whether what masks the scores is a triangle: cut to one, or stored as one."""
+    queue, seen = [name], {name}
+    stored = {source.name: source.value for source in wiring.program.sources}
+    while queue:
+        current = queue.pop()
+        record = wiring.records.get(current)
+        if record is None:
+            if current in stored and _is_stored_triangle(stored[current]):
+                return True
+            continue
+        if record.op in {"tril", "triu"}:
+            return True
+        if not wiring.is_product(record):
+            fresh = [read for read in record.inputs if read not in seen]
+            seen.update(fresh)
+            queue += fresh
+    return False
+
+
+def _is_stored_triangle(value: torch.Tensor) -> bool:
+    """A mask that shows, or hides, just what lies above the diagonal."""
+    if value.ndim < 2 or value.shape[-1] != value.shape[-2] or value.shape[-1] < 2 or value.is_meta:
+        return False
+    marked = value if value.dtype == torch.bool else value != 0
+    return torch.equal(marked, torch.ones_like(marked).tril()) or torch.equal(
+        marked, torch.ones_like(marked).triu(1)
+    )
+
+
+def _softmaxed_products(wiring: Wiring) -> Iterator[tuple[Record, str, Record, Record, str]]:
+    """Products whose softmax is a factor of another: (softmax, scores, the one, the other, pattern)."""
     for record in wiring.program.records:
         if record.op not in {"softmax", "_softmax"} or record.name not in wiring.varying:
             continue
         scores = str(record.args[0].name)
         above = next(_products_above(wiring, scores), None)
         below = _product_below(wiring, record)
-        if above is None or below is None:
-            continue
-        core, pattern = below
+        if above is not None and below is not None:
+            yield record, scores, above, *below
+
+
+def _spelled_out(wiring: Wiring) -> Iterator[_Parts]:
+    for _, scores, above, core, pattern in _softmaxed_products(wiring):
         left, right = wiring.factors(above)
         weights, value = wiring.factors(core)
         names = _names(above, core)
@@ -168,11 +271,44 @@ def _operand_axes(wiring: Wiring, name: str, names: Sequence[str]) -> Axes | Non
     if shape is None or not 3 <= len(shape) <= 4:
         return None
     if len(shape) == 4:
-        return one_per_dimension(names, shape)
-    tail = one_per_dimension(names[2:], shape[1:])
-    heads, batch = coefficient(shape[0])
-    packed = (Axis("batch", batch), Axis("head", heads)) if heads != 1 else (Axis("batch", batch),)
-    return (packed, *tail)
+        axes = one_per_dimension(names, shape)
+        rest = "fold"
+    else:
+        axes = one_per_dimension(("batch", *names[2:]), shape)
+        rest = "head"
+    return _with_batch_split(wiring, name, axes, rest)
+
+
+def _with_batch_split(wiring: Wiring, name: str, axes: Axes, rest: str) -> Axes | None:
+    """The axes with what shares a dimension with the batch set apart, under the name `rest`.
+
+    None where the order in which they share it is not known.
+    """
+    known = wiring.program.dimensions
+    at = next(dim for dim, packed in enumerate(axes) if packed[0].name == "batch")
+    length = axes[at][0].length
+    placement = wiring.batch.of(name)
+    packed: tuple[Axis, ...]
+    if not known.batch:
+        if rest == "fold":
+            return axes
+        if known.is_unbatched:
+            packed = (Axis("head", length),)
+        else:
+            heads, batch = coefficient(length)
+            packed = (Axis("batch", batch), Axis("head", heads)) if heads != 1 else (Axis("batch", batch),)
+    elif symbols_in(length).isdisjoint(known.batch):
+        packed = axes[at] if rest == "fold" else (Axis(rest, length),)
+    elif placement is None or placement.dim != at:
+        return None
+    elif placement.outer == 1:
+        packed = (Axis("batch", placement.size), Axis(rest, placement.inner))
+    elif placement.inner == 1:
+        packed = (Axis(rest, placement.outer), Axis("batch", placement.size))
+    else:
+        return None
+    packed = tuple(axis for axis in packed if axis.name == "batch" or axis.length != 1)
+    return (*axes[:at], packed, *axes[at + 1 :])
 
 
 def _attention(wiring: Wiring, parts: _Parts) -> Attention:
@@ -199,11 +335,11 @@ def _attention(wiring: Wiring, parts: _Parts) -> Attention:
         unrotated = places.get(kind.removeprefix("rot_"))
         if place is not None and (unrotated is None or place.node != unrotated.node):
             places[kind] = place
-    projection = _add_result_places(wiring, parts, places, missing)
+    projection, operand = _add_result_places(wiring, parts, places, missing)
     for kind, node in (("attn_scores", parts.scores), ("pattern", parts.pattern)):
         shape = wiring.shape(node) if node else None
         axes = _operand_axes(wiring, node, ("batch", "head", "query_pos", "key_pos")) if node else None
-        natural = ("batch", "head", "query_pos", "key_pos")
+        natural = natural_axes(wiring, axes or (), ("batch", "head", "query_pos", "key_pos"))
         view = view_of(axes, natural, wiring.program.sizes) if shape else None
         if node and view:
             places[kind] = Place(node, view)
@@ -219,7 +355,22 @@ def _attention(wiring: Wiring, parts: _Parts) -> Attention:
         projection,
         _activation(wiring, linears.get("q")),
         _activation(wiring, linears.get("k")),
+        _lead(wiring, parts.query, linears.get("q")),
+        operand,
     )
+
+
+def _lead(wiring: Wiring, query: tuple[str, Axes | None], linear: Record | None) -> tuple[Axis, ...] | None:
+    """The axes in front of the features, as the projection of the queries has them."""
+    name, axes = query
+    if axes is None or linear is None:
+        return None
+    known = _axes_above(wiring, name, axes).get(linear.name)
+    if known is None:
+        return None
+    found = tuple(axis for packed in known[:-1] for axis in packed)
+    expected = {axis.name for packed in axes for axis in packed} - {"head", "kv_head", "d_head"}
+    return found if {axis.name for axis in found} == expected else None
 
 
 def _activation(wiring: Wiring, linear: Record | None) -> str | None:
@@ -278,7 +429,17 @@ def _head_view(wiring: Wiring, axes: Axes | None, heads: object) -> View | None:
     name = "head" if count in {heads, None} else "kv_head"
     renamed = tuple(tuple(Axis(name, a.length) if a.name == "head" else a for a in packed) for packed in axes)
     natural = ("batch", "pos", name, "d_head") if count is not None else ("batch", "pos", "d_head")
-    return view_of(renamed, natural, wiring.program.sizes)
+    return view_of(renamed, natural_axes(wiring, renamed, natural), wiring.program.sizes)
+
+
+def natural_axes(wiring: Wiring, axes: Axes, natural: Sequence[str]) -> tuple[str, ...]:
+    """The axes in natural order: with what is folded into the batch behind it, and no batch where there is none."""
+    present = {axis.name for packed in axes for axis in packed}
+    if "fold" in present:
+        natural = ("batch", "fold", *natural[1:])
+    if "batch" not in present and wiring.program.dimensions.is_unbatched:
+        natural = natural[1:]
+    return tuple(natural)
 
 
 def _length(axes: Axes | None, name: str) -> object:
@@ -316,8 +477,11 @@ def _axes_above(wiring: Wiring, start: str, axes: Axes) -> dict[str, Axes]:
 
 def _add_result_places(
     wiring: Wiring, parts: _Parts, places: dict[str, Place], missing: dict[str, str]
-) -> Record | None:
-    """Find z: the last value in front of the output projection that still has its heads apart."""
+) -> tuple[Record | None, Axes | None]:
+    """Find z: the last value in front of the output projection that still has its heads apart.
+
+    Returns the projection, and the axes of what it reads.
+    """
     axes = _operand_axes(wiring, parts.core.name, parts.result)
     record = parts.core
     while True:
@@ -333,17 +497,23 @@ def _add_result_places(
         axes = after(record, axes)
     if "z" not in places:
         missing["z"] = "no value in front of the output projection has its heads apart"
-    readers = [r for r in _through_layout(wiring, record.name) if wiring.is_linear(r)]
-    return readers[0] if len(readers) == 1 else None
+    found = [
+        (reader, known)
+        for reader, known in _through_layout(wiring, record.name, axes)
+        if wiring.is_linear(reader)
+    ]
+    return found[0] if len(found) == 1 else (None, None)
 
 
-def _through_layout(wiring: Wiring, name: str) -> Iterator[Record]:
-    queue = [name]
+def _through_layout(wiring: Wiring, name: str, axes: Axes | None) -> Iterator[tuple[Record, Axes | None]]:
+    """What reads a value, rearranged or not, and the axes of what it reads then."""
+    queue = [(name, axes)]
     while queue:
-        for reader in wiring.readers.get(queue.pop(), ()):
-            yield reader
+        current, known = queue.pop()
+        for reader in wiring.readers.get(current, ()):
+            yield reader, known
             if reader.op in LAYOUT:
-                queue.append(reader.name)
+                queue.append((reader.name, None if known is None else after(reader, known)))
 
 
 def weight_of(wiring: Wiring, projection: Record) -> tuple[str, bool] | None:

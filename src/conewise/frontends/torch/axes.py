@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from conewise.frontends.torch.operations import TURNS
 from conewise.frontends.torch.records import Record
 from conewise.frontends.torch.sizes import Size, is_equal, quotient
 
@@ -52,8 +53,8 @@ def before(record: Record, after: Axes, shape: Sequence[Size] | None) -> Axes | 
     if shape is None:
         return after
     match record.op:
-        case "transpose" | "permute" | "t" | "numpy_T" | "mT" | "swapaxes":
-            order = _order(record, len(after))
+        case op if op in TURNS:
+            order = order_of(record, len(after))
             return tuple(after[order.index(dim)] for dim in range(len(after)))
         case "unsqueeze":
             dim = int(record.args[1]) % len(after)
@@ -78,8 +79,8 @@ def after(record: Record, before: Axes) -> Axes | None:
     if record.shape is None:
         return before
     match record.op:
-        case "transpose" | "permute" | "t" | "numpy_T" | "mT" | "swapaxes":
-            return tuple(before[dim] for dim in _order(record, len(before)))
+        case op if op in TURNS:
+            return tuple(before[dim] for dim in order_of(record, len(before)))
         case "unsqueeze" | "view" | "reshape" | "_unsafe_view" | "flatten" | "unflatten" | "squeeze":
             return regroup(before, record.shape)
         case _ if len(record.shape) == len(before):
@@ -116,7 +117,7 @@ def regroup(axes: Axes, shape: Sequence[Size]) -> Axes | None:
     return None if waiting else tuple(grouped)
 
 
-def _order(record: Record, dims: int) -> list[int]:
+def order_of(record: Record, dims: int) -> list[int]:
     """The input dimension that each dimension of the value comes from."""
     order = list(range(dims))
     match record.op:

@@ -66,14 +66,12 @@ def repeated_inputs(program: Program, inputs: Mapping[str, Tensor], times: int) 
     """The inputs `times` times along the batch; what has no batch stays as it is."""
     if times == 1:
         return dict(inputs)
-    batch = {symbol for symbol, (_, dim) in program.sizes.symbols.items() if dim == 0}
     shapes = {leaf.name: leaf.shape for leaf in program.inputs}
-    return {
-        name: value.repeat(times, *[1] * (value.ndim - 1))
-        if shapes[name] and str(shapes[name][0]) in batch
-        else value
-        for name, value in inputs.items()
-    }
+    found = {}
+    for name, value in inputs.items():
+        times_along = [times if str(size) in program.dimensions.batch else 1 for size in shapes[name]]
+        found[name] = value.repeat(times_along) if times in times_along else value
+    return found
 
 
 def noisy(present: Tensor, scale: float, seed: int, samples: Sequence[int]) -> Tensor:

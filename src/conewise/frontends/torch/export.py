@@ -1,6 +1,6 @@
 """From a module and an example to the program that `torch.export` sees.
 
-The batch dimension may vary, and the sequence dimension too where the module allows it. The
+The batch may vary, and the number of positions too where the module allows it. The
 module is read, never written: no hook, buffer or attribute is added to it.
 """
 
@@ -12,7 +12,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from conewise.frontends.torch.calls import (
     hugging_face_defaults,
     normal_call,
 )
+from conewise.frontends.torch.dimensions import find_dimensions
 from conewise.frontends.torch.lowering import lower
 from conewise.frontends.torch.records import Program
 from conewise.frontends.torch.untraced import Untraced, traced, untraced
@@ -36,7 +37,7 @@ from conewise.frontends.torch.untraced import Untraced, traced, untraced
 class Exported:
     """A captured module: its program, and how to call it.
 
-    `fixed` says why the batch dimension cannot vary, and is empty when it can. `reasons` say where the module
+    `fixed` says why the batch cannot vary, and is empty when it can. `reasons` say where the module
     itself may compute otherwise than the program, as far as that was seen; see `untraced`.
     """
 
@@ -52,9 +53,11 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     last_position_only: bool = False,
+    batch_dim: int | None = None,
 ) -> Exported:
     """Capture `module` as it computes for an example like `args` and `kwargs`.
 
+    `batch_dim` is the dimension of the inputs along which prompts lie; None leaves that to be found.
     Raises ControlFlowError where what is computed depends on the values of tensors,
     RandomnessError where random numbers are drawn (dropout in training mode), and CaptureError
     with torch's reason otherwise.
@@ -79,6 +82,8 @@ def export(
                 failure = error
                 break
             program = lower(exported, example, name)
+            given = {leaf: value for leaf, value in example.leaves()[0] if isinstance(value, torch.Tensor)}
+            program = replace(program, dimensions=find_dimensions(program, given, module, batch_dim))
             fixed = _why_fixed(program, reasons)
             return Exported(program, Signature(forward, call), fixed, answers.reasons)
     raise CaptureError(
@@ -89,22 +94,28 @@ def export(
 
 
 def _why_fixed(program: Program, reasons: Sequence[str]) -> str:
-    """Why no input's first dimension may vary; empty when one may."""
-    if any(leaf.shape and not isinstance(leaf.shape[0], int) for leaf in program.inputs):
+    """Why the batch cannot vary; empty when it can."""
+    dimensions = program.dimensions
+    if dimensions.batch:
         return ""
-    return reasons[-1] if reasons else "the module's own computation fixes the first dimension of its inputs"
+    if dimensions.doubt:
+        return dimensions.doubt
+    if dimensions.is_unbatched:
+        return "the inputs are one prompt, without a batch"
+    return reasons[-1] if reasons else "the module's own computation fixes the batch of its inputs"
 
 
 def _attempts(forward: inspect.Signature, call: Call) -> Iterator[tuple[Call, Any]]:
     """Examples with their dynamic dimensions, the most general first; None is fully static."""
-    tensors = [leaf for _, leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor)]
-    batched = [tensor.shape[0] for tensor in tensors if tensor.ndim]
-    if batched:
-        grown = _without_ones(call, all(size == 1 for size in batched))
-        batch = max(2, batched[0])
+    tensors = [leaf for _, leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    if tensors:
+        # An input of one dimension beside others may be positions: its size need not be the batch's.
+        wide = [tensor for tensor in tensors if tensor.ndim > 1] or tensors
+        grown = _without_ones(call, all(tensor.shape[0] == 1 for tensor in wide))
+        batch, rank = max(2, wide[0].shape[0]), min(tensor.ndim for tensor in wide)
         for leading in (Dim("batch"), Dim.AUTO):
             for sequence in (True, False):
-                yield grown, _dynamic_shapes(forward, grown, batch, leading, sequence=sequence)
+                yield grown, _dynamic_shapes(forward, grown, batch, rank, leading, sequence=sequence)
     yield call, None
 
 
@@ -123,7 +134,7 @@ def _without_ones(call: Call, repeat_batch: bool) -> Call:
     def repeat(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.ndim:
             return value
-        if repeat_batch:
+        if repeat_batch and value.shape[0] == 1:
             value = value.repeat(2, *[1] * (value.ndim - 1))
         if _has_sequence(value) and value.shape[1] == 1:
             value = value.repeat(1, 2, *[1] * (value.ndim - 2))
@@ -141,14 +152,18 @@ def _has_sequence(tensor: torch.Tensor) -> bool:
 
 
 def _dynamic_shapes(
-    forward: inspect.Signature, call: Call, batch: int, leading: Any, *, sequence: bool
+    forward: inspect.Signature, call: Call, batch: int, rank: int, leading: Any, *, sequence: bool
 ) -> Any:
+    """Which sizes may vary: the `batch` that leads inputs of `rank` dimensions or more, and lengths."""
+
     def dims(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
         dynamic: dict[int, Any] = {}
-        if value.ndim and value.shape[0] == batch:
+        if value.ndim >= rank and value.shape[0] == batch:
             dynamic[0] = leading
+        elif value.ndim == 1:
+            dynamic[0] = Dim.AUTO
         if sequence and _has_sequence(value):
             dynamic[1] = Dim.AUTO
         return dynamic

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from conewise.errors import MetricError
+from conewise.frontends.torch.outputs import Outputs
+from conewise.frontends.torch.streaming import described_fields, field_names, output_names
 
 Tensor = torch.Tensor
 
@@ -82,10 +84,14 @@ def prob(token: Token, *, name: str = "prob") -> Metric:
     return Metric(name, compute, described=("prob", _plain(token)), copies=1)
 
 
+def last_position(stack: Tensor) -> Tensor:
+    """[world, prompt, vocabulary] at the last position of a stack, where it has positions."""
+    return stack.select(2, stack.shape[2] - 1) if stack.ndim > 3 else stack
+
+
 def kl_to(run: Any, *, name: str = "kl") -> Metric:
     """KL(p_run ‖ p) of the next-token distribution at the last position, `run` the reference."""
-    logits = run.logits
-    reference = (logits[:, -1] if logits.ndim > 2 else logits).float().log_softmax(-1)
+    reference = last_position(_logits_of(run))[0].float().log_softmax(-1)
 
     def compute(logits: Tensor) -> Tensor:
         if logits.shape[1] != reference.shape[0]:
@@ -99,6 +105,17 @@ def kl_to(run: Any, *, name: str = "kl") -> Metric:
         return found
 
     return Metric(name, compute, described=("kl_to", _digest(reference)), copies=4)
+
+
+def _logits_of(run: Any) -> Tensor:
+    """The logits of a run as a stack of one world."""
+    program = run.model.program
+    names = field_names(program, "logits") or output_names(program)
+    if len(names) != 1:
+        raise MetricError(f"kl_to reads the logits, and the run's outputs are {described_fields(program)}.")
+    outputs = Outputs(program)
+    (value,) = run.demand(names)
+    return outputs.arranged(names[0], value, 1, outputs.prompts(run.inputs))
 
 
 def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
@@ -137,14 +154,14 @@ def as_metric(given: Any) -> Metric:
     )
 
 
-def measured(metric: Metric, value: Any, worlds: int, batch: int) -> Tensor:
-    """The metric as [world, prompt] in float64, of a stack [world·prompt, ...] of its output.
+def measured(metric: Metric, stack: Tensor) -> Tensor:
+    """The metric as [world, prompt] in float64, of a stack [world, prompt, position, ...] of its output.
 
     Raises MetricError when it returns something else, or NaN.
     """
-    stack = value.unflatten(0, (worlds, batch))
-    if metric.last and stack.ndim > 3:
-        stack = stack.select(2, stack.shape[2] - 1)
+    worlds, batch = stack.shape[:2]
+    if metric.last:
+        stack = last_position(stack)
     found = metric.compute(stack)
     if not isinstance(found, torch.Tensor) or found.shape != (worlds, batch):
         raise MetricError(
@@ -181,6 +198,11 @@ def _checked(metric: Metric, found: Tensor) -> Tensor:
 def _picked(logits: Tensor, token: Token, what: str) -> Tensor:
     """Logits [world, prompt, vocabulary] at one token for all prompts, or at one for each."""
     tokens = torch.as_tensor(token, device=logits.device).reshape(-1)
+    if logits.ndim != 3:
+        raise MetricError(
+            f"{what} tokens are picked from logits [world, prompt, vocabulary], and these have shape "
+            f"{tuple(logits.shape)}. Give a function of the module's outputs as the metric."
+        )
     if len(tokens) not in {1, logits.shape[1]}:
         raise MetricError(
             f"{len(tokens)} {what} tokens for {logits.shape[1]} prompts; give one for all, or one for each."

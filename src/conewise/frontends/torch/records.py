@@ -122,6 +122,21 @@ class ModulePort:
     outputs: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Which sizes of the inputs are the batch's and which are positions', by their symbols.
+
+    `is_unbatched`: the inputs are one prompt, without a batch. `doubt` says why it is not known which
+    dimension is the batch; where it is empty and no symbol is the batch's, the batch is fixed, and is
+    dimension 0.
+    """
+
+    batch: frozenset[str] = frozenset()
+    positions: frozenset[str] = frozenset()
+    is_unbatched: bool = False
+    doubt: str = ""
+
+
 @dataclass(frozen=True)
 class Program:
     """A module's forward pass, functional: no record writes to a value it did not make.
@@ -129,6 +144,7 @@ class Program:
     Invariants: each record stands after all that it refers to; names are unique over sources,
     inputs and records; `outputs` are the leaves of `output_spec`, a `Ref` for each computed one.
     `written` are the sources that the module itself writes to whenever it runs, as a counter of calls is.
+    `dimensions` says what the sizes of its inputs mean.
     """
 
     records: tuple[Record, ...]
@@ -140,6 +156,7 @@ class Program:
     ports: tuple[ModulePort, ...]
     module_name: str
     written: tuple[str, ...] = ()
+    dimensions: Dimensions = Dimensions()
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
-from conewise.frontends.torch.apart import ATTENTION, Apart
+from conewise.frontends.torch.apart import Apart
+from conewise.frontends.torch.operations import ATTENTION
 from conewise.frontends.torch.records import Record, Ref, SizeRef
 from conewise.frontends.torch.rules import Rule, compile_rule
 from conewise.frontends.torch.stacking import Layout
+from conewise.frontends.torch.views import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,12 @@ class RegionFinder:
     def has_rows(self, name: str) -> bool:
         """Whether a value has one row for each position of the run, in order."""
         return self._layout.pos_dim.get(name) is not None and self._apart.is_plain(name)
+
+    def shows_positions(self, name: str, view: View) -> bool:
+        """Whether the axis `pos` of a view is what the run's positions are: an attention's may be others."""
+        at = [dim for dim, packed in enumerate(view.packing) if "pos" in packed]
+        is_inner = all(view.packing[dim][-1] == "pos" for dim in at)
+        return self.has_rows(name) and is_inner and at == [self._layout.pos_dim.get(name)]
 
     def _takes_last(self, record: Record) -> bool:
         """Whether the record is a slice that takes the last position, whatever reads it."""

@@ -22,11 +22,15 @@ AXES = ("batch", "pos", "head", "d_model")
 
 @dataclass(frozen=True, slots=True)
 class HeadResult:
-    """How `result` is made of z: through which projection, and whether its weight is [out, in]."""
+    """How `result` is made of z: through which projection, and whether its weight is [out, in].
+
+    `is_pos_first`: what the projection reads has its positions in front of the batch.
+    """
 
     projection: Record
     weight: str
     out_in: bool
+    is_pos_first: bool = False
 
     def read(
         self, z: torch.Tensor, weight: torch.Tensor, view: View, sizes: Sequence[int] = ()
@@ -63,8 +67,10 @@ class HeadResult:
             activation = next(
                 x for i, x in enumerate(inputs) if i != weight_at and x.shape[-1] == wide and x.ndim > 1
             )
-            z = activation.reshape(*shape, heads, wide // heads)
-            result = self.read(z, weight, view)
-            return value + (change(result) - result).sum(2).reshape(value.shape)
+            lead = tuple(reversed(shape)) if self.is_pos_first else tuple(shape)
+            z = activation.reshape(*lead, heads, wide // heads)
+            result = self.read(z.transpose(0, 1) if self.is_pos_first else z, weight, view)
+            added = (change(result) - result).sum(2)
+            return value + (added.transpose(0, 1) if self.is_pos_first else added).reshape(value.shape)
 
         return rule

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from conewise.frontends.torch.calls import Call, Signature
+from conewise.frontends.torch.outputs import Outputs
 from conewise.frontends.torch.records import Program
 
 
@@ -27,11 +28,10 @@ class Sampler:
 
     @property
     def batch(self) -> int:
-        """The batch size of the captured example: the first size that may vary, or 1."""
-        for _, value in self.signature.example.leaves()[0]:
-            if isinstance(value, torch.Tensor) and value.ndim:
-                return int(value.shape[0])
-        return 1
+        """The number of prompts of the captured example."""
+        named = self.signature.example.leaves()[0]
+        inputs = {name: value for name, value in named if isinstance(value, torch.Tensor)}
+        return Outputs(self.program).prompts(inputs)
 
     @property
     def length_is_fixed(self) -> bool:
@@ -45,11 +45,12 @@ class Sampler:
         """A random call, with this batch and length where those may vary."""
         generator = torch.Generator().manual_seed(seed)
         named, spec = self.signature.example.leaves()
-        wanted = {0: batch, 1: length}
+        known = self.program.dimensions
+        wanted = dict.fromkeys(known.batch, batch) | dict.fromkeys(known.positions, length)
         examples = dict(named)
         sizes, symbols = self.program.sizes, dict[str, int]()
         for symbol, (name, dim) in sizes.symbols.items():
-            size = wanted.get(dim)
+            size = wanted.get(symbol)
             symbols[symbol] = int(examples[name].shape[dim]) if size is None else size
         shapes = {i.name: [sizes.value(n, symbols) for n in i.shape] for i in self.program.inputs}
         drawn = [
@@ -81,22 +82,22 @@ class Sampler:
         The padding goes only where every input that has positions has them under one size.
         """
         length = self._real_length(call, row)
-        varying = {i.name: [not isinstance(n, int) for n in i.shape] for i in self.program.inputs}
+        known = self.program.dimensions
+        shapes = {i.name: i.shape for i in self.program.inputs}
 
         def pick(name: str, value: Any) -> Any:
-            dims = varying.get(name, [])
-            if dims[:1] == [True]:
-                value = value[row : row + 1]
-            if length is not None and dims[1:2] == [True]:
-                value = value[:, :length]
+            for dim, size in enumerate(shapes.get(name, ())):
+                if str(size) in known.batch:
+                    value = value.narrow(dim, row, 1)
+                if length is not None and str(size) in known.positions:
+                    value = value.narrow(dim, 0, length)
             return value
 
         return _mapped(call, pick), length
 
     def _real_length(self, call: Call, row: int) -> int | None:
         masks = [v for n, v in call.leaves()[0] if n.endswith("attention_mask") and v is not None]
-        sequences = {place for symbol, place in self.program.sizes.symbols.items() if place[1] == 1}
-        if len(masks) != 1 or masks[0].ndim != 2 or len(sequences) != 1:
+        if len(masks) != 1 or masks[0].ndim != 2 or len(self.program.dimensions.positions) != 1:
             return None
         return int(masks[0][row].sum())
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from conewise.frontends.torch.apart import ATTENTION, NORMS, POINTWISE, SOFTMAX, SUMS
 from conewise.frontends.torch.costs import PRODUCTS
+from conewise.frontends.torch.operations import ATTENTION, NORMS, POINTWISE, SOFTMAX, SUMS
 from conewise.frontends.torch.records import SIZES, Record
 from conewise.frontends.torch.stacking import Layout, compile_stacked_rule
 

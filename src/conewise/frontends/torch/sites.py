@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from conewise.errors import MissingSiteError
-from conewise.frontends.torch.attention import find_attention, weight_of
-from conewise.frontends.torch.axes import one_per_dimension, regroup
+from conewise.frontends.torch.attention import find_attention, natural_axes, weight_of
+from conewise.frontends.torch.axes import Axes, Axis, regroup
 from conewise.frontends.torch.blocks import Block, find_blocks
 from conewise.frontends.torch.records import ModulePort, Program
 from conewise.frontends.torch.result import HeadResult
+from conewise.frontends.torch.sizes import Size
 from conewise.frontends.torch.views import View, view_of
 from conewise.frontends.torch.wiring import Wiring
 
@@ -148,7 +149,7 @@ class SiteTable:
 
     def _note_missing(self, block: Block) -> None:
         reasons = {**block.missing, **block.attention.missing}
-        if "z" not in block.attention.places or block.attention.projection is None:
+        if ("result", block.stack, block.layer) not in self._by_kind:
             reasons.setdefault("result", "its output projection could not be told from the graph")
         for kind, reason in reasons.items():
             self._missing[kind, block.stack, block.layer] = reason
@@ -176,19 +177,44 @@ def _block_sites(wiring: Wiring, block: Block) -> Iterator[Site]:
             yield site(prefix + kind, place.node, place.view)
         if attention.projection is None or "z" not in attention.places:
             continue
-        weight = weight_of(wiring, attention.projection)
-        if weight is not None:
-            place = attention.places["z"]
-            yield site(f"{prefix}result", place.node, place.view, HeadResult(attention.projection, *weight))
+        weight, place = weight_of(wiring, attention.projection), attention.places["z"]
+        lead = _lead_of(attention.operand)
+        if weight is not None and lead and place.view.axes == ("batch", "pos", "head", "d_head"):
+            result = HeadResult(attention.projection, *weight, is_pos_first=lead[0] == "pos")
+            yield site(f"{prefix}result", place.node, place.view, result)
+
+
+def _lead_of(operand: Axes | None) -> tuple[str, ...]:
+    """The order of batch and positions in what a projection reads; empty where it is another, or unknown."""
+    names = tuple(axis.name for packed in operand or () for axis in packed)
+    return names[:2] if names[2:] == ("head", "d_head") and set(names[:2]) == {"batch", "pos"} else ()
 
 
 def _stream_view(wiring: Wiring, block: Block, node: str, natural: tuple[str, str, str]) -> View | None:
-    """The view of a stream's value, whether or not batch and positions are flattened into one."""
+    """The view of a stream's value, wherever batch and positions lie, flattened into one or not."""
     shape, whole = wiring.shape(node), wiring.shape(block.nodes["attn_out"])
-    if shape is None or whole is None or len(whole) != len(natural):
+    lead = block.attention.lead
+    if shape is None:
         return None
-    axes = one_per_dimension(natural, (*whole[:2], shape[-1]))
-    return view_of(regroup(axes, shape), natural, wiring.program.sizes)
+    if lead is None:
+        lead = _lead_by_sizes(wiring, whole)
+    if lead is None:
+        return None
+    axes: Axes = (*((axis,) for axis in lead), (Axis(natural[-1], shape[-1]),))
+    return view_of(regroup(axes, shape), natural_axes(wiring, axes, natural), wiring.program.sizes)
+
+
+def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis, ...] | None:
+    """The axes in front of a stream's features, told by their sizes; a fixed batch comes first."""
+    known = wiring.program.dimensions
+    if shape is None or len(shape) != 3 or known.doubt or known.is_unbatched:
+        return None
+    for dim in (0, 1):
+        role, other = ("batch", "pos") if str(shape[dim]) in known.batch else ("pos", "batch")
+        if str(shape[dim]) in known.batch | known.positions:
+            names = (role, other) if dim == 0 else (other, role)
+            return tuple(Axis(name, size) for name, size in zip(names, shape[:2], strict=True))
+    return None if known.batch else (Axis("batch", shape[0]), Axis("pos", shape[1]))
 
 
 def _module_sites(wiring: Wiring, port: ModulePort) -> Iterator[Site]:

@@ -26,9 +26,9 @@ class Layout:
     def __init__(self, program: Program, symbols: dict[str, int]) -> None:
         self.program = program
         self.symbols = symbols
-        bound = program.sizes.symbols
-        self._batch = self.batch_symbols = {symbol for symbol, (_, dim) in bound.items() if dim == 0}
-        self._positions = self.position_symbols = {symbol for symbol, (_, dim) in bound.items() if dim == 1}
+        bound, known = program.sizes.symbols, program.dimensions
+        self._batch = self.batch_symbols = set(known.batch)
+        self._positions = self.position_symbols = set(known.positions)
         self.batch = next((symbols[symbol] for symbol in bound if symbol in self._batch), 1)
         self._lengths: dict[str, int] = {}
         self.batch_dim: dict[str, int | None] = {}
@@ -229,11 +229,3 @@ def compile_stacked_rule(record: Record) -> Rule:
     if record.target is torch.ops.aten.view.default:
         return compile_rule(replace(record, target=torch.ops.aten.reshape.default))
     return compile_rule(record)
-
-
-def tolerance_of(dtype: torch.dtype) -> float:
-    """How far one operation on a stack may lie from the same alone, relative to the largest value.
-
-    Far above the rounding of batched kernels, far below what reading a neighbour would do.
-    """
-    return max(1e-3, 16 * torch.finfo(dtype).eps)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from conewise.frontends.torch.apart import ATTENTION
 from conewise.frontends.torch.fusing import Fusion, product_then_bias
+from conewise.frontends.torch.operations import ATTENTION
 from conewise.frontends.torch.records import SIZES, Program, Record, Ref
 from conewise.frontends.torch.regions import (
     WHOLE,
@@ -357,7 +357,9 @@ class Wavefront:
                 return False
             if set(own[0].part) != set(axes) or not all(isinstance(own[0].part[a], int) for a in axes):
                 return False
-        if first.view.axes[0] != "batch" or "batch" in axes:
+        dim = self.layout.batch_dim[node]
+        # Only a batch that leads its dimension is stacked where the view shows it.
+        if first.view.axes[0] != "batch" or "batch" in axes or first.view.packing[dim or 0][:1] != ("batch",):
             return False
         count = len(members)
         shown = first.view.present(rows, self.layout.sizes(count))
