@@ -276,7 +276,33 @@ def _operand_axes(wiring: Wiring, name: str, names: Sequence[str]) -> Axes | Non
     else:
         axes = one_per_dimension(("batch", *names[2:]), shape)
         rest = "head"
-    return _with_batch_split(wiring, name, axes, rest)
+    found = _with_batch_split(wiring, name, axes, rest)
+    return found if found is None or rest == "fold" else _with_fold(wiring, name, found)
+
+
+def _with_fold(wiring: Wiring, name: str, axes: Axes) -> Axes:
+    """The axes with what is folded into the batch set apart from the heads.
+
+    Where all three share a dimension, its size does not tell heads from the rest; a value that holds the
+    heads in a dimension of their own, above or below, does.
+    """
+    known = [*_axes_above(wiring, name, axes).values()]
+    known += [found for _, found in _through_layout(wiring, name, axes) if found is not None]
+    for found in known:
+        rest = _length(found, "head.rest")
+        outer = _length(found, "head")
+        if isinstance(rest, int) and outer is not None:
+            return tuple(
+                tuple(
+                    part
+                    for axis in packed
+                    for part in (
+                        (Axis("fold", outer), Axis("head", rest)) if axis.name == "head" else (axis,)
+                    )
+                )
+                for packed in axes
+            )
+    return axes
 
 
 def _with_batch_split(wiring: Wiring, name: str, axes: Axes, rest: str) -> Axes | None:
@@ -442,7 +468,7 @@ def natural_axes(wiring: Wiring, axes: Axes, natural: Sequence[str]) -> tuple[st
     return tuple(natural)
 
 
-def _length(axes: Axes | None, name: str) -> object:
+def _length(axes: Axes | None, name: str) -> Size | None:
     found = [axis.length for packed in axes or () for axis in packed if axis.name == name]
     return found[0] if found else None
 
