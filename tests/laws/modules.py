@@ -1,8 +1,8 @@
 """Random small networks whose layouts are known by construction, and what plain hooks make of them.
 
-A network is drawn from a grammar: how its inputs, blocks and outputs lie in memory, how heads are packed, what
-mixes positions and what mixes prompts. Every value of interest passes through an `nn.Identity`, a tap, so that
-hooks can change it with no graph, no site and no view: that is the oracle.
+A network is drawn from a grammar: how its inputs, blocks and outputs lie in memory, how heads are packed,
+what mixes positions and what mixes prompts. Every value of interest passes through an `nn.Identity`, a tap, so
+that hooks can change it with no graph, no site and no view: that is the oracle.
 """
 
 from __future__ import annotations
@@ -19,14 +19,31 @@ from torch.nn import functional
 VOCABULARY, WIDTH, HEADS = 17, 8, 2
 EACH = WIDTH // HEADS
 
-BOUNDARIES = ("ids", "embeddings", "sequence first", "positions given", "unbatched", "channels", "fixed length")
+BOUNDARIES = (
+    "ids",
+    "embeddings",
+    "sequence first",
+    "positions given",
+    "unbatched",
+    "channels",
+    "fixed length",
+)
 INSIDE = ("batch first", "sequence first", "flat")
 PACKINGS = ("fused", "eager", "batch·head", "head·batch", "multihead")
 MIXERS = (
     "nothing", "nothing", "nothing", "nothing", "mean of the batch", "row numbers", "attention over rows",
     "rows turned", "largest of the batch", "running mean", "positions turned",
 )  # fmt: skip
-OUTPUTS = ("logits", "logits", "vocabulary first", "pointers", "flat", "flat, positions first", "pooled", "two")
+OUTPUTS = (
+    "logits",
+    "logits",
+    "vocabulary first",
+    "pointers",
+    "flat",
+    "flat, positions first",
+    "pooled",
+    "two",
+)
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -75,7 +92,7 @@ class Choices:
 
 
 class Attention(nn.Module):
-    """Heads over positions, packed in one of the ways that are seen in the wild; taps at z and at its result."""
+    """Heads over positions, packed in one of the ways that are seen in the wild; a tap at z."""
 
     def __init__(self, choices: Choices) -> None:
         super().__init__()
@@ -92,7 +109,8 @@ class Attention(nn.Module):
             if choices.is_causal:
                 length = x.shape[1] if choices.inside == "batch first" else x.shape[0]
                 mask = torch.ones(length, length, dtype=torch.bool).triu(1)
-            return self.multihead(x, x, x, attn_mask=mask, need_weights=False)[0]  # type: ignore[no-any-return]
+            seen: Tensor = self.multihead(x, x, x, attn_mask=mask, need_weights=False)[0]
+            return seen
         turned = choices.inside == "sequence first"
         if turned:
             length, batch, _ = x.shape
@@ -374,7 +392,9 @@ def scores(choices: Choices, outputs: Mapping[str, Tensor]) -> Tensor:
 Change = Callable[[Tensor], Tensor]
 
 
-def hooked(network: Network, inputs: Mapping[str, Tensor], changes: Mapping[str, Change]) -> Mapping[str, Tensor]:
+def hooked(
+    network: Network, inputs: Mapping[str, Tensor], changes: Mapping[str, Change]
+) -> Mapping[str, Tensor]:
     """The outputs of the network itself when what its taps hand on is changed."""
     handles = [
         network.get_submodule(path).register_forward_hook(lambda _, __, out, own=change: own(out.clone()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,9 @@ class Scene:
         for _, path, pos, head in self.cells:
             given = tapped(self.network, source, path)
 
-            def change(value: Tensor, given: Tensor = given, pos: int = pos, head: int | None = head) -> Tensor:
+            def change(
+                value: Tensor, given: Tensor = given, pos: int = pos, head: int | None = head
+            ) -> Tensor:
                 index = self.index(pos, head)
                 value[index] = given[index]
                 return value
@@ -99,7 +102,7 @@ def _cells(choices: Choices, model: Model) -> Iterator[tuple[cw.Place, str, int,
         path = tap.format(layer)
         for pos in (length_of(choices) - 1, 1):
             head = layer if kind == "z" else None
-            part = {"pos": pos} | ({} if head is None else {"head": head})
+            part: dict[str, Any] = {"pos": pos} | ({} if head is None else {"head": head})
             try:
                 place = cw.site(kind, layer=layer, **part)
                 axes = model.locate(place).view.axes
@@ -107,7 +110,8 @@ def _cells(choices: Choices, model: Model) -> Iterator[tuple[cw.Place, str, int,
             except MissingSiteError:
                 own = PATHS[kind].format(layer)
                 axes = model.locate(own).view.axes
-                place = cw.site(own, **{axes[0 if choices.inside == "sequence first" else 1]: pos})
+                part = {axes[0 if choices.inside == "sequence first" else 1]: pos}
+                place = cw.site(own, **part)
                 head = None
             yield place, path, pos, head
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """`outputs`: the output nodes; `fields`: those that have a name; `read`: how metrics read them; `rates`: operations a second, measured.
+    """`outputs`: the output nodes; `fields`: those that have a name; `read`: how metrics read them.
+
+    `rates`: operations a second, measured.
 
     `keeps_apart` says of nodes, in runs of a shape, whether the rows of a batch stay apart there, `lying` how
     values lie in memory; both are found when they are asked for. `fusions` are chains that one kernel

@@ -322,7 +322,7 @@ def _budget(keep: object) -> int | None:
         return None
 
 
-def capture(module: Any, /, *args: Any, batch_dim: int | None = None, **kwargs: Any) -> Model:
+def capture(module: Any, /, *args: Any, batch_dim: Any = None, **kwargs: Any) -> Model:
     """Turn any `nn.Module` into a graph, as it computes for an example like these arguments.
 
     The batch may vary from run to run, and the number of positions too where the module allows it.

@@ -216,7 +216,9 @@ class Preparation:
         if any(edit.found.result is not None for edit in base.edits):
             return "the base patches `result`, which is no node of the graph"
         if model.batch_is_fixed:
-            return f"the batch size is fixed in this capture: {model.batch_is_fixed}"
+            known = model.program.dimensions
+            is_open = known.doubt or known.is_unbatched
+            return model.batch_is_fixed if is_open else "the batch size is fixed in this capture"
         name = self._graph.name
         for node in plan.patched:
             if layout.batch_dim.get(name(node)) is None:

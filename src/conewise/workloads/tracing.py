@@ -165,6 +165,13 @@ def causal_trace(
         if value < 1:
             raise SweepError(f"{name} is {value}; it is 1 or more.")
     tokens = clean.inputs[embedding.input]
+    layout = model.program.dimensions
+    if layout.doubt or layout.is_unbatched or model.locate(embedding.node).view.axes[0] == "pos":
+        raise SweepError(
+            f"causal tracing stacks samples along the first dimension of {embedding.input!r}, which has to be "
+            f"the batch: {layout.doubt or 'here it is positions'}. Wrap the module so that it takes "
+            "[batch, position]."
+        )
     prompts = tokens.shape[0]
     subjects = tuple(chosen(subject, tokens.shape[1], "pos", "the subject"))
     spread = _spread(model, clean, kind, window, layers, positions)

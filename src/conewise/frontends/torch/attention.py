@@ -316,10 +316,12 @@ def _with_batch_split(wiring: Wiring, name: str, axes: Axes, rest: str) -> Axes 
     placement = wiring.batch.of(name)
     packed: tuple[Axis, ...]
     if not known.batch:
-        if rest == "fold":
-            return axes
         if known.is_unbatched:
-            packed = (Axis("head", length),)
+            packed = (Axis("head", length),) if rest == "head" else ()
+            if rest == "fold" and length != 1:
+                return None
+        elif rest == "fold":
+            return axes
         else:
             heads, batch = coefficient(length)
             packed = (Axis("batch", batch), Axis("head", heads)) if heads != 1 else (Axis("batch", batch),)
@@ -459,7 +461,7 @@ def _head_view(wiring: Wiring, axes: Axes | None, heads: object) -> View | None:
 
 
 def natural_axes(wiring: Wiring, axes: Axes, natural: Sequence[str]) -> tuple[str, ...]:
-    """The axes in natural order: with what is folded into the batch behind it, and no batch where there is none."""
+    """The axes in natural order: what is folded into the batch behind it; no batch where there is none."""
     present = {axis.name for packed in axes for axis in packed}
     if "fold" in present:
         natural = ("batch", "fold", *natural[1:])

@@ -1,4 +1,4 @@
-"""What the dimensions of a program's inputs mean: along which sizes its prompts lie, along which its positions.
+"""What the dimensions of a program's inputs mean: along which its prompts lie, along which its positions.
 
 The place of a dimension does not tell. The program does: attention computes each prompt by itself and mixes
 positions, and so do recurrent layers. Sites, layouts, regions and metrics all ask here.
@@ -39,9 +39,13 @@ BATCH_FIRST = frozenset(
 RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
 
 
+FLAT = 99
+"""The depth of a size that is a dimension of no input but those of one dimension."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """A size of the inputs that may vary: its symbol, and every place where it is one."""
+    """A size of the inputs that may vary: its symbol, and every place where it is one; no symbol if fixed."""
 
     symbol: str
     places: tuple[tuple[str, int], ...]
@@ -51,7 +55,7 @@ class _Axis:
     def depth(self) -> int:
         """The outermost dimension that it is, among inputs of two dimensions or more."""
         return min(
-            (dim for (_, dim), rank in zip(self.places, self.ranks, strict=True) if rank > 1), default=9
+            (dim for (_, dim), rank in zip(self.places, self.ranks, strict=True) if rank > 1), default=FLAT
         )
 
 
@@ -59,7 +63,7 @@ def find_dimensions(
     program: Program,
     example: Mapping[str, torch.Tensor],
     module: Any,
-    batch_dim: int | None = None,
+    batch_dim: Any = None,
 ) -> Dimensions:
     """Which sizes are the batch's, and which are positions'.
 
@@ -71,21 +75,28 @@ def find_dimensions(
     axes = _axes(program)
     if batch_dim is not None:
         batch = _given(program, axes, batch_dim)
-        return _with_positions(program, axes, batch, _votes(program))
+        return _with_positions(axes, batch, _votes(program))
     votes = _votes(program)
     conventional = _conventional(program, axes)
     if conventional is None:
-        return _of_flat_inputs(program, axes, votes, example)
-    rival = _rival(program, axes, votes, conventional, example)
+        return _without_leading_size(program, axes, votes, example, module)
+    others = _beside(axes, conventional)
+    if not others or any(name.rpartition(".")[2] in BATCH_FIRST for name, _ in conventional.places):
+        return _with_positions(axes, conventional, votes)
+    ordered = _ordered(program, votes)
+    if not ordered.isdisjoint(axis.symbol for axis in (conventional, *others)):
+        first = next((axis for axis in (conventional, *others) if axis.symbol not in ordered), None)
+        return _with_positions(axes, first or conventional, votes)
+    rival = _rival(program, others, votes, conventional, example)
     if rival is None:
-        return _with_positions(program, axes, conventional, votes)
-    if _is_sequence_first(program, module, conventional, votes):
-        return _with_positions(program, axes, rival, votes)
+        return _with_positions(axes, conventional, votes)
+    if _says_sequence_first(program, module):
+        return _with_positions(axes, rival, votes)
     name, dim = conventional.places[0]
     other = dict(rival.places).get(name, rival.places[0][1])
     return Dimensions(
-        doubt=f"dimension {dim} of {name!r} is mixed and dimension {other} is not, so that either may be the "
-        f"batch. Say which with `capture(..., batch_dim={dim})` or `batch_dim={other}`"
+        doubt=f"dimension {dim} of {name!r} is mixed and dimension {other} is not, so it is not known which "
+        f"is the batch. Say it with `capture(..., batch_dim={dim})` or `batch_dim={other}`"
     )
 
 
@@ -101,7 +112,7 @@ def _axes(program: Program) -> list[_Axis]:
     ]
 
 
-def _given(program: Program, axes: Sequence[_Axis], batch_dim: int) -> _Axis | None:
+def _given(program: Program, axes: Sequence[_Axis], batch_dim: Any) -> _Axis | None:
     """The size at dimension `batch_dim` of the inputs, where one varies there."""
     ranks = [len(leaf.shape) for leaf in program.inputs]
     if (
@@ -127,42 +138,59 @@ def _votes(program: Program) -> list[AttentionSizes]:
     return list(attention_sizes(Wiring(program)))
 
 
-def _of_flat_inputs(
+def _without_leading_size(
     program: Program,
     axes: Sequence[_Axis],
     votes: Sequence[AttentionSizes],
     example: Mapping[str, torch.Tensor],
+    module: Any,
 ) -> Dimensions:
-    """No input has a leading size that varies but those of one dimension: a batch, or one prompt."""
-    flat = [axis for axis in axes if axis.depth == 9]
-    wide = any(len(leaf.shape) > 1 for leaf in program.inputs)
-    if not flat:
-        return _with_positions(program, axes, None, votes)
+    """No input of several dimensions has a leading size that varies.
+
+    Where that size is fixed and positions', another one is the batch. Inputs of one dimension are a batch, or
+    one prompt.
+    """
+    inner = [axis for axis in axes if 0 < axis.depth < FLAT]
+    apart = {symbol for vote in votes for symbol in vote.apart - vote.across}
+    batch = next((axis for axis in inner if axis.symbol in apart), None)
+    if batch is None and not votes and _says_sequence_first(program, module):
+        batch = next((axis for axis in inner if _is_apart(program, axis, example)), None)
+    if batch is not None or any(len(leaf.shape) != 1 for leaf in program.inputs):
+        return _with_positions(axes, batch, votes)
+    flat = axes or [_Axis("", tuple((leaf.name, 0) for leaf in program.inputs), (1,) * len(program.inputs))]
     mixed = {symbol for vote in votes for symbol in vote.across}
-    apart = [axis for axis in flat if axis.symbol not in mixed and _is_apart(program, axis, example)]
-    if apart and not wide:
-        return _with_positions(program, axes, apart[0], votes)
-    found = _with_positions(program, axes, None, votes)
-    positions = found.positions or frozenset(axis.symbol for axis in flat)
-    return Dimensions(positions=positions, is_unbatched=not wide)
+    alone = [axis for axis in flat if axis.symbol not in mixed and _is_apart(program, axis, example)]
+    if alone:
+        return _with_positions(axes, alone[0] if axes else None, votes)
+    found = _with_positions(axes, None, votes)
+    positions = found.positions or frozenset(axis.symbol for axis in axes)
+    return Dimensions(positions=positions, is_unbatched=True)
+
+
+def _beside(axes: Sequence[_Axis], one: _Axis) -> list[_Axis]:
+    """The other sizes of the same inputs."""
+    shared = {name for name, _ in one.places}
+    return [axis for axis in axes if axis is not one and shared & {name for name, _ in axis.places}]
+
+
+def _ordered(program: Program, votes: Sequence[AttentionSizes]) -> set[str]:
+    """The sizes along which places are told apart: by a causal mask, or by embeddings of the places."""
+    found = {symbol for vote in votes if vote.is_causal for symbol in vote.across - vote.apart}
+    wiring = Wiring(program)
+    for record in program.records:
+        if record.op in {"embedding", "sin", "cos"} and record.name not in wiring.varying:
+            found |= frozenset[str]().union(*map(symbols_in, record.shape or ()))
+    return found
 
 
 def _rival(
     program: Program,
-    axes: Sequence[_Axis],
+    others: Sequence[_Axis],
     votes: Sequence[AttentionSizes],
     conventional: _Axis,
     example: Mapping[str, torch.Tensor],
 ) -> _Axis | None:
     """Another size of the same inputs that is computed apart, where the conventional one is mixed."""
-    if any(name.rpartition(".")[2] in BATCH_FIRST for name, _ in conventional.places):
-        return None
-    shared = {name for name, _ in conventional.places}
-    others = [
-        axis for axis in axes if axis is not conventional and shared & {name for name, _ in axis.places}
-    ]
-    if not others:
-        return None
     if votes:
         score = Counter[str]()
         for vote in votes:
@@ -175,12 +203,8 @@ def _rival(
     return next((axis for axis in others if _is_apart(program, axis, example)), None)
 
 
-def _is_sequence_first(
-    program: Program, module: Any, leading: _Axis, votes: Sequence[AttentionSizes]
-) -> bool:
-    """Whether it is certain that the leading size is positions': a causal mask, or the module says so."""
-    if any(vote.is_causal and leading.symbol in vote.across for vote in votes):
-        return True
+def _says_sequence_first(program: Program, module: Any) -> bool:
+    """Whether the module itself says so: torch's layers that take a batch know whether it comes first."""
     attentions = [one for one in module.modules() if isinstance(one, torch.nn.MultiheadAttention)]
     if attentions and not any(one.batch_first for one in attentions):
         return True
@@ -194,7 +218,7 @@ def _recurrent_batch_first(record: Record) -> bool:
 
 
 def _with_positions(
-    program: Program, axes: Sequence[_Axis], batch: _Axis | None, votes: Sequence[AttentionSizes]
+    axes: Sequence[_Axis], batch: _Axis | None, votes: Sequence[AttentionSizes]
 ) -> Dimensions:
     """Positions are what attention mixes; without attention, the other leading sizes of the inputs."""
     others = [axis for axis in axes if axis is not batch]
@@ -235,12 +259,13 @@ def _others_are_equal(
     before: torch.Tensor, after: torch.Tensor, shape: tuple[Size, ...] | None, symbol: str
 ) -> bool:
     dims = [dim for dim, size in enumerate(shape or ()) if symbol in symbols_in(size)]
+    if not symbol and shape:
+        dims = [0]
     if not dims:
         return torch.equal(before, after)
     if len(dims) > 1 or before.shape != after.shape:
         return False
-    size = (shape or ())[dims[0]]
-    if not isinstance(size, sympy.Symbol):
+    if symbol and not isinstance((shape or ())[dims[0]], sympy.Symbol):
         return False
     rest = before.shape[dims[0]] - 1
     one, other = (value.narrow(dims[0], 1, rest) for value in (before, after))

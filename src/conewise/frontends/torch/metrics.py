@@ -172,12 +172,17 @@ def measured(metric: Metric, stack: Tensor) -> Tensor:
 
 
 def measured_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
-    """A function of all outputs of one world, as [1, prompt] in float64; one number stands for all."""
+    """A function of all outputs of one world, as [1, prompt] in float64; one number stands for all.
+
+    A batch of 0 prompts is one of which it is not known how many it has: then the function says.
+    """
     found = metric.compute(outputs)
     if isinstance(found, int | float):
         found = torch.tensor(found)
     if isinstance(found, torch.Tensor) and found.ndim == 0:
-        found = found.expand(batch)
+        found = found.expand(batch or 1)
+    if isinstance(found, torch.Tensor) and found.ndim == 1 and not batch:
+        batch = len(found)
     if not isinstance(found, torch.Tensor) or found.shape != (batch,):
         raise MetricError(
             f"the metric {metric.name!r} returned {_shape(found)}; expected one number, or one for each of "

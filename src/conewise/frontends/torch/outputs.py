@@ -39,8 +39,10 @@ class Outputs:
         }
 
     def prompts(self, inputs: Mapping[str, Tensor]) -> int:
-        """How many prompts a run with these inputs has."""
-        if self._known.is_unbatched or self._known.doubt:
+        """How many prompts a run with these inputs has; 0 where that is not known."""
+        if self._known.doubt:
+            return 0
+        if self._known.is_unbatched:
             return 1
         for leaf in self._program.inputs:
             for dim, size in enumerate(leaf.shape):
@@ -55,7 +57,7 @@ class Outputs:
         Raises MetricError where it is not known how they lie.
         """
         if self._known.doubt:
-            raise MetricError(f"it is not known which dimension is the batch: {self._known.doubt}.")
+            raise MetricError(f"{self._known.doubt}. A function of the module's outputs needs no batch.")
         shape = self._shapes.get(name)
         if not isinstance(value, torch.Tensor) or shape is None:
             raise MetricError(
@@ -68,7 +70,7 @@ class Outputs:
         dim, count = placement.dim, value.shape[placement.dim] // (worlds * prompts)
         outer, inner = (1, count) if is_equal(placement.outer, 1) else (count, 1)
         split = value.unflatten(dim, (worlds, outer, prompts, inner))  # type: ignore[no-untyped-call]
-        # Behind worlds and prompts: the dimensions in front, what shared theirs outside and inside, the others.
+        # Behind worlds and prompts: the dimensions in front, what shared theirs outside, inside, the others.
         stack: Tensor = split.movedim((dim, dim + 2), (0, 1))
         at = self._position(name, placement)
         stack = stack if at is None else stack.movedim(at, 2)
@@ -116,8 +118,8 @@ class Outputs:
         is_fixed = not self._known.batch
         if placement is None or (is_fixed and value.shape[0] != prompts):
             raise MetricError(
-                f"it is not known where the prompts lie in the output {name!r} of shape {tuple(value.shape)}. "
-                "Give a function of the module's outputs as the metric."
+                f"it is not known where the prompts lie in the output {name!r} of shape "
+                f"{tuple(value.shape)}. Give a function of the module's outputs as the metric."
             )
         return placement
 

@@ -27,7 +27,7 @@ from conewise.frontends.torch.sizes import Size, is_equal, quotient, symbols_in
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Dimension `dim` holds, from the outermost in: `outer` entries, ours, of which there are `size`, `inner`."""
+    """Dimension `dim` holds, from the outermost in: `outer` entries, `size` of ours, and `inner`."""
 
     dim: int
     size: Size

@@ -201,7 +201,8 @@ def _stream_view(wiring: Wiring, block: Block, node: str, natural: tuple[str, st
     if lead is None:
         return None
     axes: Axes = (*((axis,) for axis in lead), (Axis(natural[-1], shape[-1]),))
-    return view_of(regroup(axes, shape), natural_axes(wiring, axes, natural), wiring.program.sizes)
+    lying = regroup(axes, shape)
+    return view_of(lying, natural_axes(wiring, lying or (), natural), wiring.program.sizes)
 
 
 def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis, ...] | None:
