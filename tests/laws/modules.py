@@ -1,8 +1,8 @@
 """Random small networks whose layouts are known by construction, and what plain hooks make of them.
 
 A network is drawn from a grammar: how its inputs, blocks and outputs lie in memory, how heads are packed,
-what mixes positions and what mixes prompts. Every value of interest passes through an `nn.Identity`, a tap, so
-that hooks can change it with no graph, no site and no view: that is the oracle.
+what mixes positions and what mixes prompts. Every value of interest passes through an `nn.Identity`, a tap,
+so that hooks can change it with no graph, no site and no view: that is the oracle.
 """
 
 from __future__ import annotations

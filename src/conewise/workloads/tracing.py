@@ -168,7 +168,7 @@ def causal_trace(
     layout = model.program.dimensions
     if layout.doubt or layout.is_unbatched or model.locate(embedding.node).view.axes[0] == "pos":
         raise SweepError(
-            f"causal tracing stacks samples along the first dimension of {embedding.input!r}, which has to be "
+            f"causal tracing stacks samples along dimension 0 of {embedding.input!r}, which has to be "
             f"the batch: {layout.doubt or 'here it is positions'}. Wrap the module so that it takes "
             "[batch, position]."
         )
