@@ -108,7 +108,7 @@ class Attention(nn.Module):
             mask = None
             if choices.is_causal:
                 length = x.shape[1] if choices.inside == "batch first" else x.shape[0]
-                mask = torch.ones(length, length, dtype=torch.bool).triu(1)
+                mask = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
             seen: Tensor = self.multihead(x, x, x, attn_mask=mask, need_weights=False)[0]
             return seen
         turned = choices.inside == "sequence first"
@@ -144,7 +144,9 @@ class Attention(nn.Module):
     def _eager(self, q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
         scores = q @ k.transpose(-1, -2) / EACH**0.5
         if self.choices.is_causal:
-            scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
+            scores = scores.masked_fill(
+                torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1), float("-inf")
+            )
         return scores.softmax(-1) @ v
 
 
@@ -177,7 +179,7 @@ class Mixer(nn.Module):
             case "row numbers":
                 shape = [1, 1, 1]
                 shape[rows] = x.shape[rows]
-                return x + 3e-4 * torch.arange(x.shape[rows]).to(x.dtype).view(shape)
+                return x + 3e-4 * torch.arange(x.shape[rows], device=x.device).to(x.dtype).view(shape)
             case "attention over rows":
                 own = x if rows == 1 else x.transpose(0, 1)
                 seen = (own @ own.transpose(1, 2)).softmax(-1) @ own
@@ -245,7 +247,7 @@ class Network(nn.Module):
 
     def embedded(self, ids: Tensor, places: Tensor | None = None) -> Tensor:
         if places is None:
-            places = torch.arange(ids.shape[-1])
+            places = torch.arange(ids.shape[-1], device=ids.device)
         return self.embed(ids) + self.places(places)  # type: ignore[no-any-return]
 
     def finish(self, x: Tensor) -> Any:
@@ -281,7 +283,7 @@ class NamedIds(Network):
 
 class Embeddings(Network):
     def forward(self, x: Tensor) -> Any:
-        return self.finish(self.stream(x + self.places(torch.arange(x.shape[1]))))
+        return self.finish(self.stream(x + self.places(torch.arange(x.shape[1], device=x.device))))
 
 
 class SequenceFirst(Network):
@@ -311,7 +313,7 @@ class Channels(Network):
     def forward(self, x: Tensor) -> Any:
         batch, channels, _ = x.shape
         patches = self.patch(x.reshape(batch * channels, -1, 3))
-        seen = self.stream(patches + self.places(torch.arange(patches.shape[1])))
+        seen = self.stream(patches + self.places(torch.arange(patches.shape[1], device=x.device)))
         return self.finish(seen.reshape(batch, -1, WIDTH))
 
 
