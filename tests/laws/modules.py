@@ -147,7 +147,8 @@ class Attention(nn.Module):
             scores = scores.masked_fill(
                 torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1), float("-inf")
             )
-        return scores.softmax(-1) @ v
+        seen: Tensor = scores.softmax(-1) @ v
+        return seen
 
 
 class Mlp(nn.Module):
