@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.errors import WeightsChangedError
+from conewise.errors import InexactCaptureWarning, WeightsChangedError
 from conewise.frontends.torch import bits as reading
 from conewise.workloads.model import Model
 from conewise.workloads.sweep import Sweep
@@ -513,7 +513,8 @@ def test_bits_are_read_in_inference_mode_and_out_of_it(monkeypatch: pytest.Monke
 def test_weights_without_memory_have_no_bits() -> None:
     with torch.device("meta"):
         module = nn.Linear(2, 2)
-    model = cw.capture(module, torch.zeros(2, 2, device="meta"))
+    with pytest.warns(InexactCaptureWarning, match="no values on the meta device"):
+        model = cw.capture(module, torch.zeros(2, 2, device="meta"))
     assert set(model.weights.whole_contents().whole) == {0}
     run = model.run(torch.zeros(2, 2, device="meta"))
     assert run.outputs.shape == (2, 2)
