@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from conewise.experiments import drift, e4, e5, e7, e9, locality, skips
+from conewise.experiments import drift, e4, e5, e7, e9, growth, locality, skips
 from conewise.experiments.clock import Size
 from conewise.experiments.result import Result
 
@@ -23,5 +23,7 @@ def quick(name: str) -> Result:
         return drift.run(mutations=1000, graph_sizes=(400, 1000))
     if name == "e9":
         return e9.run(sizes=[SMALL])
+    if name == "growth":
+        return growth.run(steps=8)
     assert name == "skips"
     return skips.run(layers=24, periods=(4, 12, 24))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from conewise.errors import UnknownExperimentError
 from conewise.experiments.result import Progress, Result, silent
 
-NAMES = ("locality", "e4", "e5", "e7", "drift", "e9", "skips")
+NAMES = ("locality", "e4", "e5", "e7", "drift", "e9", "skips", "growth")
 
 
 def choose(asked: Sequence[str]) -> tuple[str, ...]:

@@ -333,6 +333,50 @@ def _skips(result: Result) -> go.Figure:
     return drawn
 
 
+def _growth(result: Result) -> go.Figure:
+    titles = ("loss", "nodes recomputed by a step")
+    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
+    for name, label, colour in (("grown", "grown", BLUE), ("plain", "not grown", ORANGE)):
+        losses = result.series[name]
+        drawn.add_scatter(
+            x=list(range(1, len(losses) + 1)),
+            y=losses,
+            mode="lines",
+            line={"color": colour},
+            name=label,
+            col=1,
+            row=1,
+        )
+    steps = [row for row in result.rows if row.detail]
+    at = [row.facts["step"] for row in steps]
+    drawn.add_scatter(
+        x=at,
+        y=[plain(row.predicted) for row in steps],
+        mode="lines",
+        line={"color": GREY, "shape": "hv"},
+        name="predicted",
+        col=2,
+        row=1,
+    )
+    drawn.add_scatter(
+        x=at,
+        y=_measured(steps),
+        mode="markers",
+        marker={"color": GREEN, "size": 4},
+        name="measured",
+        col=2,
+        row=1,
+    )
+    for column in (1, 2):
+        for place in result.series["grown_at"]:
+            drawn.add_vline(x=place + 0.5, line={"color": PINK, "dash": "dot"}, col=column, row=1)
+    drawn.add_scatter(x=[None], y=[None], mode="lines", line={"color": PINK, "dash": "dot"}, name="a graft")
+    drawn.update_xaxes(title="steps")
+    drawn.update_yaxes(title="mean squared error, log scale", type="log", col=1)
+    drawn.update_yaxes(title="nodes", rangemode="tozero", col=2)
+    return drawn
+
+
 _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "locality": _locality,
     "e4": _e4,
@@ -341,6 +385,7 @@ _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "drift": _drift,
     "e9": _e9,
     "skips": _skips,
+    "growth": _growth,
 }
 
 
