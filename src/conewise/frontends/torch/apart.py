@@ -21,7 +21,7 @@ from conewise.frontends.torch.operations import (
     SUMS,
     VIEWS,
 )
-from conewise.frontends.torch.placements import Placements
+from conewise.frontends.torch.placements import placements_of
 from conewise.frontends.torch.records import SIZES, Record, Ref, SizeRef
 from conewise.frontends.torch.sizes import Size, symbols_in
 from conewise.frontends.torch.stacking import Layout
@@ -50,7 +50,7 @@ class Apart:
         self._shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
         self._weights = {source.name: source.value.dim() for source in program.sources}
         self._symbols = symbols
-        self._placements = Placements(program, symbols)
+        self._placements = placements_of(program, symbols)
         self._known: dict[str, bool] = {}
 
     def known(self, name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from conewise.errors import MetricError
-from conewise.frontends.torch.placements import Placement, Placements
+from conewise.frontends.torch.placements import Placement, placements_of
 from conewise.frontends.torch.records import Program
 from conewise.frontends.torch.sizes import Size, is_equal, symbols_in
 
@@ -27,8 +27,8 @@ class Outputs:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._known = program.dimensions
-        self._batch = Placements(program, self._known.batch)
-        self._pos = Placements(program, self._known.positions)
+        self._batch = placements_of(program, self._known.batch)
+        self._pos = placements_of(program, self._known.positions)
         self._shapes: dict[str, tuple[Size, ...] | None] = {leaf.name: leaf.shape for leaf in program.inputs}
         self._shapes |= {record.name: record.shape for record in program.records}
         self._fixed_lengths = {

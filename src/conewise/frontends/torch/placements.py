@@ -7,6 +7,7 @@ from operation to operation, and where an operation is not known, the order is n
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,6 +150,18 @@ class Placements:
         outer = quotient(front, _product(record.shape[:dim]))
         inner = None if outer is None else quotient(record.shape[dim], outer * placement.size)
         return None if outer is None or inner is None else Placement(dim, placement.size, outer, inner)
+
+
+_FOUND: weakref.WeakKeyDictionary[Program, dict[frozenset[str], Placements]] = weakref.WeakKeyDictionary()
+
+
+def placements_of(program: Program, symbols: Set[str]) -> Placements:
+    """The placements of one role in a program, found at the first call."""
+    known = _FOUND.setdefault(program, {})
+    role = frozenset(symbols)
+    if role not in known:
+        known[role] = Placements(program, role)
+    return known[role]
 
 
 def _product(sizes: Sequence[Any]) -> Size:

@@ -137,7 +137,7 @@ class Dimensions:
     doubt: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """A module's forward pass, functional: no record writes to a value it did not make.
 

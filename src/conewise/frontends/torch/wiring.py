@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
-from conewise.frontends.torch.placements import Placements
+from conewise.frontends.torch.placements import Placements, placements_of
 from conewise.frontends.torch.records import ModuleCall, Program, Record, Ref
 from conewise.frontends.torch.sizes import Size
 
@@ -145,10 +145,10 @@ class Wiring:
         """The records that were made under one call of a module; all of them for the root."""
         return frozenset(self.records) if not call.path else self._by_call.get(call, frozenset())
 
-    @cached_property
+    @property
     def batch(self) -> Placements:
         """Where the batch lies in each value."""
-        return Placements(self.program, self.program.dimensions.batch)
+        return placements_of(self.program, self.program.dimensions.batch)
 
     @cached_property
     def _by_call(self) -> dict[ModuleCall, frozenset[str]]:
