@@ -8,6 +8,7 @@ import logging
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -385,7 +386,52 @@ def test_a_conversion_that_is_killed_midway_is_made_anew(own_cache: Path, tmp_pa
     assert_same_weights(load(path).module, original)
     [entry] = entries(own_cache)
     assert entry.suffix != ".partial"
-    assert cache.is_whole(entry)
+    assert cache.flaw(entry) is None
+
+
+def flipped(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def emptied(path: Path) -> None:
+    """Let the record of the file's folder list nothing."""
+    (path.parent / cache.RECORD).write_text("{}")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json", cache.RECORD])
+@pytest.mark.parametrize(
+    "damage",
+    [flipped, emptied, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])],
+    ids=["flipped", "emptied", "missing", "short"],
+)
+def test_a_damaged_entry_is_found_out(
+    damage: Callable[[Path], Any], file: str, own_cache: Path, tmp_path: Path
+) -> None:
+    def make(folder: Path) -> None:
+        for name in ("model.safetensors", "config.json", "tokenizer.json"):
+            (folder / name).write_bytes(b"a file of some length")
+
+    said: list[str] = []
+    entry = cache.cached("one", make, said.append)
+    assert cache.cached("one", make, said.append) == entry
+    assert said == []
+    damage(entry / file)
+    assert cache.flaw(entry) is not None
+    assert cache.cached("one", make, said.append) == entry
+    assert cache.flaw(entry) is None
+    assert len(said) == 1
+    assert said[0].startswith("the model in the cache is damaged (")
+
+
+def test_what_was_added_to_an_entry_is_found_out(own_cache: Path) -> None:
+    entry = cache.cached("one", lambda folder: (folder / "a").write_text("a") and None, lambda _: None)
+    (entry / ".DS_Store").touch()
+    assert cache.flaw(entry) is None
+    (entry / "added_tokens.json").touch()
+    assert cache.flaw(entry) == "added_tokens.json is missing, or was added"
 
 
 def test_a_damaged_entry_is_made_anew(own_cache: Path, tmp_path: Path) -> None:
@@ -393,11 +439,15 @@ def test_a_damaged_entry_is_made_anew(own_cache: Path, tmp_path: Path) -> None:
     path = write_gguf(original, tmp_path / "small.gguf")
     load(path)
     [entry] = entries(own_cache)
-    weights = entry / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
+    flipped(entry / "model.safetensors")
+    said: list[str] = []
 
-    assert_same_weights(load(path).module, original)
-    assert cache.is_whole(entry)
+    assert_same_weights(load(path, progress=said.append).module, original)
+    assert cache.flaw(entry) is None
+    assert said[0] == (
+        "the model in the cache is damaged (model.safetensors does not have the checksum that it was written "
+        "with): it is made anew"
+    )
 
 
 def test_of_two_processes_one_converts_and_the_other_waits(own_cache: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from conewise.frontends.torch.quiet import quiet
 MAGIC = b"GGUF"
 
 # Raised when the way a file is converted changes, so that older conversions are made anew.
-_CONVERSION = 1
+_CONVERSION = 2
 
 # The packages that read GGUF files, and the extra of conewise that has them.
 _NEEDED = ("gguf", "accelerate")
