@@ -28,6 +28,7 @@
     ├── SweepError             a sweep that cannot be planned, run or resumed as asked
     ├── LoadError              a model that cannot be loaded
     ├── PromptError            prompts that cannot be read, or asked of a model
+    ├── OutOfMemoryError       something that takes more memory than there is
     ├── TheoryError            a question that the closed forms have no answer to
     └── UnknownExperimentError a name that no experiment has
 
@@ -37,6 +38,7 @@ Each message says what was found, what was expected, and what to do.
 from __future__ import annotations
 
 import difflib
+import errno
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
@@ -256,6 +258,18 @@ class PromptError(ConewiseError):
     """Prompts and answers that cannot be read, or that cannot be asked of this model as they are."""
 
 
+class OutOfMemoryError(ConewiseError):
+    """Something that takes more memory than there is, or than this process may have."""
+
+    def __init__(self, doing: str, cause: BaseException) -> None:
+        said = (str(cause).strip().splitlines() or [""])[0]
+        super().__init__(
+            f"there is not enough memory for {doing} ({type(cause).__name__}{f': {said}' if said else ''}). "
+            "Close other programs, or raise the limit of this one (`ulimit -v`); load the model in another dtype "
+            '(`dtype="bfloat16"` takes half); sweep fewer prompts at a time, or with a smaller `max_memory`.'
+        )
+
+
 class TheoryError(ConewiseError, ValueError):
     """A question that the closed forms have no answer to."""
 
@@ -277,6 +291,19 @@ def nearest_names(name: str, known: Collection[str]) -> tuple[str, ...]:
         similar = (other for other in known if abs(len(other) - len(name)) <= 1)
         known = list(itertools.islice(similar, 20_000))
     return tuple(difflib.get_close_matches(name, known, n=3, cutoff=0.5))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, in whichever of their ways the libraries say so."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    said = str(error).lower()
+    return isinstance(error, OSError | RuntimeError | ImportError) and any(
+        words in said
+        for words in ("can't allocate memory", "cannot allocate memory", "failed to map segment", "bad_alloc")
+    )
 
 
 def describe(value: object) -> str:

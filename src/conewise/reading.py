@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,36 @@ def parse_json(text: str) -> Any:
 def read_json(path: Path) -> Any:
     """The value of a JSON file in UTF-8. Raises OSError where it cannot be read, else as `parse_json`."""
     return parse_json(path.read_text(encoding="utf-8"))
+
+
+def read_bounded(path: Path, most: int) -> bytes | None:
+    """The bytes of a file, or of what is no file (a pipe, a device); None where there are more than `most`.
+
+    Raises OSError where it cannot be read, or is nothing that could be.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except ValueError as error:  # a name with a zero byte in it
+        raise OSError(22, str(error)) from None
+    return data if len(data) <= most else None
+
+
+def as_path(given: str | Path) -> Path:
+    """A path as people write it: `~` is their home; that of a person who is not known stays as it is."""
+    path = Path(given)
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def is_there(path: Path, kind: Callable[[Path], bool]) -> bool:
+    """Whether `path` is of a kind, as `Path.is_dir`; it is not where it cannot be looked at, or cannot be."""
+    try:
+        return kind(path)
+    except (OSError, ValueError):  # a name that is too long, a folder that is not ours, a zero byte
+        return False
 
 
 def lone_surrogate(text: str) -> str | None:

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from conewise.errors import SweepError
-from conewise.workloads.story import Story, ToldPair, told_tokens
+from conewise.workloads.story import Story, ToldPair
+from conewise.workloads.tokenizing import told_tokens
 
 PAIR = ToldPair(
     "Ann gave Bob", "Bob gave Bob", ("Ann", " gave", " Bob"), ("Bob", " gave", " Bob"), (" it",), (" him",)

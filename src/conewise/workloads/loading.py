@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 from conewise.errors import SweepError
 from conewise.frontends.torch.load import KNOWN, Loaded
 from conewise.frontends.torch.load import load as load_model
+from conewise.reading import as_path, is_there
 from conewise.workloads.archive import is_result, load_result
 from conewise.workloads.result import Result
 
@@ -23,8 +24,8 @@ def load(name: str | Path, **how: Any) -> Loaded | Result:
     `conewise.frontends.torch.load.load`; a result is loaded as it is. Where a type checker should know which
     of the two it is, call that function, or `conewise.workloads.archive.load_result`.
     """
-    folder = Path(name).expanduser()
-    if str(name) in KNOWN or not folder.is_dir() or not is_result(folder):
+    folder = as_path(name)
+    if str(name) in KNOWN or not is_there(folder, Path.is_dir) or not is_result(folder):
         return load_model(name, **how)
     if how:
         raise SweepError(

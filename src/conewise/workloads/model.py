@@ -16,6 +16,7 @@ from conewise.frontends.torch.bits import Weights
 from conewise.frontends.torch.build import build_graph, run_sources
 from conewise.frontends.torch.export import export
 from conewise.frontends.torch.fidelity import compare
+from conewise.frontends.torch.foreign import within_memory
 from conewise.frontends.torch.records import SIZES, Program
 from conewise.frontends.torch.result import AXES as RESULT_AXES
 from conewise.frontends.torch.result import HeadResult
@@ -154,6 +155,7 @@ class Model:
         view.index(place.part)
         return Located(site, view, place.part)
 
+    @within_memory("this run")
     def run(self, /, *args: Any, keep: Iterable[PlaceLike] | str | int | None = None, **kwargs: Any) -> Run:
         """The baseline for one input: the module's outputs, and every site's value.
 
@@ -250,6 +252,7 @@ class Model:
 
         return Sweep(self, sites, base=base, source=source, metric=metric, precision=precision)
 
+    @within_memory("verifying this model")
     def verify(self, *, seed: int = 0, samples: int = 3) -> Verification:
         """Check the graph against the module itself, on random inputs; see `Verification`."""
         return verify(self, seed=seed, samples=samples)
@@ -322,6 +325,7 @@ def _budget(keep: object) -> int | None:
         return None
 
 
+@within_memory("capturing this module")
 def capture(module: Any, /, *args: Any, batch_dim: Any = None, **kwargs: Any) -> Model:
     """Turn any `nn.Module` into a graph, as it computes for an example like these arguments.
 

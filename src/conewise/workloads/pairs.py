@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from conewise.errors import PromptError, nearest_names
+from conewise.reading import as_path, parse_json, read_bounded
 from conewise.workloads.files import write_whole
 
 FIELDS = ("clean", "corrupted", "answers", "wrong_answers")
 ALIASES = {"corrupt": "corrupted"}
 """Other names of fields that prompt files of the field have."""
+
+MOST = 256 * 2**20
+"""Bytes of the largest file of prompts that is read."""
 
 BETWEEN = "|"
 """What stands between the answers in a CSV file."""
@@ -49,15 +53,21 @@ def read_pairs(path: str | Path) -> list[Pair]:
     the same names as a header, and several answers separated by `|`. `answers` and `wrong_answers` may be
     missing; other fields are not read. Raises PromptError, which names the file, the row and the field.
     """
-    path = Path(path).expanduser()
+    path = as_path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        data = read_bounded(path, MOST)
+        text = None if data is None else data.decode("utf-8-sig")
     except OSError as error:
         raise PromptError(f"the prompts {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise PromptError(
             f"the prompts {path} are not UTF-8 text ({error.reason} at byte {error.start}). Save them so."
         ) from None
+    if text is None:
+        raise PromptError(
+            f"the prompts {path} are more than {MOST:,} bytes, too many for one sweep. Split them into "
+            "several files."
+        )
     rows = list(_csv_rows(path, text) if path.suffix.lower() == ".csv" else _json_rows(path, text))
     if not rows:
         raise PromptError(f"{path} holds no prompts. Expected, for one: {_EXAMPLE}")
@@ -78,6 +88,11 @@ def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> Path:
         raise PromptError(f"{path}: prompts are written as .json, .jsonl or .csv, not as {suffix or 'that'}.")
     try:
         write_whole(path, text.encode())
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"the prompts cannot be written to {path}: they hold half of a surrogate pair, "
+            f"{error.object[error.start]!r}, which is no character."
+        ) from None
     except OSError as error:
         raise PromptError(f"the prompts cannot be written to {path}: {error.strerror}.") from None
     return path
@@ -91,12 +106,14 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         yield from _lines(path, text)
         return
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and error.lineno > 1:
             yield from _lines(path, text)
             return
         raise _not_json(path, error) from None
+    except ValueError as error:
+        raise _unusable(str(path), error) from None
     if isinstance(found, Mapping) and "prompts" in found:
         found = found["prompts"]
     if not isinstance(found, list):
@@ -112,9 +129,11 @@ def _lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                yield f"{path}, line {number}", json.loads(line)
+                yield f"{path}, line {number}", parse_json(line)
             except json.JSONDecodeError as error:
                 raise _not_json(path, error, number) from None
+            except ValueError as error:
+                raise _unusable(f"{path}, line {number}", error) from None
 
 
 def _not_json(path: Path, error: json.JSONDecodeError, line: int | None = None) -> PromptError:
@@ -122,6 +141,10 @@ def _not_json(path: Path, error: json.JSONDecodeError, line: int | None = None) 
         f"{path} is not JSON: {error.msg}, line {line or error.lineno}, column {error.colno}. Prompts are "
         "read from JSON, from JSON lines (.jsonl) and from CSV (.csv)."
     )
+
+
+def _unusable(where: str, error: ValueError) -> PromptError:
+    return PromptError(f"{where} cannot be used: {error}. Expected, for one: {_EXAMPLE}")
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,8 @@ from conewise.frontends.torch.answers import answer_diff, answer_prob, token_row
 from conewise.frontends.torch.metrics import Metric, kl_to
 from conewise.frontends.torch.tensors import Tensor
 from conewise.workloads.pairs import Pair, read_pairs, write_pairs
-from conewise.workloads.story import ToldPair, told_tokens
+from conewise.workloads.story import ToldPair
+from conewise.workloads.tokenizing import token_ids, told_tokens, unknown_token
 
 __all__ = ["METRICS", "Asked", "Pair", "Tokens", "asked", "read_pairs", "write_pairs"]
 
@@ -164,11 +165,11 @@ class _Reader:
 
     def __init__(self, tokenizer: Any, as_written: bool) -> None:
         self._tokenizer, self._as_written = tokenizer, as_written
-        self._unknown: int | None = getattr(tokenizer, "unk_token_id", None)
+        self._unknown = unknown_token(tokenizer)
         self.notes: list[str] = []
 
     def prompt(self, text: str, where: str) -> Tokens:
-        tokens = tuple(self._tokenizer(text)["input_ids"])
+        tokens = token_ids(self._tokenizer, text)
         if not tokens:
             raise PromptError(f"{where}: {text!r} has no tokens.")
         if self._unknown in tokens:
@@ -212,7 +213,7 @@ class _Reader:
         )
 
     def _bare(self, text: str) -> Tokens:
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+        return token_ids(self._tokenizer, text, add_special_tokens=False) if text else ()
 
     def _is_one(self, tokens: Tokens) -> bool:
         return len(tokens) == 1 and tokens[0] != self._unknown

@@ -7,7 +7,7 @@ them is changed and where the values come from, the metric in words, the command
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -112,15 +112,6 @@ class Story:
             return cls(prompts=prompts, **given)
         except (TypeError, ValueError, AttributeError) as error:
             raise SweepError(f"this is not the story of a sweep: {error}.") from None
-
-
-def told_tokens(tokenizer: Any, ids: Iterable[int]) -> tuple[str, ...]:
-    """Each token as text. What is no whole character by itself is shown as the tokenizer writes it."""
-    shown = []
-    for number in ids:
-        text = tokenizer.decode([number])
-        shown.append(text if text and "\ufffd" not in text else str(tokenizer.convert_ids_to_tokens(number)))
-    return tuple(shown)
 
 
 def _known(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:

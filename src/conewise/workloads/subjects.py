@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conewise.errors import PromptError
-from conewise.workloads.story import told_tokens
+from conewise.workloads.tokenizing import token_ids, token_spans, told_tokens
 
 
 def subject_positions(prompt: str, subject: str, tokenizer: Any) -> tuple[int, ...]:
@@ -32,10 +32,9 @@ def subject_positions(prompt: str, subject: str, tokenizer: Any) -> tuple[int, .
 def _spans(prompt: str, tokenizer: Any) -> list[tuple[int, int]]:
     """Where each token begins and ends in the prompt; one that was added has no length."""
     if getattr(tokenizer, "is_fast", False):
-        offsets = tokenizer(prompt, return_offsets_mapping=True)["offset_mapping"]
-        return [_shrunk(prompt, begin, end) for begin, end in offsets]
+        return [_shrunk(prompt, begin, end) for begin, end in token_spans(tokenizer, prompt)]
     spans, at = [], 0
-    for text in told_tokens(tokenizer, tokenizer(prompt)["input_ids"]):
+    for text in told_tokens(tokenizer, token_ids(tokenizer, prompt)):
         begin = prompt.find(text.strip(), at) if text.strip() else -1
         at = begin + len(text.strip()) if begin >= 0 else at
         spans.append((begin, at) if begin >= 0 else (at, at))

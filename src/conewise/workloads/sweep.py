@@ -15,6 +15,7 @@ from conewise.frontends.torch.bits import Contents, Sums
 from conewise.frontends.torch.costs import versions
 from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
+from conewise.frontends.torch.foreign import within_memory
 from conewise.frontends.torch.identity import identity
 from conewise.frontends.torch.metrics import Metric, as_metric, measured, measured_whole
 from conewise.frontends.torch.precision import expect_precision
@@ -71,6 +72,7 @@ class Sweep:
     """
 
     @_unreported()
+    @within_memory("the baseline of this sweep")
     def __init__(
         self,
         model: Model,
@@ -181,6 +183,7 @@ class Sweep:
     # -- plan --------------------------------------------------------------------------------
 
     @_unreported()
+    @within_memory("planning this sweep")
     def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
         """What the sweep will compute, and at what cost; nothing of it is computed.
 
@@ -204,6 +207,7 @@ class Sweep:
     # -- run ---------------------------------------------------------------------------------
 
     @_unreported()
+    @within_memory("this sweep")
     def run(
         self,
         *,

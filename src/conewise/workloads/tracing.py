@@ -41,6 +41,9 @@ from conewise.workloads.sweep import Sweep
 DEVIATIONS = 3.0
 """How strong noise="auto" is, in standard deviations of the embeddings: that of Meng et al., 2022."""
 
+MOST_SAMPLES = 1_000_000
+"""More samples of the noise than that take more memory than there is, for the shortest prompt."""
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -164,6 +167,8 @@ def causal_trace(
     for name, value in (("samples", samples), ("window", window), ("together", together or 1)):
         if value < 1:
             raise SweepError(f"{name} is {value}; it is 1 or more.")
+    if samples > MOST_SAMPLES:
+        raise SweepError(f"samples is {samples}; it is {MOST_SAMPLES:,} or fewer.")
     tokens = clean.inputs[embedding.input]
     layout = model.program.dimensions
     if layout.doubt or layout.is_unbatched or model.locate(embedding.node).view.axes[0] == "pos":
@@ -265,8 +270,8 @@ def _spread(model: Model, clean: Run, kind: str, window: int, layers: Choice, po
     cells = []
     for layer, pos in itertools.product(picked, along):
         part = MappingProxyType({"pos": pos})
-        near = range(layer - window // 2, layer - (-window // 2))
-        places = tuple(Place(kind, one, part=part) for one in near if one in known)
+        near = [one for one in known if layer - window // 2 <= one < layer - (-window // 2)]
+        places = tuple(Place(kind, one, part=part) for one in near)
         cells.append(Cell(places, 0, MappingProxyType({"layer": layer, "pos": pos})))
     return Spread(kind, ("layer", "pos"), (tuple(picked), tuple(along)), tuple(cells))
 

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from conewise.errors import LoadError
 from conewise.frontends.torch.foreign import told
-from conewise.reading import read_json
+from conewise.reading import as_path, read_json
 
 # Written last into an entry: the checksum of each of its files.
 RECORD = "complete.json"
@@ -28,10 +28,16 @@ RECORD = "complete.json"
 def cache_folder() -> Path:
     """`$CONEWISE_CACHE`, or `$XDG_CACHE_HOME/conewise`, or `~/.cache/conewise`."""
     if own := os.environ.get("CONEWISE_CACHE"):
-        return Path(own).expanduser()
+        return as_path(own)
     if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "conewise"
-    return Path.home() / ".cache" / "conewise"
+        return as_path(shared) / "conewise"
+    try:
+        return Path.home() / ".cache" / "conewise"
+    except RuntimeError:
+        raise LoadError(
+            "this user has no home folder, so there is none for the cache. Name one in the environment "
+            "variable CONEWISE_CACHE."
+        ) from None
 
 
 def cached(key: str, make: Callable[[Path], None], progress: Callable[[str], None]) -> Path:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from conewise.errors import ConewiseError
+from conewise.errors import ConewiseError, OutOfMemoryError, is_out_of_memory
 
 
 @contextmanager
-def told_as(tell: Callable[[BaseException], ConewiseError]) -> Iterator[None]:
-    """Raise `tell(error)` for what fails in the block.
+def told_as(tell: Callable[[BaseException], ConewiseError], *, doing: str | None = None) -> Iterator[None]:
+    """Raise `tell(error)` for what fails in the block; OutOfMemoryError for want of memory for `doing` it.
 
     transformers, tokenizers, safetensors and torch raise over bad files what comes up: errors of two dozen
     classes, bare `Exception`s, and the panics of Rust, which are not even `Exception`s. Our own errors, and
@@ -21,11 +21,29 @@ def told_as(tell: Callable[[BaseException], ConewiseError]) -> Iterator[None]:
     except ConewiseError:
         raise
     except Exception as error:
+        if doing is not None and is_out_of_memory(error):
+            raise OutOfMemoryError(doing, error) from error
         raise tell(error) from error
     except BaseException as error:
         if not is_panic(error):
             raise
         raise tell(error) from error
+
+
+@contextmanager
+def within_memory(doing: str) -> Iterator[None]:
+    """Raise OutOfMemoryError where memory runs out in the block, with the notes that were left on the way."""
+    try:
+        yield
+    except ConewiseError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        short = OutOfMemoryError(doing, error)
+        for note in getattr(error, "__notes__", ()):
+            short.add_note(note)
+        raise short from error
 
 
 def is_panic(error: BaseException) -> bool:

@@ -23,6 +23,8 @@ from tokenizers import pre_tokenizers
 
 from conewise.errors import LoadError
 from conewise.frontends.torch.cache import cached
+from conewise.frontends.torch.configs import bounded, check_counts
+from conewise.frontends.torch.foreign import told, told_as
 from conewise.frontends.torch.quiet import quiet
 
 MAGIC = b"GGUF"
@@ -38,9 +40,6 @@ _EXTRA = "pip install 'conewise[smollm2]'"
 # GPT-2's; these also split numbers into digits. It shows where whitespace meets a digit.
 _SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 _LIKE_GPT2 = {"gpt-2", "gpt2", "phi-2", "mpt", "olmo", "olmo2", "jais"}
-
-# What is raised over bytes that do not mean what they should.
-_DAMAGE = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def read_header(path: Path) -> Header:
     # Not at the top: it belongs to the extra.
     from gguf import GGUFReader  # noqa: PLC0415
 
-    try:
+    with told_as(lambda error: _damaged(path, error)):
         reader = GGUFReader(path)
         settings = {key: field.contents() for key, field in reader.fields.items() if len(field.data) == 1}
         storage = Counter(tensor.tensor_type.name for tensor in reader.tensors)
@@ -111,16 +110,14 @@ def read_header(path: Path) -> Header:
             " and ".join(n for n, _ in storage.most_common(2)),
         )
         _ = header.architecture
-    except _DAMAGE as error:
-        raise LoadError(_damaged(path, error)) from error
     return header
 
 
-def _damaged(path: Path, error: BaseException) -> str:
+def _damaged(path: Path, error: BaseException) -> LoadError:
     size = path.stat().st_size
-    return (
-        f"{path} begins as a GGUF file, but cannot be read as one ({type(error).__name__}: {error}). "
-        f"It has {size:,} bytes; it may be cut short or damaged. Fetch or write it again."
+    return LoadError(
+        f"{path} begins as a GGUF file, but cannot be read as one ({told(error)}). It has {size:,} bytes; it "
+        "may be cut short or damaged. Fetch or write it again."
     )
 
 
@@ -130,7 +127,7 @@ def _convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
     header = read_header(path)
     config = _config(path, header)
     progress(f"dequantising {len(header.tensors)} tensors ({header.storage}) to float32")
-    module = _module(path, config)
+    module = _module(path, config, len(header.tensors))
     progress("building the tokenizer")
     tokenizer = _tokenizer(path, header)
     progress("writing the converted model to the cache")
@@ -143,15 +140,16 @@ def _convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
 
 
 def _config(path: Path, header: Header) -> Any:
-    try:
-        with quiet():
-            config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    except _DAMAGE as error:
-        raise LoadError(
+    def tell(error: BaseException) -> LoadError:
+        return LoadError(
             f"{path} holds a model of the architecture {header.architecture!r}, which transformers "
-            f"{transformers.__version__} cannot read from GGUF ({error}). Load the model from a Hugging "
-            "Face folder with safetensors instead."
-        ) from error
+            f"{transformers.__version__} cannot read from GGUF ({told(error)}). Load the model from a "
+            "Hugging Face folder with safetensors instead."
+        )
+
+    with told_as(tell), quiet():
+        config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        check_counts(str(path), config, len(header.tensors))
     _check_rope(path, header, config)
     return config
 
@@ -169,20 +167,18 @@ def _check_rope(path: Path, header: Header, config: Any) -> None:
         )
 
 
-def _module(path: Path, config: Any) -> Any:
+def _module(path: Path, config: Any, tensors: int) -> Any:
     # Its return type does not know of `output_loading_info`.
     auto: Any = transformers.AutoModelForCausalLM
     options: dict[str, Any] = {"gguf_file": path.name, "config": config, "dtype": torch.float32}
     if hasattr(transformers, "GgufConfig"):
         # Else it may keep the weights packed, where it has kernels for that.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    try:
-        with quiet():
-            module, report = auto.from_pretrained(path.parent, output_loading_info=True, **options)
-    except _DAMAGE as error:
-        raise LoadError(_damaged(path, error)) from error
-    check_complete(str(path), report)
-    return _unquantised(module)
+    converting = told_as(lambda error: _damaged(path, error), doing=f"the weights of {path}")
+    with converting, quiet(), bounded(str(path), tensors):
+        module, report = auto.from_pretrained(path.parent, output_loading_info=True, **options)
+        check_complete(str(path), report)
+        return _unquantised(module)
 
 
 def check_complete(name: str, report: dict[str, Any]) -> None:
@@ -207,36 +203,39 @@ def _unquantised(module: Any) -> Any:
 
 
 def _tokenizer(path: Path, header: Header) -> Any:
-    try:
-        with quiet():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                path.parent, gguf_file=path.name, add_bos_token=header.begins_with_bos
-            )
-    except _DAMAGE as error:
-        raise LoadError(
-            f"the tokenizer in {path} cannot be read ({type(error).__name__}: {error}). Load the model from "
-            "a Hugging Face folder with safetensors and tokenizer files instead."
-        ) from error
-    length = header.settings.get(f"{header.architecture}.context_length")
-    if length is not None:
-        tokenizer.model_max_length = int(length)
-    _split_as_trained(tokenizer, header)
-    return tokenizer
-
-
-def _split_as_trained(tokenizer: Any, header: Header) -> None:
-    """Split text before BPE as the file says, where transformers splits as GPT-2 does."""
-    backend = tokenizer.backend_tokenizer
-    rule = header.settings.get("tokenizer.ggml.pre", "gpt-2")
-    if header.settings.get("tokenizer.ggml.model") != "gpt2" or rule in _LIKE_GPT2:
-        return
-    if rule in _SINGLE_DIGITS:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    def tell(error: BaseException) -> LoadError:
+        return LoadError(
+            f"the tokenizer in {path} cannot be read ({told(error)}). Load the model from a Hugging Face "
+            "folder with safetensors and tokenizer files instead."
         )
-    elif isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+
+    with told_as(tell, doing=f"the tokenizer of {path}"), quiet():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            path.parent, gguf_file=path.name, add_bos_token=header.begins_with_bos
+        )
+        length = header.settings.get(f"{header.architecture}.context_length")
+        if length is not None:
+            tokenizer.model_max_length = int(length)
+        is_known = _split_as_trained(tokenizer, header)
+    if not is_known:
+        rule = header.settings.get("tokenizer.ggml.pre")
         warnings.warn(
             f"the file splits text by the rule {rule!r}, which is not known here: it is split as GPT-2 "
             "does. Compare the tokens with those of the original tokenizer.",
             stacklevel=2,
         )
+    return tokenizer
+
+
+def _split_as_trained(tokenizer: Any, header: Header) -> bool:
+    """Split text before BPE as the file says, and not as GPT-2 does; whether it is known how."""
+    backend = tokenizer.backend_tokenizer
+    rule = header.settings.get("tokenizer.ggml.pre", "gpt-2")
+    if header.settings.get("tokenizer.ggml.model") != "gpt2" or rule in _LIKE_GPT2:
+        return True
+    if rule in _SINGLE_DIGITS:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        return True
+    return not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel)

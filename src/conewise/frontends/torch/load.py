@@ -9,6 +9,7 @@ import importlib.metadata
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from conewise.frontends.torch.hub import answer, file_of, why_not_reached
 from conewise.frontends.torch.quiet import quiet
 from conewise.frontends.torch.weights import Find, check_adapter, check_weights, files_in
 from conewise.models import tiny
+from conewise.reading import as_path, is_there
 
 # The default model, and the distribution that carries it as a GGUF file. That is installed without
 # what it depends on, so it is never imported: only its files are looked up.
@@ -106,7 +108,7 @@ def load(
     """
     how = _How(revision, _dtype(dtype), attn_implementation, trust_remote_code, progress or _say_nothing)
     name = str(name)
-    path = Path(name).expanduser()
+    path = as_path(name)
     if name == DEFAULT:
         how.refuse_revision(name)
         file, source = _embedded()
@@ -114,10 +116,10 @@ def load(
     elif name == TINY:
         how.refuse_revision(name)
         loaded = _from_own(tiny.FOLDER, name, "the tiny model that comes with conewise", how)
-    elif path.is_dir():
+    elif is_there(path, Path.is_dir):
         how.refuse_revision(name)
         loaded = _from_folder(path, name, f"the folder {path}", how)
-    elif path.is_file():
+    elif is_there(path, Path.is_file):
         how.refuse_revision(name)
         loaded = _from_own(converted(path, how.progress), name, f"the GGUF file {path}, dequantised", how)
     elif _is_path(name):
@@ -234,14 +236,14 @@ def _check_folder(folder: Path) -> None:
 def _from_own(folder: Path, name: str, source: str, how: _How) -> Loaded:
     """The model in a folder that was written here: nothing in it has to be looked at first."""
     how.progress(f"loading {name}")
-    with told_as(lambda error: _not_loaded(folder, error)), quiet():
+    with told_as(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
         module = _built(str(folder), _config(str(folder), how), how)
         return Loaded(module, _folder_tokenizer(folder, how), name, source)
 
 
 def _from_folder(folder: Path, name: str, source: str, how: _How) -> Loaded:
     how.progress(f"loading {name}")
-    with told_as(lambda error: _not_loaded(folder, error)), quiet():
+    with told_as(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
         _check_folder(folder)
         check_settings(f"the folder {folder}", folder / "config.json")
         module = _module(str(folder), f"the folder {folder}", files_in(folder), how, is_folder=True)
@@ -262,7 +264,8 @@ def _from_hub(name: str, how: _How) -> Loaded:
 
     # A download may take long: whoever asked for progress sees its bars.
     bars = how.progress is not _say_nothing
-    with told_as(lambda error: _not_on_hub(name, how, away, error)), quiet(bars=bars):
+    tell = partial(_not_on_hub, name, how, away)
+    with told_as(tell, doing=f"loading {name}"), quiet(bars=bars):
         if (settings := find("config.json")) is not None:
             check_settings(name, settings)
         module = _module(name, name, find, how, is_folder=False)
@@ -371,7 +374,7 @@ def _move(loaded: Loaded, device: torch.device | str | None) -> None:
             f"Here there are: {', '.join(_devices())}."
         )
 
-    with told_as(tell):
+    with told_as(tell, doing=f"moving {loaded.name} to {device}"):
         if torch.device(device).type == "meta":
             raise ValueError("a meta device holds shapes and no numbers")
         loaded.module.to(device)

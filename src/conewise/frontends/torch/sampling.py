@@ -43,7 +43,7 @@ class Sampler:
 
     def draw(self, seed: int, *, batch: int | None = None, length: int | None = None) -> Call:
         """A random call, with this batch and length where those may vary."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed % 2**64)
         named, spec = self.signature.example.leaves()
         known = self.program.dimensions
         wanted = dict.fromkeys(known.batch, batch) | dict.fromkeys(known.positions, length)

@@ -12,7 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from conewise.errors import ConewiseError
+from conewise.errors import ConewiseError, OutOfMemoryError, is_out_of_memory
+from conewise.reading import lone_surrogate
 
 FINE, CHECK_FAILED, USAGE, INTERNAL, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141
 
@@ -38,6 +39,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; what it raises becomes a message and an exit code."""
         try:
+            _expect_utf8(command_of(ctx))
             found = super().invoke(ctx)
             sys.stdout.flush()  # here, where a reader that is gone can still be told from a crash
             return found
@@ -57,11 +59,23 @@ class Commands(TyperGroup):
                 raise
             if ctx.params.get("debug"):
                 traceback.print_exc()
+            if is_out_of_memory(error):
+                _say(f"error: {as_options(str(OutOfMemoryError('this command', error)))}")
+                raise typer.Exit(USAGE) from None
             _say(
                 f"error inside conewise: {type(error).__name__}: {error}",
                 "This is a defect: please report it with what `conewise --debug ...` prints.",
             )
             raise typer.Exit(INTERNAL) from None
+
+
+def _expect_utf8(words: list[str]) -> None:
+    """Refuse an argument whose bytes are not UTF-8: no file or terminal could be given it again."""
+    for word in words:
+        if lone_surrogate(word) is not None:
+            raise CommandError(
+                f"the argument {ascii(word)} is not UTF-8. Write it so; a file of another name can be renamed."
+            )
 
 
 def command_of(ctx: typer.Context) -> list[str]:
@@ -82,6 +96,8 @@ _OPTIONS = {
     r"\bmax_memory=(\d+)": r"--max-memory \1",
     r"\bevaluator='(\w+)'": r"--evaluator \1",
     r"`precision`": "--tf32",
+    r"`max_memory`": "--max-memory",
+    r'`dtype="bfloat16"`': "--dtype bfloat16",
     r"`model\.sites\.to_dataframe\(\)`": "--kind all",
     r"\btrust_remote_code=True\b": "--trust-remote-code",
 }

@@ -144,7 +144,7 @@ def show_question(console: Console, loaded: Loaded, question: Question) -> None:
     from rich.markup import escape
 
     from conewise.workloads.prompts import METRICS
-    from conewise.workloads.story import told_tokens
+    from conewise.workloads.tokenizing import told_tokens
 
     pair, count = question.asked.pairs[0], len(question.asked.pairs)
     lengths = sorted(set(question.asked.lengths))

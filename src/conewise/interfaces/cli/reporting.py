@@ -13,6 +13,7 @@ from conewise.interfaces.cli.helping import shown
 from conewise.interfaces.cli.results import show_cost, told_plan
 from conewise.interfaces.cli.showing import print_json, stdout
 from conewise.interfaces.cli.stored import read_question, write_report
+from conewise.reading import is_there
 
 HELP = """Make a page of a run that was kept with --out (or with `result.save`): one file, without a network.
 
@@ -43,7 +44,7 @@ def report(
     json: opt.Json = False,
 ) -> None:
     """Make a page of a run; see `HELP`."""
-    if not run_dir.is_dir():
+    if not is_there(run_dir, Path.is_dir):
         raise CommandError(
             f"there is no folder {run_dir}. A run is kept with `conewise sweep ... --out DIR`."
         )

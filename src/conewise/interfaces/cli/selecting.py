@@ -84,7 +84,8 @@ def _part(text: str | None, where: str) -> dict[str, Choice]:
 
 def as_choice(text: str) -> Choice:
     """A number where it is one, so that results do not have an axis for it; else a slice as written."""
-    return int(text) if re.fullmatch(r"-?\d+", text.strip()) else text.strip()
+    bare = text.strip()
+    return int(bare) if re.fullmatch(r"-?\d{1,18}", bare) else bare  # more digits are out of any range
 
 
 def _usual(model: Model, name: str, pos: str | None) -> dict[str, Choice]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from conewise.errors import SweepError
 from conewise.interfaces.cli.failing import CommandError, shown_command
 from conewise.interfaces.cli.showing import expect_writable
+from conewise.reading import is_there, read_json
 
 if TYPE_CHECKING:
     from conewise.workloads.folding import Folded
@@ -76,10 +77,10 @@ class Stored:
 def read_question(folder: Path) -> dict[str, Any] | None:
     """What was asked in a folder; None where nothing was."""
     path = folder / QUESTION
-    if not path.exists():
+    if not is_there(path, Path.exists):
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         if found["kind"] != KIND or found["format"] > FORMAT or not isinstance(found["question"], dict):
             raise ValueError(f"it is a {found['kind']} of format {found['format']}")
         found["command"] = [str(word) for word in found["command"]]
