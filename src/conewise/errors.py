@@ -265,8 +265,8 @@ class OutOfMemoryError(ConewiseError):
         said = (str(cause).strip().splitlines() or [""])[0]
         super().__init__(
             f"there is not enough memory for {doing} ({type(cause).__name__}{f': {said}' if said else ''}). "
-            "Close other programs, or raise the limit of this one (`ulimit -v`); load the model in another dtype "
-            '(`dtype="bfloat16"` takes half); sweep fewer prompts at a time, or with a smaller `max_memory`.'
+            "Close other programs, or raise the limit of this one (`ulimit -v`); load the model in another "
+            'dtype (`dtype="bfloat16"` takes half); sweep fewer prompts at a time, or with less `max_memory`.'
         )
 
 

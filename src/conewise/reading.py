@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 # Half of a surrogate pair; and one that is escaped, which is the only way into a JSON text.
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEPS = np.array([1 if byte in b"[{" else -1 for byte in range(256)])
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+DEEPEST = 100
+"""How deep JSON may be nested: none that is read here is a tenth as deep."""
 
 
 def parse_json(text: str) -> Any:
@@ -29,6 +36,8 @@ def parse_json(text: str) -> Any:
     except ValueError:  # what else there is: Python's limit, against numbers that take minutes to read
         digits = sys.get_int_max_str_digits()
         raise ValueError(f"it holds a whole number of more than {digits:,} digits") from None
+    if _is_deep(text, found):
+        raise ValueError("it is nested too deeply")
     if _ESCAPED_SURROGATE.search(text) and (half := _surrogate_in(found)) is not None:
         raise ValueError(f"it holds half of a surrogate pair, \\u{ord(half):04x}, which is no character")
     return found
@@ -76,6 +85,24 @@ def lone_surrogate(text: str) -> str | None:
     """
     found = _SURROGATE.search(text)
     return None if found is None else found[0]
+
+
+def _is_deep(text: str, value: Any) -> bool:
+    """Whether a JSON value is nested deeper than `DEEPEST`, so that what walks down it may not come back."""
+    brackets = np.frombuffer(text.encode("utf-8", "surrogatepass").translate(None, _NO_BRACKETS), np.uint8)
+    # Brackets in texts count too, so this may be too much; the value itself is looked at where it is.
+    if not brackets.size or int(np.cumsum(_STEPS[brackets]).max()) <= DEEPEST:
+        return False
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [item for one in level for item in _inside(one)]
+    return any(isinstance(one, dict | list) for one in level)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _surrogate_in(value: Any) -> str | None:

@@ -7,16 +7,21 @@ lie at.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
 from conewise.errors import MissingSiteError, SweepError
+from conewise.reading import parse_json
+from conewise.workloads.decoding import decoded
 
 KIND, FORMAT = "conewise folded", 1
+
+MOST = 20_000_000
+"""Counts of all cones together, one for each part, that are read from a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ class Folded:
     def from_json(cls, text: str) -> Folded:
         """What `to_json` wrote. Raises SweepError where it is something else, or damaged, or newer."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
         except ValueError as error:
             raise SweepError(f"this is no folded model: it is not JSON ({error}).") from None
         if not isinstance(data, dict) or data.get("kind") != KIND:
@@ -146,21 +151,10 @@ class Folded:
                 f"reads up to {FORMAT}. Fold it again, or read it with the version that wrote it."
             )
         try:
-            parts = tuple(Part(*part) for part in data["parts"])
-            return cls(
-                model=data["model"],
-                parts=parts,
-                edges=tuple((a, b, count) for a, b, count in data["edges"]),
-                cones=tuple(_unpacked(cone, parts) for cone in data["cones"]),
-                runs=tuple((cone, count) for cone, count in data["runs"]),
-                demanded=tuple(data["demanded"]),
-                full_evaluations=data["full_evaluations"],
-                full_flops=data["full_flops"],
-            )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            return _folded(decoded(data, _Written, "the folded model"))
+        except ValueError as error:
             raise SweepError(
-                f"this folded model is damaged ({type(error).__name__}: {error}). Put a sound copy in its "
-                "place."
+                f"this folded model is damaged: {error}. Put a sound copy in its place."
             ) from None
 
 
@@ -212,20 +206,77 @@ def _packed(cone: Cone, parts: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def _unpacked(data: Mapping[str, Any], parts: Sequence[Part]) -> Cone:
-    recomputed = [part.nodes if at >= data["from"] else 0 for at, part in enumerate(parts)]
-    flops = [part.flops if at >= data["from"] else 0 for at, part in enumerate(parts)]
-    for at, count, cost in data["but"]:
+@dataclass(frozen=True)
+class _WrittenCone:
+    """A cone as `_packed` writes it."""
+
+    names: tuple[str, ...]
+    sites: tuple[str, ...]
+    at: tuple[int, ...]
+    start: int = field(metadata={"name": "from"})  # a word of Python
+    but: tuple[tuple[int, int, int], ...]
+    lost: tuple[tuple[int, int], ...]
+    reused: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A folded model as `Folded.to_json` writes it."""
+
+    model: str
+    parts: tuple[tuple[str, str, str, str, int, int, int | None, str], ...]
+    edges: tuple[tuple[int, int, int], ...]
+    cones: tuple[_WrittenCone, ...]
+    runs: tuple[tuple[int, int], ...]
+    demanded: tuple[str, ...]
+    full_evaluations: int
+    full_flops: int
+
+
+def _folded(written: _Written) -> Folded:
+    """The model. Raises ValueError where a number of a part or a cone is that of none."""
+    parts = tuple(Part(*part) for part in written.parts)
+    if len(parts) * len(written.cones) > MOST:
+        raise ValueError(f"{len(written.cones):,} cones over {len(parts):,} parts are too many")
+    for one, other, _ in written.edges:
+        _expect_numbers((one, other), len(parts), "part")
+    _expect_numbers((cone for cone, _ in written.runs), len(written.cones), "cone")
+    if any(count < 0 for _, count in written.runs):
+        raise ValueError("a cone is that of fewer than no cells")
+    return Folded(
+        model=written.model,
+        parts=parts,
+        edges=written.edges,
+        cones=tuple(_unpacked(cone, parts) for cone in written.cones),
+        runs=written.runs,
+        demanded=written.demanded,
+        full_evaluations=written.full_evaluations,
+        full_flops=written.full_flops,
+    )
+
+
+def _expect_numbers(numbers: Iterable[int], count: int, what: str) -> None:
+    for number in numbers:
+        if not 0 <= number < count:
+            raise ValueError(f"there is no {what} {number}: there are {count}")
+
+
+def _unpacked(cone: _WrittenCone, parts: Sequence[Part]) -> Cone:
+    listed = (*cone.at, *(at for at, *_ in (*cone.but, *cone.lost, *cone.reused)))
+    _expect_numbers(listed, len(parts), "part")
+    recomputed = [part.nodes if at >= cone.start else 0 for at, part in enumerate(parts)]
+    flops = [part.flops if at >= cone.start else 0 for at, part in enumerate(parts)]
+    for at, count, cost in cone.but:
         recomputed[at], flops[at] = count, cost
     invalidated, reused = list(recomputed), [0] * len(parts)
-    for at, count in data["lost"]:
+    for at, count in cone.lost:
         invalidated[at] += count
-    for at, count in data["reused"]:
+    for at, count in cone.reused:
         reused[at] = count
     return Cone(
-        names=tuple(data["names"]),
-        sites=tuple(data["sites"]),
-        at=tuple(data["at"]),
+        names=cone.names,
+        sites=cone.sites,
+        at=cone.at,
         recomputed=tuple(recomputed),
         invalidated=tuple(invalidated),
         reused=tuple(reused),

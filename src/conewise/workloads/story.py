@@ -7,11 +7,11 @@ them is changed and where the values come from, the metric in words, the command
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from conewise.errors import SweepError
+from conewise.reading import parse_json
+from conewise.workloads.decoding import decoded
 
 RUNS = ("clean", "corrupted")
 PATCHES = ("source", "zero", "mean", "noise")
@@ -107,22 +107,7 @@ class Story:
     def from_json(cls, text: str) -> Story:
         """The story that `to_json` wrote. Raises SweepError for any other text."""
         try:
-            given = _known(cls, json.loads(text))
-            prompts = tuple(_pair(pair) for pair in given.pop("prompts", ()))
-            return cls(prompts=prompts, **given)
-        except (TypeError, ValueError, AttributeError) as error:
+            story: Story = decoded(parse_json(text), cls, "the story")
+        except ValueError as error:
             raise SweepError(f"this is not the story of a sweep: {error}.") from None
-
-
-def _known(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass that are given; what a newer version added is left out."""
-    names = {one.name for one in fields(kind)}
-    return {name: value for name, value in given.items() if name in names}
-
-
-def _pair(given: Mapping[str, Any]) -> ToldPair:
-    known: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in _known(ToldPair, given).items()
-    }
-    return ToldPair(**known)
+        return story

@@ -74,7 +74,7 @@ def _expect_utf8(words: list[str]) -> None:
     for word in words:
         if lone_surrogate(word) is not None:
             raise CommandError(
-                f"the argument {ascii(word)} is not UTF-8. Write it so; a file of another name can be renamed."
+                f"the argument {word!a} is not UTF-8. Write it so; a file of another name can be renamed."
             )
 
 

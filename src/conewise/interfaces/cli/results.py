@@ -93,7 +93,7 @@ def show_cost(console: Console, result: Result, story: Story | None) -> None:
     )
     resumed = f", {ledger.resumed} cells of it kept from before" if ledger.resumed else ""
     console.print(f"{ledger.seconds:.3g} s as {plan.evaluator}{resumed}")
-    if story is not None and story.forward_seconds and not ledger.resumed:
+    if story is not None and story.forward_seconds and ledger.seconds and not ledger.resumed:
         full = story.forward_seconds * plan.worlds
         console.print(
             f"{plan.worlds:,} full forwards would take {full:.3g} s, {full / ledger.seconds:.2g} times that "
