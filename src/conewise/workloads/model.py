@@ -252,10 +252,10 @@ class Model:
 
         return Sweep(self, sites, base=base, source=source, metric=metric, precision=precision)
 
-    @within_memory("verifying this model")
     def verify(self, *, seed: int = 0, samples: int = 3) -> Verification:
         """Check the graph against the module itself, on random inputs; see `Verification`."""
-        return verify(self, seed=seed, samples=samples)
+        with within_memory("verifying this model"):
+            return verify(self, seed=seed, samples=samples)
 
     def _plain_view(self, node: str) -> View:
         """A view of one axis for each dimension: batch, pos, and dim2, dim3, ... for the others."""
@@ -325,7 +325,6 @@ def _budget(keep: object) -> int | None:
         return None
 
 
-@within_memory("capturing this module")
 def capture(module: Any, /, *args: Any, batch_dim: Any = None, **kwargs: Any) -> Model:
     """Turn any `nn.Module` into a graph, as it computes for an example like these arguments.
 
@@ -338,4 +337,5 @@ def capture(module: Any, /, *args: Any, batch_dim: Any = None, **kwargs: Any) ->
     """
     if batch_dim is not None and "batch_dim" in inspect.signature(module.forward).parameters:
         kwargs, batch_dim = {**kwargs, "batch_dim": batch_dim}, None
-    return Model(module, args, kwargs, batch_dim=batch_dim)
+    with within_memory("capturing this module"):
+        return Model(module, args, kwargs, batch_dim=batch_dim)
