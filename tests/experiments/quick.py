@@ -6,7 +6,7 @@ from conewise.experiments import drift, e4, e5, e7, e9, growth, locality, skips
 from conewise.experiments.clock import Size
 from conewise.experiments.result import Result
 
-SMALL = Size(2, 2, 8, sites="6", predicted="2.145", wallclock="2.121", cpu_width=8)
+SMALL = Size(2, 2, 8, sites="6", predicted="2.145", wallclock="2.121", distance="1.14", cpu_width=8)
 
 
 @cache

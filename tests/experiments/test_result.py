@@ -33,6 +33,8 @@ def test_a_row_matches_only_when_all_three_agree() -> None:
     assert Row("r", "2.0", 3, 2).match is False
     assert Row("r", "3.0", 2, 2).match is False
     assert Row("r", "3.0", 2, 4, exact=False).match is None
+    assert Row("r", "2.0", 2, 2.5, paper_predicts=True).match is True
+    assert Row("r", "2.5", 2, 2.5, paper_predicts=True).match is False
 
 
 def test_one_row_that_differs_makes_the_result_differ_and_a_timing_does_not() -> None:

@@ -33,6 +33,7 @@ class Size:
     sites: str
     predicted: str
     wallclock: str
+    distance: str
     cpu_width: int
 
     @property

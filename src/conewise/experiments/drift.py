@@ -19,6 +19,7 @@ from conewise.experiments.measure import warm
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.experiments.statistics import block_medians, drift, trimmed_median
 from conewise.graph.block import chain
+from conewise.theory.changes import ChangeAt, changed_cost
 from conewise.theory.grafts import GraftAt, batched_cost
 from conewise.theory.regression import Estimate
 
@@ -37,14 +38,23 @@ PAPER_MS = {
 }
 
 
+# Sizes that it prints: computed nodes in the end; with the input, at the ends of the halves.
+PAPER_SIZE, PAPER_LENGTHS = "500", ("401", "451", "501")
+
+
 @dataclass(slots=True)
 class Arms:
-    """The milliseconds of each mutation, in order, and the nodes that the demands after them recomputed."""
+    """The milliseconds of each mutation, in order, and the nodes that the demands after them recomputed.
+
+    `sizes` count the computed nodes in the end, `lengths` all nodes, the input among them, before the first
+    mutation and after each.
+    """
 
     graft: list[float] = field(default_factory=list)
     redefinition: list[float] = field(default_factory=list)
     recomputed: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, list[int]] = field(default_factory=lambda: {"graft": [], "redefinition": []})
 
 
 def run(
@@ -55,7 +65,7 @@ def run(
     work = 2 * mutations
     few = mutate(PAPER_MUTATIONS)
     many = mutate(mutations, progress=lambda done: progress(done, work))
-    rows = [*_counts(few, PAPER_MUTATIONS), *_counts(many, mutations)]
+    rows = [*_counts(few, PAPER_MUTATIONS), *_lengths(few), *_counts(many, mutations)]
     for kind, values in (("graft", few.graft), ("redefinition", few.redefinition)):
         middle = len(values) // 2
         halves = (("first half", values[:middle]), ("second half", values[middle:]), ("all", values))
@@ -142,6 +152,8 @@ def mutate(count: int, progress: Callable[[int], None] | None = None) -> Arms:
     block, clock = chain(relu), time.perf_counter_ns
     grown.ledger.clear()
     kept.ledger.clear()
+    arms.lengths["graft"].append(len(growing.graph))
+    arms.lengths["redefinition"].append(len(fixed.graph))
     gc.collect()
     gc.disable()
     try:
@@ -156,6 +168,8 @@ def mutate(count: int, progress: Callable[[int], None] | None = None) -> Arms:
             fixed.graph.redefine(reader, rule)
             arms.redefinition.append((clock() - started) / 1e6)
             kept.demand(fixed.output)
+            arms.lengths["graft"].append(len(growing.graph))
+            arms.lengths["redefinition"].append(len(fixed.graph))
             if progress is not None and number % 500 == 499:
                 progress(number + 1)
     finally:
@@ -176,7 +190,7 @@ def _counts(arms: Arms, mutations: int) -> list[Row]:
     above, reader = f"layer1.{NODES - 2 - BELOW}", f"layer1.{NODES - 1 - BELOW}"
     each = {
         "graft": batched_cost(graph, [GraftAt((above, reader), 1)]),
-        "redefinition": 1 + len(graph.cone(reader)),
+        "redefinition": changed_cost(graph, [ChangeAt(reader, "redefine")]).total,
     }
     rows = []
     for kind, cost in each.items():
@@ -184,9 +198,34 @@ def _counts(arms: Arms, mutations: int) -> list[Row]:
         grown = mutations if kind == "graft" else 0
         rows += [
             Row(f"{at}, nodes recomputed", None, mutations * cost, arms.recomputed[kind], unit="nodes"),
-            Row(f"{at}, nodes in the end", None, NODES + grown, arms.sizes[kind], unit="nodes"),
+            Row(
+                f"{at}, nodes in the end",
+                PAPER_SIZE if (kind, mutations) == ("graft", PAPER_MUTATIONS) else None,
+                NODES + grown,
+                arms.sizes[kind],
+                unit="nodes",
+            ),
         ]
     return rows
+
+
+def _lengths(arms: Arms) -> list[Row]:
+    """The sizes that the paper prints, the input counted: at the ends of its halves, and the control's."""
+    graft, control = arms.lengths["graft"], set(arms.lengths["redefinition"])
+    middle = len(graft) // 2
+    at = f"graft, {PAPER_MUTATIONS} of them, nodes and input"
+    return [
+        Row(f"{at}, before the first", PAPER_LENGTHS[0], NODES + 1, graft[0], unit="nodes"),
+        Row(f"{at}, between the halves", PAPER_LENGTHS[1], NODES + 1 + middle, graft[middle], unit="nodes"),
+        Row(f"{at}, after the last", PAPER_LENGTHS[2], NODES + 1 + PAPER_MUTATIONS, graft[-1], unit="nodes"),
+        Row(
+            f"redefinition, {PAPER_MUTATIONS} of them, nodes and input throughout",
+            PAPER_LENGTHS[0],
+            NODES + 1,
+            control.pop() if len(control) == 1 else -1,
+            unit="nodes",
+        ),
+    ]
 
 
 def _timing(name: str, paper: str | None, milliseconds: float) -> Row:

@@ -8,11 +8,12 @@ the input.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from fractions import Fraction
 
 from conewise.experiments.layered import PROFILES, Profile, profile_weights, sequential
 from conewise.experiments.measure import patch_cost, warm
-from conewise.experiments.result import Progress, Result, Row, silent, versions
+from conewise.experiments.result import Number, Progress, Result, Row, silent, versions
 from conewise.theory.sweeps import limit_ratio, sweep_ratio
 
 INDICES = (0.0, 0.5, 1.0, 2.0)
@@ -84,6 +85,12 @@ def run(progress: Progress = silent, depths: tuple[int, ...] = DEPTHS) -> Result
             measured=differences,
         )
     )
+    sizes = [row.facts["nodes"] for row in rows if "limit" in row.facts]
+    rows += [*_limits(rows), *_nearing(rows, depths)]
+    rows += [
+        Row(f"nodes of a graph, about {TOTAL}, {which}", str(TOTAL), None, size, exact=False, unit="nodes")
+        for which, size in (("the fewest", min(sizes)), ("the most", max(sizes)))
+    ]
     return Result(
         name="e4",
         title="The sweep ratio under non-uniform cost profiles",
@@ -94,7 +101,7 @@ def run(progress: Progress = silent, depths: tuple[int, ...] = DEPTHS) -> Result
         rows=rows,
         compared=(
             "ρ from the ledger equals the closed form at finite L, as fractions, and the paper in every "
-            "printed digit"
+            "printed digit; the limits equal the paper's predicted ones in every printed digit"
         ),
         notes=(
             (
@@ -105,7 +112,52 @@ def run(progress: Progress = silent, depths: tuple[int, ...] = DEPTHS) -> Result
                 "Each graph is a chain of about 4,000 unary nodes with one terminal node, which counts; the "
                 "site of a layer is its last node."
             ),
+            (
+                "Beside each limit stands the ratio measured at the greatest depth. For q = 2 it moves away "
+                "from the limit again between L = 160 and L = 320: there the lightest layers would have less "
+                "than one node, and are rounded up to one."
+            ),
         ),
         seconds=time.perf_counter() - started,
         versions=versions(),
     )
+
+
+def _limits(rows: Sequence[Row]) -> list[Row]:
+    """The paper's column of predictions: limits, each beside the ratio at the greatest depth."""
+    deepest = {(row.facts["q"], row.facts["profile"]): row for row in rows if "limit" in row.facts}
+    return [
+        Row(
+            name=f"limit of ρ, {profile}, q = {q:g}; measured: at L = {row.facts['L']}",
+            paper=PAPER_LIMITS[q, profile],
+            predicted=limit_ratio(q, profile),
+            measured=row.measured,
+            paper_predicts=True,
+            facts={"q": q, "profile": profile},
+        )
+        for (q, profile), row in deepest.items()
+    ]
+
+
+def _nearing(rows: Sequence[Row], depths: Sequence[int]) -> list[Row]:
+    """How many of the profiles are nearer to their limit at the greatest depth than at a smaller one."""
+    lines: dict[tuple[float, Profile], dict[int, Row]] = {}
+    for row in rows:
+        if "limit" in row.facts:
+            lines.setdefault((row.facts["q"], row.facts["profile"]), {})[row.facts["L"]] = row
+
+    def gap(value: Number | None, case: tuple[float, Profile]) -> Fraction:
+        return abs(Fraction(value or 0) - Fraction(limit_ratio(*case)))
+
+    found = []
+    for before in dict.fromkeys((depths[0], depths[-2])) if len(depths) > 1 else ():
+        counts = [
+            sum(
+                gap(getattr(line[depths[-1]], kind), case) < gap(getattr(line[before], kind), case)
+                for case, line in lines.items()
+            )
+            for kind in ("predicted", "measured")
+        ]
+        name = f"of {len(lines)} profiles, those nearer to the limit at L = {depths[-1]} than at L = {before}"
+        found.append(Row(name, None, counts[0], counts[1]))
+    return found

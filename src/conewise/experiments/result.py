@@ -25,8 +25,9 @@ class Row:
     """One figure: as the paper prints it, as the theory predicts it, as it was measured.
 
     `paper` keeps the printed digits ("2.0057"), because those are what is compared. `exact` rows
-    must agree; the others (timings) are reported. `facts` are further columns of the table.
-    A `detail` row belongs in files, not on a screen.
+    must agree; the others (timings) are reported. Where `paper_predicts`, the printed figure is a
+    prediction, a limit say: it is compared with ours, and the measurement stands beside them. `facts` are
+    further columns of the table. A `detail` row belongs in files, not on a screen.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Row:
     exact: bool = True
     unit: str = ""
     detail: bool = False
+    paper_predicts: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -43,6 +45,8 @@ class Row:
         """Whether measured equals predicted, and the paper in every digit it prints; None for timings."""
         if not self.exact:
             return None
+        if self.paper_predicts:
+            return self.predicted is not None and prints_as(self.predicted, self.paper or "")
         return self.measured == self.predicted and (
             self.paper is None or prints_as(self.measured, self.paper)
         )
