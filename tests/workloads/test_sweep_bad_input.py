@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import ConewiseError, MetricError, MissingSiteError, PatchError, SiteError, SweepError
+from conewise.frontends.torch.answers import answer_diff, answer_prob
 from conewise.frontends.torch.metrics import Metric
 from conewise.frontends.torch.precision import multiplying
 from conewise.workloads.model import Model
@@ -59,7 +60,6 @@ EVALUATORS = pytest.mark.parametrize("evaluator", ["serial", "wavefront"])
         (Metric("mine", lambda x: None), "'mine' returned a NoneType; expected one number for each prompt"),
         (cw.logit_diff(answer=99, wrong=1), "answer token 99 is not in the vocabulary of 50"),
         (cw.logit_diff(answer=1, wrong=-2), "wrong token -2 is not in the vocabulary of 50"),
-        (cw.logit_diff(answer=[1, 2, 3], wrong=1), "3 answer tokens for 2 prompts; give one for all, or one"),
         (
             cw.cross_entropy(torch.zeros(2, 3, dtype=torch.long)),
             r"targets have shape \(2, 3\), the logits have",
@@ -105,10 +105,52 @@ def test_a_metric_of_an_output_that_is_not_there() -> None:
         model.sweep(["layer"], base=run, source="zero", metric=cw.logit_diff(0, 1)).plan()
 
 
-def test_a_reference_of_another_size(captured: Model) -> None:
-    metric = cw.kl_to(captured.run(input_ids=prompts(3, 3)))
-    with pytest.raises(MetricError, match="the reference run has 3 prompts, and this run 2"):
-        sweep_over(captured, metric=metric).run()
+def test_answers_that_do_not_fit_are_found_out_when_the_sweep_is_made(
+    captured: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = [
+        cw.logit_diff([1, 2, 3], 1),
+        cw.logit_diff(1, [1, 2, 3]),
+        cw.logit([1, 2, 3]),
+        cw.prob(torch.tensor([1, 2, 3])),
+        cw.kl_to(captured.run(input_ids=prompts(3, 3))),
+        cw.cross_entropy(torch.zeros(3, 6, dtype=torch.long)),
+        answer_diff([[1, 2], [3], [4]], [[5], [6], [7]]),
+        answer_prob([[1, 2], [3], [4]]),
+    ]
+    base = captured.run(input_ids=prompts(1, 2))
+    fitting, other = ({"input_ids": prompts(1, count)} for count in (3, 2))
+    monkeypatch.setattr(Model, "run", None)  # nothing has to be run to know this
+    for metric in three:
+        said = rf"the metric '{metric.name}' is made for 3 prompts, and {{}} has 2\. Give one answer for all"
+        for given in (base, other, [other]):
+            with pytest.raises(MetricError, match=said.format("base")):
+                sweep_over(captured, base=given, source="zero", metric=metric)
+        with pytest.raises(MetricError, match=said.format("batch 1 of base")):
+            sweep_over(
+                captured, base=[fitting, other, fitting], source="zero", metric=[cw.prob(1, name="a"), metric]
+            )
+
+
+def test_answers_that_are_none_are_found_out_when_the_metric_is_made() -> None:
+    with pytest.raises(MetricError, match="2 answer tokens and 3 wrong tokens; give one for all prompts"):
+        cw.logit_diff([1, 2], [1, 2, 3])
+    with pytest.raises(MetricError, match="1 answers and 2 wrong answers; give one for all prompts"):
+        answer_diff([[1, 2]], [[1], [2]])
+    with pytest.raises(MetricError, match="token: no tokens; give one"):
+        cw.prob([])
+    for wrong in ("Mary", 3.5, None, True, 10**30):
+        with pytest.raises(
+            MetricError, match=r"a token is its number in the vocabulary, and .* is none\. Look it"
+        ):
+            cw.logit_diff(1, wrong)  # type: ignore[arg-type]
+    for answers in ([], [[1], []]):
+        with pytest.raises(
+            MetricError, match="answers are a list of tokens for each prompt, each of at least"
+        ):
+            answer_prob(answers)
+    with pytest.raises(MetricError, match=r"targets are tokens \[prompt, pos\], and this is shape \(3,\)"):
+        cw.cross_entropy(torch.zeros(3))
 
 
 def test_nothing_to_normalise_by(captured: Model) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -335,7 +336,7 @@ def _named(given: Metrics) -> dict[str, Function | Metric]:
 def _metric(name: str, given: Function | Metric, logits: Tensor, per_prompt: bool, watching: bool) -> Metric:
     """A function of one world's logits as a metric of a sweep."""
     if isinstance(given, Metric):
-        return Metric(name, given.compute, given.output, given.last, given.whole, given.described)
+        return replace(given, name=name, tokens=(), among=None)
     batch, length = logits.shape[:2]
     is_last = watching and logits.ndim == 3 and reads_only_last(given, logits)
 

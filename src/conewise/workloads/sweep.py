@@ -17,7 +17,7 @@ from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
 from conewise.frontends.torch.foreign import within_memory
 from conewise.frontends.torch.identity import identity
-from conewise.frontends.torch.metrics import Metric, as_metric, measured, measured_whole
+from conewise.frontends.torch.metrics import Metric, as_metric, expect_prompts, measured, measured_whole
 from conewise.frontends.torch.precision import expect_precision
 from conewise.frontends.torch.stacking import members
 from conewise.frontends.torch.tensors import Tensor, computing
@@ -97,6 +97,7 @@ class Sweep:
         if len(set(names)) != len(names):
             raise SweepError(f"two metrics are named {names!r}; give each its own with `name=`.")
         self._base, self._source = base, source
+        self._expect_answers()
         first = self._batch(0)
         self.is_function = first.intervention.is_function
         self.spreads: tuple[Spread, ...] = spread(self.selectors, first.base)
@@ -161,6 +162,20 @@ class Sweep:
                     f"{tuple(other.shape)} in the source. Pad or cut the prompts to one length, so that "
                     "position means the same in both."
                 )
+
+    def _expect_answers(self) -> None:
+        """Raise MetricError where a metric has answers for another number of prompts, before any is run."""
+        if isinstance(self._base, Reading | Mapping | list | tuple):  # others make their runs when asked
+            for number in range(self.batches):
+                given, _ = self._given(number)
+                inputs: Mapping[str, Tensor] = {}
+                if isinstance(given, Reading):
+                    inputs = given.inputs
+                elif isinstance(given, Mapping):
+                    inputs = self.model.signature.bind((), given)
+                where = "base" if self.batches == 1 else f"batch {number} of base"
+                for metric in self.metrics if inputs else ():
+                    expect_prompts(metric, self.facts.read.prompts(inputs), where)
 
     def targets(self) -> tuple[str, ...]:
         """The nodes that the metrics read."""

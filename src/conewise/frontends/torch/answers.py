@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from conewise.errors import MetricError
-from conewise.frontends.torch.metrics import Metric, logit_diff, prob
+from conewise.frontends.torch.metrics import Metric, logit_diff, one_number, prob
 
 Tensor = torch.Tensor
 Tokens = Sequence[Sequence[int]]
@@ -23,6 +23,8 @@ def answer_diff(answers: Tokens, wrong: Tokens, *, name: str = "logit_diff") -> 
 
     With one answer and one wrong answer for each prompt this is `logit_diff`.
     """
+    given = {"answers": _rows(answers, "answers"), "wrong answers": _rows(wrong, "wrong answers")}
+    prompts = one_number(given)
     if all(len(tokens) == 1 for tokens in (*answers, *wrong)):
         return logit_diff([one for (one,) in answers], [one for (one,) in wrong], name=name)
 
@@ -34,7 +36,7 @@ def answer_diff(answers: Tokens, wrong: Tokens, *, name: str = "logit_diff") -> 
 
     tokens = tuple(token for row in (*answers, *wrong) for token in row)
     described = ("logit_diff", [list(row) for row in answers], [list(row) for row in wrong])
-    return Metric(name, compute, described=described, tokens=tokens, among=among)
+    return Metric(name, compute, described=described, tokens=tokens, among=among, prompts=prompts)
 
 
 def answer_prob(answers: Tokens, *, name: str = "prob") -> Metric:
@@ -42,6 +44,7 @@ def answer_prob(answers: Tokens, *, name: str = "prob") -> Metric:
 
     With one answer for each prompt this is `prob`.
     """
+    prompts = _rows(answers, "answers")
     if all(len(tokens) == 1 for tokens in answers):
         return prob([one for (one,) in answers], name=name)
 
@@ -50,7 +53,17 @@ def answer_prob(answers: Tokens, *, name: str = "prob") -> Metric:
         picked = logits.float().log_softmax(-1).gather(-1, index).exp()
         return torch.where(counts, picked, 0.0).sum(-1)
 
-    return Metric(name, compute, described=("prob", [list(row) for row in answers]), copies=1)
+    described = ("prob", [list(row) for row in answers])
+    return Metric(name, compute, described=described, copies=1, prompts=prompts)
+
+
+def _rows(tokens: Tokens, what: str) -> int:
+    """For how many prompts there are tokens, each at least one. Raises MetricError."""
+    if not len(tokens) or not all(len(row) for row in tokens):
+        raise MetricError(
+            f"{what} are a list of tokens for each prompt, each of at least one, and these are {tokens!r}."
+        )
+    return len(tokens)
 
 
 def _mean(logits: Tensor, tokens: Tokens) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from conewise.errors import MissingSiteError
 from conewise.frontends.torch.filling import noise_of
-from conewise.frontends.torch.metrics import Metric
+from conewise.frontends.torch.metrics import Metric, expect_prompts
 from conewise.frontends.torch.records import Program, Ref
 
 Tensor = torch.Tensor
@@ -93,6 +93,7 @@ def repeated_rows(rows: Tensor, times: int) -> Tensor:
 
 def sampled(metric: Metric, prompts: int) -> Metric:
     """A metric of `prompts` prompts, as one of a batch in which each sample has all of these prompts."""
+    expect_prompts(metric, prompts, "the clean run")
     compute: Callable[..., Tensor] = metric.compute
 
     def of_stack(stack: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ def sampled(metric: Metric, prompts: int) -> Metric:
             found.append(one.expand(prompts) if one.ndim == 0 else one)
         return torch.cat(found)
 
-    return replace(metric, compute=of_outputs if metric.whole else of_stack)
+    return replace(metric, compute=of_outputs if metric.whole else of_stack, prompts=None)
 
 
 def _rows(outputs: Any) -> int:

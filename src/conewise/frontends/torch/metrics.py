@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from conewise.errors import MetricError
+from conewise.errors import MetricError, describe
 from conewise.frontends.torch.outputs import Outputs
 from conewise.frontends.torch.streaming import described_fields, field_names, output_names
 
@@ -29,7 +29,8 @@ class Metric:
 
     A metric that reads the logits of a few `tokens` only says so, and `among(columns)` is the same metric
     for logits of which column `columns[token]` is that of a token: the others need not be computed.
-    `copies` says how many copies of what it reads it makes, for the plan's memory.
+    `copies` says how many copies of what it reads it makes, for the plan's memory. `prompts` says for how
+    many prompts it has answers, targets or a reference; None where any number will do.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Metric:
     tokens: tuple[int, ...] = ()
     among: Callable[[Mapping[int, int]], Metric] | None = None
     copies: int = 0
+    prompts: int | None = None
 
 
 Token = int | Sequence[int] | Tensor
@@ -48,40 +50,41 @@ Token = int | Sequence[int] | Tensor
 
 def logit_diff(answer: Token, wrong: Token, *, name: str = "logit_diff") -> Metric:
     """logit(answer) − logit(wrong) at the last position; one token for all prompts, or one for each."""
+    answer, wrong = _tokens(answer, "answer"), _tokens(wrong, "wrong")
 
     def compute(logits: Tensor) -> Tensor:
         return _picked(logits, answer, "answer") - _picked(logits, wrong, "wrong")
 
     def among(columns: Mapping[int, int]) -> Metric:
-        return logit_diff(
-            [columns[t] for t in _plain(answer)], [columns[t] for t in _plain(wrong)], name=name
-        )
+        return logit_diff([columns[t] for t in answer], [columns[t] for t in wrong], name=name)
 
-    tokens = (*_plain(answer), *_plain(wrong))
-    described = ("logit_diff", _plain(answer), _plain(wrong))
-    return Metric(name, compute, described=described, tokens=tokens, among=among)
+    prompts = one_number({"answer tokens": _prompts(answer), "wrong tokens": _prompts(wrong)})
+    described = ("logit_diff", answer, wrong)
+    return Metric(name, compute, described=described, tokens=(*answer, *wrong), among=among, prompts=prompts)
 
 
 def logit(token: Token, *, name: str = "logit") -> Metric:
     """The logit of a token at the last position."""
+    tokens = _tokens(token, "token")
 
     def compute(logits: Tensor) -> Tensor:
-        return _picked(logits, token, "token")
+        return _picked(logits, tokens, "token")
 
     def among(columns: Mapping[int, int]) -> Metric:
-        return logit([columns[t] for t in _plain(token)], name=name)
+        return logit([columns[t] for t in tokens], name=name)
 
-    tokens = tuple(_plain(token))
-    return Metric(name, compute, described=("logit", _plain(token)), tokens=tokens, among=among)
+    described, prompts = ("logit", tokens), _prompts(tokens)
+    return Metric(name, compute, described=described, tokens=tuple(tokens), among=among, prompts=prompts)
 
 
 def prob(token: Token, *, name: str = "prob") -> Metric:
     """The probability of a token at the last position."""
+    tokens = _tokens(token, "token")
 
     def compute(logits: Tensor) -> Tensor:
-        return _picked(logits.float().log_softmax(-1), token, "token").exp()
+        return _picked(logits.float().log_softmax(-1), tokens, "token").exp()
 
-    return Metric(name, compute, described=("prob", _plain(token)), copies=1)
+    return Metric(name, compute, described=("prob", tokens), copies=1, prompts=_prompts(tokens))
 
 
 def last_position(stack: Tensor) -> Tensor:
@@ -104,7 +107,8 @@ def kl_to(run: Any, *, name: str = "kl") -> Metric:
         found: Tensor = apart.sum(-1)
         return found
 
-    return Metric(name, compute, described=("kl_to", _digest(reference)), copies=4)
+    described = ("kl_to", _digest(reference))
+    return Metric(name, compute, described=described, copies=4, prompts=reference.shape[0])
 
 
 def _logits_of(run: Any) -> Tensor:
@@ -123,6 +127,8 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
 
     Position t of the logits is compared with `targets[:, t]`: shift them yourself.
     """
+    if getattr(targets, "ndim", None) != 2:
+        raise MetricError(f"cross_entropy: targets are tokens [prompt, pos], and this is {_shape(targets)}.")
 
     def compute(logits: Tensor) -> Tensor:
         if logits.shape[1:3] != targets.shape:
@@ -138,7 +144,8 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
         counted = (wanted != -100).sum(-1).clamp(min=1)
         return losses.sum(-1) / counted
 
-    return Metric(name, compute, last=False, described=("cross_entropy", _digest(targets)), copies=1)
+    described = ("cross_entropy", _digest(targets))
+    return Metric(name, compute, last=False, described=described, copies=1, prompts=targets.shape[0])
 
 
 def as_metric(given: Any) -> Metric:
@@ -152,6 +159,27 @@ def as_metric(given: Any) -> Metric:
         f"a metric is `logit_diff(...)`, `prob(...)`, ... or a function of the module's outputs, and "
         f"{given!r} is neither."
     )
+
+
+def expect_prompts(metric: Metric, prompts: int, where: str) -> None:
+    """Raise MetricError where a metric has answers for another number of prompts than a run has.
+
+    0 is a number of prompts that is not known.
+    """
+    if prompts and metric.prompts not in {None, prompts}:
+        raise MetricError(
+            f"the metric {metric.name!r} is made for {metric.prompts} prompts, and {where} has {prompts}. "
+            "Give one answer for all prompts, or one for each."
+        )
+
+
+def one_number(found: Mapping[str, int | None]) -> int | None:
+    """The number of prompts that all parts of a metric are made for; None is any. Raises MetricError."""
+    known = {number for number in found.values() if number is not None}
+    if len(known) > 1:
+        counts = " and ".join(f"{number} {what}" for what, number in found.items())
+        raise MetricError(f"{counts}; give one for all prompts, or one for each.")
+    return next(iter(known), None)
 
 
 def measured(metric: Metric, stack: Tensor) -> Tensor:
@@ -219,8 +247,26 @@ def _picked(logits: Tensor, token: Token, what: str) -> Tensor:
     return logits.gather(-1, index)[..., 0]
 
 
-def _plain(token: Token) -> Any:
-    return torch.as_tensor(token).reshape(-1).tolist()
+def _tokens(token: Token, what: str) -> list[int]:
+    """Tokens as plain numbers: one for all prompts, or one for each. Raises MetricError for what are none."""
+    try:
+        found = torch.as_tensor(token)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = None
+    if found is not None and not found.numel():
+        raise MetricError(f"{what}: no tokens; give one for all prompts, or one for each.")
+    if found is None or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise MetricError(
+            f"{what}: a token is its number in the vocabulary, and {describe(token)} is none. Look it up "
+            "with `tokenizer.convert_tokens_to_ids(...)`."
+        )
+    numbers: list[int] = found.reshape(-1).tolist()
+    return numbers
+
+
+def _prompts(tokens: Sequence[int]) -> int | None:
+    """For how many prompts there are tokens: one is for any number of them."""
+    return len(tokens) if len(tokens) > 1 else None
 
 
 def _digest(value: Tensor) -> str:
