@@ -97,12 +97,12 @@ class Evaluators:
                 found = model.locate(place)
                 part = batch.intervention.part(place, batch.base)
                 if isinstance(part, Tensor):
-                    found.expect(part, batch.base[place], place)
+                    found.expect(part, batch.base.read(place), place)
                 else:
                     part = partial(_expected, found, place, part)
                     is_computed = computed.get(model.graph.number(found.node), 0) >> world & 1
                     if not is_computed and (found.node, world) not in fills:
-                        part = part(copy_of(batch.base[place]))
+                        part = part(copy_of(batch.base.read(place)))
                 fills.setdefault((found.node, world), []).append(Fill(found.view, found.part, part))
         return fills
 

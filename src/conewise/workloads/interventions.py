@@ -73,7 +73,7 @@ def resample(run: Reading, seed: int = 0) -> Intervention:
                 f"{place} has no prompts to exchange: its axes are {', '.join(axes) or 'none'}. Resample a "
                 "place that has all of the batch."
             )
-        return resampled(run[place], base[place], axes.index("batch"), str(seed))
+        return resampled(run.read(place), base.read(place), axes.index("batch"), str(seed))
 
     return Intervention(f"resample(seed={seed})", part, ("resample", seed, run), runs=(run,))
 
@@ -102,7 +102,7 @@ def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bo
             run = model.run(**batch, keep=wanted)
             for one in wanted:
                 axes = model.locate(one).view.axes
-                sums[str(one)] = averaged(sums.get(str(one)), run[one], axes, over, str(one))
+                sums[str(one)] = averaged(sums.get(str(one)), run.read(one), axes, over, str(one))
         if not sums:
             raise PatchError("the mean over a dataset without a batch: give at least one.")
         means.update({name: total / count for name, (total, count) in sums.items()})
@@ -111,7 +111,7 @@ def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bo
         whole = Place(place.name, place.layer, place.stack)
         if str(whole) not in means:
             gather(whole)
-        return spread_out(means[str(whole)], base[whole], base.model.locate(place).view.axes, place.part)
+        return spread_out(means[str(whole)], base.read(whole), base.model.locate(place).view.axes, place.part)
 
     return Intervention("mean over a dataset", part, ("mean", per_position, batches), begin=begin)
 
@@ -132,7 +132,7 @@ def as_intervention(given: Any, model: Model) -> Intervention:
     if isinstance(given, Reading):
         return _from(given, model)
     if isinstance(given, str) and given == "zero":
-        return Intervention("zero", lambda place, base: zeros_like(base[place]), ("zero",))
+        return Intervention("zero", lambda place, base: zeros_like(base.read(place)), ("zero",))
     if isinstance(given, str) and given == "mean":
         return Intervention("mean", _own_mean, ("mean",))
     if callable(given):
@@ -152,7 +152,7 @@ def _from(source: Reading, model: Model) -> Intervention:
         )
 
     def part(place: Place, _: Reading) -> Tensor:
-        value: Tensor = source[place]
+        value = source.read(place)
         if has_nan(value):
             raise PatchError(f"the source's value at {place} has NaN in it; nothing was patched.")
         return value

@@ -219,7 +219,7 @@ def _spread_selector(selector: Selector, number: int, run: Reading) -> Spread:
         along["layer"] = tuple(picked)
     first = Place(selector.name, layers[0], selector.stack)
     found = run.model.locate(first)
-    lengths = dict(zip(found.view.axes, run[first].shape, strict=True))
+    lengths = dict(zip(found.view.axes, run.read(first).shape, strict=True))
     for axis, choice in choices.items():
         if axis not in lengths:
             raise SiteError(

@@ -221,7 +221,7 @@ class Corruption:
         axes = self.model.locate(Place(self.embedding.node)).view.axes
         place = Place(self.embedding.node, part=MappingProxyType({axes[1]: self.subject}))
         fork = run.fork()
-        fork.patch(place, noisy(run[place], self.scale, self.seed, samples))
+        fork.patch(place, noisy(run.read(place), self.scale, self.seed, samples))
         return fork
 
 
@@ -250,7 +250,7 @@ def _restored(clean: Run, prompts: int) -> Intervention:
     """Put back the clean value, in every sample."""
 
     def part(place: Place, base: Reading) -> Tensor:
-        rows = next(iter(base[place].shape[:1]))
+        rows = base.read(place).shape[0]
         return repeated_part(clean[place], rows // prompts)
 
     return Intervention("clean", part, ("clean", clean))
