@@ -10,7 +10,7 @@
     │   ├── BlockError             a block without exactly one input and one output
     │   ├── GradientError          a gradient that cannot be built, or that a change would falsify
     │   ├── InUseError             a part that something else still depends on
-    │   └── BusyError              a change in the middle of a demand
+    │   └── BusyError              a change or a demand in the middle of another
     ├── WorldError             the values cannot be changed or read as asked
     │   ├── NotPatchedError        a restore where nothing is patched
     │   ├── NoValueError           a source that has no value
@@ -127,13 +127,20 @@ class InUseError(GraphError):
 
 
 class BusyError(GraphError):
-    """A change of a graph or of one of its worlds, made by a rule in the middle of a demand."""
+    """A change or a demand over a graph in the middle of another one, by a rule or from another thread."""
 
-    def __init__(self, action: str) -> None:
-        super().__init__(
-            f"{action} was called while a demand over the same graph is running. A rule computes "
-            "a value from its inputs and changes nothing; make the change before or after the demand."
-        )
+    def __init__(self, action: str, during: str = "demand") -> None:
+        if during == "demand":
+            why = (
+                "a demand over the same graph is running. A rule computes a value from its inputs and "
+                "changes nothing; make the change before or after the demand."
+            )
+        else:
+            why = (
+                "a change of the same graph, or of a world over it, is being made. A graph and its worlds "
+                "are used by one thread at a time: call it after the change."
+            )
+        super().__init__(f"{action} was called while {why}")
 
 
 class WorldError(ConewiseError):

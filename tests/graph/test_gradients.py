@@ -831,7 +831,7 @@ def test_vjps_that_do_not_fit_the_node() -> None:
 def test_gradients_are_not_built_by_a_rule() -> None:
     g = product()
     g.node("build", lambda _: cw.gradients(g, "loss", "v"), ["v"])
-    with pytest.raises(BusyError, match=r"graph\.source was called while a demand"):
+    with pytest.raises(BusyError, match="gradients was called while a demand"):
         cw.World(g).demand("build")
     assert g.guards == ()
     assert cw.World(g).demand(cw.gradients(g, "loss", "v")["v"]) == 2.0

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conewise.graph.journal import Journal
 from conewise.graph.order import Order
 
 
 def order_of(count: int) -> Order:
-    order = Order()
+    order = Order(Journal())
     for _ in range(count):
         order.append()
     return order

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from conewise.engine.store import INVALID, PENDING, SHARED, Overlay, Store
+from conewise.engine.store import INVALID, SHARED, Overlay, Store
 from conewise.graph.table import Rule
 
 Rules = Sequence[Rule | None] | Overlay
@@ -32,50 +32,40 @@ class Steps:
 
 
 def gather(targets: Iterable[int], values: Store, inputs: Inputs, labels: list[float]) -> Steps:
-    """Decide: mark as PENDING, and list inputs first, all invalid nodes that `targets` depend on.
+    """Decide: list, inputs first, all invalid nodes that `targets` depend on. Changes nothing.
 
     A node that is valid is not looked behind: what it reads is valid too, or not wanted.
     """
     steps = Steps()
-    try:
-        _find(steps, targets, values, inputs)
-    except BaseException:  # interrupted: nothing was announced
-        for node in steps.nodes:
-            values[node] = INVALID
-        raise
-    steps.nodes.sort(key=labels.__getitem__)
-    return steps
-
-
-def _find(steps: Steps, targets: Iterable[int], values: Store, inputs: Inputs) -> None:
     nodes, above, reused = steps.nodes, steps.above, steps.reused
+    found: set[int] = set()
     # The targets, then the inputs of every node found; `nodes` grows while it is read.
     reads = itertools.chain((targets,), map(inputs.__getitem__, nodes))
     if type(values) is Overlay:
         own, below = values.get, values.below
         for sites in reads:
             for site in sites:
+                if site in found or site in reused:
+                    continue
                 state = own(site, SHARED)
                 if state is INVALID:
+                    found.add(site)
                     nodes.append(site)
-                    values[site] = PENDING
-                elif state is SHARED:
-                    if site not in reused:
-                        if below[site] is INVALID:
-                            above.append(site)
-                        else:
-                            reused.add(site)
-                elif state is not PENDING:
+                elif state is SHARED and below[site] is INVALID:
+                    found.add(site)
+                    above.append(site)
+                else:
                     reused.add(site)
     else:
         for sites in reads:
             for site in sites:
-                state = values[site]
-                if state is INVALID:
-                    nodes.append(site)
-                    values[site] = PENDING
-                elif state is not PENDING:
+                if values[site] is not INVALID:
                     reused.add(site)
+                elif site not in found:
+                    found.add(site)
+                    nodes.append(site)
+    nodes.sort(key=labels.__getitem__)
+    return steps
 
 
 class RuleFailedError(Exception):

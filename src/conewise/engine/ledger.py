@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from conewise.engine.world import World
     from conewise.graph.graph import Graph, Site
+    from conewise.graph.journal import Journal
 
 Kind = Literal["invalidated", "recomputed", "reused", "cut_off"]
 
@@ -54,13 +55,19 @@ class Ledger:
         self._keep_sites = keep_sites
         self._spans: list[Ledger] = []
 
-    def record(self, kind: Kind, nodes: Sequence[int]) -> None:
-        """Take note of an event."""
+    def record(self, kind: Kind, nodes: Sequence[int], journal: Journal | None = None) -> None:
+        """Take note of an event; one that is a part of a change goes when the change is taken back."""
+        if journal is not None:
+            journal.note((self._go_back, kind, self._tally[kind], len(self._events)))
         self._tally[kind] += len(nodes)
         if self._keep_sites:
             self._events.append((kind, nodes))
         for span in self._spans:
-            span.record(kind, nodes)
+            span.record(kind, nodes, journal)
+
+    def _go_back(self, kind: Kind, tally: int, events: int) -> None:
+        self._tally[kind] = tally
+        del self._events[events:]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -67,17 +67,20 @@ class Standing:
         return Standing(None if isinstance(self.body, Native) else self.body, self.given, edges)
 
 
+NOTHING: Final = Standing()
+"""What stands where nothing was changed. Never written to."""
+
+
 def effective(
-    standings: Iterable[Standing], rule: Rule | None, inputs: tuple[int, ...], default: Any
+    merged: Standing, rule: Rule | None, inputs: tuple[int, ...], default: Any
 ) -> tuple[Rule | None, tuple[int, ...], Any]:
-    """The rule, the inputs and the known value of a node under `standings`, the nearest world's first.
+    """The rule, the inputs and the known value of a node under the changes of all worlds, merged.
 
     The value is `MISSING` where it has to be computed. A node whose value is known reads nothing;
     an edge patched with a value is not read.
     """
-    merged = Standing()
-    for standing in standings:
-        merged = merged.over(standing)
+    if merged is NOTHING:
+        return (rule, inputs, MISSING) if rule is not None else (None, (), default)
     body = None if isinstance(merged.body, Native) else merged.body
     if isinstance(body, Fixed):
         return None, (), body.value

@@ -14,9 +14,10 @@ from typing import Any
 
 from conewise.engine.demand import Inputs, Memo, Rules, Same
 from conewise.engine.ledger import Kind
-from conewise.engine.standing import Fixed, Standing, View, effective, view
-from conewise.engine.store import INVALID, PENDING, SHARED, Overlay, Store
+from conewise.engine.standing import NOTHING, Fixed, Standing, View, effective, view
+from conewise.engine.store import INVALID, SHARED, Overlay, Store
 from conewise.graph.graph import MISSING, Graph
+from conewise.graph.journal import truncate
 from conewise.graph.table import Rule
 
 Emit = Callable[[Kind, Sequence[int]], None]
@@ -24,11 +25,26 @@ Key = int | tuple[int, int]
 
 
 @dataclass(slots=True)
+class Displaced:
+    """What one wave overwrote, SHARED where a fork owned nothing: where it began, and then node by node."""
+
+    seeds: dict[int, Any] = field(default_factory=dict)
+    nodes: list[int] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
+
+    def put_back(self, values: Store) -> None:
+        """Let it stand again."""
+        # Broken off between two lines, `states` may be one ahead: what is there last still stands.
+        _overwrite(values, zip(self.nodes, self.states, strict=False))
+        _overwrite(values, self.seeds.items())
+
+
+@dataclass(slots=True)
 class Frame:
-    """What one patch displaced: values by node (SHARED where a fork owned none), and their memos."""
+    """What one patch displaced: values and, with a cutoff, memos."""
 
     key: Key
-    values: dict[int, Any] = field(default_factory=dict)
+    displaced: Displaced = field(default_factory=Displaced)
     memos: dict[int, Memo | None] = field(default_factory=dict)
 
 
@@ -39,12 +55,14 @@ class State:
       1. what a valid node reads is valid (through this world's changes, in this world's view; not
          where the root is partial, whose own values are final for that reason);
       2. a fork owns exactly the nodes at which something else stands than in its parent, and those
-         that read one it owns; so a fork that changed nothing owns nothing;
-      3. no node is PENDING.
+         that read one it owns; so a fork that changed nothing owns nothing.
+    What a change overwrites is noted in the graph's journal before: a change is made inside of
+    `journal.make`, and happens whole or not at all.
     """
 
     def __init__(self, graph: Graph, parent: State | None, same: Same | None, emit: Emit) -> None:
         self.graph = graph
+        self.journal = graph.journal
         self.parent = parent
         self.same = same
         # Weak, for a world holds its state: a dropped fork is gone at once, and does not wait for the
@@ -96,10 +114,13 @@ class State:
     def close(self) -> None:
         """Drop the values of this state and of its forks."""
         for state in list(self.family()):
-            state.is_closed = True
-            state.standings, state._views = {}, {}
-            state.frames, state.memos, state.values = [], {}, []
+            self.journal.assign(state, "is_closed", True)
+            for name in ("standings", "_views", "memos"):
+                self.journal.assign(state, name, {})
+            for name in ("frames", "values"):
+                self.journal.assign(state, name, [])
         if self.parent is not None and self.parent._forks is not None:
+            self.journal.note((self.parent._forks.add, self))
             self.parent._forks.discard(self)
 
     def emit(self, kind: Kind, nodes: Sequence[int]) -> None:
@@ -116,18 +137,28 @@ class State:
             state._take_in()
 
     def _take_in(self) -> None:
+        """Outside of a change too: what is interrupted here goes on from there the next time."""
         table, values = self.graph.table, self.values
-        fresh = range(self._known, len(table))
-        self._known = len(table)
+        self.journal.note((self._let_out, self._known, len(table)))
         if type(values) is Overlay:
-            for node in fresh if values else ():
+            for node in range(self._known, len(table)) if values else ():
                 if any(site in values for site in self.effective(node)[1]):
                     values[node] = INVALID
-            return
-        assert type(values) is list
-        for node in fresh:
-            value = self.graph.default(node) if table.rules[node] is None else MISSING
-            values.append(INVALID if value is MISSING else value)
+        else:
+            assert type(values) is list
+            for node in range(len(values), len(table)):
+                value = self.graph.default(node) if table.rules[node] is None else MISSING
+                values.append(INVALID if value is MISSING else value)
+        self._known = len(table)
+
+    def _let_out(self, known: int, count: int) -> None:
+        """Undo `_take_in`."""
+        self._known = known
+        if type(self.values) is list:
+            truncate(self.values, known)
+        else:
+            for node in range(known, count):
+                self.own.pop(node, None)
 
     def hold(self, values: Mapping[int, Any]) -> None:
         """Take `values` for computed, whether or not what they read is there; see `World.partial`."""
@@ -141,21 +172,29 @@ class State:
     def stand(self, node: int, standing: Standing) -> None:
         """Let `standing` be this world's own changes at `node`."""
         if standing.is_empty:
-            self.standings.pop(node, None)
+            self.journal.pop(self.standings, node)
         else:
-            self.standings[node] = standing
+            self.journal.put(self.standings, node, standing)
 
     def inherited(self, node: int) -> Standing:
-        """What the ancestors let stand at `node`, the nearest one's first."""
-        merged = Standing()
-        if self.parent is not None:
-            for state in self.parent.lineage():
-                if node in state.standings:
-                    merged = merged.over(state.standings[node])
-        return merged
+        """What the ancestors let stand at `node`, merged; the nearest one's wins."""
+        return NOTHING if self.parent is None else self.parent.merged(node)
+
+    def merged(self, node: int) -> Standing:
+        """What this world and its ancestors let stand at `node`; the nearest one's wins."""
+        merged, state = NOTHING, self
+        while True:
+            standing = state.standings.get(node)
+            if standing is not None:
+                merged = standing if merged is NOTHING else merged.over(standing)
+            if state.parent is None:
+                return merged
+            state = state.parent
 
     def marked(self) -> Collection[int]:
         """The nodes at which this world or an ancestor has changed something."""
+        if self.parent is None:
+            return self.standings
         changed = [state.standings for state in self.lineage() if state.standings]
         if len(changed) <= 1:
             return changed[0] if changed else ()
@@ -164,27 +203,76 @@ class State:
     def effective(self, node: int) -> tuple[Rule | None, tuple[int, ...], Any]:
         """The rule, the inputs and the known value (or `MISSING`) of a node in this world."""
         table = self.graph.table
-        standings = [s.standings[node] for s in self.lineage() if node in s.standings]
-        return effective(standings, table.rules[node], table.inputs[node], self.graph.default(node))
+        return effective(self.merged(node), table.rules[node], table.inputs[node], self.graph.default(node))
 
     def rules_and_inputs(self) -> tuple[Rules, Inputs]:
         """The graph's own, or an overlay where a world of this lineage has others for computed nodes."""
         table = self.graph.table
+        changed = [
+            node
+            for state in self.lineage()
+            for node, standing in state.standings.items()
+            if standing.edges or not isinstance(standing.body, Fixed | None)
+        ]
+        if not changed:
+            return table.rules, table.inputs
         rules, inputs = Overlay(table.rules), Overlay(table.inputs)
-        for state in self.lineage():
-            for node, standing in state.standings.items():
-                if (standing.edges or not isinstance(standing.body, Fixed | None)) and node not in rules:
-                    rules[node], inputs[node], _ = self.effective(node)
-        return (rules, inputs) if rules else (table.rules, table.inputs)
+        for node in changed:
+            if node not in rules:
+                rules[node], inputs[node], _ = self.effective(node)
+        return rules, inputs
 
-    # -- the wave ----------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------
 
-    def disturb(self, seeds: Sequence[int], frame: Frame | None = None) -> list[int]:
-        """This world's own changes at `seeds` are others now: invalidate what depends on them.
+    def put(self, node: int, standing: Standing, key: Key, is_new: bool) -> list[int]:
+        """Let `standing` be here at `node`, with the patch `key` in it. Returns the nodes that lost a value.
+
+        A new patch keeps what it displaces. A patch put over itself keeps nothing: the frame it made at
+        first, if that is still the last, holds what was there before it. If it is not, no frame can be
+        trusted any more.
+        """
+        frame: Frame | None = None
+        if is_new:
+            frame = Frame(key)
+            self.journal.append(self.frames, frame)
+        elif not self.frames or self.frames[-1].key != key:
+            self._drop_frames()
+        self.stand(node, standing)
+        return self._disturb(node, frame)
+
+    def take(self, node: int, standing: Standing, key: Key, reveals_native: bool) -> list[int]:
+        """Let `standing` be here at `node`, without the patch `key`. Returns the nodes that lost a value.
+
+        If it was the last change made, what it displaced comes back; else its cone is invalid.
+        """
+        self.stand(node, standing)
+        if not reveals_native or not self.frames or self.frames[-1].key != key:
+            self._drop_frames()
+            lost = self._disturb(node)
+            return [gone for gone in lost if self.values[gone] is INVALID]
+        frame = self.frames[-1]
+        self.journal.note((_put_at_end, self.frames, len(self.frames) - 1, frame))
+        self.frames.pop()
+        lost = self._disturb(node)
+        displaced = frame.displaced
+        self._note_values(itertools.chain(displaced.seeds, displaced.nodes))
+        displaced.put_back(self.values)
+        if self.same is not None:
+            self._overwrite_memos(frame.memos)
+        return [gone for gone in lost if self.values[gone] is INVALID]
+
+    def give(self, node: int, standing: Standing) -> list[int]:
+        """Let `standing`, with another value of a source, be here. Returns the nodes that lost a value."""
+        self.stand(node, standing)
+        self._drop_frames()
+        return self._disturb(node)
+
+    def _disturb(self, node: int, frame: Frame | None = None) -> list[int]:
+        """This world's own changes at `node` are others now: invalidate what depends on it.
 
         Returns the nodes that lost a value. `frame` keeps what was displaced. Forks follow.
         """
-        live, hidden = self._split(seeds, ())
+        live, hidden = self._split([node], ())
         lost, fallen = self._wave(live, live, frame)
         self._let_forks_follow(live, hidden, fallen)
         return lost
@@ -195,36 +283,55 @@ class State:
             state._take_in()
             for node in removed:
                 if type(state.values) is Overlay:
-                    state.values.pop(node, None)
+                    self.journal.pop(state.values, node)
                 else:
-                    state.values[node] = INVALID
-                state.memos.pop(node, None)
+                    self.journal.replace(state.values, node, INVALID)
+                self.journal.pop(_maps(state.memos)[0], node)
         self._follow(seeds, (), ())
 
     def commit(self) -> list[int]:
         """Hand this fork's changes and values to its parent. Returns what became invalid there."""
-        parent = self.parent
+        parent, journal = self.parent, self.journal
         assert parent is not None
         own, seeds = dict(self.own), list(self.standings)
         lost = [n for n, v in own.items() if v is INVALID and parent.values[n] is not INVALID]
         for node, standing in self.standings.items():
-            merged = standing.over(parent.standings.get(node, Standing()))
+            merged = standing.over(parent.standings.get(node, NOTHING))
             parent.stand(node, merged.without_native() if parent.parent is None else merged)
             parent._view_anew(node)
-        for node, value in own.items():
-            parent.values[node] = value
+        parent._note_values(own)
+        _overwrite(parent.values, own.items())
         if parent.parent is not None:
             parent._release(seeds)
         if self.same is not None:
-            parent.memos.update(_maps(self.memos)[0])
-            _maps(self.memos)[0].clear()
+            mine = _maps(self.memos)[0]
+            parent._overwrite_memos(mine)
+            journal.note((mine.update, dict(mine)))
+            mine.clear()
+        journal.note((self.own.update, own))
         self.own.clear()
-        self.standings.clear()
-        self._views.clear()
-        self.frames.clear()
-        parent.frames.clear()
+        journal.assign(self, "standings", {})
+        journal.assign(self, "_views", {})
+        self._drop_frames()
+        parent._drop_frames()
         parent._let_forks_follow(seeds, (), list(own), but=self)
         return lost
+
+    def _note_values(self, nodes: Iterable[int]) -> None:
+        """Write down what these nodes hold, before it is overwritten."""
+        values, held = self.values, Displaced()
+        if type(values) is Overlay:
+            held.seeds = {node: values.get(node, SHARED) for node in nodes}
+        else:
+            held.seeds = {node: values[node] for node in nodes}
+        self.journal.note((held.put_back, values))
+
+    def _overwrite_memos(self, memos: Mapping[int, Memo | None]) -> None:
+        mine = _maps(self.memos)[0]
+        self.journal.note((_put_memos, mine, {node: mine.get(node) for node in memos}))
+        _put_memos(mine, memos)
+
+    # -- the wave ----------------------------------------------------------------------------
 
     def _let_forks_follow(
         self,
@@ -251,7 +358,7 @@ class State:
         `seeds` have changed in the view from above; `hidden` ones have too, but not as the worlds
         between see them. `fallen` became invalid there.
         """
-        self.frames.clear()
+        self._drop_frames()
         if self.parent is not None and not self.standings:
             return seeds, hidden, fallen
         live, hidden = self._split(seeds, hidden)
@@ -282,9 +389,9 @@ class State:
     def _view_anew(self, node: int) -> bool:
         """Whether this world has changes at `node` and they look other than when last looked at."""
         if node not in self.standings:
-            return self._views.pop(node, None) is not None
+            return self.journal.pop(self._views, node) is not None
         old, new = self._views.get(node), self._view(node)
-        self._views[node] = new
+        self.journal.put(self._views, node, new)
         if old is None or not _is_same_view(old, new):
             return True
         return type(self.values) is Overlay and (node in self.values) != self._must_own(node)
@@ -292,8 +399,7 @@ class State:
     def _view(self, node: int) -> View:
         """What stands at `node` in this world's eyes, as parts to be compared by identity."""
         table = self.graph.table
-        merged = self.standings.get(node, Standing()).over(self.inherited(node))
-        return view(merged, table.rules[node], table.inputs[node])
+        return view(self.merged(node), table.rules[node], table.inputs[node])
 
     def _differs(self, node: int) -> bool:
         """Whether something else stands at `node` than in the parent."""
@@ -312,17 +418,21 @@ class State:
         """
         values, consumers, marked = self.values, self.graph.table.consumers, self.marked()
         own = values if type(values) is Overlay else None
-        saved = None if frame is None else frame.values
+        # The journal takes it back with what it overwrites; a frame keeps the same, and for longer.
+        displaced = Displaced() if frame is None else frame.displaced
+        memos = None if frame is None or self.same is None else frame.memos
+        self.journal.note((displaced.put_back, values))
         lost: list[int] = []
         for node in self.graph.table.sorted(seeds):
             was_visible = values[node] is not INVALID
-            if frame is not None:
-                self._displace(node, frame)
+            if node not in displaced.seeds:
+                displaced.seeds[node] = values[node] if own is None else own.get(node, SHARED)
+                if memos is not None:
+                    self._keep_memo(node, memos)
             self._settle(node)
             if was_visible and values[node] is INVALID:
                 lost.append(node)
-        fallen: list[int] = []
-        taken: list[int] = []
+        fallen, states = displaced.nodes, displaced.states
         for site in itertools.chain(front, fallen):  # grows while it is read
             is_owned = own is None or site in own
             for reader in consumers[site]:
@@ -331,20 +441,18 @@ class State:
                     continue
                 if marked and reader in marked and site not in self.effective(reader)[1]:
                     continue
-                if saved is not None and reader not in saved:
-                    saved[reader] = state
-                    if self.same is not None:
-                        self._keep_memo(reader, frame)
-                if state is SHARED:
-                    taken.append(reader)
-                else:
-                    lost.append(reader)
-                values[reader] = INVALID
+                if memos is not None and reader not in memos:
+                    self._keep_memo(reader, memos)
+                states.append(state)
                 fallen.append(reader)
-        if own is not None:
-            below = own.below
+                values[reader] = INVALID
+        if own is None:
+            lost += fallen
+        else:
+            below, taken = own.below, list[int]()
+            for node, state in zip(fallen, states, strict=True):
+                (taken if state is SHARED else lost).append(node)
             lost += [node for node in taken if below[node] is not INVALID]
-        if own is not None:
             self._release(seeds)
         return lost, fallen
 
@@ -367,12 +475,14 @@ class State:
         return self._differs(node) or any(site in self.own for site in self.effective(node)[1])
 
     def _share(self, node: int) -> None:
-        value = self.own.pop(node, INVALID)
+        if node not in self.own:
+            return
+        value = self.journal.pop(self.own, node)
         if value is not INVALID and self.own.below[node] is INVALID:
             store = self.own.below
             while type(store) is Overlay and node not in store:
                 store = store.below
-            store[node] = value
+            self.journal.replace(store, node, value)
 
     def _settle(self, node: int) -> None:
         """Store the value that a changed node now has, or mark it invalid, or share it again."""
@@ -389,54 +499,12 @@ class State:
                 value = old if old is not INVALID and self.same(old, value) else value
             values[node] = value
 
-    # -- taking a patch back -----------------------------------------------------------------
+    def _drop_frames(self) -> None:
+        if self.frames:
+            self.journal.assign(self, "frames", [])
 
-    def frame(self, key: Key, *, is_new: bool) -> Frame | None:
-        """Where the patch `key` keeps what it displaces.
-
-        A patch put over itself keeps nothing: the frame it made at first, if that is still the
-        last, holds what was there before it. If it is not, no frame can be trusted any more.
-        """
-        if is_new:
-            self.frames.append(Frame(key))
-            return self.frames[-1]
-        if not self.frames or self.frames[-1].key != key:
-            self.frames.clear()
-        return None
-
-    def undo(self, key: Key, node: int, *, reveals_native: bool) -> list[int]:
-        """The patch `key` at `node` was taken away. Returns the nodes that lost a value.
-
-        If it was the last change made, what it displaced comes back; else its cone is invalid.
-        """
-        if not reveals_native or not self.frames or self.frames[-1].key != key:
-            self.frames.clear()
-            lost = self.disturb([node])
-            return [gone for gone in lost if self.values[gone] is INVALID]
-        frame = self.frames.pop()
-        lost = self.disturb([node])
-        for place, value in frame.values.items():
-            if value is SHARED:
-                self.own.pop(place, None)
-            else:
-                self.values[place] = value
-        for place, memo in frame.memos.items():
-            if memo is None:
-                _maps(self.memos)[0].pop(place, None)
-            else:
-                self.memos[place] = memo
-        return [gone for gone in lost if self.values[gone] is INVALID]
-
-    def _displace(self, node: int, frame: Frame) -> None:
-        if node not in frame.values:
-            values = self.values
-            frame.values[node] = values.get(node, SHARED) if type(values) is Overlay else values[node]
-            if self.same is not None:
-                self._keep_memo(node, frame)
-
-    def _keep_memo(self, node: int, frame: Frame | None) -> None:
-        if frame is not None:
-            frame.memos[node] = _maps(self.memos)[0].get(node)
+    def _keep_memo(self, node: int, memos: dict[int, Memo | None]) -> None:
+        memos[node] = _maps(self.memos)[0].get(node)
 
     # -- what must hold ----------------------------------------------------------------------
 
@@ -458,7 +526,6 @@ class State:
         is_partial = any(state.is_partial for state in self.lineage())
         for node in self.graph.table.order:
             _, inputs, value = self.effective(node)
-            assert values[node] is not PENDING, f"{name(node)} is pending"
             if value is not MISSING:
                 assert values[node] is not INVALID, f"{name(node)} is given, yet invalid"
             elif values[node] is not INVALID and not is_partial:
@@ -478,6 +545,28 @@ def _is_same_view(one: View, other: View) -> bool:
 
 def _is_same_part(one: object, other: object) -> bool:
     return one is other or (type(one) is tuple and one == other)
+
+
+def _overwrite(values: Store, states: Iterable[tuple[int, Any]]) -> None:
+    """Let `states` stand in `values`; a fork shares what is SHARED."""
+    own = values if type(values) is Overlay else None
+    for node, value in states:
+        if own is not None and value is SHARED:
+            own.pop(node, None)
+        else:
+            values[node] = value
+
+
+def _put_memos(memos: MutableMapping[int, Memo], saved: Mapping[int, Memo | None]) -> None:
+    for node, memo in saved.items():
+        if memo is None:
+            memos.pop(node, None)
+        else:
+            memos[node] = memo
+
+
+def _put_at_end(frames: list[Frame], place: int, frame: Frame) -> None:
+    frames[place:] = [frame]
 
 
 def _maps(memos: MutableMapping[int, Memo]) -> list[MutableMapping[int, Memo]]:

@@ -18,9 +18,6 @@ class _Mark:
 INVALID: Final[Any] = _Mark("INVALID")
 """Stands where a value has to be computed before it can be read."""
 
-PENDING: Final[Any] = _Mark("PENDING")
-"""Stands where a running demand is about to put a value. Never there between two demands."""
-
 SHARED: Final[Any] = _Mark("SHARED")
 """What an overlay answers for a node that it does not own."""
 

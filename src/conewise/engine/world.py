@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, overload
 
 from conewise.engine.demand import (
+    Inputs,
     RuleFailedError,
+    Rules,
     Same,
     Steps,
     bitwise_same,
@@ -17,9 +19,9 @@ from conewise.engine.demand import (
 )
 from conewise.engine.ledger import Event, Kind, Ledger, Listener
 from conewise.engine.plan import Plan
-from conewise.engine.standing import NATIVE, Body, Fixed, Native, Ruled, Standing, Through
+from conewise.engine.standing import NATIVE, NOTHING, Body, Fixed, Native, Ruled, Standing, Through
 from conewise.engine.state import State
-from conewise.engine.store import INVALID, PENDING
+from conewise.engine.store import INVALID
 from conewise.errors import (
     BusyError,
     ClosedWorldError,
@@ -38,7 +40,8 @@ class World:
 
     A fork is a live view of its parent: what its own changes do not touch, it reads from the
     parent, later changes of the parent included; where both change a site, the fork's own change
-    stands. `engine/README.md` tells the algorithm.
+    stands. A change happens whole or not at all, whatever interrupts it. `engine/README.md` tells the
+    algorithm.
     """
 
     def __init__(self, graph: Graph, *, cutoff: bool | Same = False, keep_sites: bool = True) -> None:
@@ -59,7 +62,7 @@ class World:
         self._parent: World | None = parent
         self._keep_sites = keep_sites
         self._listeners: list[Listener] = []
-        self._state: State = State(graph, None if parent is None else parent._state, same, self._emit)
+        self._state: State = State(graph, None if parent is None else parent._state, same, self._record)
 
     @classmethod
     def partial(cls, graph: Graph, values: Mapping[Site, Any]) -> World:
@@ -90,13 +93,15 @@ class World:
         if self._parent is None:
             raise WorldError("this world is no fork: it has no parent to commit its changes to.")
         self._parent._ready_to_change("world.commit")
-        self._parent._emit("invalidated", self._state.computed(self._state.commit()))
+        self.graph.journal.make(self._commit, self._parent)
+
+    def _commit(self, parent: World) -> None:
+        parent._record("invalidated", self._state.computed(self._state.commit()))
 
     def close(self) -> None:
         """Drop this world and its forks. Its values are gone; nothing else changes."""
-        if self.graph.running:
-            raise BusyError("world.close")
-        self._state.close()
+        self.graph.journal.expect_idle("world.close")
+        self.graph.journal.make(self._state.close)
 
     def __enter__(self) -> World:
         return self
@@ -132,10 +137,9 @@ class World:
         node = self.graph.number(site)
         self._ready_to_change(action)
         state = self._state
-        standing = state.standings.get(node, Standing())
-        frame = state.frame(node, is_new=standing.body is None)
-        state.stand(node, Standing(body, standing.given, standing.edges))
-        self._emit("invalidated", state.computed(state.disturb([node], frame)))
+        standing = state.standings.get(node, NOTHING)
+        new = Standing(body, standing.given, standing.edges)
+        self._make(state.put, node, new, node, standing.body is None)
 
     def restore(self, site: Site) -> None:
         """Take the patch at a site away.
@@ -147,31 +151,29 @@ class World:
         node = self.graph.number(site)
         self._ready_to_change("world.restore")
         state = self._state
-        standing, inherited = state.standings.get(node, Standing()), state.inherited(node)
+        standing, inherited = state.standings.get(node, NOTHING), state.inherited(node)
         is_inherited = inherited.body is not None and not isinstance(inherited.body, Native)
         if isinstance(standing.body, Native) or (standing.body is None and not is_inherited):
             raise NotPatchedError(repr(site), self.patched)
-        state.stand(node, Standing(NATIVE if is_inherited else None, standing.given, standing.edges))
-        lost = state.undo(node, node, reveals_native=not is_inherited)
-        self._emit("invalidated", state.computed(lost))
+        new = Standing(NATIVE if is_inherited else None, standing.given, standing.edges)
+        self._make(state.take, node, new, node, not is_inherited)
 
     def patch_edge(self, edge: Edge, value: Any) -> None:
         """Let one reader see `value`, or a function of the real one, of one input; others see the real."""
         site, reader = self.graph.edge(edge)
         self._ready_to_change("world.patch_edge")
         state = self._state
-        standing = state.standings.get(reader, Standing())
-        frame = state.frame((site, reader), is_new=site not in standing.edges)
+        standing = state.standings.get(reader, NOTHING)
         patch = Through(value) if callable(value) else Fixed(value)
-        state.stand(reader, Standing(standing.body, standing.given, standing.edges | {site: patch}))
-        self._emit("invalidated", state.computed(state.disturb([reader], frame)))
+        new = Standing(standing.body, standing.given, standing.edges | {site: patch})
+        self._make(state.put, reader, new, (site, reader), site not in standing.edges)
 
     def restore_edge(self, edge: Edge) -> None:
         """Let the reader see the real value of that input again; see `restore`."""
         site, reader = self.graph.edge(edge)
         self._ready_to_change("world.restore_edge")
         state = self._state
-        standing = state.standings.get(reader, Standing())
+        standing = state.standings.get(reader, NOTHING)
         inherited = state.inherited(reader).edges.get(site, NATIVE)
         is_inherited = not isinstance(inherited, Native)
         if isinstance(standing.edges.get(site, inherited), Native):
@@ -179,9 +181,8 @@ class World:
         edges = {other: patch for other, patch in standing.edges.items() if other != site}
         if is_inherited:
             edges[site] = NATIVE
-        state.stand(reader, Standing(standing.body, standing.given, edges))
-        lost = state.undo((site, reader), reader, reveals_native=not is_inherited)
-        self._emit("invalidated", state.computed(lost))
+        new = Standing(standing.body, standing.given, edges)
+        self._make(state.take, reader, new, (site, reader), not is_inherited)
 
     def set(self, site: Site, value: Any) -> None:
         """Give a source another value in this world. Invalidates its cone."""
@@ -193,14 +194,21 @@ class World:
                 f"`world.patch({site!r}, value)`, or change its rule with `graph.redefine`."
             )
         state = self._state
-        standing = state.standings.get(node, Standing())
-        state.stand(node, Standing(standing.body, Fixed(value), standing.edges))
-        state.frames.clear()
-        self._emit("invalidated", state.computed(state.disturb([node])))
+        standing = state.standings.get(node, NOTHING)
+        new = Standing(standing.body, Fixed(value), standing.edges)
+        self._make(state.give, node, new)
+
+    def _make(self, change: Callable[..., list[int]], *args: Any) -> None:
+        """Make a change that returns which nodes lost a value, whole or not at all."""
+        self.graph.journal.make(self._made, change, *args)
+
+    def _made(self, change: Callable[..., list[int]], *args: Any) -> None:
+        self._record("invalidated", self._state.computed(change(*args)))
 
     @property
     def patched(self) -> tuple[str, ...]:
         """What is patched or set in this world itself: sites, then edges as 'input -> reader'."""
+        self.graph.journal.recover()
         name, standings = self.graph.name, self._state.standings
         sites = [name(n) for n, s in standings.items() if s.body is not None or s.given is not None]
         edges = [f"{name(site)} -> {name(n)}" for n, s in standings.items() for site in s.edges]
@@ -220,16 +228,14 @@ class World:
         """
         targets = self.graph.numbers(sites)
         self._ready("world.demand")
-        work = self._gather(targets)
-        self.graph.running = True
-        try:
-            for world, steps in work:
-                world._compute(steps)
-        finally:
-            _withdraw(work)
-            self.graph.running = False
+        self.graph.journal.make(self._answer, targets, during="demand")
         values = self._state.values
         return values[targets[0]] if isinstance(sites, str) else tuple(values[node] for node in targets)
+
+    def _answer(self, targets: Sequence[int]) -> None:
+        """Compute what `targets` need. Each value is there or not: no interruption leaves a wrong one."""
+        for world, steps, rules, inputs in self._gather(targets):
+            world._compute(steps, rules, inputs)
 
     def __getitem__(self, site: Site) -> Any:
         return self.demand(site)
@@ -239,11 +245,10 @@ class World:
         targets = self.graph.numbers(sites)
         self._ready("world.plan")
         work = self._gather(targets)
-        _withdraw(work)
         names = self.graph.names
-        own = [steps.nodes for world, steps in work if world is self]
+        own = [steps.nodes for world, steps, *_ in work if world is self]
         return Plan(
-            sites=tuple(site for _, steps in work for site in names(steps.nodes)),
+            sites=tuple(site for _, steps, *_ in work for site in names(steps.nodes)),
             own=names(own[0]) if own else (),
         )
 
@@ -253,31 +258,28 @@ class World:
         self._ready("world.is_stale")
         return self._state.values[node] is INVALID
 
-    def _gather(self, targets: Sequence[int]) -> list[tuple[World, Steps]]:
-        """The steps of this world and of those above it, the topmost world's first."""
-        work: list[tuple[World, Steps]] = []
+    def _gather(self, targets: Sequence[int]) -> list[tuple[World, Steps, Rules, Inputs]]:
+        """The steps of this world and of those above it, and what they call; the topmost world's first."""
+        work: list[tuple[World, Steps, Rules, Inputs]] = []
         world: World | None = self
         while world is not None and targets:
             state = world._state
             if world is not self and world._parent is not None and not state.own:
                 world = world._parent  # It owns nothing, so it has nothing to compute.
                 continue
-            inputs = state.rules_and_inputs()[1]
+            rules, inputs = state.rules_and_inputs()
             steps = gather(targets, state.values, inputs, self.graph.table.labels)
-            work.append((world, steps))
+            work.append((world, steps, rules, inputs))
             world, targets = world._parent, steps.above
-        for owner, steps in work if self.graph.valueless else ():
-            rules = owner._state.rules_and_inputs()[0]
+        for _, steps, rules, _ in work if self.graph.valueless else ():
             for node in steps.nodes:
                 if rules[node] is None:
-                    _withdraw(work)
                     raise NoValueError(self.graph.name(node))
         return work[::-1]
 
-    def _compute(self, steps: Steps) -> None:
+    def _compute(self, steps: Steps, rules: Rules, inputs: Inputs) -> None:
         """Compute `steps`, and tell what was done, also when a rule raises midway."""
         state = self._state
-        rules, inputs = state.rules_and_inputs()
         cut_off: set[int] = set()
         done: Sequence[int] = steps.nodes
         try:
@@ -292,8 +294,8 @@ class World:
                 raise failed.__cause__ from None
             raise self._explained(failed, inputs[failed.node]) from failed.__cause__
         finally:
-            if steps.nodes and state.values[steps.nodes[-1]] is PENDING:
-                done = [node for node in steps.nodes if state.values[node] is not PENDING]
+            if steps.nodes and state.values[steps.nodes[-1]] is INVALID:
+                done = [node for node in steps.nodes if state.values[node] is not INVALID]
             if cut_off:
                 self._emit("cut_off", [node for node in done if node in cut_off])
                 done = [node for node in done if node not in cut_off]
@@ -316,10 +318,20 @@ class World:
         """Stop calling `listener`."""
         self._listeners.remove(listener)
 
+    def _record(self, kind: Kind, nodes: Sequence[int]) -> None:
+        """Take note of what a change does, as a part of it; listeners hear of it when it is made."""
+        if nodes:
+            journal = self.graph.journal
+            self.ledger.record(kind, nodes, journal)
+            journal.afterwards(self._tell, kind, nodes)
+
     def _emit(self, kind: Kind, nodes: Sequence[int]) -> None:
-        if not nodes:
-            return
-        self.ledger.record(kind, nodes)
+        """Take note of what a demand does, and tell it at once."""
+        if nodes:
+            self.ledger.record(kind, nodes)
+            self._tell(kind, nodes)
+
+    def _tell(self, kind: Kind, nodes: Sequence[int]) -> None:
         world: World | None = self
         while world is not None:
             for listener in world._listeners:
@@ -357,14 +369,15 @@ class World:
 
     def check(self) -> None:
         """Assert the invariants of this world and of its forks."""
+        self.graph.journal.recover()
         for state in self._state.family():
             state.check()
 
     def _ready(self, action: str) -> None:
         if self._state.is_closed:
             raise ClosedWorldError
-        if self.graph.running:
-            raise BusyError(action)
+        if self.graph.journal.doing is not None:
+            self.graph.journal.expect_idle(action)
         self._state.sync()
 
     def _ready_to_change(self, action: str) -> None:
@@ -381,13 +394,3 @@ class World:
             return "World(closed)"
         kind = "root" if self._parent is None else f"fork that owns {len(state.own)} values"
         return f"World({kind}, {len(state.standings)} sites changed, over {self.graph!r})"
-
-
-def _withdraw(work: Iterable[tuple[World, Steps]]) -> None:
-    """Make invalid again what a demand announced and did not compute."""
-    for world, steps in work:
-        values = world._state.values
-        if steps.nodes and values[steps.nodes[-1]] is PENDING:
-            for node in steps.nodes:
-                if values[node] is PENDING:
-                    values[node] = INVALID

@@ -67,7 +67,7 @@ class Gradients(Mapping[Site, Site]):
     """
 
     def __init__(self, reverse: ReversePass, wrt: tuple[Site, ...]) -> None:
-        self._reverse: ReversePass | None = reverse
+        self._reverse = reverse
         self._graph = reverse.graph
         self._wrt = wrt
         self.loss = reverse.graph.name(reverse.loss)
@@ -107,10 +107,13 @@ class Gradients(Mapping[Site, Site]):
     def remove(self) -> None:
         """Take the nodes out of the graph, but for those that other gradients of this loss use."""
         self._standing().release(self)
-        self._reverse = None
+
+    @property
+    def _is_removed(self) -> bool:
+        return not self._reverse.serves(self)
 
     def _standing(self) -> ReversePass:
-        if self._reverse is None:
+        if self._is_removed:
             raise GradientError(
                 f"these gradients of {self.loss!r} were removed. Build them again with "
                 f"`gradients(graph, {self.loss!r}, {list(self._wrt)!r})`."
@@ -118,6 +121,6 @@ class Gradients(Mapping[Site, Site]):
         return self._reverse
 
     def __repr__(self) -> str:
-        if self._reverse is None:
+        if self._is_removed:
             return f"Gradients(of {self.loss!r}, removed)"
         return f"Gradients(of {self.loss!r} with respect to {', '.join(self._wrt)}; {len(self.sites)} nodes)"

@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 from conewise.errors import (
     ArityError,
     BlockError,
-    BusyError,
     CycleError,
     DuplicateSiteError,
     GraphError,
@@ -24,6 +23,7 @@ from conewise.errors import (
     UnknownSiteError,
 )
 from conewise.graph.block import Block, Graft
+from conewise.graph.journal import Journal, truncate
 from conewise.graph.table import Rule, Table
 
 Site = str
@@ -79,11 +79,12 @@ class Graph:
 
     Each change costs what it touches: a graft its fresh nodes and the readers it reroutes, a
     redefinition the part of the order that its new inputs overturn. None costs the graph's size.
+    Each happens whole or not at all, whatever interrupts it, and is followed by all worlds or by none.
     """
 
     def __init__(self) -> None:
-        self.table: Final = Table()
-        self.running = False
+        self.journal: Final = Journal()
+        self.table: Final = Table(self.journal)
         self._numbers: dict[Site, int] = {}
         self._names: list[Site] = []
         self._defaults: dict[int, Any] = {}
@@ -97,39 +98,85 @@ class Graph:
     def source(self, name: Site, value: Any = MISSING, *, param: bool = False) -> Site:
         """Add a leaf: an input, or a parameter. `value` is its default in every world."""
         self._expect_new(name, "graph.source")
-        number = self._add(name, None, ())
-        self._keep(number, value, param)
+        self.journal.make(self._add, name, None, (), value, param)
         return name
 
     def node(self, name: Site, rule: Rule, inputs: Sequence[Site]) -> Site:
         """Add a computed node: `rule` applied to the values at `inputs`, in that order."""
         self._expect_new(name, "graph.node")
+        self.journal.make(self._add, name, rule, self._expect_rule(name, rule, inputs))
+        return name
+
+    def add_source(self, name: Site, value: Any) -> Site:
+        """`source` as a part of a change that is being made."""
+        self._add(name, None, (), value)
+        return name
+
+    def add_node(self, name: Site, rule: Rule, inputs: Sequence[Site]) -> Site:
+        """`node` as a part of a change that is being made."""
         self._add(name, rule, self._expect_rule(name, rule, inputs))
         return name
 
-    def _add(self, name: Site, rule: Rule | None, inputs: tuple[int, ...]) -> int:
-        number = self.table.append(rule, inputs)
+    def _add(
+        self,
+        name: Site,
+        rule: Rule | None,
+        inputs: tuple[int, ...],
+        value: Any = MISSING,
+        param: bool = False,
+    ) -> None:
+        # One entry for all of it: building a graph should not pay for what it hardly ever needs.
+        table, number = self.table, len(self._names)
+        self.journal.note((self._retract, number, name, inputs, table.order.end))
+        table.append(rule, inputs)
         self._numbers[name] = number
         self._names.append(name)
-        return number
+        if rule is None:
+            self._hold(number, value, param)
+
+    def _retract(self, number: int, name: Site, inputs: tuple[int, ...], end: tuple[int, int]) -> None:
+        self.table.retract(number, inputs, end)
+        self._unname(number, name)
+        self._forget(number)
+
+    def _name(self, number: int, name: Site) -> None:
+        self.journal.note((self._unname, number, name))
+        self._numbers[name] = number
+        self._names.append(name)
+
+    def _unname(self, number: int, name: Site) -> None:
+        self._numbers.pop(name, None)
+        truncate(self._names, number)
 
     def _keep(self, source: int, value: Any, param: bool) -> None:
+        self.journal.note((self._forget, source))
+        self._hold(source, value, param)
+
+    def _hold(self, source: int, value: Any, param: bool) -> None:
         self._defaults[source] = value
         if value is MISSING:
             self.valueless.add(source)
         if param:
             self._params.add(source)
 
+    def _forget(self, source: int) -> None:
+        self._defaults.pop(source, None)
+        self.valueless.discard(source)
+        self._params.discard(source)
+
     # -- read --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
+        self.journal.recover()
         return len(self._numbers)
 
     def __contains__(self, site: object) -> bool:
+        self.journal.recover()
         return site in self._numbers
 
     def __iter__(self) -> Iterator[Node]:
         """The nodes, sources included, inputs first."""
+        self.journal.recover()
         return (self._node(number) for number in self.table.order)
 
     def __getitem__(self, site: Site) -> Node:
@@ -146,26 +193,31 @@ class Graph:
     @property
     def sites(self) -> tuple[Site, ...]:
         """Every site, inputs first."""
+        self.journal.recover()
         return self.names(self.table.order)
 
     @property
     def computed(self) -> tuple[Site, ...]:
         """The sites that have a rule, inputs first."""
+        self.journal.recover()
         return self.names(n for n in self.table.order if self.table.rules[n] is not None)
 
     @property
     def sources(self) -> tuple[Site, ...]:
         """The sites without a rule: inputs and parameters."""
+        self.journal.recover()
         return self.names(n for n in self.table.order if self.table.rules[n] is None)
 
     @property
     def params(self) -> frozenset[Site]:
         """The sources that are marked as parameters."""
+        self.journal.recover()
         return frozenset(self.names(self._params))
 
     @property
     def edges(self) -> Iterator[Edge]:
         """Every pair (input, reader), once each."""
+        self.journal.recover()
         for reader in self.table.order:
             for site in dict.fromkeys(self.table.inputs[reader]):
                 yield self._names[site], self._names[reader]
@@ -210,6 +262,12 @@ class Graph:
 
     def number(self, site: Site) -> int:
         """The number under which the table knows `site`."""
+        if self.journal.doing is not None:
+            self.journal.recover()
+        return self._number(site)
+
+    def _number(self, site: Site) -> int:
+        """`number` in the middle of a change."""
         try:
             return self._numbers[site]
         except (KeyError, TypeError):
@@ -217,11 +275,12 @@ class Graph:
 
     def numbers(self, sites: Site | Iterable[Site]) -> list[int]:
         """The numbers of one site, or of several."""
+        self.journal.recover()
         if isinstance(sites, str):
-            return [self.number(sites)]
+            return [self._number(sites)]
         if not isinstance(sites, Iterable):
             raise GraphError(f"expected a site's name, or several of them, and {sites!r} is neither.")
-        return [self.number(site) for site in sites]
+        return [self._number(site) for site in sites]
 
     def edge(self, edge: Edge) -> tuple[int, int]:
         """The numbers of an edge (input, reader), which must exist."""
@@ -257,9 +316,12 @@ class Graph:
         joined = tuple((fresh, number) for fresh in dict.fromkeys(new) if fresh not in old)
         change = Change(f"redefining {site!r}", seeds=(number,), cut=cut, joined=joined)
         self._approve(change)
-        self.table.rules[number] = rule
-        if new != old:
-            self.table.rewire(number, new)
+        self.journal.make(self._redefine, change, number, rule, new)
+
+    def _redefine(self, change: Change, number: int, rule: Rule, inputs: tuple[int, ...]) -> None:
+        self.table.define(number, rule)
+        if inputs != self.table.inputs[number]:
+            self.table.rewire(number, inputs)
         self._announce(change)
 
     def graft(self, edge: Edge, block: Block, *, name: str | None = None) -> Graft:
@@ -282,7 +344,9 @@ class Graph:
         name = self._fresh_name(name, block)
         cut = tuple((at, reader) for reader in readers)
         self._approve(Change(f"grafting {name!r}", cut=cut))
+        return self.journal.make(self._put_in, at, readers, block, name)
 
+    def _put_in(self, at: int, readers: tuple[int, ...], block: Block, name: str) -> Graft:
         def wiring(nodes: list[int]) -> Iterator[tuple[int, ...]]:
             for part in block.parts:
                 yield tuple(at if place < 0 else nodes[place] for place in part.inputs)
@@ -292,14 +356,14 @@ class Graph:
         anchor = table.order.before(readers[0]) if len(readers) == 1 else at
         nodes = table.insert_after(anchor, [part.rule for part in block.parts], wiring)
         for node, part in zip(nodes, block.parts, strict=True):
-            self._names.append(f"{name}.{part.name}")
-            self._numbers[self._names[node]] = node
+            self._name(node, f"{name}.{part.name}")
             if part.rule is None:
                 self._keep(node, part.value, part.param)
         output = nodes[block.output]
         for reader in readers:
             table.reroute(reader, at, output)
         fresh = tuple(node for node in nodes if table.rules[node] is not None)
+        cut = tuple((at, reader) for reader in readers)
         self._announce(Change(f"grafting {name!r}", seeds=(*fresh, *readers), cut=cut))
         return Graft(
             name,
@@ -339,15 +403,22 @@ class Graph:
         cut = tuple((output, reader) for reader in readers)
         change = Change(f"removing {graft.name!r}", seeds=readers, removed=tuple(block), cut=cut)
         self._approve(change)
-        for reader in readers:
-            table.reroute(reader, output, at)
-        self._delete(block)
+        self.journal.make(self._take_out, change, output, at)
+
+    def _take_out(self, change: Change, output: int, at: int) -> None:
+        for reader in change.seeds:
+            self.table.reroute(reader, output, at)
+        self._delete(change.removed)
         self._announce(change)
 
     def discard(self, sites: Iterable[Site]) -> None:
         """Remove computed nodes or sources that no other node reads, together."""
         self._expect_idle("graph.discard")
-        numbers = self.numbers(sites)
+        change = self.removal(self.numbers(sites))
+        self.journal.make(self.take_away, change)
+
+    def removal(self, numbers: Sequence[int], *, by: Observer | None = None) -> Change:
+        """The change that removes these nodes together, agreed to by all but `by`. Changes nothing yet."""
         inside = set(numbers)
         for number in numbers:
             for reader in self.table.consumers[number]:
@@ -357,18 +428,22 @@ class Graph:
                         "when nothing reads it. Remove the reader too, or let it read something else."
                     )
         change = Change(f"removing {len(numbers)} sites", removed=tuple(numbers))
-        self._approve(change)
-        self._delete(numbers)
+        self._approve(change, but=by)
+        return change
+
+    def take_away(self, change: Change) -> None:
+        """Make a `removal`, as a part of a change that is being made."""
+        self._delete(change.removed)
         self._announce(change)
 
-    def _delete(self, numbers: Iterable[int]) -> None:
-        numbers = list(numbers)
+    def _delete(self, numbers: Sequence[int]) -> None:
         self.table.delete(numbers)
+        journal = self.journal
         for number in numbers:
-            del self._numbers[self._names[number]]
-            self._defaults.pop(number, None)
-            self._params.discard(number)
-            self.valueless.discard(number)
+            journal.pop(self._numbers, self._names[number])
+            if number in self._defaults:
+                journal.note((self._hold, number, self._defaults[number], number in self._params))
+                self._forget(number)
 
     # -- who is told ---------------------------------------------------------------------------
 
@@ -383,15 +458,16 @@ class Graph:
 
     def guard(self, guard: Observer) -> None:
         """Ask `guard` before, and tell it after, every change of structure, until `unguard`."""
-        self._guards.append(guard)
+        self.journal.assign(self, "_guards", [*self._guards, guard])
 
     def unguard(self, guard: Observer) -> None:
         """Stop asking `guard`."""
-        self._guards.remove(guard)
+        self.journal.assign(self, "_guards", [each for each in self._guards if each is not guard])
 
-    def _approve(self, change: Change) -> None:
+    def _approve(self, change: Change, but: Observer | None = None) -> None:
         for observer in itertools.chain(self._guards, self._worlds):
-            observer.approve(change)
+            if observer is not but:
+                observer.approve(change)
 
     def _announce(self, change: Change) -> None:
         for observer in itertools.chain(self._guards, self._worlds):
@@ -401,6 +477,7 @@ class Graph:
 
     def check(self) -> None:
         """Assert the invariants of the graph and of its table."""
+        self.journal.recover()
         self.table.check()
         alive = set(self.table.order)
         assert alive == set(self._numbers.values()), "names and living nodes differ"
@@ -428,12 +505,11 @@ class Graph:
         )
 
     def _expect_idle(self, action: str) -> None:
-        if self.running:
-            raise BusyError(action)
+        self.journal.expect_idle(action)
 
     def _expect_new(self, name: Site, action: str) -> None:
-        if self.running:
-            raise BusyError(action)
+        if self.journal.doing is not None:
+            self.journal.expect_idle(action)
         given: object = name
         if not isinstance(given, str) or not given:
             raise GraphError(f"a site's name is a string that is not empty, and {name!r} is not one.")
@@ -450,7 +526,11 @@ class Graph:
                 f"the rule of {site!r} is {rule!r}, which cannot be called. A rule is a function of the "
                 f"input values; for a fixed value use `graph.source({site!r}, value)`."
             )
-        numbers = tuple(self.number(read) for read in inputs)
+        try:
+            known = self._numbers
+            numbers = tuple([known[read] for read in inputs])
+        except (KeyError, TypeError):
+            numbers = tuple(self._number(read) for read in inputs)  # Says which of them is unknown.
         least, most = arity(rule)
         if not least <= len(numbers) <= most:
             few = (

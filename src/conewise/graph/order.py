@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from conewise.graph.journal import Journal, truncate
+
 # Labels are floats because CPython sorts those fastest. Appended nodes stand GAP apart, so about
 # thirty insertions at one place find room by halving before any label has to move.
 GAP = float(1 << 20)
@@ -19,11 +21,13 @@ class Order:
     """The nodes 0, 1, 2, ... in an order that the owner keeps topological.
 
     Invariant: following `_next` from `_head` visits each member once, with strictly growing labels.
+    What is overwritten is noted in the journal before. `append` notes nothing: `retract` undoes it.
     """
 
-    __slots__ = ("_head", "_next", "_prev", "_size", "_tail", "labels")
+    __slots__ = ("_head", "_journal", "_next", "_prev", "_size", "_tail", "labels")
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self.labels: list[float] = []
         self._next: list[int] = []
         self._prev: list[int] = []
@@ -53,22 +57,42 @@ class Order:
         self._size += 1
         return node
 
+    @property
+    def end(self) -> tuple[int, int]:
+        """The last node, or -1, and how many there are: what `retract` goes back to."""
+        return self._tail, self._size
+
+    def retract(self, node: int, end: tuple[int, int]) -> None:
+        """Undo `append()`, which gave out `node`, or would have, when `end` was the end."""
+        last, self._size = end
+        truncate(self.labels, node)
+        truncate(self._next, node)
+        truncate(self._prev, node)
+        if last >= 0:
+            self._next[last] = -1
+        else:
+            self._head = -1
+        self._tail = last
+
     def before(self, node: int) -> int:
         """The node that stands right before `node`, or -1."""
         return self._prev[node]
 
     def remove(self, node: int) -> None:
         """Take `node` out. Its number is not used again."""
-        before, after = self._prev[node], self._next[node]
+        self._link(self._prev[node], self._next[node])
+        self._journal.assign(self, "_size", self._size - 1)
+
+    def _link(self, before: int, after: int) -> None:
+        """Let `after` stand right after `before`; -1 stands for the front, or for the end."""
         if before >= 0:
-            self._next[before] = after
+            self._journal.replace(self._next, before, after)
         else:
-            self._head = after
+            self._journal.assign(self, "_head", after)
         if after >= 0:
-            self._prev[after] = before
+            self._journal.replace(self._prev, after, before)
         else:
-            self._tail = before
-        self._size -= 1
+            self._journal.assign(self, "_tail", before)
 
     def place_after(self, anchor: int, nodes: Sequence[int]) -> None:
         """Put `nodes`, which stand nowhere, right after `anchor` (-1: at the front), in that order."""
@@ -76,18 +100,10 @@ class Order:
             return
         after = self._next[anchor] if anchor >= 0 else self._head
         for node in nodes:
-            self._prev[node] = anchor
-            if anchor >= 0:
-                self._next[anchor] = node
-            else:
-                self._head = node
+            self._link(anchor, node)
             anchor = node
-        self._next[anchor] = after
-        if after >= 0:
-            self._prev[after] = anchor
-        else:
-            self._tail = anchor
-        self._size += len(nodes)
+        self._link(anchor, after)
+        self._journal.assign(self, "_size", self._size + len(nodes))
         self._label(nodes)
 
     def move_after(self, anchor: int, nodes: Sequence[int]) -> None:
@@ -99,9 +115,9 @@ class Order:
     def new(self, count: int) -> list[int]:
         """`count` unused numbers that stand nowhere yet, for `place_after`."""
         first = len(self.labels)
-        for column, blank in ((self._next, -1), (self._prev, -1)):
-            column.extend([blank] * count)
-        self.labels.extend([0.0] * count)
+        for column in (self._next, self._prev, self.labels):
+            self._journal.note((truncate, column, first))
+            column.extend([-1] * count)
         return list(range(first, first + count))
 
     def _label(self, nodes: Sequence[int]) -> None:
@@ -140,9 +156,13 @@ class Order:
         finest = 4 * math.ulp(max(abs(low), abs(labels[right]) if right >= 0 else abs(low) + GAP * len(run)))
         if gap < max(least, finest):
             return False
-        for place, node in enumerate(run, start=1):
-            labels[node] = low + gap * place
+        self._journal.note((self._relabel, run, [labels[node] for node in run]))
+        self._relabel(run, [low + gap * place for place in range(1, len(run) + 1)])
         return True
+
+    def _relabel(self, run: Sequence[int], labels: Sequence[float]) -> None:
+        for node, label in zip(run, labels, strict=True):
+            self.labels[node] = label
 
     def check(self) -> None:
         """Assert the invariant."""

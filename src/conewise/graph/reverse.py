@@ -42,7 +42,6 @@ class ReversePass:
         self._differentiated: set[int] = set()
         self._wrt: set[int] = set()
         self._spans: dict[object, tuple[frozenset[int], frozenset[int]]] = {}
-        self._is_changing = False
 
     # -- what is differentiated ----------------------------------------------------------------
 
@@ -94,22 +93,24 @@ class ReversePass:
     # -- build ---------------------------------------------------------------------------------
 
     def extend(self, user: object, wrt: Sequence[int]) -> None:
-        """Add the gradients that `user` needs for `wrt` and that are not there yet."""
-        span = self.span(wrt)
+        """Add the gradients that `user` needs for `wrt` and that are not there yet; all or none."""
+        self.graph.journal.expect_idle("gradients")
+        self.graph.journal.make(self._extend, user, wrt, self.span(wrt))
+
+    def _extend(self, user: object, wrt: Sequence[int], span: frozenset[int]) -> None:
         for node in reversed(self.graph.table.sorted(span)):
             if node not in self.gradient:
                 self._add(node, span)
         if not self._spans:
             self.graph.guard(self)
-        self._spans[user] = span, frozenset(wrt)
+        self.graph.journal.put(self._spans, user, (span, frozenset(wrt)))
         self._protect()
 
     def _add(self, node: int, span: Collection[int]) -> None:
         graph, table = self.graph, self.graph.table
         name = f"d({graph.name(self.loss)})/d({graph.name(node)})"
         if node == self.loss:
-            self.gradient[node] = graph.source(self._free(name), SEED)
-            self._added[node], self._through[node] = [self.gradient[node]], ()
+            self._keep(node, [graph.add_source(self._free(name), SEED)], ())
             return
         ways = [
             (reader, place, vjp)
@@ -117,18 +118,23 @@ class ReversePass:
             for place, site in enumerate(table.inputs[reader])
             if site == node and (vjp := self._vjp(reader, place)) is not None
         ]
-        self._through[node] = tuple(reader for reader, _, _ in ways)
         if len(ways) == 1:
             reader, _, vjp = ways[0]
-            added = [graph.node(self._free(name), vjp.function, self._reads(reader, vjp))]
+            added = [graph.add_node(self._free(name), vjp.function, self._reads(reader, vjp))]
         else:
             added = []
             for reader, place, vjp in ways:
                 is_twice = table.inputs[reader].count(node) > 1
                 way = f"{name}@{graph.name(reader)}" + (f"[{place}]" if is_twice else "")
-                added.append(graph.node(self._free(way), vjp.function, self._reads(reader, vjp)))
-            added.append(graph.node(self._free(name), total, added))
-        self.gradient[node], self._added[node] = added[-1], added
+                added.append(graph.add_node(self._free(way), vjp.function, self._reads(reader, vjp)))
+            added.append(graph.add_node(self._free(name), total, added))
+        self._keep(node, added, tuple(reader for reader, _, _ in ways))
+
+    def _keep(self, node: int, added: list[Site], through: tuple[int, ...]) -> None:
+        put = self.graph.journal.put
+        put(self.gradient, node, added[-1])
+        put(self._added, node, added)
+        put(self._through, node, through)
 
     def _vjp(self, node: int, place: int) -> Vjp | None:
         vjps = vjps_of(self.graph.table.rules[node])
@@ -147,6 +153,10 @@ class ReversePass:
 
     # -- remove --------------------------------------------------------------------------------
 
+    def serves(self, user: object) -> bool:
+        """Whether `user` has asked for gradients, and has not released them."""
+        return user in self._spans
+
     def added(self, user: object) -> tuple[Site, ...]:
         """The nodes that `user` needs, inputs first."""
         nodes = (site for node in self._spans[user][0] for site in self._added[node])
@@ -156,14 +166,18 @@ class ReversePass:
         """Take out the nodes that only `user` needs; raises, and changes nothing, where others read them."""
         kept: set[int] = set().union(*(span for other, (span, _) in self._spans.items() if other is not user))
         gone = self._spans[user][0] - kept
-        self._is_changing = True
-        try:
-            self.graph.discard(site for node in gone for site in self._added[node])
-        finally:
-            self._is_changing = False
-        del self._spans[user]
+        self.graph.journal.expect_idle("grads.remove")
+        added = self.graph.numbers(site for node in gone for site in self._added[node])
+        removal = self.graph.removal(added, by=self)
+        self.graph.journal.make(self._release, user, gone, removal)
+
+    def _release(self, user: object, gone: frozenset[int], removal: Change) -> None:
+        journal = self.graph.journal
+        journal.pop(self._spans, user)
         for node in gone:
-            del self.gradient[node], self._added[node], self._through[node]
+            for known in (self.gradient, self._added, self._through):
+                journal.pop(known, node)
+        self.graph.take_away(removal)
         self._protect()
         if not self._spans:
             self.graph.unguard(self)
@@ -172,8 +186,6 @@ class ReversePass:
 
     def approve(self, change: Change) -> None:
         """Refuse what would make a gradient wrong: a change of what was differentiated, or a new path."""
-        if self._is_changing:
-            return
         for node in self._touched(change):
             if node in self._own:
                 self._refuse(change, f"it would change {self.graph.name(node)!r}, a node of the reverse pass")
@@ -187,9 +199,10 @@ class ReversePass:
 
     def _protect(self) -> None:
         """Know by number what may not change, so that approving a change costs what that touches."""
-        self._own = set(self.graph.numbers(itertools.chain.from_iterable(self._added.values())))
-        self._differentiated = set(itertools.chain.from_iterable(self._through.values()))
-        self._wrt = set().union(*(wrt for _, wrt in self._spans.values()))
+        assign, chain = self.graph.journal.assign, itertools.chain.from_iterable
+        assign(self, "_own", set(self.graph.numbers(chain(self._added.values()))))
+        assign(self, "_differentiated", set(chain(self._through.values())))
+        assign(self, "_wrt", set().union(*(wrt for _, wrt in self._spans.values())))
 
     def follow(self, change: Change) -> None:
         """Nothing to do: what was approved leaves the reverse pass as it is."""

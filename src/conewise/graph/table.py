@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from conewise.graph.journal import Journal, truncate
 from conewise.graph.order import Order
 
 Rule = Callable[..., Any]
@@ -20,16 +21,17 @@ class Table:
     """Rules, inputs and consumers of nodes 0, 1, 2, ...; a node without a rule is a source.
 
     Invariants: `consumers` is the exact mirror of `inputs`, each reader once; `order` holds the
-    living nodes, each after all of its inputs.
+    living nodes, each after all of its inputs. What is overwritten is noted in the journal before.
     """
 
-    __slots__ = ("consumers", "inputs", "order", "rules")
+    __slots__ = ("_journal", "consumers", "inputs", "order", "rules")
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self.rules: list[Rule | None] = []
         self.inputs: list[tuple[int, ...]] = []
         self.consumers: list[list[int] | dict[int, None]] = []
-        self.order = Order()
+        self.order = Order(journal)
 
     def __len__(self) -> int:
         """How many numbers were ever given out; the removed ones are included."""
@@ -47,30 +49,34 @@ class Table:
     # -- change ------------------------------------------------------------------------------
 
     def append(self, rule: Rule | None, inputs: tuple[int, ...]) -> int:
-        """Add a node at the end of the order."""
+        """Add a node at the end of the order. Notes nothing: `retract` undoes it."""
         node = self.order.append()
         self._store(rule, inputs)
         for site in inputs:
             self._connect(site, node)
         return node
 
+    def retract(self, node: int, inputs: tuple[int, ...], end: tuple[int, int]) -> None:
+        """Undo `append`, which gave out `node`, or would have, when `end` was the order's end."""
+        for site in inputs:
+            self._disconnect(site, node)
+        self._truncate(node)
+        self.order.retract(node, end)
+
     def insert_after(self, anchor: int, rules: Sequence[Rule | None], wiring: Wiring) -> list[int]:
         """Add a run of nodes right after `anchor`; `wiring(numbers)` gives the inputs of each."""
         nodes = self.order.new(len(rules))
+        self._journal.note((self._truncate, len(self.rules)))
         for rule in rules:
             self._store(rule, ())
         for node, inputs in zip(nodes, wiring(nodes), strict=True):
-            self.inputs[node] = inputs
-            for site in inputs:
-                self._connect(site, node)
+            self._read(node, inputs)
         self.order.place_after(anchor, nodes)
         return nodes
 
     def reroute(self, node: int, old: int, new: int) -> None:
         """Let `node` read `new` wherever it read `old`. The caller keeps the order true."""
-        self.inputs[node] = tuple(new if site == old else site for site in self.inputs[node])
-        self._disconnect(old, node)
-        self._connect(new, node)
+        self._read(node, tuple(new if site == old else site for site in self.inputs[node]))
 
     def path_if_cyclic(self, node: int, inputs: Iterable[int]) -> list[int] | None:
         """The path from `node` to one of `inputs` that reading them would close, if there is one."""
@@ -100,19 +106,13 @@ class Table:
         if ahead:
             last = max(inputs, key=labels.__getitem__)
             self.order.move_after(last, self.sorted(ahead))
-        for site in set(self.inputs[node]) - set(inputs):
-            self._disconnect(site, node)
-        for site in inputs:
-            self._connect(site, node)
-        self.inputs[node] = inputs
+        self._read(node, inputs)
 
     def delete(self, nodes: Collection[int]) -> None:
         """Take out `nodes`, which no node outside of them reads."""
         for node in nodes:
-            for site in set(self.inputs[node]):
-                self._disconnect(site, node)
-            self.inputs[node] = ()
-            self.rules[node] = None
+            self._read(node, ())
+            self._journal.replace(self.rules, node, None)
             self.order.remove(node)
 
     def _ahead(self, node: int, inputs: Iterable[int]) -> dict[int, int]:
@@ -133,10 +133,40 @@ class Table:
                     stack.append(reader)
         return ahead
 
+    def define(self, node: int, rule: Rule) -> None:
+        """Let `node` have another rule."""
+        self._journal.replace(self.rules, node, rule)
+
+    def _read(self, node: int, inputs: tuple[int, ...]) -> None:
+        """Let `node` read exactly `inputs`, wherever it stands in the order."""
+        old, new = dict.fromkeys(self.inputs[node]), dict.fromkeys(inputs)
+        for site in old:
+            if site not in new:
+                self._note_readers(site, node)
+                self._disconnect(site, node)
+        for site in new:
+            if site not in old:
+                self._note_readers(site, node)
+                self._connect(site, node)
+        self._journal.replace(self.inputs, node, inputs)
+
+    def _note_readers(self, site: int, reader: int) -> None:
+        readers = self.consumers[site]
+        if type(readers) is dict:
+            self._journal.note((self._connect if reader in readers else self._disconnect, site, reader))
+        else:
+            # Few: the list as it is, so that readers stay in their order.
+            self._journal.note((self.consumers.__setitem__, site, list(readers)))
+
     def _store(self, rule: Rule | None, inputs: tuple[int, ...]) -> None:
         self.rules.append(rule)
         self.inputs.append(inputs)
         self.consumers.append([])
+
+    def _truncate(self, length: int) -> None:
+        truncate(self.rules, length)
+        truncate(self.inputs, length)
+        truncate(self.consumers, length)
 
     def _connect(self, site: int, reader: int) -> None:
         readers = self.consumers[site]

@@ -74,11 +74,12 @@ class Reading:
     @contextmanager
     def trusted(self) -> Iterator[None]:
         """Look for no writes meanwhile: whoever asks for it has done so, and does so again afterwards."""
-        self._trusted += 1
+        trusted = self._trusted
         try:
+            self._trusted = trusted + 1
             yield
         finally:
-            self._trusted -= 1
+            self._trusted = trusted
 
     def check(self, now: Contents | None = None) -> None:
         """Read every bit of the weights, and raise WeightsChangedError if they are not those of this run.
@@ -361,8 +362,7 @@ class RunWorld(Reading):
         if isinstance(part, Tensor):
             found.expect(part, found.read(whole, self._sizes), place)
         edit = Edit(place, found, part)
-        self._edits.setdefault(edit.node, []).append(edit)
-        self._changes += 1
+        self._change(edit.node, [*self._edits.get(edit.node, ()), edit])
 
     def restore(self, place: PlaceLike) -> None:
         """Take back all patches that were made in this world at exactly this place."""
@@ -373,11 +373,17 @@ class RunWorld(Reading):
             standing = ", ".join(str(edit.place) for edit in self._own_edits())
             raise PatchError(f"{place} is not patched in this world. Patched here: {standing or 'nothing'}.")
         node = gone[0].node
-        left = [edit for edit in self._edits.pop(node) if edit not in gone]
-        if left:
-            self._edits[node] = left
         self._idle.difference_update(gone)
+        self._change(node, [edit for edit in self._edits[node] if edit not in gone])
+
+    def _change(self, node: str, edits: list[Edit]) -> None:
+        """Let these be the edits at a node: by one assignment, so whole or not at all."""
+        # Counted first: when it is interrupted in between, the same is handed over once more.
         self._changes += 1
+        if edits:
+            self._edits[node] = edits
+        else:
+            del self._edits[node]
 
     def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
         """The values at nodes of the graph, under the patches; warns of a patch without effect."""
@@ -449,7 +455,10 @@ class RunWorld(Reading):
         reached = set(graph.names(graph.table.cone(graph.numbers(self._edits))))
         partly = {node for node in self._parent._edited() & reached if not self._parent._covers(node)}
         standing = set(self._edits) | partly | (self._parent._edited() & self._standing)
-        for node in self._standing - standing:
+        gone = self._standing - standing
+        # All that may be patched, before it is: an interruption leaves nothing patched that is not known.
+        self._standing = self._standing | standing
+        for node in gone.intersection(self.world.patched) if gone else ():
             self.world.restore(node)
         numbers = {graph.number(node): node for node in standing}
         for number in graph.table.sorted(numbers):
