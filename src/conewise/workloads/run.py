@@ -116,7 +116,7 @@ class Reading:
         return read
 
     def read(self, place: PlaceLike) -> Tensor:
-        """The same for code that writes to nothing: what is read so is not watched, and costs no pass over it."""
+        """The same, for code that writes to nothing: it is not watched, which would cost a pass over it."""
         found = self.model.locate(as_place(place))
         return found.read(self._present(found), self._sizes)
 
