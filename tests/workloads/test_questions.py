@@ -241,3 +241,18 @@ def test_equal_questions_are_described_alike_and_others_are_not() -> None:
         question(pairs(), patch="noise", scale=1.0).described()
         != question(pairs(), patch="noise", scale=2.0).described()
     )
+
+
+def test_many_prompts_are_read_and_planned_in_batches_that_are_counted() -> None:
+    """A hundred thousand prompts are no one batch, and whoever waits for them sees how far they are."""
+    read: list[tuple[int, int]] = []
+    planned: list[tuple[int, int]] = []
+    many = read_pairs(PROMPTS)[:3] * 200
+    found = ask(many, progress=lambda done, total: read.append((done, total)))
+    assert [len(group) for group in found.groups] == [256, 256, 88]
+    assert read == [(number + 1, 600) for number in range(600)]
+    plan = Question(tiny()[0], found, cw.sites("mlp_out", layer=":")).plan(
+        progress=lambda done, total: planned.append((done, total))
+    )
+    assert planned == [(256, 600), (512, 600), (600, 600)]
+    assert plan.batches == 3

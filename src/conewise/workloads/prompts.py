@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,12 @@ METRICS: Mapping[str, str] = {
     "kl": "how far the prediction lies from that of the clean prompt (KL divergence)",
 }
 """What can be read off prompts and answers, in words; all at the last position."""
+
+BATCH = 256
+"""How many prompts are run as one batch at the most, unless that is said."""
+
+Progress = Callable[[int, int], None]
+"""Is told how many are done, of how many."""
 
 _READS = {"logit_diff": ("answers", "wrong_answers"), "prob": ("answers",), "kl": ()}
 
@@ -57,7 +63,7 @@ class Asked:
 
     def metric(self, group: int = 0, kind: str = "logit_diff", clean: Any = None) -> Metric:
         """One of `METRICS` for one group, reading each prompt's own answers. `kl` needs the clean run."""
-        self.expect_answers(kind)
+        self.expect_answers(kind, self.groups[group])
         answers = [self.answers[number] for number in self.groups[group]]
         if kind == "logit_diff":
             return answer_diff(answers, [self.wrong_answers[number] for number in self.groups[group]])
@@ -65,11 +71,12 @@ class Asked:
             return answer_prob(answers)
         return kl_to(clean)
 
-    def expect_answers(self, kind: str) -> None:
-        """Raise PromptError when a pair lacks what a metric reads."""
+    def expect_answers(self, kind: str, numbers: Sequence[int] | None = None) -> None:
+        """Raise PromptError when a pair lacks what a metric reads: any pair, or one of `numbers`."""
         if kind not in METRICS:
             raise PromptError(f"no metric {kind!r} for prompts; there are {', '.join(METRICS)}.")
-        for number, pair in enumerate(self.pairs):
+        for number in range(len(self.pairs)) if numbers is None else numbers:
+            pair = self.pairs[number]
             for name in _READS[kind]:
                 if not getattr(pair, name):
                     raise PromptError(
@@ -105,9 +112,14 @@ class Asked:
 
 
 def asked(
-    pairs: Iterable[Pair], tokenizer: Any, *, batch_size: int | None = None, as_written: bool = False
+    pairs: Iterable[Pair],
+    tokenizer: Any,
+    *,
+    batch_size: int | None = None,
+    as_written: bool = False,
+    progress: Progress | None = None,
 ) -> Asked:
-    """Tokenise pairs, check them, and group them by length, at most `batch_size` in a group.
+    """Tokenise pairs, check them, and group them by length, at most `batch_size` (else `BATCH`) in a group.
 
     A prompt is tokenised as the tokenizer does by default, with the special tokens that it adds. Clean and
     corrupted must have equally many tokens, for a position to mean the same in both.
@@ -137,7 +149,9 @@ def asked(
         reader.expect_aligned(clean[-1], corrupted[-1], where)
         answers.append(reader.answers(pair.answers, pair, f"{where}, field 'answers'"))
         wrong.append(reader.answers(pair.wrong_answers, pair, f"{where}, field 'wrong_answers'"))
-    groups = _groups([len(tokens) for tokens in clean], batch_size or len(listed))
+        if progress is not None:
+            progress(number + 1, len(listed))
+    groups = _groups([len(tokens) for tokens in clean], batch_size or BATCH)
     notes = tuple(dict.fromkeys(reader.notes))
     return Asked(
         listed, tuple(clean), tuple(corrupted), tuple(answers), tuple(wrong), groups, notes, tokenizer
@@ -166,6 +180,7 @@ class _Reader:
     def __init__(self, tokenizer: Any, as_written: bool) -> None:
         self._tokenizer, self._as_written = tokenizer, as_written
         self._unknown = unknown_token(tokenizer)
+        self._known: dict[str, Tokens] = {}
         self.notes: list[str] = []
 
     def prompt(self, text: str, where: str) -> Tokens:
@@ -213,7 +228,10 @@ class _Reader:
         )
 
     def _bare(self, text: str) -> Tokens:
-        return token_ids(self._tokenizer, text, add_special_tokens=False) if text else ()
+        """The tokens of an answer; the same few are given again and again."""
+        if text not in self._known:
+            self._known[text] = token_ids(self._tokenizer, text, add_special_tokens=False) if text else ()
+        return self._known[text]
 
     def _is_one(self, tokens: Tokens) -> bool:
         return len(tokens) == 1 and tokens[0] != self._unknown

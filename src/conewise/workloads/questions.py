@@ -24,7 +24,7 @@ from conewise.workloads.interventions import mean, noise
 from conewise.workloads.model import Model
 from conewise.workloads.plan import SweepPlan
 from conewise.workloads.progress import Shown, bar
-from conewise.workloads.prompts import METRICS, Asked
+from conewise.workloads.prompts import METRICS, Asked, Progress
 from conewise.workloads.result import CellCheck, Result, SweepLedger
 from conewise.workloads.run import Run
 from conewise.workloads.selectors import Cell, Selector, SelectorLike, as_selectors
@@ -136,10 +136,23 @@ class Question:
 
     # -- planned and run as one --------------------------------------------------------------
 
-    def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
-        """What all sweeps together will compute, and at what cost; nothing of it is computed."""
-        groups = range(len(self.asked.groups))
-        return _whole_plan([self.sweep(group).plan(max_memory, evaluator) for group in groups])
+    def plan(
+        self,
+        max_memory: int | str | None = None,
+        evaluator: str = "auto",
+        progress: Progress | None = None,
+    ) -> SweepPlan:
+        """What all sweeps together will compute, and at what cost; nothing of it is computed.
+
+        `progress` is told how many prompts are planned, of how many.
+        """
+        plans, done = [], 0
+        for group, numbers in enumerate(self.asked.groups):
+            plans.append(self.sweep(group).plan(max_memory, evaluator))
+            done += len(numbers)
+            if progress is not None:
+                progress(done, len(self.asked.pairs))
+        return _whole_plan(plans)
 
     def run(
         self,

@@ -118,7 +118,8 @@ def sweep(
     command = command_of(ctx)
     if stored is not None:
         if not stored.is_begun:
-            question.plan(max_memory, evaluator.value)  # what cannot run leaves no folder that is taken
+            # What cannot run leaves no folder that is taken.
+            question.plan(max_memory, evaluator.value, tell.counting("prompts planned"))
         stored.begin(question, command)
     how: dict[str, Any] = {"evaluator": evaluator.value, "max_memory": max_memory, "verify": verify}
     counting = Counting(tell, is_shown=progress is True and not sys.stderr.isatty())
@@ -166,7 +167,7 @@ def plan(
         sites, pos, patch, noise_scale, direction, metric, seed, tf32,
     ).ask(tell)  # fmt: skip
     with tell.doing("planning"):
-        found = question.plan(max_memory, evaluator.value)
+        found = question.plan(max_memory, evaluator.value, tell.counting("prompts planned"))
     if json:
         print_json("plan", {**told_question(loaded, question), "plan": told_plan(found)})
         return

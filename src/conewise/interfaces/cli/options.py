@@ -130,7 +130,7 @@ BatchSize = Annotated[
         "--batch-size",
         metavar="N",
         min=1,
-        help="Prompts that are run together at most; all of one length otherwise.",
+        help="Prompts of one length that are run together at most; 256 unless said.",
         rich_help_panel=_PROMPTS,
         show_default=False,
     ),

@@ -91,7 +91,13 @@ class Wanted:
         from conewise.workloads.prompts import asked
         from conewise.workloads.questions import Question, usual_direction
 
-        prompts = asked(pairs, loaded.tokenizer, batch_size=self.batch_size, as_written=self.as_written)
+        prompts = asked(
+            pairs,
+            loaded.tokenizer,
+            batch_size=self.batch_size,
+            as_written=self.as_written,
+            progress=tell.counting("prompts read"),
+        )
         for note in prompts.notes:
             tell.warn(note)
         prompts.expect_answers(self.metric.word)
@@ -100,8 +106,9 @@ class Wanted:
                 "clean and corrupted have the same tokens in every pair, so patching one into the other "
                 "changes nothing."
             )
+        # Two prompts show what many would: a capture computes its example.
         model = captured(
-            loaded, [prompts.clean[number] for number in prompts.groups[0]], tell, reads_last=True
+            loaded, [prompts.clean[number] for number in prompts.groups[0][:2]], tell, reads_last=True
         )
         direction = self.direction.value if self.direction else usual_direction(self.patch.value)
         return loaded, Question(

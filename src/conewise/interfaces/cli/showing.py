@@ -90,6 +90,18 @@ class Teller:
         """Say something that a careful person wants to know, even when quiet."""
         print(f"note: {words}", file=sys.stderr, flush=True)
 
+    def counting(self, words: str) -> Callable[[int, int], None]:
+        """Says how many are done, of how many, once a second where it takes longer than one."""
+        told_at = time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            nonlocal told_at
+            if time.monotonic() - told_at >= EVERY:
+                told_at = time.monotonic()
+                self(f"{done:,} of {total:,} {words}")
+
+        return progress
+
     @contextmanager
     def doing(self, words: str) -> Iterator[None]:
         """Say what is being done now: a moving line in a terminal, a plain one elsewhere."""
