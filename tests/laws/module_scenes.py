@@ -46,7 +46,7 @@ PATHS = {
 """The same values under the paths of modules, which every model has."""
 
 WAVEFRONT = 64
-"""How many roundings of the largest score a wavefront may be off; bfloat16 has few digits, and gets 8."""
+"""How many roundings of the largest score a wavefront may be off; two bytes have few digits, and get 8."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def outcome(seed: int, device: str = "cpu") -> str:
     answer = 1
     expected = scene.by_hooks(answer)
     assert torch.equal(scene.swept("serial", own_scores(scene.choices, answer)), expected), scene.choices
-    allowed = 8 if scene.choices.dtype == torch.bfloat16 else WAVEFRONT
+    allowed = 8 if scene.choices.dtype.itemsize == 2 else WAVEFRONT
     tolerance = allowed * torch.finfo(scene.choices.dtype).eps * max(1.0, float(expected.abs().max()))
     auto = scene.swept("auto", own_scores(scene.choices, answer))
     torch.testing.assert_close(auto, expected, rtol=0, atol=tolerance, msg=lambda m: f"{scene.choices}\n{m}")

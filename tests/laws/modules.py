@@ -29,9 +29,9 @@ BOUNDARIES = (
     "fixed length",
 )
 INSIDE = ("batch first", "sequence first", "flat")
-PACKINGS = ("fused", "eager", "batch·head", "head·batch", "multihead")
+PACKINGS = ("fused", "eager", "batch·head", "head·batch", "multihead", "grouped")
 MIXERS = (
-    "nothing", "nothing", "nothing", "nothing", "mean of the batch", "row numbers", "attention over rows",
+    *["nothing"] * 10, "mean of the batch", "row numbers", "attention over rows",
     "rows turned", "largest of the batch", "running mean", "positions turned",
 )  # fmt: skip
 OUTPUTS = (
@@ -44,7 +44,7 @@ OUTPUTS = (
     "pooled",
     "two",
 )
-DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16)
+DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,8 @@ class Attention(nn.Module):
         else:
             batch, length, _ = x.shape
         q, k, v = (self._heads(one(x), turned) for one in (self.q, self.k, self.v))
+        if choices.packing == "grouped":
+            k, v = k[:, :1], v[:, :1]
         seen = self._seen(q, k, v, length, batch)
         lying = seen.permute(2, 0, 1, 3) if turned else seen.transpose(1, 2)
         z = self.z(lying.reshape(*x.shape[:2], WIDTH))
@@ -138,7 +140,10 @@ class Attention(nn.Module):
             case "eager":
                 seen = self._eager(q, k, v, length)
             case _:
-                seen = functional.scaled_dot_product_attention(q, k, v, is_causal=self.choices.is_causal)
+                is_grouped = self.choices.packing == "grouped"
+                seen = functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=self.choices.is_causal, enable_gqa=is_grouped
+                )
         return seen
 
     def _eager(self, q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
@@ -230,7 +235,7 @@ class Network(nn.Module):
         self.pointer = nn.Linear(WIDTH, 1)
         if choices.has_large_feature:
             with torch.no_grad():
-                self.places.weight[:, 0] += 300.0 if choices.dtype != torch.bfloat16 else 8.0
+                self.places.weight[:, 0] += 300.0 if choices.dtype.itemsize > 2 else 8.0
 
     def stream(self, x: Tensor) -> Tensor:
         """[batch, pos, width] to the same, however the blocks lie."""
