@@ -20,8 +20,8 @@ from conewise.workloads.places import Place, site
 from conewise.workloads.selectors import sites
 
 if TYPE_CHECKING:
-    from conewise.frontends.torch.metrics import cross_entropy, kl_to, logit, logit_diff, prob
-    from conewise.workloads.interventions import add, mean, noise, resample
+    from conewise.frontends.torch.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
+    from conewise.workloads.interventions import add, intervention, mean, noise, resample
     from conewise.workloads.loading import load
     from conewise.workloads.model import Model, capture
     from conewise.workloads.result import Result
@@ -53,11 +53,13 @@ __all__ = [
     "chain",
     "cross_entropy",
     "gradients",
+    "intervention",
     "kl_to",
     "load",
     "logit",
     "logit_diff",
     "mean",
+    "metric",
     "noise",
     "ops",
     "prob",
@@ -76,11 +78,13 @@ _LAZY = {
     "capture": "conewise.workloads.model",
     "causal_trace": "conewise.workloads.tracing",
     "cross_entropy": "conewise.frontends.torch.metrics",
+    "intervention": "conewise.workloads.interventions",
     "kl_to": "conewise.frontends.torch.metrics",
     "load": "conewise.workloads.loading",
     "logit": "conewise.frontends.torch.metrics",
     "logit_diff": "conewise.frontends.torch.metrics",
     "mean": "conewise.workloads.interventions",
+    "metric": "conewise.frontends.torch.metrics",
     "noise": "conewise.workloads.interventions",
     "prob": "conewise.frontends.torch.metrics",
     "resample": "conewise.workloads.interventions",

@@ -26,6 +26,7 @@
     │       └── WeightsChangedError    weights that are not those of a run, or of the capture
     ├── MetricError            a metric that cannot be read off the outputs
     ├── SweepError             a sweep that cannot be planned, run or resumed as asked
+    │   └── IdentityError          something of which a change would go unseen
     ├── LoadError              a model that cannot be loaded
     ├── PromptError            prompts that cannot be read, or asked of a model
     ├── OutOfMemoryError       something that takes more memory than there is
@@ -239,6 +240,17 @@ class MetricError(ConewiseError):
 
 class SweepError(ConewiseError):
     """A sweep that cannot be planned, run or resumed as asked."""
+
+
+class IdentityError(SweepError):
+    """Something that a stored sweep depends on cannot be told from what it may become.
+
+    `what` it is, and `where` it was found: a way of names from the value that was looked at.
+    """
+
+    def __init__(self, where: str, what: str, message: str = "") -> None:
+        self.where, self.what = where, what
+        super().__init__(message or (f"{where}: {what}" if where else what))
 
 
 class PatchError(SiteError):

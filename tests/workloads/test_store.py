@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import conewise as cw
-from conewise.errors import MetricError, SweepError
+from conewise.errors import IdentityError, MetricError, PatchError, SweepError
 from conewise.workloads import store
 from conewise.workloads.model import Model
 from conewise.workloads.store import FILE, FORMAT, MANIFEST
@@ -248,6 +249,150 @@ def test_changed_functions_are_refused(captured: Model, tmp_path: Path) -> None:
         )
 
 
+GLOBAL = [0.1]
+
+
+def shifted(value: torch.Tensor) -> torch.Tensor:
+    return value + GLOBAL[0]
+
+
+def test_a_function_whose_data_changed_is_refused_with_what_changed(
+    captured: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "GLOBAL", [0.1])
+    heads = cw.sites("z", layer=":", head=":", pos=":")
+    with pytest.raises(Stop):
+        sweep_over(captured, heads, source=shifted).run(out=tmp_path, max_memory="30KiB", progress=cut_off(2))
+    GLOBAL[0] = 2.0
+    with pytest.raises(SweepError, match=r"batches\[0\]\.patch\[1\]\.GLOBAL: \[0\.1\] → \[2\.0\]"):
+        sweep_over(captured, heads, source=shifted).run(out=tmp_path, resume=True)
+    GLOBAL[0] = 0.1
+    resumed = sweep_over(captured, heads, source=shifted).run(out=tmp_path, resume=True)
+    assert resumed.ledger.resumed > 0
+    assert resumed.equals(sweep_over(captured, heads, source=shifted).run(max_memory="30KiB"))
+
+
+def unidentified() -> Callable[[torch.Tensor], torch.Tensor]:
+    numbers = iter([1.0] * 1000)
+    return lambda value: value * next(numbers)
+
+
+def test_what_cannot_be_identified_is_refused_before_anything_is_computed(
+    captured: Model, tmp_path: Path
+) -> None:
+    calls: list[int] = []
+    kept = unidentified()
+
+    def reading(value: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return kept(value)
+
+    sweep = sweep_over(captured, source=reading)
+    with pytest.raises(IdentityError, match="the intervention 'reading' cannot be stored") as caught:
+        sweep.run(out=tmp_path / "store")
+    assert "kept → numbers: a list_iterator, which is used up as it is read" in str(caught.value)
+    assert "cw.intervention(function, key=...)" in str(caught.value)
+    assert calls == []
+    assert not (tmp_path / "store").exists()
+    assert sweep.run().equals(sweep_over(captured, source=lambda value: value).run())
+
+
+def test_a_metric_and_a_patch_of_the_base_that_cannot_be_identified_are_refused(
+    captured: Model, tmp_path: Path
+) -> None:
+    kept = unidentified()
+
+    def read(outputs: Any) -> torch.Tensor:
+        return kept(outputs.logits[:, -1, 7])
+
+    with pytest.raises(IdentityError, match=r"the metric 'read' .*cw\.metric\(function, key=\.\.\.\)"):
+        sweep_over(captured, metric=read).run(out=tmp_path)
+    base = captured.run(input_ids=prompts(1, 2)).fork()
+    base.patch(("z", 0), kept)
+    with pytest.raises(IdentityError, match=r"the patch at z\[layer=0\] .*cw\.intervention"):
+        sweep_over(captured, base=base).run(out=tmp_path)
+    assert sweep_over(captured, base=base, metric=read).run().table.isfinite().all()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_names_what_cannot_be_identified(captured: Model, tmp_path: Path) -> None:
+    def sweep(key: str, metric_key: str = "m", base_key: str = "b") -> Sweep:
+        base = captured.run(input_ids=prompts(1, 2)).fork()
+        base.patch(("z", 0), cw.intervention(unidentified(), key=base_key))
+        kept = unidentified()
+        return sweep_over(
+            captured,
+            base=base,
+            source=cw.intervention(unidentified(), key=key),
+            metric=cw.metric(lambda outputs: kept(outputs.logits[:, -1, 7]), key=metric_key, name="seven"),
+        )
+
+    whole = sweep("times one").run(out=tmp_path)
+    assert whole.metrics == ("seven",)
+    assert sweep("times one").run(out=tmp_path, resume=True).equals(whole)
+    for other, line in (
+        (sweep("times two"), r"batches\[0\]\.patch\[1\]: key 'times one' → key 'times two'"),
+        (sweep("times one", metric_key="n"), r"metrics\[0\]\[1\]: key 'm' → key 'n'"),
+        (sweep("times one", base_key="c"), r"batches\[0\]\.base: .*"),
+    ):
+        with pytest.raises(SweepError, match=line):
+            other.run(out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("key", ["", "  ", 3, None])
+def test_a_key_says_something(key: Any) -> None:
+    with pytest.raises(PatchError, match="a key is a text that names a function"):
+        cw.intervention(torch.abs, key=key)
+    with pytest.raises(MetricError, match="a key is a text that names a function"):
+        cw.metric(torch.abs, key=key)
+    with pytest.raises(PatchError, match="is a function of what would have been there"):
+        cw.intervention(3, key="three")  # type: ignore[arg-type]
+    with pytest.raises(MetricError, match="is a function of the module's outputs"):
+        cw.metric(3, key="three")  # type: ignore[arg-type]
+
+
+def test_runs_that_are_put_in_are_told_by_all_that_they_are(captured: Model, tmp_path: Path) -> None:
+    """Their patches too, not just their inputs."""
+    run = captured.run(input_ids=prompts(3, 2))
+    patched = run.fork()
+    patched.patch(("z", 0), "zero")
+    sweep_over(captured, source=cw.resample(run)).run(out=tmp_path)
+    with pytest.raises(SweepError, match=r"batches\[0\]\.patch\[2\]: Run .* → RunWorld"):
+        sweep_over(captured, source=cw.resample(patched)).run(out=tmp_path, resume=True)
+
+
+def test_another_program_with_the_same_weights_is_refused(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.lin, self.scale, self.shift = nn.Linear(4, 4), scale, torch.ones(4)
+            nn.init.eye_(self.lin.weight)
+            nn.init.zeros_(self.lin.bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = torch.relu(self.lin(x)) * self.scale + self.shift
+            return out
+
+    def sweep(module: Scaled) -> Sweep:
+        captured = cw.capture(module, torch.zeros(2, 4))
+        # A metric that is the same in both.
+        return sweep_over(
+            captured, [cw.site("lin")], base=captured.run(torch.zeros(2, 4)), source="zero", metric=zero
+        )
+
+    def zero(outputs: torch.Tensor) -> torch.Tensor:
+        return outputs[:, 0] * 0
+
+    sweep(Scaled(2.0)).run(out=tmp_path)
+    sweep(Scaled(2.0)).run(out=tmp_path, resume=True)
+    with pytest.raises(SweepError, match=r"program: \w+\.\.\. → \w+\.\.\."):
+        sweep(Scaled(3.0)).run(out=tmp_path, resume=True)
+    shifted = Scaled(2.0)
+    shifted.shift = torch.zeros(4)
+    with pytest.raises(SweepError, match=r"constants: \w+\.\.\. → \w+\.\.\."):
+        sweep(shifted).run(out=tmp_path, resume=True)
+
+
 def test_another_number_of_threads_is_refused(sweep: Sweep, tmp_path: Path) -> None:
     sweep.run(out=tmp_path)
     torch.set_num_threads(2)
@@ -258,7 +403,9 @@ def test_another_number_of_threads_is_refused(sweep: Sweep, tmp_path: Path) -> N
         torch.set_num_threads(1)
 
 
-def test_a_baseline_that_computes_something_else_is_refused(captured: Model, tmp_path: Path) -> None:
+def test_a_baseline_that_computes_something_else_is_refused(
+    captured: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hidden = {"scale": [1.0]}
 
     class Data:
@@ -273,7 +420,8 @@ def test_a_baseline_that_computes_something_else_is_refused(captured: Model, tmp
     sweep_over(captured, metric=scaled).run(out=tmp_path)
     hidden["scale"].append(2.0)
     changed = sweep_over(captured, metric=scaled)
-    changed.provenance = lambda: json.loads((tmp_path / MANIFEST).read_text())["sweep"]  # type: ignore[method-assign]
+    stored = json.loads((tmp_path / MANIFEST).read_text())["sweep"]
+    monkeypatch.setattr(changed, "provenance", lambda *, strict: stored)
     with pytest.raises(SweepError, match=r"the base run of batch 0 has the metrics .* now, and had"):
         changed.run(out=tmp_path, resume=True)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from conewise.frontends.torch.bits import Sums
-from conewise.frontends.torch.digests import home
+from conewise.frontends.torch.digests import home, inputs_digest, program_digest
 from conewise.frontends.torch.fingerprint import fingerprint
 from conewise.frontends.torch.fusing import find_fusions
 from conewise.frontends.torch.outputs import Outputs
@@ -41,8 +42,8 @@ class Facts:
         self.lying: dict[tuple[tuple[str, int], ...], Lying] = {}
         self.rates: dict[str, float] = {}
         self.fusions = find_fusions(program, self.device)
-        self._module, self._weights = model.module, model.weights
-        self._digest: tuple[Sums, str] | None = None
+        self._model, self._digest = model, ("", "")
+        self._digest_of: Sums | None = None
         self._found_with: Sums | None = None
 
     def expect_weights(self, now: Sums) -> bool:
@@ -56,13 +57,28 @@ class Facts:
     @property
     def fingerprint(self) -> str:
         """A digest of architecture and weights: another one is another model."""
-        return self.fingerprint_of(self._weights.whole_contents().whole)
+        return self.digests(self._model.weights.whole_contents().whole)[0]
 
-    def fingerprint_of(self, weights: Sums) -> str:
-        """The digest, where the weights were just read."""
-        if self._digest is None or self._digest[0] != weights:
-            self._digest = weights, fingerprint(self._module)
-        return self._digest[1]
+    def digests(self, weights: Sums) -> tuple[str, str]:
+        """The fingerprint, and a digest of what is no part of it: constants, buffers that are not saved.
+
+        `weights`: their bits, which were just read.
+        """
+        if self._digest_of != weights:
+            saved = self._model.module.state_dict()
+            rest = {
+                source.name: source.value
+                for source in self._model.program.sources
+                if saved.keys().isdisjoint((source.name, *source.aliases))
+            }
+            self._digest = fingerprint(self._model.module), inputs_digest(rest) if rest else ""
+            self._digest_of = weights
+        return self._digest
+
+    @cached_property
+    def program(self) -> str:
+        """A digest of what is computed, whatever the weights are."""
+        return program_digest(self._model.program)
 
 
 _FACTS: weakref.WeakKeyDictionary[Model, Facts] = weakref.WeakKeyDictionary()

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conewise.errors import PatchError
+from conewise.errors import PatchError, describe
 from conewise.frontends.torch.bits import Sums
 from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import added, averaged, has_nan, noised, resampled, spread_out
+from conewise.frontends.torch.identity import Keyed, expect_key
 from conewise.frontends.torch.tensors import Tensor, zeros_like
 from conewise.workloads.places import Place
 
@@ -34,6 +35,23 @@ class Intervention:
     is_function: bool = False
     runs: tuple[Reading, ...] = ()
     begin: Callable[[Sums], None] | None = None
+
+
+def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
+    """A function of what would have been there, under a key of its own.
+
+    A stored sweep goes on only if what it puts in is the same. A plain function is told by its code and by
+    all that it reads: globals, closures, helper modules, weights. Where that cannot be known for certain (it
+    reads a file, an iterator, a foreign object), storing is refused, and the key says it instead: equal keys
+    mean the same function. Give another key whenever it means something else.
+
+    It can be given wherever the function can: as `source`, and to `world.patch`.
+    """
+    if not callable(function):
+        raise PatchError(
+            f"an intervention is a function of what would have been there, not {describe(function)}."
+        )
+    return Keyed(function, expect_key(key, PatchError))
 
 
 def add(vector: Tensor, scale: float = 1.0) -> Intervention:
@@ -113,7 +131,8 @@ def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bo
             gather(whole)
         return spread_out(means[str(whole)], base.read(whole), base.model.locate(place).view.axes, place.part)
 
-    return Intervention("mean over a dataset", part, ("mean", per_position, batches), begin=begin)
+    described = ("mean", per_position, batches, model)
+    return Intervention("mean over a dataset", part, described, begin=begin)
 
 
 def _alike(model: Model, place: Place) -> list[Place]:

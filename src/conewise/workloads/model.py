@@ -14,6 +14,7 @@ from conewise.engine.world import World
 from conewise.errors import InexactCaptureWarning, PatchError, SweepError, describe
 from conewise.frontends.torch.bits import Weights
 from conewise.frontends.torch.build import build_graph, run_sources
+from conewise.frontends.torch.digests import program_digest
 from conewise.frontends.torch.export import export
 from conewise.frontends.torch.fidelity import compare
 from conewise.frontends.torch.foreign import within_memory
@@ -245,6 +246,11 @@ class Model:
         if nodes not in self._supports:
             self._supports[nodes] = frozenset(self.graph.table.support(self.graph.numbers(nodes), ()))
         return self._supports[nodes]
+
+    def identity_parts(self) -> tuple[object, ...]:
+        """All that is computed: the operations, and the bits of the weights."""
+        values = {source.name: source.value for source in self.program.sources}
+        return (self.name, program_digest(self.program), values)
 
     def sweep(self, sites: Any, *, base: Any, source: Any, metric: Any, precision: str | None = None) -> Any:
         """Patch every one of `sites` in a world of its own, and read `metric` there; see `Sweep`."""

@@ -157,6 +157,10 @@ class Reading:
         above = () if self._parent is None else self._parent.edits
         return (*above, *(edit for edits in self._edits.values() for edit in edits))
 
+    def identity_parts(self) -> tuple[object, ...]:
+        """All that the values depend on."""
+        return (self.model, dict(self.inputs), [(str(edit.place), edit.part) for edit in self.edits])
+
     @property
     def ledger(self) -> Ledger:
         """What this world invalidated, recomputed and reused."""

@@ -380,7 +380,7 @@ def manifest_of(sweep: Sweep) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "cells": len(sweep.cells) * sweep.batches,
-        "sweep": sweep.provenance(),
+        "sweep": sweep.provenance(strict=True),
         "order": hashlib.sha256(order.encode()).hexdigest(),
         "machine": {
             "conewise": conewise_version(),

@@ -16,13 +16,13 @@ from conewise.frontends.torch.costs import versions
 from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
 from conewise.frontends.torch.foreign import within_memory
-from conewise.frontends.torch.identity import identity
 from conewise.frontends.torch.metrics import Metric, as_metric, expect_prompts, measured, measured_whole
 from conewise.frontends.torch.precision import expect_precision
 from conewise.frontends.torch.stacking import members
 from conewise.frontends.torch.tensors import Tensor, computing
 from conewise.workloads.evaluating import Evaluators
 from conewise.workloads.facts import facts_of
+from conewise.workloads.identifying import Identifying
 from conewise.workloads.interventions import Intervention, as_intervention
 from conewise.workloads.markup import heading
 from conewise.workloads.passes import grouped
@@ -374,8 +374,12 @@ class Sweep:
         fields = self.facts.fields
         return fields.get(metric.output, self.facts.outputs[0])
 
-    def provenance(self) -> dict[str, Any]:
-        """All that the numbers depend on, as plain values: equal sweeps have equal provenance."""
+    def provenance(self, *, strict: bool = False) -> dict[str, Any]:
+        """All that the numbers depend on, as plain values: equal sweeps have equal provenance.
+
+        What cannot be identified for certain says so; with `strict` it raises IdentityError.
+        """
+        identify = Identifying(strict)
         batches = []
         for number in range(self.batches):
             base, source = self._given(number)
@@ -383,29 +387,28 @@ class Sweep:
             put = None if is_run else as_intervention(source, self.model)
             batches.append(
                 {
-                    "base": self._digest(base),
-                    "source": self._digest(source) if is_run else None,
-                    "patch": ["source"] if put is None else _told(*(put.described or (put.name, put.part))),
+                    "base": self._digest(base, identify),
+                    "source": self._digest(source, identify) if is_run else None,
+                    "patch": ["source"] if put is None else identify.patch(put),
                 }
             )
+        read = self.model.weights.whole_contents().whole if self._read is None else self._read
+        fingerprint, constants = self.facts.digests(read)
         return {
             "model": self.model.name,
-            "weights": self.facts.fingerprint
-            if self._read is None
-            else self.facts.fingerprint_of(self._read),
+            "program": self.facts.program,
+            "weights": fingerprint,
+            **({"constants": constants} if constants else {}),
             "dtype": str(self.facts.dtype),
             "device": str(self.facts.device),
             **({} if self.precision is None else {"precision": self.precision}),
             "sites": [cell.name for cell in self.cells],
-            "metrics": [
-                _told(metric.name, *(metric.described or (metric.compute, metric.output, metric.last)))
-                for metric in self.metrics
-            ],
+            "metrics": [identify.metric(metric) for metric in self.metrics],
             "batches": batches,
             "versions": versions(),
         }
 
-    def _digest(self, given: Reading | Mapping[str, Any]) -> str:
+    def _digest(self, given: Reading | Mapping[str, Any], identify: Identifying) -> str:
         """A digest of the inputs, and of what is patched in them; nothing is run for it."""
         if not isinstance(given, Reading):
             return inputs_digest(self.model.signature.bind((), given))
@@ -414,7 +417,7 @@ class Sweep:
             if isinstance(edit.part, Tensor):
                 values[f"{number} {edit.place}"] = edit.part
             else:
-                functions.append(f"{number} {edit.place} {identity(edit.part)}")
+                functions.append(f"{number} {edit.place} {identify.edit(edit)}")
         return " + ".join([inputs_digest(values), *functions])
 
     def __repr__(self) -> str:
@@ -427,8 +430,3 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         return heading("Sweep", repr(self).removeprefix("Sweep "))
-
-
-def _told(*parts: Any) -> list[str]:
-    """What can be told of values and functions, so that another one is told differently."""
-    return [part if isinstance(part, str) else identity(part) for part in parts]

@@ -253,7 +253,7 @@ def _restored(clean: Run, prompts: int) -> Intervention:
         rows = base.read(place).shape[0]
         return repeated_part(clean[place], rows // prompts)
 
-    return Intervention("clean", part, ("clean", clean))
+    return Intervention("clean", part, ("clean", clean), runs=(clean,))
 
 
 def _spread(model: Model, clean: Run, kind: str, window: int, layers: Choice, positions: Choice) -> Spread:

@@ -1,114 +1,123 @@
-"""What can be told apart is told apart, and what is the same has one text in every process."""
+"""What differs is told apart, what is the same has one text in every process, and the rest is refused."""
 
 from __future__ import annotations
 
-import functools
-import math
+import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from conewise.frontends.torch.identity import identity
+from conewise.errors import IdentityError
+from conewise.frontends.torch import libraries
+from conewise.frontends.torch.identity import Keyed, identified, identity
+from tests.frontends.torch.meanings import CHANGES, ORDINARY, REFUSED, made
 
-TOKEN = 3
-
-
-def uses_a_global(logits: torch.Tensor) -> torch.Tensor:
-    return logits[:, TOKEN]
-
-
-def scaled_by(scale: Any) -> Callable[[Any], Any]:
-    return lambda value: value * scale
+pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 
 
-class Scaling:
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def __call__(self, value: torch.Tensor) -> torch.Tensor:
-        return value * self.scale
-
-    def method(self, value: torch.Tensor) -> torch.Tensor:
-        return value + self.scale
-
-
-def with_default(value: int, scale: int = 2) -> int:
-    return value * scale
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_what_a_function_means_changes_its_identity(name: str) -> None:
+    text, change = CHANGES[name]
+    module = made(text)
+    before, parts = identity(module["p"]), identified(module["p"])
+    try:
+        exec(change, module)
+        assert identity(module["p"]) != before
+        assert identified(module["p"]) != parts
+    finally:
+        module.get("undo", int)()
 
 
-SAME: list[Callable[[], object]] = [
-    lambda: 3,
-    lambda: torch.arange(3),
-    lambda: scaled_by(2),
-    lambda: scaled_by(torch.ones(3)),
-    lambda: Scaling(2.0),
-    lambda: Scaling(2.0).method,
-    lambda: functools.partial(with_default, scale=3),
-    lambda: {"a": [1, (2.0, None)], "b": {"x", "y", "z"}},
-    lambda: uses_a_global,
-    lambda: math.sqrt,
-    lambda: torch,
-    lambda: Scaling,
-]
+@pytest.mark.parametrize("name", [*CHANGES, *ORDINARY])
+def test_the_same_made_twice_has_one_identity(name: str) -> None:
+    text = ORDINARY.get(name) or CHANGES[name][0]
+    torch.manual_seed(0)
+    one = made(text)["p"]
+    torch.manual_seed(0)
+    other = made(text)["p"]
+    assert identity(one) == identity(other)
+    assert identified(one) == identified(other)
 
 
-@pytest.mark.parametrize("make", SAME)
-def test_the_same_made_twice_has_one_text(make: Callable[[], object]) -> None:
-    assert identity(make()) == identity(make())
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_told_for_certain_is_refused_with_where_it_is(name: str) -> None:
+    text, message = REFUSED[name]
+    function = made(text)["p"]
+    for ask in (identity, identified):
+        with pytest.raises(IdentityError) as caught:
+            ask(function)
+        assert message in str(caught.value)
+    assert identity(Keyed(function, "by name")) == "key 'by name'"
 
 
-def test_different_things_have_different_texts() -> None:
-    values = [make() for make in SAME]
-    values += [
-        4,
-        3.0,
-        "3",
-        torch.arange(4),
-        torch.arange(3.0),
-        scaled_by(3),
-        scaled_by(torch.zeros(3)),
-        Scaling(3.0),
-        Scaling(3.0).method,
-        functools.partial(with_default, scale=4),
-        lambda value: value * 2,
-        lambda value: value * 3,
-        lambda value: value + 3,
-        lambda value, other=3: value + 3,
-        {"a": [1, (2.0, 0)], "b": {"x", "y", "z"}},
-        math.sin,
-    ]
-    texts = [identity(value) for value in values]
+def test_the_identity_of_ordinary_functions_is_the_same_in_another_process() -> None:
+    here = {name: identity(made(text)["p"]) for name, text in ORDINARY.items()}
+    root = Path(__file__).parents[3]
+    paths = os.pathsep.join([str(root), *sys.path])
+    there = subprocess.check_output(
+        [sys.executable, "-m", "tests.frontends.torch.meanings"],
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": paths},
+    )
+    assert json.loads(there) == here
+
+
+def test_ordinary_functions_differ() -> None:
+    texts = [identity(made(text)["p"]) for text in ORDINARY.values()]
     assert len(set(texts)) == len(texts)
 
 
-def test_a_changed_global_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = identity(uses_a_global)
-    monkeypatch.setitem(uses_a_global.__globals__, "TOKEN", 4)
-    assert identity(uses_a_global) != before
+def test_what_is_not_read_does_not_matter() -> None:
+    module = made("import helpers_for_a_test as h\nG = [1]\ndef p(z): return h.twice(z)")
+    before = identity(module["p"])
+    module["G"][0] = 2
+    module["h"].unused = 5
+    module["h"].OFFSET[0] = 5.0
+    assert identity(module["p"]) == before
+
+
+def test_where_code_stands_does_not_matter() -> None:
+    one = made("def p(z):\n    return z * 2")["p"]
+    other = made("\n\n# a comment\nX = 1\n\n\ndef p(z):\n    # another\n    return z * 2")["p"]
+    assert identity(one) == identity(other)
+
+
+def test_a_function_is_told_by_all_that_it_reads() -> None:
+    text = (
+        "import helpers_for_a_test as h\nG = [.1]\ndef make(s):\n"
+        "    def p(z, t=3): return h.twice(z) + G[0] + s + h.scale + t\n    return p\np = make(5)"
+    )
+    parts = identified(made(text)["p"])
+    assert isinstance(parts, dict)
+    assert parts.pop("def p").startswith("code ")
+    assert parts.pop("h.twice").startswith("twice ")
+    assert parts == {"t=": "3", "s": "5", "G": "[0.1]", "h.scale": "2.0"}
+
+
+def test_plain_values_are_their_own_text() -> None:
+    values: list[Any] = [3, 3.0, "3", None, True, (1, 2), [1, (2.0, None)], {"a": 1}, b"x"]
+    assert [identity(value) for value in values] == [repr(value) for value in values]
+    assert len({identity(value) for value in [[1, 2], (1, 2), {1, 2}, frozenset({1, 2, 3})]}) == 4
 
 
 def test_things_that_hold_themselves_have_a_text() -> None:
     endless: list[Any] = [1]
     endless.append(endless)
-
-    def recursive(depth: int) -> int:
-        return recursive(depth - 1) if depth else 0
-
-    assert identity(endless) == "[1, another list]"
-    assert identity(recursive) == identity(recursive)
+    assert identity(endless) == "[1, the value]"
 
 
-def test_the_text_is_the_same_in_another_process() -> None:
-    source = (
-        "def metric(outputs, choice=frozenset({'alpha', 'beta', 'gamma'})):\n"
-        "    return [outputs for name in {'x', 'y', 'z'} if name in {'p', 'q', 'r'} or name in choice]\n"
-    )
-    here: dict[str, Any] = {}
-    exec(source, here)
-    script = f"from conewise.frontends.torch.identity import identity\n{source}\nprint(identity(metric))"
-    there = subprocess.check_output([sys.executable, "-c", script], text=True)
-    assert there.strip() == identity(here["metric"])
+def test_a_library_is_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from numpy.linalg import norm\ndef p(z): return norm(z)"
+    before = identity(made(text)["p"])
+    libraries.library_of_file.cache_clear()
+    libraries._package.cache_clear()
+    monkeypatch.setattr(libraries, "_checksum", lambda _: " another build")
+    assert identity(made(text)["p"]) != before
+    libraries.library_of_file.cache_clear()
+    libraries._package.cache_clear()

@@ -15,6 +15,7 @@ def numerics(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "float32 products": torch.get_float32_matmul_precision(),
+        "default dtype": str(torch.get_default_dtype()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if device.type == "cuda":

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from conewise.errors import MetricError, describe
+from conewise.frontends.torch.digests import inputs_digest
+from conewise.frontends.torch.identity import Keyed, expect_key
 from conewise.frontends.torch.outputs import Outputs
 from conewise.frontends.torch.streaming import described_fields, field_names, output_names
 
@@ -107,7 +109,7 @@ def kl_to(run: Any, *, name: str = "kl") -> Metric:
         found: Tensor = apart.sum(-1)
         return found
 
-    described = ("kl_to", _digest(reference))
+    described = ("kl_to", inputs_digest({"": reference})[:16])
     return Metric(name, compute, described=described, copies=4, prompts=reference.shape[0])
 
 
@@ -144,8 +146,16 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
         counted = (wanted != -100).sum(-1).clamp(min=1)
         return losses.sum(-1) / counted
 
-    described = ("cross_entropy", _digest(targets))
+    described = ("cross_entropy", inputs_digest({"": targets})[:16])
     return Metric(name, compute, last=False, described=described, copies=1, prompts=targets.shape[0])
+
+
+def metric(function: Callable[[Any], Any], *, key: str, name: str | None = None) -> Metric:
+    """A function of the module's outputs as a metric, under a key of its own: see `conewise.intervention`."""
+    if not callable(function):
+        raise MetricError(f"a metric is a function of the module's outputs, not {describe(function)}.")
+    keyed = Keyed(function, expect_key(key, MetricError))
+    return Metric(name or keyed.__name__, keyed, last=False, whole=True)
 
 
 def as_metric(given: Any) -> Metric:
@@ -267,14 +277,6 @@ def _tokens(token: Token, what: str) -> list[int]:
 def _prompts(tokens: Sequence[int]) -> int | None:
     """For how many prompts there are tokens: one is for any number of them."""
     return len(tokens) if len(tokens) > 1 else None
-
-
-def _digest(value: Tensor) -> str:
-    import hashlib  # noqa: PLC0415  # one line's need
-
-    return hashlib.sha256(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[
-        :16
-    ]
 
 
 def _shape(found: Any) -> str:
