@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from conewise.experiments import drift, e4, e5, e7, e9, growth, locality, skips
+from conewise.experiments import drift, e4, e5, e7, e9, growth, index, locality, skips
 from conewise.experiments.clock import Size
 from conewise.experiments.result import Result
 
@@ -25,5 +25,7 @@ def quick(name: str) -> Result:
         return e9.run(sizes=[SMALL])
     if name == "growth":
         return growth.run(steps=8)
+    if name == "index":
+        return index.run(names=("vit",))
     assert name == "skips"
     return skips.run(layers=24, periods=(4, 12, 24))

@@ -1,4 +1,4 @@
-"""The experiments by name, each loaded only when it runs: E9 needs torch, the others start at once."""
+"""The experiments by name, each loaded only when it runs: some need torch, the others start at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from conewise.errors import UnknownExperimentError
 from conewise.experiments.result import Progress, Result, silent
 
-NAMES = ("locality", "e4", "e5", "e7", "drift", "e9", "skips", "growth")
+NAMES = ("locality", "e4", "e5", "e7", "drift", "e9", "skips", "growth", "index")
 
 
 def choose(asked: Sequence[str]) -> tuple[str, ...]:

@@ -377,6 +377,51 @@ def _growth(result: Result) -> go.Figure:
     return drawn
 
 
+def _index(result: Result) -> go.Figure:
+    titles = ("ratio of the sweep", "index of the layers")
+    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
+    rows = [row for row in result.rows if "index" in row.facts]
+    ratios = [value for row in rows for value in (plain(row.predicted), plain(row.measured)) if value]
+    ends = [min(ratios, default=1), max(ratios, default=3)]
+    drawn.add_scatter(
+        x=ends, y=ends, mode="lines", line={"color": GREY, "dash": "dot"}, name="equal", col=1, row=1
+    )
+    units = (("nodes", BLUE, "circle"), ("FLOPs", ORANGE, "square"), ("time", GREEN, "diamond"))
+    for unit, colour, symbol in units:
+        points = [row for row in rows if row.facts["weight"] == unit]
+        names = [row.facts["network"] for row in points]
+        marker = {"color": colour, "symbol": symbol, "size": 8}
+        drawn.add_scatter(
+            x=[plain(row.predicted) for row in points],
+            y=_measured(points),
+            mode="markers",
+            marker=marker,
+            name=unit,
+            legendgroup=unit,
+            hovertext=names,
+            col=1,
+            row=1,
+        )
+        signs = [1 if row.facts["orientation"] == "output-heavy" else -1 for row in points]
+        drawn.add_scatter(
+            x=[sign * row.facts["index"] for sign, row in zip(signs, points, strict=True)],
+            y=names,
+            mode="markers",
+            marker=marker,
+            name=unit,
+            legendgroup=unit,
+            showlegend=False,
+            col=2,
+            row=1,
+        )
+    drawn.add_vline(x=0, line={"color": GREY, "dash": "dot"}, col=2, row=1)
+    drawn.update_xaxes(title="ρ by the index, at the network's depth", col=1)
+    drawn.update_yaxes(title="ρ of the sweep", col=1)
+    drawn.update_xaxes(title="← input-heavy · q · output-heavy →", col=2)
+    drawn.update_yaxes(autorange="reversed", tickfont={"size": 10}, col=2)
+    return drawn
+
+
 _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "locality": _locality,
     "e4": _e4,
@@ -386,6 +431,7 @@ _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "e9": _e9,
     "skips": _skips,
     "growth": _growth,
+    "index": _index,
 }
 
 

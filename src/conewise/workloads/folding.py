@@ -45,7 +45,7 @@ def fold(
     demanded = tuple(targets) if targets is not None else output_names(model.program)
     groups = group(model.program)
     part_of = {graph.number(name): at for at, found in enumerate(groups) for name in found.nodes}
-    flops = _flops(model, base)
+    flops = node_flops(model, base)
     parts = tuple(
         Part(
             found.row,
@@ -187,7 +187,7 @@ def _tallied(
     return tally.T
 
 
-def _flops(model: Model, base: Reading | None) -> dict[str, int]:
+def node_flops(model: Model, base: Reading | None) -> dict[str, int]:
     """The floating-point operations of each node, for inputs as long as the base's."""
     if base is None:
         return {}

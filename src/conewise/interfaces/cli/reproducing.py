@@ -35,7 +35,9 @@ def register(app: typer.Typer) -> None:
 def reproduce(
     experiments: Annotated[
         list[str] | None,
-        typer.Argument(help="locality, e4, e5, e7, drift, e9, skips, growth, or all.", show_default="all"),
+        typer.Argument(
+            help="locality, e4, e5, e7, drift, e9, skips, growth, index, or all.", show_default="all"
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     out: Annotated[
