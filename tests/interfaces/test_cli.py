@@ -82,5 +82,19 @@ def test_out_writes_a_page_figures_and_tables(tmp_path: Path) -> None:
         assert table.count("\n") == len(quick(name).rows) + 1
 
 
+@pytest.mark.usefixtures("_quickly")
+def test_a_folder_of_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
+    words = ["reproduce", "e7", "--json", "--out", str(tmp_path)]
+    for name in ("index.html", "results.json"):
+        (tmp_path / name).write_text("mine")
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2
+        assert f"holds {name}, which `conewise reproduce` did not write" in done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()
+    for _ in range(2):
+        assert CliRunner().invoke(app, words).exit_code == 0
+
+
 def test_the_version_is_shown() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("conewise ")

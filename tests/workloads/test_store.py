@@ -555,12 +555,12 @@ def test_another_programs_database_is_left_as_it_is(sweep: Sweep, tmp_path: Path
     assert (tmp_path / FILE).read_bytes() == before
 
 
-def test_a_store_of_a_newer_version_is_refused(sweep: Sweep, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "word"), [(FORMAT + 1, "newer"), (FORMAT - 1, "older")])
+def test_a_store_of_another_format_is_refused(sweep: Sweep, tmp_path: Path, version: int, word: str) -> None:
     sweep.run(out=tmp_path)
-    change(tmp_path, f"PRAGMA user_version = {FORMAT + 1}")
-    with pytest.raises(
-        SweepError, match=f"has the format {FORMAT + 1}, and this version of conewise reads up to {FORMAT}"
-    ):
+    change(tmp_path, f"PRAGMA user_version = {version}")
+    expected = f"has the format {version}, and this version of conewise reads {FORMAT}. .* the {word} version"
+    with pytest.raises(SweepError, match=expected):
         sweep.run(out=tmp_path, resume=True)
 
 
@@ -570,10 +570,28 @@ def test_a_folder_that_is_a_file_is_refused(sweep: Sweep, tmp_path: Path) -> Non
         sweep.run(out=tmp_path / "file")
 
 
-def test_a_store_that_is_a_folder_is_refused(sweep: Sweep, tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
-    with pytest.raises(SweepError, match="cannot be opened: unable to open database file"):
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_store_that_is_no_file_is_refused(
+    sweep: Sweep, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / FILE)
+    with pytest.raises(SweepError, match="is not a sweep's store"):
         sweep.run(out=tmp_path)
+
+
+@pytest.mark.parametrize("table", ["chunks", "plans"])
+@pytest.mark.parametrize("answer", [7, 8])
+def test_what_was_stored_by_another_run_is_refused(
+    captured: Model, tmp_path: Path, table: str, answer: int
+) -> None:
+    """Even where it asked the same: a store holds the numbers of one run."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    sweep_over(captured, metric=cw.logit_diff(answer=answer, wrong=9)).run(out=other)
+    sweep = sweep_over(captured)
+    sweep.run(out=mine)
+    change(mine, f"ATTACH '{other / FILE}' AS other", f"REPLACE INTO {table} SELECT * FROM other.{table}")
+    with pytest.raises(SweepError, match=r"batch 0 .* it is damaged, or from another run"):
+        sweep.run(out=mine, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from conewise.interfaces.cli.questions import told_question
 from conewise.interfaces.cli.results import told_result
 from conewise.interfaces.cli.showing import Teller, expect_writable, print_json
 from conewise.interfaces.cli.stored import write_report
+from conewise.workloads.files import is_leftover
 
 if TYPE_CHECKING:
     from conewise.frontends.torch.load import Loaded
@@ -211,7 +212,7 @@ def _is_demo(folder: Path) -> bool:
     from conewise.interfaces.rundir import STORY
     from conewise.workloads.story import Story
 
-    if folder.is_dir() and not any(folder.iterdir()):
+    if folder.is_dir() and all(map(is_leftover, folder.iterdir())):
         return True
     try:
         told = Story.from_json((folder / STORY).read_text(encoding="utf-8")).command
@@ -222,15 +223,15 @@ def _is_demo(folder: Path) -> bool:
 
 def write(found: Demo, out: Path, tell: Teller) -> tuple[Path, Path]:
     """Write the run, in place of that of an earlier demo, and its page."""
-    from conewise.interfaces.rundir import FOLDED, STORY, write_run
-    from conewise.workloads.archive import MANIFEST, VALUES
+    from conewise.interfaces.rundir import write_run
+    from conewise.workloads.archive import MANIFEST
 
     page, folder = out / PAGE, out / RUN
     with tell.doing(f"writing {page}"):
-        # The story goes last: it says that the others are a demo's, and may go.
-        for name in (MANIFEST, VALUES, FOLDED, STORY):
-            (folder / name).unlink(missing_ok=True)
-        write_run(folder, found.result, found.story, found.folded)
+        # Without its manifest the old run is none, and is replaced. The story stays there all the time: it
+        # says that this is a demo's folder.
+        (folder / MANIFEST).unlink(missing_ok=True)
+        write_run(folder, found.result, found.story, found.folded, unfinished=True)
         write_report(page, found.result, found.story, found.folded)
     return page, folder
 

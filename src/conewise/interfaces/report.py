@@ -11,27 +11,45 @@ from pathlib import Path
 from plotly.offline import get_plotlyjs
 
 from conewise.experiments.result import Result, Row
+from conewise.interfaces.cli.failing import CommandError
 from conewise.interfaces.document import asset
 from conewise.interfaces.figures import figure
 from conewise.interfaces.tables import as_csv, measured, number
+from conewise.workloads.files import write_whole
+
+PAGE, RESULTS, FIGURES, TABLES = "index.html", "results.json", "figures", "tables"
+MARK = "<title>Conewise: the paper's claims, reproduced</title>"
+"""What says that a page is one of ours."""
 
 
 def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
     """Write index.html, results.json, figures/*.html and tables/*.csv into `folder`; returns the paths."""
-    figures, tables = folder / "figures", folder / "tables"
-    for needed in (figures, tables):
-        needed.mkdir(parents=True, exist_ok=True)
-    written = [folder / "index.html", folder / "results.json"]
-    written[0].write_text(page(results), encoding="utf-8")
-    written[1].write_text(as_json(results), encoding="utf-8")
+    files = {folder / PAGE: page(results), folder / RESULTS: as_json(results)}
     for result in results:
-        drawn = figures / f"{result.name}.html"
         # plotly.js stands beside the figures, once, for all of them.
-        figure(result).write_html(drawn, include_plotlyjs="directory", config=_CONFIG)
-        listed = tables / f"{result.name}.csv"
-        listed.write_text(as_csv(result), encoding="utf-8")
-        written += [drawn, listed]
-    return written
+        drawn = figure(result).to_html(include_plotlyjs="directory", config=_CONFIG)
+        files[folder / FIGURES / f"{result.name}.html"] = drawn
+        files[folder / TABLES / f"{result.name}.csv"] = as_csv(result)
+    for path, text in {**files, folder / FIGURES / "plotly.min.js": get_plotlyjs()}.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.encode())
+    return list(files)
+
+
+def expect_ours(folder: Path) -> None:
+    """Raise CommandError where one of our files would take the place of one that is not ours."""
+    try:
+        is_ours = MARK in (folder / PAGE).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        is_ours = False
+    except OSError as error:
+        raise CommandError(f"cannot read {folder / PAGE}: {error.strerror}. Name another folder.") from None
+    taken = [name for name in (PAGE, RESULTS, FIGURES, TABLES) if (folder / name).exists()]
+    if taken and not is_ours:
+        raise CommandError(
+            f"--out {folder} holds {taken[0]}, which `conewise reproduce` did not write; it was left as it "
+            "is. Name another folder."
+        )
 
 
 def as_json(results: Sequence[Result]) -> str:
@@ -55,7 +73,7 @@ def page(results: Sequence[Result]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>Conewise: the paper's claims, reproduced</title>
+{MARK}
 <style>{asset("theme.css")}{asset("report.css")}</style>
 <script>{get_plotlyjs()}</script>
 </head>

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conewise.errors import SweepError
-from conewise.workloads.archive import MANIFEST, VALUES, load_result
+from conewise.workloads.archive import MANIFEST, VALUES, load_result, save
 from conewise.workloads.files import write_whole
 from conewise.workloads.result import Result
 from conewise.workloads.story import Story
@@ -15,19 +15,28 @@ if TYPE_CHECKING:
     from conewise.workloads.folding import Folded
 
 STORY, FOLDED = "story.json", "folded.json"
+FILES = [STORY, FOLDED, VALUES, MANIFEST]
+"""The files of a run, in the order in which they are written."""
 
 
 def write_run(
-    folder: str | Path, result: Result, story: Story | None = None, folded: Folded | None = None
+    folder: str | Path,
+    result: Result,
+    story: Story | None = None,
+    folded: Folded | None = None,
+    *,
+    unfinished: bool = False,
 ) -> Path:
     """Write all of a run to a folder that holds none yet; returns the folder.
 
-    The result goes last, so that a folder that has a result has its story too.
+    The result goes last, and its manifest last of all: a folder that has one has the rest too. `unfinished`:
+    what is there without a manifest was left by a process that died while it wrote, and is replaced.
     """
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [name for name in (STORY, FOLDED, MANIFEST, VALUES) if (folder / name).exists()]
+        taken = [MANIFEST] if unfinished else FILES
+        taken = [name for name in taken if (folder / name).exists()]
         if taken:
             raise SweepError(
                 f"{folder} holds {taken[0]} already; it was left as it is. Write to another folder, or "
@@ -38,7 +47,7 @@ def write_run(
                 write_whole(folder / name, f"{told.to_json()}\n".encode())
     except OSError as error:
         raise SweepError(f"the run cannot be written to {folder}: {error.strerror or error}.") from None
-    return result.save(folder)
+    return save(result, folder, unfinished=unfinished)
 
 
 def read_run(folder: str | Path) -> tuple[Result, Story | None, Folded | None]:

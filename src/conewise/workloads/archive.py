@@ -49,11 +49,14 @@ _MOST_VALUES = 10**8
 """Values of single prompts that are read where nothing says how many there are."""
 
 
-def save(result: Result, folder: Path) -> Path:
-    """Write a result to a folder that holds none yet; the folder's other files stay as they are."""
+def save(result: Result, folder: Path, *, unfinished: bool = False) -> Path:
+    """Write a result to a folder that holds none yet; the folder's other files stay as they are.
+
+    `unfinished`: what is there of one, without its manifest, was left by a process that died, and goes.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (MANIFEST, VALUES):
+        for name in (MANIFEST,) if unfinished else (MANIFEST, VALUES):
             if (folder / name).exists():
                 raise SweepError(
                     f"{folder} holds {name} already; it was left as it is. Save to another folder, or delete "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from conewise.workloads.sweep import Sweep
 
 FILE, MANIFEST = "sweep.sqlite", "sweep.json"
-FORMAT = 1
+FORMAT = 2
 MARK = 0x434F4E45
 """What says in a SQLite header that the file is ours: "CONE"."""
 
 SMALLEST = 512
 """Bytes of the smallest SQLite database."""
+
+_FOREIGN = "does not have the checksum it was stored with: it is damaged, or from another run"
 
 _TABLES = (
     "CREATE TABLE manifest (body TEXT NOT NULL, checksum TEXT NOT NULL)",
@@ -121,6 +124,7 @@ class Store:
         self.folder, self.path = folder, folder / FILE
         self.cells, self.stored = len(sweep.cells) * sweep.batches, 0
         manifest = manifest_of(sweep)
+        self._identity = ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -143,6 +147,8 @@ class Store:
 
     def _expect_not_empty(self) -> None:
         """Refuse what SQLite would take for an empty database, and write to."""
+        if self.path.exists() and not self.path.is_file():
+            raise self._not_ours()
         # The size is looked at from outside: a file that is opened and closed loses the locks of its process.
         size = self.path.stat().st_size if self.path.is_file() else 0
         if size == 0 and (self.folder / MANIFEST).exists():
@@ -208,10 +214,11 @@ class Store:
                 return None
             if mark != MARK:
                 raise self._not_ours()
-            if version > FORMAT:
+            if version != FORMAT:
                 raise SweepError(
-                    f"{self.path} has the format {version}, and this version of conewise reads up to "
-                    f"{FORMAT}. Go on with the newer version that wrote it."
+                    f"{self.path} has the format {version}, and this version of conewise reads {FORMAT}. It "
+                    f"was left as it is. Go on with the {'newer' if version > FORMAT else 'older'} version "
+                    "that wrote it, or start again in another folder."
                 )
             return self._checked()
         except sqlite3.Error as error:
@@ -228,25 +235,27 @@ class Store:
         rows = list(query("SELECT body, checksum FROM manifest"))
         if len(rows) != 1 or _checksum("manifest", rows[0][0]) != rows[0][1]:
             raise self._damaged("its manifest does not have the checksum it was stored with")
+        self._identity = rows[0][1]
         for batch, body, checksum in query("SELECT batch, body, checksum FROM plans"):
-            if _checksum("plan", batch, body) != checksum:
-                raise self._damaged(
-                    f"the plan of batch {batch} does not have the checksum it was stored with"
-                )
+            if self._bound("plan", batch, body) != checksum:
+                raise self._damaged(f"the plan of batch {batch} {_FOREIGN}")
         for row in query("SELECT batch, piece, shape, numbers, checksum FROM chunks"):
             self.stored += self._chunk(*row).shape[0]
         found: dict[str, Any] = json.loads(rows[0][0])
         return found
 
     def _chunk(self, batch: int, piece: int, shape: str, numbers: bytes, checksum: str) -> Tensor:
-        if _checksum("chunk", batch, piece, shape, numbers) != checksum:
-            raise self._damaged(
-                f"chunk {piece} of batch {batch} does not have the checksum it was stored with"
-            )
+        if self._bound("chunk", batch, piece, shape, numbers) != checksum:
+            raise self._damaged(f"chunk {piece} of batch {batch} {_FOREIGN}")
         return unpacked(numbers, json.loads(shape))
+
+    def _bound(self, *parts: object) -> str:
+        """A checksum that holds in this store alone: a row that was stored in another does not have it."""
+        return _checksum(self._identity, *parts)
 
     def _create(self, manifest: dict[str, Any]) -> None:
         body = as_json(manifest)
+        self._identity = _checksum("manifest", body)
         try:
             # A rollback journal, not a write-ahead log: nothing but this one file has to be kept or copied,
             # and it works in network folders. EXTRA: a commit is on the disk, directory entry included.
@@ -257,9 +266,7 @@ class Store:
                 self._connection.execute(table)
             self._connection.execute(f"PRAGMA application_id = {MARK}")
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
-            self._connection.execute(
-                "INSERT INTO manifest VALUES (?, ?)", (body, _checksum("manifest", body))
-            )
+            self._connection.execute("INSERT INTO manifest VALUES (?, ?)", (body, self._identity))
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._refused(error) from None
@@ -314,7 +321,7 @@ class Store:
             body = as_json(
                 {"evaluator": plan.evaluator, "max_memory": plan.max_memory, "chunks": plan.chunks, **runs}
             )
-            self._insert("plans", (batch, body, _checksum("plan", batch, body)))
+            self._insert("plans", (batch, body, self._bound("plan", batch, body)))
             return
         for name, now in runs.items():
             if stored[name] != now:
@@ -341,7 +348,7 @@ class Store:
     def put(self, batch: int, piece: int, rows: Tensor) -> None:
         """See `Recorder`."""
         shape, numbers = json.dumps(list(rows.shape)), packed(rows)
-        checksum = _checksum("chunk", batch, piece, shape, numbers)
+        checksum = self._bound("chunk", batch, piece, shape, numbers)
         self._insert("chunks", (batch, piece, shape, numbers, checksum))
         self.stored += rows.shape[0]
 
@@ -388,6 +395,7 @@ def manifest_of(sweep: Sweep) -> dict[str, Any]:
             **numerics(sweep.facts.device),
         },
         "begun_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run": secrets.token_hex(16),
     }
 
 

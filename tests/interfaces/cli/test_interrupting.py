@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from conewise.interfaces import rundir
+from conewise.interfaces.rundir import FILES
+from conewise.workloads import archive
+from conewise.workloads.files import write_whole
 from conewise.workloads.questions import Question
-from tests.interfaces.cli.commands import COMMAND, Done, environment, run, valid
+from tests.interfaces.cli.commands import COMMAND, Done, environment, refused, run, valid
 
 WORDS = ("sweep", "tiny", "--sites", "z,resid_pre", "--pos", ":", "--evaluator", "serial", "--json")
 
@@ -72,6 +76,45 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_does_so_with_the_same_n
     assert "asks something else" in other.err
     assert "sites: " in other.err
     assert "conewise sweep tiny --sites z,resid_pre" in other.err
+
+
+@pytest.mark.parametrize("dies_at", range(4))
+def test_a_command_that_dies_while_it_writes_its_result_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    """At any of its files: the story, the folded graph, the values, the manifest."""
+    folder = tmp_path / "run"
+    written: list[str] = []
+
+    def dying(path: Path, data: bytes) -> None:
+        if path.parent == folder and path.name in FILES:
+            if path.name == FILES[dies_at]:
+                raise SystemExit(9)
+            written.append(path.name)
+        write_whole(path, data)
+
+    for module in (archive, rundir):
+        monkeypatch.setattr(module, "write_whole", dying)
+    assert Done("sweep", "tiny", "--out", str(folder)).code == 9
+    assert written == FILES[:dies_at]
+    monkeypatch.undo()
+    resumed = Done("sweep", "tiny", "--out", str(folder), "--resume")
+    assert resumed.code == 0, resumed.err
+    result, story, folded = rundir.read_run(folder)
+    assert len(result.cells) > 0
+    assert story is not None
+    assert folded is not None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_folder_that_holds_such_a_file_of_somebody_else_is_refused_before_the_run(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("mine")
+    for more in ((), ("--resume",)):
+        assert f"holds {name} already" in refused("sweep", "tiny", "--out", str(tmp_path), *more)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        assert (tmp_path / name).read_text() == "mine"
 
 
 def test_without_a_folder_nothing_is_kept_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,6 +253,33 @@ def test_files_that_cannot_be_written_are_found_out_before_the_run(tmp_path: Pat
     inside = str(tmp_path / "file" / "inside")
     assert "cannot write into --out" in refused("sweep", "tiny", "--out", inside)
     assert "cannot write into --report" in refused("sweep", "tiny", "--report", f"{inside}/page.html")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sweep", "tiny", "--report"),
+        ("trace", "tiny", "--prompt", CLEAN, "--subject", "John", "--answer", " Mary", "--report"),
+        ("cone", "tiny", "z[layer=0]", "-o"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_before_the_run_and_stays(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    page = tmp_path / "page.html"
+    os.mkfifo(page)
+    message = refused(*words, str(page))
+    assert "page.html: it is a pipe, and only a regular file is replaced. Name another file." in message
+    assert page.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_users_own_file_beside_the_report_stays(tmp_path: Path) -> None:
+    own = tmp_path / ".conewise"
+    own.write_text("mine")
+    assert Done("sweep", "tiny", "--report", str(tmp_path / "page.html")).code == 0
+    assert own.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".conewise", "page.html"]
     assert "--resume without --out" in refused("sweep", "tiny", "--resume")
 
 

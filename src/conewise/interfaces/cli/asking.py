@@ -22,7 +22,7 @@ from conewise.interfaces.cli.helping import shown
 from conewise.interfaces.cli.loading import Named
 from conewise.interfaces.cli.questions import DEFAULT_SITES, Wanted, show_question, told_question
 from conewise.interfaces.cli.results import show_plan, show_result, told_plan, told_result
-from conewise.interfaces.cli.showing import Counting, Teller, expect_writable, print_json, stdout
+from conewise.interfaces.cli.showing import Counting, Teller, expect_writable_file, print_json, stdout
 from conewise.interfaces.cli.stored import Stored, write_report
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def sweep(
     if resume and out is None:
         raise CommandError("--resume without --out: say in which folder the run was stored.")
     if report is not None:
-        expect_writable(report.parent, "--report")
+        expect_writable_file(report, "--report")
     stored = None if out is None else Stored(out, resume)
     tell = Teller(quiet)
     named = Named(model, device, dtype, attention, revision, trust_remote_code)

@@ -12,7 +12,7 @@ from conewise.interfaces.cli.failing import CommandError
 from conewise.interfaces.cli.helping import literal, shown
 from conewise.interfaces.cli.loading import EXAMPLE, Named
 from conewise.interfaces.cli.selecting import placed
-from conewise.interfaces.cli.showing import Teller, print_json, stdout
+from conewise.interfaces.cli.showing import Teller, expect_writable_file, print_json, stdout
 
 if TYPE_CHECKING:
     from conewise.workloads.folding import Cone, Folded
@@ -57,6 +57,8 @@ def cone(
     """Draw the cone of a site; see `HELP`."""
     if output is not None and output.suffix.lower() not in {".svg", ".html"}:
         raise CommandError(f"-o {output}: a cone is drawn as .svg or as .html.")
+    if output is not None:
+        expect_writable_file(output, "-o")
     tell = Teller(quiet)
     named = Named(model, device, dtype, attention, revision, trust_remote_code)
     loaded, found = named.capture(tell)
@@ -87,7 +89,6 @@ def _draw(path: Path, folded: Folded, site: str) -> None:
 
     text = cone_svg(folded, site) if path.suffix.lower() == ".svg" else wave_page(folded)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
     except OSError as error:
         raise CommandError(f"the cone cannot be written to {path}: {error.strerror}.") from None

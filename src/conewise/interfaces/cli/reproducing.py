@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conewise.interfaces.cli.failing import CHECK_FAILED
+from conewise.interfaces.cli.failing import CHECK_FAILED, CommandError
 from conewise.interfaces.cli.helping import shown
 from conewise.interfaces.cli.showing import expect_writable
 
@@ -59,6 +59,7 @@ def reproduce(
     names = registry.choose(experiments or [])
     if out is not None:
         expect_writable(out, "--out")
+        report.expect_ours(out)
 
     results = []
     with Progress(
@@ -78,7 +79,10 @@ def reproduce(
                 f"[dim]Compared: {result.compared}. {result.seconds:.1f} s[/dim]\n", highlight=False
             )
     if out is not None:
-        written = report.write_report(results, out)
+        try:
+            written = report.write_report(results, out)
+        except OSError as error:
+            raise CommandError(f"the report cannot be written: {error.filename}: {error.strerror}.") from None
         errors.print(f"wrote {len(written)} files; open {escape(str(written[0]))}", highlight=False)
     if not all(result.all_match for result in results):
         failed = ", ".join(result.name for result in results if not result.all_match)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conewise.interfaces.cli.failing import CommandError
+from conewise.workloads.files import expect_file, expect_room
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,14 +149,21 @@ def watched(tell: Teller, asked: bool | None) -> bool | Callable[[int, int], Non
 
 
 def expect_writable(folder: Path, option: str) -> None:
-    """Find out before the run, not after it, that nothing can be written there."""
+    """Find out before the run, not after it, that nothing can be written into a folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".conewise"
-        probe.touch()
-        probe.unlink()
+        expect_room(folder)
     except OSError as cause:
         raise CommandError(
             f"cannot write into {option} {folder}: {cause.strerror}. Name a folder that exists and is yours, "
             "or one that can be made."
         ) from None
+
+
+def expect_writable_file(path: Path, option: str) -> None:
+    """Find out before the run, not after it, that a file cannot be written."""
+    expect_writable(path.parent, option)
+    try:
+        expect_file(path)
+    except OSError as cause:
+        raise CommandError(f"cannot write {option} {path}: {cause.strerror}. Name another file.") from None

@@ -33,7 +33,20 @@ class Stored:
                 f"result again, with --resume, or give another folder. It was made by:\n"
                 f"  {shown_command(self._known['command'])}"
             )
+        if self._known is None:
+            self._expect_free()
         expect_writable(folder, "--out")
+
+    def _expect_free(self) -> None:
+        """Nothing stands where the run will be kept: what is there later, and is not whole, is its own."""
+        from conewise.interfaces.rundir import FILES
+
+        taken = [name for name in FILES if (self.folder / name).exists()]
+        if taken:
+            raise CommandError(
+                f"--out {self.folder} holds {taken[0]} already, and no run of a command; it was left as it "
+                "is. Give another folder."
+            )
 
     @property
     def is_begun(self) -> bool:
@@ -47,7 +60,10 @@ class Stored:
             from conewise.workloads.files import write_whole
 
             text = json.dumps(asked, indent=2, ensure_ascii=False)
-            write_whole(self.folder / QUESTION, f"{text}\n".encode())
+            try:
+                write_whole(self.folder / QUESTION, f"{text}\n".encode())
+            except OSError as error:
+                raise CommandError(f"{self.folder / QUESTION} cannot be written: {error.strerror}.") from None
             return
         from conewise.workloads.differences import differences
 
@@ -66,7 +82,8 @@ class Stored:
         from conewise.workloads.archive import is_result, load_result
 
         if not is_result(self.folder):
-            write_run(self.folder, result, story, folded)
+            # What is there of it was left by a process that died while it wrote.
+            write_run(self.folder, result, story, folded, unfinished=True)
         elif not load_result(self.folder).equals(result):
             raise SweepError(
                 f"the result in {self.folder} has other numbers than its store gives now. It was left as it "

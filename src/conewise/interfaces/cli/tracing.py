@@ -16,7 +16,7 @@ from conewise.interfaces.cli.selecting import as_choice
 from conewise.interfaces.cli.showing import (
     Teller,
     add_row,
-    expect_writable,
+    expect_writable_file,
     print_json,
     stdout,
     table,
@@ -109,7 +109,7 @@ def trace(
     if noise is not None and noise <= 0:
         raise CommandError(f"--noise {noise:g}: a standard deviation is above 0.")
     if report is not None:
-        expect_writable(report.parent, "--report")
+        expect_writable_file(report, "--report")
     tell = Teller(quiet)
     loaded = Named(model, device, dtype, attention, revision, trust_remote_code).load(tell)
     from conewise.workloads.facts import facts_of
