@@ -269,6 +269,10 @@ class InexactCaptureWarning(UserWarning):
     """A captured graph that does not compute what its module computes, to the last bit."""
 
 
+class UnhookedWarning(UserWarning):
+    """Cells that no hook on the module could run again, compared with the captured program alone."""
+
+
 class LoadError(ConewiseError):
     """A model that cannot be loaded: not found, damaged, of an unknown kind, or not safe to read."""
 

@@ -315,7 +315,16 @@ def test_the_check_is_told_as_it_came_out_or_that_there_was_none() -> None:
     told = said(sweep_page(replace(result, verification=failed)), "verification")
     assert "some differ" in told
     assert "agree" not in told
-    assert "1 operation by operation" in told
+    assert "3 by the original module itself, with hooks and 1 by the captured program alone" in told
+    alone = CellCheck(4, 0, 4, 0.0, 0.0, 1e-4)
+    told = said(sweep_page(replace(result, verification=alone)), "verification")
+    assert "4 random cells agree with the captured program; the module does not show them" in told
+    half = CellCheck(4, 4, 0, 0.1, 0.01, 0.02, 0.008, "float32")
+    told = said(sweep_page(replace(result, verification=half)), "verification")
+    assert "From the module in float32 the result is 0.01 of the metric's largest value away" in told
+    told = said(sweep_page(replace(result, verification=replace(half, unchecked="no room"))), "verification")
+    assert "4 random cells could not be checked" in told
+    assert "says nothing here: no room" in told
     unchecked = said(sweep_page(replace(result, verification=None)), "verification")
     assert "These numbers were not verified" in unchecked
     assert "agree" not in unchecked

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from conewise.workloads.plan import shown_bytes
-from conewise.workloads.result import Result
+from conewise.workloads.result import CellCheck, Result
 from conewise.workloads.story import Story, ToldPair
 
 FIRST = 2
@@ -200,22 +200,40 @@ def checked(result: Result) -> str:
             "hooks.</p>"
         )
         return _section("verification", "How the numbers were checked", told)
-    verdict = (
-        f'<p class="verdict good">✓ {check.cells:,} random cells agree with full forwards.</p>'
-        if check.ok
-        else f'<p class="verdict bad">✗ {check.cells:,} random cells were run again, and some differ.</p>'
-    )
+    agree = f"{check.cells:,} random cells agree with"
+    if not check.ok:
+        word = "were run again, and some differ" if check.excess > 1 else "could not be checked"
+        verdict = f'<p class="verdict bad">✗ {check.cells:,} random cells {word}.</p>'
+    elif check.hooked:
+        verdict = f'<p class="verdict good">✓ {agree} full forwards.</p>'
+    else:
+        verdict = f'<p class="verdict none">{agree} the captured program; the module does not show them.</p>'
     ways = [f"{check.hooked:,} by the original module itself, with hooks"] if check.hooked else []
     if check.interpreted:
-        ways.append(f"{check.interpreted:,} operation by operation, because no module shows the site")
-    allowed = "0, equal in every bit" if check.tolerance == 0 else f"at most {check.tolerance:.1g}"
+        ways.append(
+            f"{check.interpreted:,} by the captured program alone, operation by operation, because no module "
+            "shows the site"
+        )
     return _section(
         "verification",
         "How the numbers were checked",
         f"{verdict}<p>Run again: {' and '.join(ways)}. The largest deviation is "
-        f"{check.largest_deviation:.3g}, which is {check.relative:.2g} of the metric's largest value; it has "
-        f"to be {allowed}.</p>",
+        f"{check.largest_deviation:.3g}{escape(_allowed(check), quote=False)}.</p>",
     )
+
+
+def _allowed(check: CellCheck) -> str:
+    """What a check compares, and what is allowed of it."""
+    if check.unchecked:
+        return f", which says nothing here: {check.unchecked}"
+    if check.reference:
+        return (
+            f". From the module in {check.reference} the result is {check.relative:.2g} of the metric's "
+            f"largest value away, and the module's own forwards are {check.own_error:.2g}; it has to be at "
+            f"most {check.tolerance:.2g}"
+        )
+    allowed = "0, equal in every bit" if check.tolerance == 0 else f"at most {check.tolerance:.1g}"
+    return f", which is {check.relative:.2g} of the metric's largest value; it has to be {allowed}"
 
 
 def origin(result: Result, story: Story | None, made_at: datetime) -> str:

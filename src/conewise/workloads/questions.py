@@ -336,11 +336,10 @@ def _whole_check(checks: Sequence[CellCheck | None]) -> CellCheck | None:
     if len(known) < len(checks):
         return None
     hooked = min(check.hooked for check in known)
-    return CellCheck(
-        known[0].cells,
-        hooked,
-        known[0].cells - hooked,
-        max(check.largest_deviation for check in known),
-        max(check.relative for check in known),
-        max(check.tolerance for check in known),
+    worst = max(known, key=lambda check: (bool(check.unchecked), check.excess))
+    return replace(
+        worst,
+        hooked=hooked,
+        interpreted=worst.cells - hooked,
+        largest_deviation=max(check.largest_deviation for check in known),
     )

@@ -1,33 +1,38 @@
-"""Cells of a result against plain full forwards of the original module, with hooks: no graph, no engine."""
+"""Cells of a result against the witness: plain full forwards of the original module, with hooks."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 
-from conewise.errors import SweepError, WeightsChangedError
-from conewise.frontends.torch.filling import joined, stacked
-from conewise.frontends.torch.hooking import HookedModule
-from conewise.frontends.torch.interpret import Interpreter
-from conewise.frontends.torch.metrics import measured, measured_whole
+from conewise.errors import SweepError, UnhookedWarning, WeightsChangedError
+from conewise.frontends.torch.filling import joined
 from conewise.frontends.torch.precision import precision_tolerance
-from conewise.frontends.torch.tensors import Tensor, cell_tolerance, computing, largest_difference
+from conewise.frontends.torch.reference import (
+    NoReferenceError,
+    Reference,
+    allowed_error,
+    reference_of,
+)
+from conewise.frontends.torch.tensors import cell_tolerance, largest_difference
 from conewise.workloads.result import CellCheck, Result
-from conewise.workloads.run import Edit
+from conewise.workloads.witness import Witness
 
-if TYPE_CHECKING:
-    from conewise.workloads.run import Reading
-    from conewise.workloads.selectors import Cell
-    from conewise.workloads.sweep import Batch, Sweep
+CAN_FAIL = 1e-3
+"""Where more than this share of the largest value had to be allowed, a comparison could hardly fail."""
 
 
 def recheck(result: Result, n: int, seed: int) -> CellCheck:
-    """Run `n` random cells again, for every prompt, and compare every metric of theirs.
+    """Run `n` random cells and the base again, for every prompt, and compare every metric of theirs.
 
-    A serial result has to be equal bit for bit; one of a wavefront may differ by the rounding of batched
-    kernels (or of TF32), relative to the metric's largest value; see `cell_tolerance`, `precision_tolerance`.
+    A serial result has to be equal bit for bit, where the module's own base is. Else numbers may differ by
+    rounding: in float32 and float64 by `cell_tolerance` of the metric's largest value. In half precision and
+    in TF32 that could hide anything: there they may lie no further from the module in a higher precision, nor
+    from its own forwards, than those lie from it, a few times over; see `allowed_error`. Warns of cells that
+    no hook could run.
     """
     sweep = result.sweep
     assert sweep is not None
@@ -40,101 +45,105 @@ def recheck(result: Result, n: int, seed: int) -> CellCheck:
         )
     count = len(sweep.cells)
     chosen = sorted(random.Random(seed).sample(range(count), min(n, count)))
-    hooked: set[int] = set()
-    found: dict[int, list[Tensor]] = {number: [] for number in chosen}
+    module = Witness(sweep, chosen)
     for place in range(sweep.batches):
-        for number, values, is_hooked in _again(sweep, sweep._batch(place), chosen):
-            found[number].append(values)
-            hooked |= {number} if is_hooked else set()
-    largest = relative = 0.0
-    for number, parts in found.items():
-        again = joined(parts)
-        for metric in range(len(result.metrics)):
-            apart = max(
-                largest_difference(again[metric], result.per_prompt[metric, number]),
-                largest_difference(again[metric].mean(), result.table[metric, number]),
-            )
-            scale = _scale(result, metric)
-            largest = max(largest, apart)
-            relative = max(relative, apart / scale if apart else 0.0)
+        module.run(sweep._batch(place))
+    unhooked = [sweep.cells[number].name for number in chosen if number not in module.hooked]
+    if unhooked:
+        shown = ", ".join(unhooked[:4]) + (", ..." if len(unhooked) > 4 else "")
+        warnings.warn(
+            f"{len(unhooked)} of {len(chosen)} cells were compared with the captured program alone, not with "
+            f"the module itself, because no module shows their sites: {shown}.",
+            UnhookedWarning,
+            stacklevel=3,
+        )
+    check = CellCheck(len(chosen), len(module.hooked), len(unhooked), 0.0, 0.0, 0.0)
+    if result.plan.evaluator == "serial" and module.is_exact:
+        return _compared(result, module, check, 0.0)
     rounding = precision_tolerance(sweep.precision, cell_tolerance(sweep.facts.dtype))
-    tolerance = 0.0 if result.plan.evaluator == "serial" else rounding
-    return CellCheck(len(chosen), len(hooked), len(chosen) - len(hooked), largest, relative, tolerance)
+    if rounding <= CAN_FAIL:
+        return _compared(result, module, check, rounding)
+    try:
+        reference = reference_of(sweep.model.module, sweep.facts.dtype)
+        precise = Witness(sweep, sorted(module.hooked), reference)
+        for place in range(sweep.batches):
+            precise.run(sweep._batch(place), module)
+        return _judged(result, module, precise, reference, check)
+    except NoReferenceError as error:
+        why = str(error)
+    except Exception as error:  # noqa: BLE001  # a module in another precision raises whatever it likes
+        why = f"in a higher precision the module raises {type(error).__name__}: {error}"
+    return _compared(result, module, replace(check, unchecked=why), rounding)
+
+
+def _compared(result: Result, module: Witness, check: CellCheck, tolerance: float) -> CellCheck:
+    """How far the result is from full forwards of the module, of the largest value."""
+    apart = list(_differences(result, module, module))
+    return replace(
+        check,
+        largest_deviation=max(far for _, far in apart),
+        relative=max(far / _scale(result, metric) if far else 0.0 for metric, far in apart),
+        tolerance=tolerance,
+    )
+
+
+def _judged(
+    result: Result, module: Witness, precise: Witness, reference: Reference, check: CellCheck
+) -> CellCheck:
+    """How far the result is from the reference, and how far the module itself is: of the worst metric."""
+    found: list[CellCheck] = []
+    for metric in range(len(result.metrics)):
+        scale = _scale(result, metric)
+        own, deviation = _own_error(module, precise, metric), _largest(result, module, module, metric)
+        if not math.isfinite(own):
+            raise NoReferenceError(
+                "the module's own forwards overflow, and in a higher precision they do not"
+            )
+        found.append(
+            replace(
+                check,
+                largest_deviation=deviation,
+                relative=max(deviation, _largest(result, precise, module, metric)) / scale,
+                tolerance=allowed_error(own, reference.own, scale) / scale,
+                own_error=own / scale,
+                reference=reference.name,
+            )
+        )
+    return max(found, key=lambda one: one.excess)
+
+
+def _own_error(module: Witness, precise: Witness, metric: int) -> float:
+    """How far the module's own forwards are from the reference.
+
+    That is the largest error of the cells and bases; where these are few and happen to be exact, it is what
+    errors as large as those of all outputs usually do to the metric.
+    """
+    pairs = list(zip(module.base, precise.base, strict=True))
+    for number, rows in precise.cells.items():
+        pairs += zip(module.cells[number], rows, strict=True)
+    if not pairs:
+        raise NoReferenceError("the module itself could run neither a cell nor the base")
+    shaken = [(one[metric] - other[metric]).square().mean() for one, other in precise.shaken]
+    usual = math.sqrt(sum(map(float, shaken)) / len(shaken))
+    return max(usual, *(largest_difference(one[metric], other[metric]) for one, other in pairs))
+
+
+def _largest(result: Result, witness: Witness, others: Witness, metric: int) -> float:
+    return max(far for number, far in _differences(result, witness, others) if number == metric)
+
+
+def _differences(result: Result, witness: Witness, others: Witness) -> Iterator[tuple[int, float]]:
+    """(metric, difference) of each cell and of the base; `others` ran the cells that `witness` did not."""
+    for metric in range(len(result.metrics)):
+        for number in others.cells:
+            found = joined((witness if number in witness.cells else others).cells[number])[metric]
+            yield metric, largest_difference(found, result.per_prompt[metric, number])
+            yield metric, largest_difference(found.mean(), result.table[metric, number])
+        if result.base_per_prompt is not None and len(witness.base) == len(witness.hooks):
+            yield metric, largest_difference(joined(witness.base)[metric], result.base_per_prompt[metric])
 
 
 def _scale(result: Result, metric: int) -> float:
     """The largest value of a metric: of the cells and of the base."""
     values = [*result.per_prompt[metric].reshape(-1).tolist(), float(result.base[metric])]
     return max((abs(value) for value in values if value == value), default=0.0) or 1.0
-
-
-def _again(sweep: Sweep, batch: Batch, chosen: list[int]) -> Iterator[tuple[int, Tensor, bool]]:
-    """The metrics [metric, prompt] of each chosen cell, run in full, and whether hooks could do it."""
-    model, base = sweep.model, batch.base
-    if any(edit.found.result is not None for edit in base.edits):
-        raise SweepError("the base patches `result`, which no hook on the module can do; it is not verified.")
-    module = HookedModule(model.module, model.program, model.signature)
-    interpreter = Interpreter(model.program)
-    cells = [sweep.cells[number] for number in chosen]
-    nodes = {model.locate(place).node for cell in cells for place in cell.places}
-    nodes |= {edit.node for edit in base.edits}
-    hooks = module.find(dict(zip(nodes, _unpatched(base).demand(nodes), strict=True)), base.inputs)
-    given: dict[str, Tensor] = {}
-    if batch.source is not None and not batch.source.edits:
-        seen = module.read(hooks.values(), batch.source.inputs)
-        given = {node: seen[hook] for node, hook in hooks.items()}
-    for number, cell in zip(chosen, cells, strict=True):
-        edits = _edits(batch, cell, given)
-        changes = {node: partial(_changed, own, base._sizes) for node, own in edits.items()}
-        if changes.keys() <= hooks.keys():
-            outputs = module.outputs(base.inputs, {hooks[node]: changes[node] for node in changes})
-            yield number, _metrics(sweep, batch, outputs, partial(module.target, outputs)), True
-        else:
-            values = interpreter.values(base.inputs, edits=changes)
-            yield number, _metrics(sweep, batch, interpreter.output(values), values.__getitem__), False
-
-
-def _unpatched(base: Reading) -> Reading:
-    while base._parent is not None:
-        base = base._parent
-    return base
-
-
-def _edits(batch: Batch, cell: Cell, given: Mapping[str, Tensor]) -> dict[str, list[Edit]]:
-    """What stands patched in a cell's world, by node: the base's own edits, then the cell's.
-
-    `given` has the source's values at nodes, as far as hooks read them off the module.
-    """
-    base = batch.base
-    edits: dict[str, list[Edit]] = {}
-    for edit in base.edits:
-        edits.setdefault(edit.node, []).append(edit)
-    for place in cell.places:
-        found = base.model.locate(place)
-        part = (
-            found.read(given[found.node], base._sizes)
-            if found.node in given
-            else batch.intervention.part(place, base)
-        )
-        edits.setdefault(found.node, []).append(Edit(place, found, part))
-    return edits
-
-
-def _changed(edits: list[Edit], sizes: tuple[int, ...], value: Tensor) -> Tensor:
-    for edit in edits:
-        value = edit.applied(value, sizes, set())
-    return value
-
-
-def _metrics(sweep: Sweep, batch: Batch, outputs: Any, target: Callable[[str], Tensor]) -> Tensor:
-    prompts = sweep._prompts(batch.base)
-    rows = []
-    with computing():
-        for metric in sweep.metrics:
-            if metric.whole:
-                rows.append(measured_whole(metric, outputs, prompts)[0])
-            else:
-                node = sweep._target(metric)
-                stack = sweep.facts.read.arranged(node, target(node), 1, prompts)
-                rows.append(measured(metric, stack)[0])
-    return stacked(rows)

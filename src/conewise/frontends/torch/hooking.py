@@ -6,6 +6,7 @@ hook changes it for all who read it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from conewise.frontends.torch.records import ModuleCall, Program, Ref
 Tensor = torch.Tensor
 Change = Callable[[Tensor], Tensor]
 Leaves = Callable[[list[Any]], list[Any]]
+
+RESEMBLES, BY_FAR = 0.5, 4
+"""Tensors that are equal up to rounding are no further apart than this share of their length; a tensor is
+the nearest by far when every other is more than so many times as far off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,12 @@ class HookedModule:
         self._signature = signature
 
     def find(self, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Hook]:
-        """A hook for each node of `values` that has one; found by the node's value in the run of `inputs`.
+        """A hook for each node of `values` that has one.
 
-        A node without a boundary of its own, or whose value is not to be found there, has none.
+        The graph says at which call of a module a node can be seen, its shape and dtype say which tensor of
+        that call it is. Where several are alike, it is the one whose value in the run of `inputs` is by far
+        the nearest to the node's own. Values need not be equal: a module may round otherwise than its graph.
+        A node without a boundary of its own, or that resembles nothing there, has none.
         """
         candidates = {node: tuple(boundaries(self._program, node)) for node in values}
         seen: dict[Boundary, list[Any]] = {}
@@ -68,10 +76,9 @@ class HookedModule:
         hooks: dict[str, Hook] = {}
         for node, found in candidates.items():
             for boundary in found:
-                leaves = seen.get(boundary, [])
-                alike = [i for i, leaf in enumerate(leaves) if _is_same(leaf, values[node])]
-                if len(alike) == 1:
-                    hooks[node] = Hook(boundary, alike[0])
+                leaf = _nearest(seen.get(boundary, []), values[node])
+                if leaf is not None:
+                    hooks[node] = Hook(boundary, leaf)
                     break
         return hooks
 
@@ -167,11 +174,26 @@ def _input_hook(call: int, action: Leaves) -> Callable[..., Any]:
     return hook
 
 
-def _is_same(leaf: Any, value: Any) -> bool:
-    return (
-        isinstance(leaf, torch.Tensor)
-        and isinstance(value, torch.Tensor)
-        and leaf.shape == value.shape
-        and leaf.dtype == value.dtype
-        and bitwise_same(leaf, value)
-    )
+def _nearest(leaves: list[Any], value: Any) -> int | None:
+    """The leaf that is `value` up to rounding, if there is one and no other comes near."""
+    if not isinstance(value, Tensor):
+        return None
+    alike = [
+        (_apart(leaf, value), number)
+        for number, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype) == (value.shape, value.dtype)
+    ]
+    if not alike:
+        return None
+    (nearest, number), *others = sorted(alike)
+    is_it = nearest <= RESEMBLES and all(nearest * BY_FAR < other for other, _ in others)
+    return number if is_it else None
+
+
+def _apart(leaf: Tensor, value: Tensor) -> float:
+    """The distance of two tensors, as a share of the second one's length."""
+    one, other = leaf.detach().double(), value.detach().double()
+    far, length = float((one - other).norm()), float(other.norm())
+    if math.isnan(far):
+        return 0.0 if bitwise_same(leaf, value) else math.inf
+    return far / length if length else far

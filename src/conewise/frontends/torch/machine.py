@@ -42,3 +42,15 @@ def memory_held(device: torch.device) -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_free(device: torch.device) -> int | None:
+    """Bytes that could be held beside what is held now; None on systems that do not say."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    told = Path("/proc/meminfo")
+    if device.type != "cpu" or not told.exists():
+        return None
+    lines = told.read_text(encoding="ascii").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

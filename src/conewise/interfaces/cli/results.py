@@ -47,7 +47,7 @@ def told_result(result: Result, story: Story) -> dict[str, Any]:
         "plan": told_plan(result.plan),
         "measured": asdict(result.ledger),
         "full_forwards": {"timed": story.forwards_timed, "seconds": story.forward_seconds},
-        "verification": None if check is None else {**asdict(check), "ok": check.ok},
+        "verification": None if check is None else {**asdict(check), "ok": check.ok, "passed": check.passed},
         "provenance": {
             "command": story.command,
             "conewise": __version__,

@@ -202,7 +202,7 @@ def _told(story: Story, traced: Trace) -> dict[str, Any]:
         "values": traced.values.tolist(),
         "plan": told_plan(traced.plan),
         "measured": asdict(traced.ledger),
-        "verification": None if check is None else {**asdict(check), "ok": check.ok},
+        "verification": None if check is None else {**asdict(check), "ok": check.ok, "passed": check.passed},
     }
 
 
