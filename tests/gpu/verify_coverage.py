@@ -98,6 +98,7 @@ def verified(setting: Setting, model: Model) -> dict[str, Any]:
         "passed": bool(check),
         "bitwise": check.bitwise,
         "worst": check.worst,
+        "excess": None if check.bitwise else check.excess,
         "row_deviation": check.row_deviation,
         "on_example": str(model.fidelity),
         "apart": apart,
@@ -136,6 +137,9 @@ def swept(setting: Setting, model: Model) -> dict[str, Any]:
             "passed": bool(check),
             "cells": check.cells,
             "hooked": check.hooked,
+            "relative": check.relative,
+            "tolerance": check.tolerance,
+            "own_error": check.own_error,
             "said": str(check),
             "an error of 5 % is found": not wrong.verify(n=len(result.cells)),
         }

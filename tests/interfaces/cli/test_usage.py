@@ -342,6 +342,16 @@ def test_a_check_that_fails_is_exit_code_1_and_is_told(monkeypatch: pytest.Monke
     assert "FAILED" in done.out
 
 
+@pytest.mark.filterwarnings("default::conewise.errors.UnhookedWarning")
+def test_what_the_module_does_not_show_is_a_note_and_no_failure() -> None:
+    done = Done("sweep", "tiny", "--sites", "rot_q", "--verify", "2", "--json")
+    assert done.code == 0
+    found = json.loads(done.out)["verification"]
+    assert (found["ok"], found["passed"], found["hooked"], found["interpreted"]) == (True, False, 0, 2)
+    assert "note: 2 of 2 cells were compared with the captured program alone" in done.err
+    assert "UnhookedWarning" not in done.err
+
+
 def test_a_defect_is_exit_code_70_and_debug_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a defect")

@@ -124,7 +124,7 @@ def sweep(
     how: dict[str, Any] = {"evaluator": evaluator.value, "max_memory": max_memory, "verify": verify}
     counting = Counting(tell, is_shown=progress is True and not sys.stderr.isatty())
     is_drawn = sys.stderr.isatty() and (not quiet if progress is None else progress)
-    with _interruptible(question, stored, counting, command):
+    with _interruptible(question, stored, counting, command), tell.noting():
         result = _run(question, how, stored, counting, is_drawn=is_drawn)
         finish(
             loaded, question, result, shown_command(command),

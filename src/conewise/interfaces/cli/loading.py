@@ -89,7 +89,7 @@ def captured(
             f"{loaded.name} ({type(module).__name__}) reads no tokens: its forward has no `input_ids`. The "
             "command line asks language models; capture it from Python with `cw.capture(module, ...)`."
         )
-    with tell.doing(f"capturing {loaded.name} as a graph"):
+    with tell.doing(f"capturing {loaded.name} as a graph"), tell.noting():
         from conewise.frontends.torch.answers import token_rows
         from conewise.workloads.model import capture
 

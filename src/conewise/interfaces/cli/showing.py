@@ -6,11 +6,13 @@ import json
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conewise import errors
 from conewise.interfaces.cli.failing import CommandError
 from conewise.workloads.files import expect_file, expect_room
 
@@ -102,6 +104,21 @@ class Teller:
                 self(f"{done:,} of {total:,} {words}")
 
         return progress
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Say our own warnings as notes, without the line of code that they come from."""
+        with warnings.catch_warnings():
+            shown = warnings.showwarning
+
+            def say(message: Warning | str, category: type[Warning], *where: Any, **named: Any) -> None:
+                if category.__module__ == errors.__name__:
+                    self.warn(str(message))
+                else:
+                    shown(message, category, *where, **named)
+
+            warnings.showwarning = say
+            yield
 
     @contextmanager
     def doing(self, words: str) -> Iterator[None]:

@@ -142,7 +142,8 @@ def trace(
         progress=watched(tell, progress),
     )
     if verify:
-        check = traced.verify(n=verify, seed=seed)
+        with tell.noting():
+            check = traced.verify(n=verify, seed=seed)
         traced = replace(traced, result=replace(traced.result, verification=check))
     story = _story(loaded, prompts, traced, metric, shown_command(command_of(ctx)), seed)
     if report is not None:
