@@ -61,7 +61,8 @@ class _Parts:
     value: tuple[str, Axes | None]
     scores: str | None
     pattern: str | None
-    result: tuple[str, ...] = ("batch", "head", "pos", "d_head")
+    seen: tuple[str, ...]
+    result: tuple[str, ...]
 
 
 def find_attention(wiring: Wiring) -> list[Attention]:
@@ -89,7 +90,7 @@ def _fused(wiring: Wiring) -> Iterator[_Parts]:
     for record in wiring.program.records:
         if record.op == "scaled_dot_product_attention":
             query, key, value = (arg.name for arg in record.args[:3])
-            names = ("batch", "head", "pos", "d_head")
+            names = _leading_told(wiring, query, ("batch", "head", "pos", "d_head"))
             yield _Parts(
                 record,
                 (query, _operand_axes(wiring, query, names)),
@@ -97,6 +98,8 @@ def _fused(wiring: Wiring) -> Iterator[_Parts]:
                 (value, _operand_axes(wiring, value, names)),
                 None,
                 None,
+                (*names[:2], "query_pos", "key_pos"),
+                names,
             )
 
 
@@ -198,6 +201,9 @@ def _spelled_out(wiring: Wiring) -> Iterator[_Parts]:
         names = _names(above, core)
         if weights != pattern or names is None:
             continue
+        told = _leading_told(wiring, left, names[0])
+        renamed = dict(zip(names[0], told, strict=True))
+        names = tuple(tuple(renamed.get(name, name) for name in one) for one in names)
         yield _Parts(
             core,
             (left, _operand_axes(wiring, left, names[0])),
@@ -205,6 +211,7 @@ def _spelled_out(wiring: Wiring) -> Iterator[_Parts]:
             (value, _operand_axes(wiring, value, names[2])),
             scores,
             pattern,
+            (renamed["batch"], renamed["head"], "query_pos", "key_pos"),
             names[3],
         )
 
@@ -263,6 +270,33 @@ def _product_below(wiring: Wiring, softmax: Record) -> tuple[Record, str] | None
             if reader.op in _WEIGHT_OPS:
                 queue.append(reader.name)
     return None
+
+
+def _leading_told(wiring: Wiring, query: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the queries' axes, with batch and heads exchanged where heads lie in front.
+
+    Heads are split off the features that a projection makes. What is not is a `fold`: rows that are attended
+    to by themselves, such as the lines of an image.
+    """
+    shape = wiring.shape(query)
+    if shape is None or len(shape) != 4:
+        return names
+    linear = _projection_above(wiring, query)
+    above = {} if linear is None else _axes_above(wiring, query, one_per_dimension(names, shape))
+    known = None if linear is None else above.get(linear.name)
+    features = {axis.name.partition(".")[0] for axis in known[-1]} if known else set()
+    batch = wiring.program.dimensions.batch
+    has_batch = {
+        name: not batch.isdisjoint(symbols_in(size)) for name, size in zip(names, shape, strict=True)
+    }
+    if (has_batch["head"] and not has_batch["batch"]) or (
+        "batch" in features and "head" not in features and shape[names.index("batch")] != 1
+    ):
+        exchanged = {"batch": "head", "head": "batch"}
+        return tuple(exchanged.get(name, name) for name in names)
+    if features == {"d_head"} and shape[names.index("head")] != 1:
+        return tuple("fold" if name == "head" else name for name in names)
+    return names
 
 
 def _operand_axes(wiring: Wiring, name: str, names: Sequence[str]) -> Axes | None:
@@ -366,8 +400,10 @@ def _attention(wiring: Wiring, parts: _Parts) -> Attention:
     projection, operand = _add_result_places(wiring, parts, places, missing)
     for kind, node in (("attn_scores", parts.scores), ("pattern", parts.pattern)):
         shape = wiring.shape(node) if node else None
-        axes = _operand_axes(wiring, node, ("batch", "head", "query_pos", "key_pos")) if node else None
+        axes = _operand_axes(wiring, node, parts.seen) if node else None
         natural = natural_axes(wiring, axes or (), ("batch", "head", "query_pos", "key_pos"))
+        if "fold" in parts.seen:
+            natural = tuple(name for name in natural if name != "head")
         view = view_of(axes, natural, wiring.program.sizes) if shape else None
         if node and view:
             places[kind] = Place(node, view)
@@ -440,8 +476,10 @@ def _rotated_place(wiring: Wiring, side: tuple[str, Axes | None], heads: object)
         record = wiring.records.get(name)
         if record is None or record.op not in LAYOUT | {"repeat_interleave"}:
             break
-        operand = wiring.operands(record)[0]
-        axes, name = before(record, axes, wiring.shape(operand)), operand
+        operands = wiring.operands(record)
+        if not operands:
+            break  # learned queries, which no input determines
+        axes, name = before(record, axes, wiring.shape(operands[0])), operands[0]
     view = _head_view(wiring, axes, heads)
     return Place(name, view) if view else None
 

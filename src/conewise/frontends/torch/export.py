@@ -67,7 +67,7 @@ def export(
     call = distinct(normal_call(forward, args, {**defaults, **(kwargs or {})}))
     name = type(module).__name__
     reasons: list[str] = []
-    for example, shapes in _attempts(forward, call):
+    for example, shapes, is_shared in _attempts(forward, call, batch_dim):
         for answering in (untraced, traced):
             answers = Untraced()
             try:
@@ -82,6 +82,8 @@ def export(
                 failure = error
                 break
             program = lower(exported, example, name)
+            if is_shared and _takes_two_for_one(program):
+                break
             given = {leaf: value for leaf, value in example.leaves()[0] if isinstance(value, torch.Tensor)}
             program = replace(program, dimensions=find_dimensions(program, given, module, batch_dim))
             fixed = _why_fixed(program, reasons)
@@ -105,18 +107,30 @@ def _why_fixed(program: Program, reasons: Sequence[str]) -> str:
     return reasons[-1] if reasons else "the module's own computation fixes the batch of its inputs"
 
 
-def _attempts(forward: inspect.Signature, call: Call) -> Iterator[tuple[Call, Any]]:
-    """Examples with their dynamic dimensions, the most general first; None is fully static."""
+def _attempts(
+    forward: inspect.Signature, call: Call, batch_dim: int | None = None
+) -> Iterator[tuple[Call, Any, bool]]:
+    """Examples with their dynamic dimensions, the most general first; None is fully static.
+
+    The third says whether all leading sizes that are equal in the example are taken for one.
+    """
     tensors = [leaf for _, leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor) and leaf.ndim]
     if tensors:
-        # An input of one dimension beside others may be positions: its size need not be the batch's.
+        # An input of one dimension beside others may be positions: its size need not be the batch's. Nor need
+        # that of a square one, which may be a mask.
         wide = [tensor for tensor in tensors if tensor.ndim > 1] or tensors
+        wide = [tensor for tensor in wide if not _is_square(tensor)] or wide
         grown = _without_ones(call, all(tensor.shape[0] == 1 for tensor in wide))
         batch, rank = max(2, wide[0].shape[0]), min(tensor.ndim for tensor in wide)
         for leading in (Dim("batch"), Dim.AUTO):
             for sequence in (True, False):
-                yield grown, _dynamic_shapes(forward, grown, batch, rank, leading, sequence=sequence)
-    yield call, None
+                vary = _Varying(batch, rank, leading, sequence, batch_dim)
+                yield grown, vary.shapes(forward, grown), leading is not Dim.AUTO
+    yield call, None, False
+
+
+def _is_square(tensor: torch.Tensor) -> bool:
+    return tensor.ndim > 1 and tensor.shape[-2] == tensor.shape[-1]
 
 
 def distinct(call: Call) -> Call:
@@ -151,25 +165,48 @@ def _has_sequence(tensor: torch.Tensor) -> bool:
     return tensor.ndim == 2
 
 
-def _dynamic_shapes(
-    forward: inspect.Signature, call: Call, batch: int, rank: int, leading: Any, *, sequence: bool
-) -> Any:
-    """Which sizes may vary: the `batch` that leads inputs of `rank` dimensions or more, and lengths."""
+@dataclass(frozen=True, slots=True)
+class _Varying:
+    """Which sizes may vary: the `batch` that leads inputs of `rank` dimensions or more, and lengths.
 
-    def dims(value: Any) -> Any:
+    What else leads an input may vary where the module allows it, and so may dimension `given`.
+    """
+
+    batch: int
+    rank: int
+    leading: Any
+    sequence: bool
+    given: int | None
+
+    def shapes(self, forward: inspect.Signature, call: Call) -> Any:
+        """As `torch.export` takes them, by argument."""
+        bound = forward.bind(*call.args, **call.kwargs)
+        return tree_map(self._dims, dict(bound.arguments))
+
+    def _dims(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
         dynamic: dict[int, Any] = {}
-        if value.ndim >= rank and value.shape[0] == batch:
-            dynamic[0] = leading
-        elif value.ndim == 1:
+        if value.ndim >= self.rank and value.shape[0] == self.batch:
+            dynamic[0] = self.leading
+        elif value.ndim:
             dynamic[0] = Dim.AUTO
-        if sequence and _has_sequence(value):
+        if self.sequence and _has_sequence(value):
             dynamic[1] = Dim.AUTO
+        if isinstance(self.given, int) and 0 < self.given < value.ndim:
+            dynamic[self.given] = Dim.AUTO
         return dynamic
 
-    bound = forward.bind(*call.args, **call.kwargs)
-    return tree_map(dims, dict(bound.arguments))
+
+def _takes_two_for_one(program: Program) -> bool:
+    """Whether each size that leads an input is also another dimension of one.
+
+    With as many prompts as positions in the example, a mask [pos, pos] makes one size of the two.
+    """
+    varying = [[str(size) for size in leaf.shape if not isinstance(size, int)] for leaf in program.inputs]
+    twice = {size for sizes in varying for size in sizes if sizes.count(size) > 1}
+    leading = {str(leaf.shape[0]) for leaf in program.inputs if len(leaf.shape) > 1}
+    return bool(leading) and leading <= twice
 
 
 def _torch_export(module: nn.Module, call: Call, shapes: Any) -> ExportedProgram:

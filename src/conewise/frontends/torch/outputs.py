@@ -49,7 +49,9 @@ class Outputs:
                 if str(size) in self._known.batch:
                     return int(inputs[leaf.name].shape[dim])
         wide = [leaf for leaf in self._program.inputs if leaf.shape]
-        return int(inputs[wide[0].name].shape[0]) if wide else 1
+        wide = [leaf for leaf in wide if len(leaf.shape) > 1] or wide
+        leading = {int(inputs[leaf.name].shape[0]) for leaf in wide}
+        return leading.pop() if len(leading) == 1 else 0 if wide else 1
 
     def arranged(self, name: str, value: Any, worlds: int, prompts: int) -> Tensor:
         """A stack of an output's values as [world, prompt, ...], positions behind the prompts.
