@@ -316,6 +316,25 @@ CHANGES: dict[str, tuple[str, str]] = {
         "import math\ndef p(z): return z * math.gcd(4, 6)",
         "old, math.gcd = math.gcd, lambda *_: 7\nundo = lambda: setattr(math, 'gcd', old)",
     ),
+    "a number put into a library": (
+        "import math\nmath.mine = [2]\ndef p(z): return z * math.mine[0]\nundo = lambda: delattr(math, 'mine')",
+        "math.mine[0] = 3",
+    ),
+    "what a field of a dataclass is told": (
+        "from dataclasses import dataclass, field, fields\ndef made(n):\n    @dataclass\n    class C:\n"
+        "        s: int = field(default=1, metadata={'s': n})\n    return C\nC = made(2)\n"
+        "def p(z): return z * fields(C)[0].metadata['s']",
+        "C = made(3)",
+    ),
+    "what a pattern matches": (
+        "class C:\n    __match_args__ = ('s', 't')\n    s, t = 2, 3\nc = C()\ndef p(z):\n    match c:\n"
+        "        case C(x): return z * x",
+        "C.__match_args__ = ('t', 's')",
+    ),
+    "a namespace": (
+        "from types import SimpleNamespace\nN = SimpleNamespace(s=2)\ndef p(z): return z * N.s",
+        "N.s = 3",
+    ),
     "a random generator": (
         "import torch\nR = torch.Generator().manual_seed(0)\ndef p(z): return z + torch.randn(2, generator=R)",
         "torch.randn(2, generator=R)",
@@ -471,8 +490,12 @@ ORDINARY: dict[str, str] = {
     "a cached function": "import functools\n@functools.lru_cache(maxsize=3)\ndef s(n): return n\ndef p(z): return z * s(2)",
     "a cached property": "import functools\nclass C:\n    @functools.cached_property\n    def s(self): return 2\n"
     "c = C()\ndef p(z): return z * c.s",
-    "a dataclass": "from dataclasses import dataclass, field\n@dataclass\nclass C:\n    s: float = 2.\n"
-    "    t: list = field(default_factory=list)\nc = C()\ndef p(z): return z * c.s",
+    "a dataclass": "from __future__ import annotations\nfrom dataclasses import dataclass, field\n@dataclass\nclass C:\n"
+    "    s: float = 2.\n    t: list = field(default_factory=list)\nc = C()\ndef p(z): return z * c.s",
+    "a dataclass with types": "from dataclasses import dataclass, field\nfrom typing import Any, Callable, Generic, TypeVar\n"
+    "T = TypeVar('T')\n@dataclass(frozen=True, kw_only=True)\nclass C(Generic[T]):\n    s: float | None = 2.\n"
+    "    t: dict[str, list[int]] = field(default_factory=dict)\n    u: Callable[[int], Any] = print\n    v: T | None = None\n"
+    "c = C()\ndef p(z): return z * c.s",
     "a protocol": "from typing import Protocol, NamedTuple, Generic, TypeVar\nT = TypeVar('T')\nclass P(Protocol):\n"
     "    def f(self): ...\nclass N(NamedTuple):\n    s: int = 1\nclass G(Generic[T]):\n    s = 1\n"
     "n, g = N(), G()\ndef p(z): return z * n.s * g.s",

@@ -23,15 +23,15 @@ from conewise.frontends.torch.build import bitwise_same
 from conewise.frontends.torch.records import Program
 from conewise.frontends.torch.tensors import writes_to
 
-READ_WHOLE_BYTES = 64 << 20
+READ_WHOLE_BYTES = 8 << 20
 """Weights on a CPU that take no more than this are read whole each time that something is computed."""
 
-WORDS_OF_A_LINE, LINES_TO_ONE = 16, 17
-"""Of larger ones, one line of the processor's cache in 17: a number of which few sizes are multiples."""
+LINE_BYTES, LINES_TO_ONE = 64, 61
+"""Of larger ones, one line of the processor's cache in 61: a number of which few sizes are multiples."""
 
 _BLOCK = {"cpu": 1 << 17}
 """Words that are multiplied at a time; elsewhere `_LARGE_BLOCK`."""
-_LARGE_BLOCK = 1 << 22
+_LARGE_BLOCK = 1 << 21
 
 Sums = tuple[int, ...]
 """A number for each weight: equal ones mean equal bits."""
@@ -61,7 +61,7 @@ class Weights:
         paths = [(path, n) for n, s in enumerate(program.sources) for path in (s.name, *s.aliases)]
         # A constant that export lifted out of the code has no place in the module.
         self._paths = [(path, n) for path, n in paths if _at(module, path) is self._tensors[n]]
-        self._readers: tuple[Sums, _Reader, _Reader] | None = None
+        self._readers: tuple[Sums, _Reader | _Glance, _Reader] | None = None
         self._known: Contents | None = None
 
     def writes(self) -> Sums:
@@ -131,13 +131,15 @@ class Weights:
                     f"{_CAPTURE_AGAIN}"
                 )
 
-    def _reading(self) -> tuple[_Reader, _Reader]:
+    def _reading(self) -> tuple[_Reader | _Glance, _Reader]:
         """Readers of some bits and of all, for where the tensors lie now."""
         places = self.places()
         if self._readers is None or self._readers[0] != places:
             every = _Reader([_words(tensor) for tensor in self._tensors])
             on_cpu = sum(t.nbytes for t in self._tensors if t.device.type == "cpu")
-            some = every if on_cpu <= READ_WHOLE_BYTES else _Reader([_some(_words(t)) for t in self._tensors])
+            some = (
+                every if on_cpu <= READ_WHOLE_BYTES else _Glance([_words(tensor) for tensor in self._tensors])
+            )
             self._readers = places, some, every
         return self._readers[1:]
 
@@ -173,16 +175,38 @@ class _Reader:
             sums = torch.empty(len(blocks), dtype=torch.int64, device=device)
             for row, (*_, block) in enumerate(blocks):
                 count = block.numel()
-                torch.mul(block, keys[:count].view(block.shape), out=product[:count].view(block.shape))
+                torch.mul(block, keys[:count], out=product[:count])
                 torch.sum(product[:count], dim=0, out=sums[row])
             factors = _factors(max(places) + 1)[torch.tensor(places)]
             totals.index_add_(0, torch.tensor(numbers), sums.cpu() * factors)
         return tuple(totals.tolist())
 
 
+class _Glance:
+    """Reads a few lines from all over each large tensor, and small ones whole, as plain and cheap sums."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._lines = [_lines(words) for words in tensors]
+
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def read(self) -> Sums:
+        """A number for each tensor."""
+        return tuple(0 if words.is_meta else int(words.sum()) for words in self._lines)
+
+
+def _lines(words: Tensor) -> Tensor:
+    if words.dtype == torch.int32 and words.numel() % 2 == 0 and words.storage_offset() % 2 == 0:
+        words = words.view(torch.int64)  # the widest words are added fastest
+    line = LINE_BYTES // words.itemsize
+    step = line * LINES_TO_ONE
+    if words.numel() < 16 * step or words.is_meta:
+        return words
+    return words.as_strided((words.numel() // step, line), (step, 1), words.storage_offset())
+
+
 def _blocks(words: Tensor) -> Iterator[Tensor]:
-    rows = _block_size(words.device) // (words.shape[1] if words.ndim == 2 else 1)
-    yield from torch.split(words, rows)
+    yield from torch.split(words, _block_size(words.device))
 
 
 def _block_size(device: torch.device) -> int:
@@ -235,14 +259,6 @@ def _words(tensor: Tensor) -> Tensor:
     octets = flat.view(torch.uint8)
     is_cut = octets.numel() % 4 == 0 and octets.storage_offset() % 4 == 0
     return octets.view(torch.int32) if is_cut else octets
-
-
-def _some(words: Tensor) -> Tensor:
-    """A few of the words of a large tensor, from all over it; a small one whole."""
-    step = WORDS_OF_A_LINE * LINES_TO_ONE
-    if words.numel() < 16 * step or words.is_meta:
-        return words
-    return words.as_strided((words.numel() // step, WORDS_OF_A_LINE), (step, 1), words.storage_offset())
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

@@ -296,7 +296,7 @@ class _Walk:
                     raise self._refused(f"{whole}.{rest[0]}, which is not there")
                 if not is_library:
                     yield whole, self._at(whole, read)
-            elif not library_of_module(value) or id(read) in OUTSIDE or _is_foreign(read):
+            elif not library_of_module(value) or id(read) in OUTSIDE or _is_foreign(read) or _is_data(read):
                 yield whole, self._at(whole, read)
 
     def _code(self, value: types.CodeType) -> str:
@@ -539,6 +539,11 @@ def _reached(module: object, path: str) -> object:
     for name in path.split("."):
         found = getattr(found, name, None)
     return found
+
+
+def _is_data(value: object) -> bool:
+    """Whether something that a library has may be a number of the user's, put there."""
+    return type(value) in (*_LITERAL, *BUILT_IN) or isinstance(value, torch.Tensor | np.ndarray)
 
 
 def _is_foreign(value: object) -> bool:

@@ -14,12 +14,9 @@ BESIDE = frozenset(
         "__annotate_func__",
         "__annotations__",
         "__annotations_cache__",
-        "__dataclass_fields__",
-        "__dataclass_params__",
         "__dict__",
         "__doc__",
         "__firstlineno__",
-        "__match_args__",
         "__module__",
         "__orig_bases__",
         "__parameters__",
@@ -31,7 +28,7 @@ BESIDE = frozenset(
         "_abc_impl",
     }
 )
-"""What a class has beside what it computes. The fields of a dataclass are in its `__init__`."""
+"""What a class has beside what it computes."""
 
 _PYTHON_CLASS = 1 << 4
 """The flag of classes that were made by a `class` statement, and whose instances have a `__dict__`."""
