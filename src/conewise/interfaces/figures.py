@@ -56,10 +56,11 @@ def _locality(result: Result) -> go.Figure:
         y=[slope * x + fixed for x in ends],
         mode="lines",
         line={"color": GREY, "dash": "dot"},
-        name="least squares, a straight line",
+        name="least squares: fixed + slope · x",
     )
     drawn.update_xaxes(type="log", title="nodes looked at and edges followed, |V⁺| + |E⁺| + 1 + d(s)")
-    drawn.update_yaxes(type="log", title="milliseconds of a wave")
+    drawn.update_xaxes(tickvals=[1, 10, 100, 1_000, 10_000, 100_000])
+    drawn.update_yaxes(type="log", title="milliseconds of a wave", tickvals=[0.01, 0.1, 1, 10, 100])
     return drawn
 
 
@@ -245,6 +246,35 @@ def _drift(result: Result) -> go.Figure:
     return drawn
 
 
+def _compiled(result: Result) -> go.Figure:
+    titles = ("looks at the graph's nodes", "full runs over the sweep")
+    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
+    panels = (("looks", 1, "{:.0f}"), ("ratio", 2, "{:.2f}"))
+    depths = list(dict.fromkeys(row.facts["layers"] for row in result.rows if "layers" in row.facts))
+    for kind, column, shown in panels:
+        rows = [row for row in result.rows if kind in row.facts]
+        for layers, colour in zip(depths, COLOURS, strict=False):
+            bars = [row for row in rows if row.facts["layers"] == layers]
+            drawn.add_bar(
+                x=[row.facts[kind] for row in bars],
+                y=_measured(bars),
+                marker={"color": colour},
+                name=f"{layers} layer{'s' if layers > 1 else ''}",
+                legendgroup=str(layers),
+                showlegend=column == 1,
+                text=[shown.format(plain(row.measured)) for row in bars],
+                textposition="outside",
+                cliponaxis=False,
+                col=column,
+                row=1,
+            )
+    drawn.update_xaxes(title="done by", tickangle=0, col=1)
+    drawn.update_yaxes(title="looks", rangemode="tozero", col=1)
+    drawn.update_xaxes(title="counted in", col=2)
+    drawn.update_yaxes(title="ratio", rangemode="tozero", col=2)
+    return drawn
+
+
 def _e9(result: Result) -> go.Figure:
     titles = ("cones: every head and MLP", "sweep ratio: counts and clock")
     drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
@@ -418,7 +448,7 @@ def _index(result: Result) -> go.Figure:
     drawn.update_xaxes(title="ρ by the index, at the network's depth", col=1)
     drawn.update_yaxes(title="ρ of the sweep", col=1)
     drawn.update_xaxes(title="← input-heavy · q · output-heavy →", col=2)
-    drawn.update_yaxes(autorange="reversed", tickfont={"size": 10}, col=2)
+    drawn.update_yaxes(autorange="reversed", dtick=1, tickfont={"size": 9}, col=2)
     return drawn
 
 
@@ -428,6 +458,7 @@ _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "e5": _e5,
     "e7": _e7,
     "drift": _drift,
+    "compiled": _compiled,
     "e9": _e9,
     "skips": _skips,
     "growth": _growth,

@@ -36,7 +36,8 @@ def reproduce(
     experiments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="locality, e4, e5, e7, drift, e9, skips, growth, index, or all.", show_default="all"
+            help="locality, e4, e5, e7, drift, compiled, e9, skips, growth, index, or all.",
+            show_default="all",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
