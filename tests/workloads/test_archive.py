@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import resource
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -189,5 +193,94 @@ def test_a_manifest_with_something_missing_is_damaged(result: Result, tmp_path: 
     path.write_text(json.dumps(manifest))
     with pytest.raises(
         SweepError, match=rf"manifest\.json cannot be understood: something in it has no '{key}'"
+    ):
+        load_result(tmp_path)
+
+
+PART = {
+    "name": "sites",
+    "axes": ["site"],
+    "coordinates": [[0]],
+    "cells": [{"at": {}, "places": [{"name": "lm_head", "layer": None, "stack": "", "part": {}}]}],
+}
+
+
+def changed(folder: Path, *path: str | int, to: object) -> None:
+    """Put something else into the manifest, at a path of keys."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    *above, last = path
+    held = manifest
+    for key in above:
+        held = held[key]
+    held[last] = to
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "said"),
+    [
+        (("parts",), [], "parts is not a list of at least one"),
+        (("parts", 0), 3, r"parts\[0\] is not an object"),
+        (("parts", 0, "cells"), [], r"parts\[0\] has 0 cells, and 4 in its 2 axes"),
+        (("parts", 0, "cells", 1), [], r"a cell of parts\[0\] is not an object"),
+        (("parts", 0, "cells", 1, "places"), [], r"a cell of parts\[0\] has no list of places"),
+        (("parts", 0, "cells", 1, "at"), {"layer": "0"}, "is not at numbers along axes"),
+        (("parts", 0, "cells", 1, "places", 0, "name"), 3, "a place's name in .* where a text is expected"),
+        (("parts", 0, "coordinates"), [[0], [0]], r"has 4 cells, and 1 in its 2 axes"),
+        (("parts", 0, "axes"), ["layer"], r"has 4 cells, and 4 in its 1 axes"),
+        (("metrics",), ["logit_diff"], "base_per_prompt is not a list of 1"),
+        (("parts", 1), PART, "values.parquet cannot be understood: it has 12 rows, .* tells of 10 values"),
+        (("metrics",), ["prob", "prob"], "metrics is not a list of at least one, each of its own name"),
+        (("base",), ["0x1p+0"], "base is not a list of 2"),
+        (("base",), ["x", "y"], "base holds 'x', where a number as text is expected"),
+        (("base_per_prompt",), [["0x1p+0"], ["0x1p+0"]], "it has 12 values, and 24 of single prompts, in 12"),
+        (
+            ("source_per_prompt",),
+            [["0x1p+0"]] * 2,
+            "source_per_prompt is of 1 prompts, and the values are of 2",
+        ),
+        (("plan",), [], "plan is a list, where an object is expected"),
+        (("plan", "worlds"), "6", "plan.worlds is a text, where a whole number is expected"),
+        (("plan", "worlds"), True, "plan.worlds is true or false, where a whole number"),
+        (("plan", "chunks"), 3, "plan.chunks is a whole number, where a list is expected"),
+        (("measured", "seconds"), None, "measured.seconds is null, where a number is expected"),
+        (("measured", "launches"), 10**30, "measured.launches is a number of 31 digits"),
+        (("verification",), {"cells": 1}, "verification has no hooked"),
+        (("sweep",), 3, "sweep is not an object"),
+    ],
+)
+def test_wrong_counts_and_types_are_found(
+    result: Result, tmp_path: Path, path: tuple[str | int, ...], to: object, said: str
+) -> None:
+    changed(result.save(tmp_path), *path, to=to)
+    with pytest.raises(SweepError, match=rf"is damaged: .*{said}.*Put a sound copy in its place"):
+        cw.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "9" * 5_000 + "}", r'{"a": "\ud800"}', "[]", "3"])
+def test_a_manifest_that_cannot_be_read_is_refused(result: Result, tmp_path: Path, text: str) -> None:
+    (result.save(tmp_path) / MANIFEST).write_text(text)
+    with pytest.raises(
+        SweepError, match=r"manifest.json (cannot be read|is not the manifest of a saved result)"
+    ):
+        load_result(tmp_path)
+    with pytest.raises(LoadError):  # nothing says that it is a result
+        cw.load(tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "prompts"), [(3_000_000, 1), (12, 300_000)])
+def test_values_that_are_far_more_than_was_told_are_not_read(
+    result: Result, tmp_path: Path, rows: int, prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a few kilobytes holds any number of equal values."""
+    values = pa.array(np.zeros(rows))
+    single = pa.ListArray.from_arrays(np.arange(0, rows * prompts + 1, prompts), np.zeros(rows * prompts))
+    path = result.save(tmp_path) / VALUES
+    pq.write_table(pa.table({"value": values, "per_prompt": single}), path)
+    assert path.stat().st_size < 200_000
+    changed(tmp_path, "values_sha256", to=hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
+    with pytest.raises(
+        SweepError, match=rf"values.parquet cannot be understood: it has ({rows:,} rows|12 values)"
     ):
         load_result(tmp_path)

@@ -107,3 +107,37 @@ def test_what_csv_cannot_hold_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"written as \.json, \.jsonl or \.csv"):
         write_pairs(tmp_path / "pairs.txt", PAIRS)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ("9" * 5_000, "a whole number of more than 4,300 digits"),
+        (r'"\ud800"', "half of a surrogate pair"),
+    ],
+)
+@pytest.mark.parametrize("name", ["pairs.json", "pairs.jsonl"])
+def test_json_that_python_cannot_read_is_refused(tmp_path: Path, name: str, value: str, said: str) -> None:
+    row = f'{{"clean": "a", "corrupted": "b", "more": {value}}}'
+    text = f"[{row}]" if name.endswith(".json") else f"\n{row}\n"
+    with pytest.raises(PromptError, match=rf"{name}(, line 2)? cannot be used: .*{said}.*Expected, for one"):
+        read_pairs(written(tmp_path, text, name))
+
+
+def test_prompts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conewise.workloads.pairs.MOST", 1_000)
+    with pytest.raises(PromptError, match=r"the prompts /dev/zero are more than 1,000 bytes.*Split them"):
+        read_pairs("/dev/zero")
+
+
+def test_paths_that_cannot_be_are_refused() -> None:
+    for path in ("a\0b.json", f"{'a' * 5_000}.json", "~nobody-of-that-name/pairs.json"):
+        with pytest.raises(PromptError, match="cannot be read: "):
+            read_pairs(path)
+
+
+def test_half_of_a_surrogate_pair_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="half of a surrogate pair"):
+        write_pairs(tmp_path / "pairs.json", [Pair("a\ud800", "b")])
+    assert list(tmp_path.iterdir()) == []

@@ -127,3 +127,45 @@ def test_a_subject_that_does_not_stand_in_the_prompt_is_refused() -> None:
         subject_positions(CLEAN, "Paul", byte_level())
     with pytest.raises(PromptError, match="the subject is empty"):
         subject_positions(CLEAN, "  ", byte_level())
+
+
+class PanicException(BaseException):
+    """As the library `tokenizers` raises it, which is written in Rust; its class cannot be imported."""
+
+
+class Broken:
+    """A tokenizer that was made, and fails when it is used."""
+
+    is_fast = True
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, *_: object, **__: object) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [Exception("bare"), PanicException("no entry"), TypeError("'>'"), RecursionError()]
+)
+def test_a_tokenizer_that_fails_when_it_is_used_is_said_to_be_damaged(error: BaseException) -> None:
+    said = (
+        rf"tokenizer of this model .*{type(error).__name__}.*Its files are damaged, or do not belong together"
+    )
+    with pytest.raises(PromptError, match=said):
+        asked([LONG], Broken(error))
+    with pytest.raises(PromptError, match=said):
+        subject_positions(CLEAN, "John", Broken(error))
+
+
+def test_a_tokenizer_that_is_interrupted_is_not() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        asked([LONG], Broken(KeyboardInterrupt()))
+
+
+def test_half_of_a_surrogate_pair_has_no_tokens() -> None:
+    for pair in (Pair("a\ud800", "b"), Pair(CLEAN, CLEAN, ("\udce9",))):
+        with pytest.raises(
+            PromptError, match=r"half of a surrogate pair, .u.*no character and has no tokens"
+        ):
+            asked([pair], byte_level())

@@ -660,3 +660,61 @@ def test_the_manifest_tells_what_was_run(sweep: Sweep, tmp_path: Path) -> None:
     ((plan,),) = rows(tmp_path, "SELECT body FROM plans")
     assert json.loads(plan)["chunks"] == [6]
     assert json.loads(plan)["evaluator"] == "wavefront"
+
+
+def restored(folder: Path, table: str, column: str, change: Callable[[Any], Any], parts: str) -> None:
+    """Change what a store holds, with a checksum that fits."""
+    with sqlite3.connect(folder / FILE) as connection:
+        ((body,),) = connection.execute(f"SELECT {column} FROM {table} LIMIT 1")
+        connection.create_function("checksum", -1, store._checksum)
+        connection.execute(f"UPDATE {table} SET {column} = ?", (json.dumps(change(json.loads(body))),))
+        connection.execute(f"UPDATE {table} SET checksum = checksum({parts})")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda body: [], "its manifest is a list, where an object is expected"),
+        (lambda body: {key: body[key] for key in body if key != "cells"}, "its manifest has no cells"),
+        (lambda body: {**body, "sweep": 3}, "its manifest.sweep is a whole number, where an object"),
+        (lambda body: {**body, "cells": "all"}, "its manifest.cells is a text, where a whole number"),
+    ],
+)
+def test_a_manifest_of_another_form_is_damage(
+    sweep: Sweep, tmp_path: Path, change: Callable[[Any], Any], said: str
+) -> None:
+    sweep.run(out=tmp_path)
+    restored(tmp_path, "manifest", "body", change, "'manifest', body")
+    with pytest.raises(SweepError, match=rf"is damaged: .*{said}"):
+        sweep.run(out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda body: {**body, "chunks": [1]}, "the plan of batch 0 is not one of 6 worlds"),
+        (lambda body: {**body, "chunks": [7, -1]}, "the plan of batch 0 is not one of 6 worlds"),
+        (lambda body: {**body, "chunks": 6}, "plan.chunks is a whole number, where a list"),
+        (lambda body: {**body, "evaluator": "magic"}, "the plan of batch 0 is not one of 6 worlds"),
+        (lambda body: {**body, "base": ["x"]}, "the plan of batch 0 cannot be read"),
+        (lambda body: {}, "the plan has no evaluator"),
+    ],
+)
+def test_a_plan_of_another_form_is_damage(
+    sweep: Sweep, tmp_path: Path, change: Callable[[Any], Any], said: str
+) -> None:
+    sweep.run(out=tmp_path)
+    restored(tmp_path, "plans", "body", change, "'plan', batch, body")
+    with pytest.raises(SweepError, match=rf"is damaged: .*{said}"):
+        sweep.run(out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "shape", [[], [12], [12, 1, 1], [6, 2], [2, 6, 1], [6, 2, 1], ["6", 1, 2], [6, 1, -2]]
+)
+def test_a_chunk_of_another_shape_is_damage(sweep: Sweep, tmp_path: Path, shape: list[Any]) -> None:
+    sweep.run(out=tmp_path)
+    restored(tmp_path, "chunks", "shape", lambda _: shape, "'chunk', batch, piece, shape, numbers")
+    with pytest.raises(SweepError, match="is damaged: "):
+        sweep.run(out=tmp_path, resume=True)

@@ -24,6 +24,8 @@ def decoded(value: Any, expected: Any, where: str) -> Any:
     metadata may have its `name` there. Numbers are finite, and whole ones have 64 bits. Raises ValueError,
     which says `where`.
     """
+    if expected is Any:
+        return value
     if get_origin(expected) in (Union, UnionType):
         return _one_of(value, get_args(expected), where)
     if get_origin(expected) is tuple:
@@ -35,14 +37,6 @@ def decoded(value: Any, expected: Any, where: str) -> Any:
     if is_dataclass(expected):
         return _record(value, expected, where)
     return _plain(value, expected, where)
-
-
-def counted(value: Any, where: str, least: int = 0) -> int:
-    """A whole number of at least `least`. Raises ValueError."""
-    number: int = decoded(value, int, where)
-    if number < least:
-        raise ValueError(f"{where} is {number}, and it is {least} or more")
-    return number
 
 
 def _plain(value: Any, expected: Any, where: str) -> Any:

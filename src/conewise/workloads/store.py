@@ -13,7 +13,7 @@ import json
 import platform
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,8 @@ from conewise.errors import SweepError
 from conewise.frontends.torch.machine import numerics
 from conewise.frontends.torch.packing import packed, unpacked
 from conewise.frontends.torch.tensors import Tensor
+from conewise.reading import parse_json
+from conewise.workloads.decoding import decoded
 from conewise.workloads.differences import differences
 from conewise.workloads.files import conewise_version, write_whole
 from conewise.workloads.plan import SweepPlan, as_json
@@ -55,6 +57,27 @@ class Agreed:
 
     evaluator: str
     chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """The plan of a batch as it is stored: its cut, and the metrics of its runs with all their bits."""
+
+    evaluator: str
+    max_memory: int | None
+    chunks: tuple[int, ...]
+    base: tuple[str, ...]
+    source: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredManifest:
+    """What has to be in a manifest that is stored, whatever else is."""
+
+    cells: int
+    sweep: dict[str, Any]
+    order: str
+    machine: dict[str, Any]
 
 
 class Recorder(Protocol):
@@ -123,6 +146,8 @@ class Store:
     def __init__(self, sweep: Sweep, folder: Path, *, resume: bool) -> None:
         self.folder, self.path = folder, folder / FILE
         self.cells, self.stored = len(sweep.cells) * sweep.batches, 0
+        self._worlds = len(sweep.cells)
+        self._shapes: dict[int, tuple[int, ...]] = {}
         manifest = manifest_of(sweep)
         self._identity = ""
         try:
@@ -223,7 +248,7 @@ class Store:
             return self._checked()
         except sqlite3.Error as error:
             raise self._refused(error) from None
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, IndexError) as error:
             raise self._damaged(f"something in it cannot be read ({error})") from None
 
     def _checked(self) -> dict[str, Any]:
@@ -241,13 +266,25 @@ class Store:
                 raise self._damaged(f"the plan of batch {batch} {_FOREIGN}")
         for row in query("SELECT batch, piece, shape, numbers, checksum FROM chunks"):
             self.stored += self._chunk(*row).shape[0]
-        found: dict[str, Any] = json.loads(rows[0][0])
+        found: dict[str, Any] = parse_json(rows[0][0])
+        decoded(found, StoredManifest, "its manifest")
         return found
 
     def _chunk(self, batch: int, piece: int, shape: str, numbers: bytes, checksum: str) -> Tensor:
+<<<<<<< HEAD
         if self._bound("chunk", batch, piece, shape, numbers) != checksum:
             raise self._damaged(f"chunk {piece} of batch {batch} {_FOREIGN}")
         return unpacked(numbers, json.loads(shape))
+=======
+        if _checksum("chunk", batch, piece, shape, numbers) != checksum:
+            raise self._damaged(
+                f"chunk {piece} of batch {batch} does not have the checksum it was stored with"
+            )
+        sizes = decoded(parse_json(shape), tuple[int, int, int], "the shape of a chunk")
+        if min(sizes) < 0:
+            raise ValueError(f"a chunk of shape {sizes}")
+        return unpacked(numbers, sizes)
+>>>>>>> 76faf89 (Doors are tried with damage at random; stores and questions are looked at when they are read)
 
     def _bound(self, *parts: object) -> str:
         """A checksum that holds in this store alone: a row that was stored in another does not have it."""
@@ -306,16 +343,17 @@ class Store:
         body = self._plan(batch)
         if body is None:
             return None
-        if evaluator not in {"auto", body["evaluator"]}:
+        if evaluator not in {"auto", body.evaluator}:
             raise SweepError(
-                f"the run in {self.folder} was begun with evaluator={body['evaluator']!r}, so it cannot go "
+                f"the run in {self.folder} was begun with evaluator={body.evaluator!r}, so it cannot go "
                 f"on with {evaluator!r}. Leave evaluator out, or give another folder with out=."
             )
-        return Agreed(body["evaluator"], tuple(body["chunks"]))
+        return Agreed(body.evaluator, body.chunks)
 
     def begin(self, batch: int, plan: SweepPlan, base: Tensor, source: Tensor | None) -> None:
         """See `Recorder`."""
         runs = {"base": _exact(base), "source": None if source is None else _exact(source)}
+        self._shapes[batch] = tuple(base.shape)
         stored = self._plan(batch)
         if stored is None:
             body = as_json(
@@ -323,11 +361,11 @@ class Store:
             )
             self._insert("plans", (batch, body, self._bound("plan", batch, body)))
             return
-        for name, now in runs.items():
-            if stored[name] != now:
+        for (name, now), then in zip(runs.items(), (stored.base, stored.source), strict=True):
+            if then != now:
                 raise SweepError(
                     f"the {name} run of batch {batch} has the metrics {_shown(now)} now, and had "
-                    f"{_shown(stored[name])} when the run in {self.folder} was begun: something that is not "
+                    f"{_shown(then)} when the run in {self.folder} was begun: something that is not "
                     "in its manifest changed (a function's data, the machine). Start again in another folder."
                 )
 
@@ -343,6 +381,8 @@ class Store:
         rows = self._chunk(*row)
         if rows.shape[0] != worlds:
             raise self._damaged(f"chunk {piece} of batch {batch} has {rows.shape[0]} worlds, not {worlds}")
+        if rows.shape[1:] != self._shapes.get(batch, rows.shape[1:]):
+            raise self._damaged(f"chunk {piece} of batch {batch} has other metrics or prompts than the run")
         return rows
 
     def put(self, batch: int, piece: int, rows: Tensor) -> None:
@@ -364,13 +404,24 @@ class Store:
         with suppress(sqlite3.Error):
             self._connection.close()
 
-    def _plan(self, batch: int) -> dict[str, Any] | None:
+    def _plan(self, batch: int) -> StoredPlan | None:
         try:
             query = "SELECT body FROM plans WHERE batch = ?"
             row = self._connection.execute(query, (batch,)).fetchone()
         except sqlite3.Error as error:
             raise self._refused(error) from None
-        return None if row is None else json.loads(row[0])
+        if row is None:
+            return None
+        try:
+            plan: StoredPlan = decoded(parse_json(row[0]), StoredPlan, "the plan")
+            for metric in (*plan.base, *(plan.source or ())):
+                float.fromhex(metric)
+        except (ValueError, OverflowError) as error:
+            raise self._damaged(f"the plan of batch {batch} cannot be read ({error})") from None
+        is_cut = min(plan.chunks, default=0) > 0 and sum(plan.chunks) == self._worlds
+        if plan.evaluator not in {"serial", "wavefront"} or not is_cut:
+            raise self._damaged(f"the plan of batch {batch} is not one of {self._worlds} worlds")
+        return plan
 
     def _insert(self, table: str, values: tuple[Any, ...]) -> None:
         """One row in a transaction of its own: all of it is stored, or nothing is."""
@@ -412,12 +463,12 @@ def _checksum(*parts: object) -> str:
     return digest.hexdigest()
 
 
-def _exact(metrics: Tensor) -> list[str]:
+def _exact(metrics: Tensor) -> tuple[str, ...]:
     """Every number with all its bits."""
-    return [number.hex() for number in metrics.flatten().tolist()]
+    return tuple(number.hex() for number in metrics.flatten().tolist())
 
 
-def _shown(metrics: list[str] | None) -> str:
+def _shown(metrics: Sequence[str] | None) -> str:
     if metrics is None:
         return "none"
     shown = ", ".join(repr(float.fromhex(number)) for number in metrics[:4])

@@ -191,6 +191,8 @@ def test_prompts_of_several_lengths_are_one_sweep(tmp_path: Path) -> None:
         (["./nowhere"], "there is no file or folder './nowhere'"),
         (["tiny", "--dtype", "float99"], "no dtype 'float99'"),
         (["tiny", "--device", "nowhere"], "cannot be moved to the device 'nowhere'"),
+        (["tiny", "--device", "meta"], "cannot be moved to the device 'meta'"),
+        (["a" * 5_000], "cannot load 'aaa"),
         (["tiny", "--revision", "main"], "has no revision 'main'"),
     ],
 )
@@ -410,3 +412,41 @@ def test_schemas_are_strict_and_say_the_same_of_the_same() -> None:
 def test_tf32_is_refused_without_a_device_that_has_it() -> None:
     assert "TF32 is a way of multiplying float32 on a CUDA device" in refused("plan", "tiny", "--tf32")
     assert "Leave --tf32 out" in refused("plan", "tiny", "--tf32")
+
+
+# -- what no command can take --------------------------------------------------------------------
+
+
+def test_an_argument_that_is_not_utf8_is_refused() -> None:
+    done = subprocess.run(
+        [*COMMAND, "sites", b"caf\xe9"], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: the argument 'caf\\udce9' is not UTF-8. Write it so; a file of another name can be renamed.\n"
+    )
+
+
+def test_a_command_that_has_too_little_memory_says_so() -> None:
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20,) * 2); "
+    script = limited + "from conewise.interfaces.cli import app; app(['plan', 'tiny'], prog_name='conewise')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "error: there is not enough memory for " in done.stderr
+    assert "--max-memory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_numbers_without_end_and_paths_that_cannot_be_are_refused() -> None:
+    digits, long = "9" * 5_000, "a" * 5_000
+    assert "is no choice" in refused("plan", "tiny", "--pos", digits)
+    assert "is no choice" in refused("plan", "tiny", "--sites", f"z[layer={digits}]")
+    assert "is no single number" in refused("cone", "tiny", f"z[layer={digits}]")
+    assert "there is no folder" in refused("report", long)
+    assert "cannot write into --out" in refused("sweep", "tiny", "--out", long)
+    words = ("trace", "tiny", "--prompt", CLEAN, "--subject", "John", "--answer", "Mary")
+    assert "samples is 1000000000; it is 1,000,000 or fewer" in refused(*words, "--samples", "1000000000")
+    assert Done(*words, "--window", "1000000000", "--samples", "1").code == 0
+    assert Done("verify", "tiny", "--seed", str(2**70)).code == 0

@@ -23,15 +23,10 @@ from conewise.reading import read_json
 _COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|labels|classes|embeddings|queries|heads?|blocks|experts)")
 _MOST = 10_000_000
 
-# What every model of language or vision has at least one of, where it says how many. Other names of the same
-# settings (`n_layer`, `d_model`) are read as these.
-_AT_LEAST_ONE = (
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_size",
-    "vocab_size",
-)
+# What every model has at least one of, where it says how many; as configurations write it, and as they are
+# asked for it: other names of the same settings (`n_layer`, `d_model`) answer to these.
+_AT_LEAST_ONE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
+_WRITTEN = (*_AT_LEAST_ONE, "n_layer", "n_head", "n_embd")
 
 
 def check_settings(where: str, path: Path) -> None:
@@ -48,6 +43,9 @@ def check_settings(where: str, path: Path) -> None:
             f"{where}: config.json holds {type(settings).__name__}, where an object of settings is expected. "
             "Fetch it or save the model again."
         )
+    for name in _WRITTEN:
+        if type(settings.get(name)) is int and settings[name] < 1:
+            raise _impossible(where, name, settings[name], "it is 1 or more")
     for name, value in _numbers(settings):
         if _COUNTS.fullmatch(name) and value > _MOST:
             raise _impossible(where, name, value, f"no model has more than {_MOST:,}")

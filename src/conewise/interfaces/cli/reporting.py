@@ -55,7 +55,7 @@ def report(
     if asked is not None and not is_result(run_dir):
         raise CommandError(
             f"the run in {run_dir} is not finished. Go on with it:\n"
-            f"  {shown_command([*asked['command'], '--resume'])}"
+            f"  {shown_command([*asked.command, '--resume'])}"
         )
     result, story, folded = read_run(run_dir)
     path = output or run_dir / PAGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,16 @@ QUESTION = "question.json"
 KIND, FORMAT = "conewise question", 1
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What was asked in a folder: by which command, and all that the question says."""
+
+    kind: str
+    format: int
+    command: tuple[str, ...]
+    question: dict[str, Any]
+
+
 class Stored:
     """The run in a folder; made before a model is loaded, so that a taken folder is refused at once."""
 
@@ -31,7 +42,7 @@ class Stored:
             raise CommandError(
                 f"--out {folder} holds a run already, which was left as it is. Go on with it, or see its "
                 f"result again, with --resume, or give another folder. It was made by:\n"
-                f"  {shown_command(self._known['command'])}"
+                f"  {shown_command([*self._known.command])}"
             )
         if self._known is None:
             self._expect_free()
@@ -55,7 +66,7 @@ class Stored:
 
     def begin(self, question: Question, command: list[str]) -> None:
         """Write down what is asked; where a run goes on, refuse another question."""
-        asked = {"kind": KIND, "format": FORMAT, "command": _begun(command), "question": question.described()}
+        asked = asdict(Asked(KIND, FORMAT, tuple(_begun(command)), question.described()))
         if self._known is None:
             from conewise.workloads.files import write_whole
 
@@ -67,13 +78,13 @@ class Stored:
             return
         from conewise.workloads.differences import differences
 
-        found = differences(self._known["question"], json.loads(json.dumps(asked["question"])))
+        found = differences(self._known.question, json.loads(json.dumps(asked["question"])))
         if found:
             lines = "\n".join(f"  {line}" for line in found)
             raise SweepError(
                 f"the run in {self.folder} asks something else, so it cannot go on as this one. What "
                 f"differs, there and now:\n{lines}\nThe folder was left as it is; its own run goes on with:\n"
-                f"  {shown_command([*self._known['command'], '--resume'])}"
+                f"  {shown_command([*self._known.command, '--resume'])}"
             )
 
     def finish(self, result: Result, story: Story, folded: Folded | None) -> None:
@@ -91,20 +102,20 @@ class Stored:
             )
 
 
-def read_question(folder: Path) -> dict[str, Any] | None:
+def read_question(folder: Path) -> Asked | None:
     """What was asked in a folder; None where nothing was."""
     path = folder / QUESTION
     if not is_there(path, Path.exists):
         return None
+    from conewise.workloads.decoding import decoded
+
     try:
-        found = read_json(path)
-        if found["kind"] != KIND or found["format"] > FORMAT or not isinstance(found["question"], dict):
-            raise ValueError(f"it is a {found['kind']} of format {found['format']}")
-        found["command"] = [str(word) for word in found["command"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SweepError(f"{path} cannot be understood ({error}). Give another folder.") from None
-    known: dict[str, Any] = found
-    return known
+        found: Asked = decoded(read_json(path), Asked, "it")
+        if found.kind != KIND or found.format > FORMAT:
+            raise ValueError(f"it is a {found.kind!r} of format {found.format}")
+    except (OSError, ValueError) as error:
+        raise SweepError(f"{path} cannot be understood: {error}. Give another folder.") from None
+    return found
 
 
 def write_report(path: Path, result: Result, story: Story | None, folded: Folded | None) -> None:

@@ -1,0 +1,341 @@
+"""Every door that files come in by: damaged at random, they end in errors of ours, and in time.
+
+The damage is the same each time. `CONEWISE_DAMAGE=10000` tries so many of each kind instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from rich.console import Console
+
+import conewise as cw
+from conewise.errors import LoadError
+from conewise.frontends.torch.foreign import told, told_as
+from conewise.frontends.torch.gguf import read_header
+from conewise.frontends.torch.load import load
+from conewise.frontends.torch.quiet import quiet
+from conewise.frontends.torch.weights import INDEX, WEIGHTS
+from conewise.interfaces.cli.loading import Named
+from conewise.interfaces.cli.results import show_cost
+from conewise.interfaces.cli.showing import Teller
+from conewise.interfaces.cli.stored import QUESTION, read_question
+from conewise.interfaces.page import sweep_page
+from conewise.interfaces.rundir import FOLDED, STORY, read_run, write_run
+from conewise.models import tiny
+from conewise.workloads import model, store
+from conewise.workloads.archive import MANIFEST, VALUES
+from conewise.workloads.pairs import Pair, read_pairs, write_pairs
+from conewise.workloads.prompts import asked
+from conewise.workloads.questions import Question
+from conewise.workloads.sweep import Sweep
+from tests.damage import LONG, count, damaged_bytes, damaged_json
+from tests.doors import all_ours
+from tests.frontends.torch.small_llama import small_llama, small_tokenizer, write_gguf
+from tests.interfaces.cli.commands import CLEAN, CORRUPTED, PAIR, Done
+from tests.workloads.small import model as small_model
+from tests.workloads.small import sweep_over
+
+PAIRS = [Pair(CLEAN, CORRUPTED, ("Mary",), ("John",))]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load("tiny").tokenizer
+
+
+# -- prompts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv"])
+def test_prompts(suffix: str, tokenizer: Any, tmp_path: Path) -> None:
+    sound = write_pairs(tmp_path / f"sound{suffix}", read_pairs(tiny.PROMPTS)[:3]).read_bytes()
+    path = tmp_path / f"prompts{suffix}"
+
+    def attempt(data: bytes) -> None:
+        path.write_bytes(data)
+        asked(read_pairs(path), tokenizer).told()
+
+    taken, refused = all_ours(damaged_bytes(sound, count(150)), attempt)
+    assert taken > 0
+    assert refused > 0
+    if suffix == ".json":
+        values = damaged_json(json.loads(sound), count(300))
+        taken, refused = all_ours((text.encode() for text in values), attempt)
+        assert taken > 0
+        assert refused > 0
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    small_llama(layers=1).save_pretrained(folder / "single")
+    small_tokenizer().save_pretrained(folder / "single")
+    small_llama(layers=1).save_pretrained(folder / "sharded", max_shard_size="20KB")
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of the models, to be damaged."""
+    shutil.copytree(made, tmp_path / "models")
+    return tmp_path / "models"
+
+
+@pytest.mark.parametrize(
+    ("file", "cases"),
+    [("single/config.json", 100), (f"sharded/{INDEX}", 100), ("single/generation_config.json", 20)],
+)
+def test_configurations(file: str, cases: int, folder: Path) -> None:
+    path = folder / file
+
+    def attempt(text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        load(path.parent)
+
+    taken, refused = all_ours(damaged_json(json.loads(path.read_text()), count(cases)), attempt)
+    assert taken > 0
+    assert refused > 0
+
+
+def test_weights(folder: Path) -> None:
+    path = folder / "single" / WEIGHTS
+    sound = path.read_bytes()
+    start = 8 + int.from_bytes(sound[:8], "little")
+
+    def attempt(header: bytes) -> None:
+        path.write_bytes(header + sound[start:])
+        load(path.parent)
+
+    _, refused = all_ours(damaged_bytes(sound[:start], count(60)), attempt)
+    assert refused > 0
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_tokenizers(file: str, tmp_path: Path) -> None:
+    """Made and used: some fail only then."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny.FOLDER / name, tmp_path)
+    path = tmp_path / file
+
+    def attempt(text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        with told_as(lambda error: LoadError(f"the tokenizer cannot be made: {told(error)}")), quiet():
+            found = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        asked(PAIRS, found).told()
+
+    taken, refused = all_ours(damaged_json(json.loads(path.read_text()), count(200)), attempt)
+    assert taken > 0
+    assert refused > 0
+
+
+def test_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header alone for most: a file that can be read is converted, which takes a while."""
+    monkeypatch.setenv("CONEWISE_CACHE", str(tmp_path / "cache"))
+    path = write_gguf(small_llama(layers=1), tmp_path / "small.gguf")
+    sound, length = path.read_bytes(), 4_096
+
+    def attempt(head: bytes) -> None:
+        path.write_bytes(head + sound[length:])
+        read_header(path)
+
+    _, refused = all_ours(damaged_bytes(sound[:length], count(150)), attempt)
+    assert refused > 0
+
+    def convert(head: bytes) -> None:
+        path.write_bytes(head + sound[length:])
+        load(path)
+
+    _, refused = all_ours(damaged_bytes(sound[:length], count(12), seed=1), convert)
+    assert refused > 0
+
+
+# -- runs that were kept -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def captured(tokenizer: Any) -> Any:
+    module: Any = load("tiny").module
+    return cw.capture(module, input_ids=tokenizer(CLEAN, return_tensors="pt").input_ids)
+
+
+@pytest.fixture(scope="module")
+def kept(captured: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small run."""
+    folder = tmp_path_factory.mktemp("run")
+    sites = cw.sites("z", layer=":", head=[0, 1]) + cw.sites("mlp_out", layer=":")
+    question = Question(captured, asked(PAIRS, tokenizer), sites)
+    result = question.run(verify=2)
+    return write_run(folder / "run", result, question.story("tiny", "conewise sweep", 1), question.folded())
+
+
+def look_at(folder: Path) -> None:
+    """Read a run, and whatever is made of it."""
+    result, story, folded = read_run(folder)
+    for _ in (str(result), result._repr_html_(), result.to_dataframe(), result.effect, result.strongest()):
+        pass
+    show_cost(Console(file=io.StringIO()), result, story)
+    sweep_page(result, story, folded)
+
+
+@pytest.mark.parametrize(("file", "cases"), [(MANIFEST, 100), (STORY, 60), (FOLDED, 60)])
+def test_results_and_stories(file: str, cases: int, kept: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(kept, tmp_path / "run")
+    path = folder / file
+
+    def attempt(text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        look_at(folder)
+
+    taken, refused = all_ours(damaged_json(json.loads(path.read_text()), count(cases)), attempt)
+    assert taken > 0
+    assert refused > 0
+
+
+def test_values(kept: Path, tmp_path: Path) -> None:
+    """With a checksum that fits: a hand that is able to change one file can change the other."""
+    folder = shutil.copytree(kept, tmp_path / "run")
+    manifest = json.loads((folder / MANIFEST).read_text())
+
+    def attempt(data: bytes) -> None:
+        (folder / VALUES).write_bytes(data)
+        checksum = hashlib.sha256(data).hexdigest()
+        (folder / MANIFEST).write_text(json.dumps({**manifest, "values_sha256": checksum}))
+        look_at(folder)
+
+    _, refused = all_ours(damaged_bytes((folder / VALUES).read_bytes(), count(100)), attempt)
+    assert refused > 0
+
+
+def test_questions(tmp_path: Path) -> None:
+    sound = {"kind": "conewise question", "format": 1, "command": ["a", "b"], "question": {"sites": ["z"]}}
+
+    def attempt(text: str) -> None:
+        (tmp_path / QUESTION).write_text(text, encoding="utf-8")
+        read_question(tmp_path)
+
+    taken, refused = all_ours(damaged_json(sound, count(200)), attempt)
+    assert taken > 0
+    assert refused > 0
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Sweep:
+    return sweep_over(small_model(), [cw.site("mlp_out", layer=0), cw.site("z", layer=1)])
+
+
+@pytest.mark.parametrize("table", ["manifest", "plans", "chunks"])
+def test_stores(table: str, sweep: Sweep, tmp_path: Path) -> None:
+    """What a store holds, changed with a checksum that fits."""
+    sweep.run(out=tmp_path / "sound", evaluator="serial")
+    sound = (tmp_path / "sound" / store.FILE).read_bytes()
+    column = "shape" if table == "chunks" else "body"
+    with sqlite3.connect(tmp_path / "sound" / store.FILE) as connection:
+        ((body,),) = connection.execute(f"SELECT {column} FROM {table} LIMIT 1")
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    def attempt(text: str) -> None:
+        (folder / store.FILE).write_bytes(sound)
+        with sqlite3.connect(folder / store.FILE) as connection:
+            connection.create_function("checksum", -1, store._checksum)
+            parts = {
+                "manifest": "'manifest', body",
+                "plans": "'plan', batch, body",
+                "chunks": "'chunk', batch, piece, shape, numbers",
+            }[table]
+            connection.execute(f"UPDATE {table} SET {column} = ?", (text,))
+            connection.execute(f"UPDATE {table} SET checksum = checksum({parts})")
+        connection.close()
+        sweep.run(out=folder, resume=True)
+
+    _, refused = all_ours(damaged_json(json.loads(body), count(30)), attempt)
+    assert refused > 0
+
+
+# -- arguments -----------------------------------------------------------------------------------
+
+
+ODD = (
+    *("", "0", "-1", "1", "3", "2:5", ":", "1e400", "nan", "inf", "-inf", "x", " ", "é", "1_000", "٣"),
+    *(str(10**9), str(2**63), str(2**64), str(10**30), LONG, f"-{LONG}", "a" * 300, "a" * 5_000),
+    *("\udcff", "\ud800", "/dev/null", "/dev/zero", "/", "~nobody/x", "[" * 3_000),
+    *("z[", "]", "z[head=-1]", f"z[layer={LONG}]", f"z[layer=0:{LONG}]", "z,mlp_out", "resid_pre"),
+)
+OPTIONS = {
+    ("plan", "tiny"): (
+        *(
+            "--batch-size",
+            "--sites",
+            "--pos",
+            "--patch",
+            "--noise-scale",
+            "--direction",
+            "--metric",
+            "--seed",
+        ),
+        *("--evaluator", "--max-memory", "--device", "--dtype", "--attention", "--revision", "--prompts"),
+    ),
+    ("plan", "tiny", *PAIR): ("--clean", "--corrupted", "--answer", "--wrong"),
+    ("cone", "tiny"): ("",),
+    ("sites", "tiny"): ("--kind",),
+    ("verify", "tiny"): ("--seed",),
+    ("report",): ("",),
+    ("schema",): ("",),
+    ("sites",): ("",),
+}
+
+
+@pytest.fixture
+def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands share the tiny model and what was captured of it."""
+    given_load, given_capture = Named.load, model.capture
+    loads: dict[Named, Any] = {}
+    captures: dict[tuple[int, tuple[str, ...]], Any] = {}
+
+    def load_once(named: Named, tell: Teller) -> Any:
+        if named not in loads:
+            loads[named] = given_load(named, tell)
+        return loads[named]
+
+    def capture_once(module: Any, **given: Any) -> Any:
+        key = id(module), tuple(given)
+        if key not in captures:
+            captures[key] = given_capture(module, **given)
+        return captures[key]
+
+    monkeypatch.setattr(Named, "load", load_once)
+    monkeypatch.setattr(model, "capture", capture_once)
+
+
+@pytest.mark.usefixtures("_captured_once")
+def test_arguments() -> None:
+    drawn = random.Random(0)
+
+    def words() -> list[str]:
+        command = drawn.choice(list(OPTIONS))
+        found = list(command)
+        for _ in range(drawn.choice((1, 1, 1, 2))):
+            option = drawn.choice(OPTIONS[command])
+            found += [option, drawn.choice(ODD)] if option else [drawn.choice(ODD)]
+        return found
+
+    def attempt(given: list[str]) -> None:
+        done = Done(*given)
+        assert done.code in {0, 2}, done.err[-2_000:]
+        assert "Traceback" not in done.err
+        assert done.code == 0 or done.out == ""
+
+    all_ours((words() for _ in range(count(60))), attempt)
