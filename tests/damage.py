@@ -1,6 +1,7 @@
 """Damaged files, for the tests of every door that files come in by: sound ones, changed at random.
 
-The same seed gives the same damage. `CONEWISE_DAMAGE=10000` makes so many of each instead of a few hundred.
+The same seed gives the same damage. `CONEWISE_DAMAGE=10000` makes so many of each instead of a few hundred,
+and `CONEWISE_DAMAGE_SEED=1` others.
 """
 
 from __future__ import annotations
@@ -30,10 +31,15 @@ def count(usual: int) -> int:
     return int(os.environ.get("CONEWISE_DAMAGE", usual))
 
 
+def drawn_from(seed: str) -> random.Random:
+    """Random numbers for a seed, and for that of the environment."""
+    return random.Random(f"{os.environ.get('CONEWISE_DAMAGE_SEED', '0')} {seed}")
+
+
 def damaged_bytes(sound: bytes, number: int, seed: int = 0) -> Iterator[bytes]:
     """So many damaged copies: cut short, bits flipped, parts taken out, doubled, or overwritten."""
     for one in range(number):
-        drawn = random.Random(f"{seed} {one}")
+        drawn = drawn_from(f"{seed} {one}")
         data = bytearray(sound)
         for _ in range(drawn.choice((1, 1, 1, 2, 5))):
             _damage(data, drawn)
@@ -46,7 +52,7 @@ def damaged_json(sound: Any, number: int, seed: int = 0) -> Iterator[str]:
     One in ten is damaged as text instead, so that most are not JSON any more.
     """
     for one in range(number):
-        drawn = random.Random(f"{seed} {one}")
+        drawn = drawn_from(f"{seed} {one}")
         value = copy.deepcopy(sound)
         for _ in range(drawn.choice((1, 1, 1, 2, 4))):
             value = _changed(value, drawn)
@@ -89,10 +95,10 @@ def _changed(value: Any, drawn: random.Random) -> Any:
         holder, key = here, drawn.choice(list(here) if isinstance(here, dict) else range(len(here)))
         here = holder[key]
     if holder is None or drawn.random() < 0.02:
-        return drawn.choice(ODD)
+        return copy.deepcopy(drawn.choice(ODD))
     way = drawn.random()
     if way < 0.7:
-        holder[key] = drawn.choice(ODD)
+        holder[key] = copy.deepcopy(drawn.choice(ODD))
     elif way < 0.85:
         del holder[key]
     elif isinstance(holder, list):

@@ -1,6 +1,6 @@
 """Every door that files come in by: damaged at random, they end in errors of ours, and in time.
 
-The damage is the same each time. `CONEWISE_DAMAGE=10000` tries so many of each kind instead.
+The damage is the same each time; see `tests/damage.py` for more of it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import random
 import shutil
 import sqlite3
 from pathlib import Path
@@ -38,7 +37,7 @@ from conewise.workloads.pairs import Pair, read_pairs, write_pairs
 from conewise.workloads.prompts import asked
 from conewise.workloads.questions import Question
 from conewise.workloads.sweep import Sweep
-from tests.damage import LONG, count, damaged_bytes, damaged_json
+from tests.damage import LONG, count, damaged_bytes, damaged_json, drawn_from
 from tests.doors import all_ours
 from tests.frontends.torch.small_llama import small_llama, small_tokenizer, write_gguf
 from tests.interfaces.cli.commands import CLEAN, CORRUPTED, PAIR, Done
@@ -322,7 +321,7 @@ def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_captured_once")
 def test_arguments() -> None:
-    drawn = random.Random(0)
+    drawn = drawn_from("arguments")
 
     def words() -> list[str]:
         command = drawn.choice(list(OPTIONS))
