@@ -305,3 +305,36 @@ class Latents(nn.Module):
 
 def test_queries_that_no_input_determines() -> None:
     agree(Latents(), lambda seed: {"x": numbers(3, 6, 7, seed=seed)}, "first", lambda out: out[:, 4])
+
+
+class Patches(nn.Module):
+    """The patches of each channel of [batch, channel, time], heads folded into one dimension with both."""
+
+    def __init__(self, *, has_rows: bool) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, WIDTH), nn.Linear(5 * WIDTH, VOCABULARY)
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.register_buffer("rows", torch.randn(2, 1, WIDTH) if has_rows else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.reshape(-1, 5, 4))
+        h = h if self.rows is None else h + self.rows
+        q, k, v = (
+            part(h).view(-1, 5, HEADS, EACH).transpose(1, 2).reshape(-1, 5, EACH)
+            for part in (self.q, self.k, self.v)
+        )
+        z = torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)
+        h = h + self.o(z.view(-1, HEADS, 5, EACH).transpose(1, 2).reshape(h.shape))
+        return self.head(h.reshape(x.shape[0], 5 * WIDTH))  # type: ignore[no-any-return]
+
+
+def test_a_single_channel_that_cannot_be_two_leaves_the_batch_as_it_is() -> None:
+    model = cw.capture(Patches(has_rows=False), x=numbers(2, 1, 20, seed=0))
+    assert not model.batch_is_fixed
+    assert model.locate(("z", 0)).view.axes == ("batch", "pos", "head", "d_head")
+
+
+def test_what_a_batch_of_fixed_size_shares_a_dimension_with_is_not_taken_for_prompts() -> None:
+    model = cw.capture(Patches(has_rows=True), x=numbers(2, 1, 20, seed=0))
+    assert model.batch_is_fixed
+    assert "z" not in model.sites.kinds

@@ -354,6 +354,8 @@ def _with_batch_split(wiring: Wiring, name: str, axes: Axes, rest: str) -> Axes 
             packed = (Axis("head", length),) if rest == "head" else ()
             if rest == "fold" and length != 1:
                 return None
+        elif not _may_be_fixed_batch(wiring, length):
+            return None
         elif rest == "fold":
             return axes
         else:
@@ -371,6 +373,12 @@ def _with_batch_split(wiring: Wiring, name: str, axes: Axes, rest: str) -> Axes 
         return None
     packed = tuple(axis for axis in packed if axis.name == "batch" or axis.length != 1)
     return (*axes[:at], packed, *axes[at + 1 :])
+
+
+def _may_be_fixed_batch(wiring: Wiring, length: Size) -> bool:
+    """Whether a dimension may be a batch of fixed size and nothing else: it is as long as the inputs are."""
+    leading = {leaf.shape[0] for leaf in wiring.program.inputs if len(leaf.shape) > 1}
+    return length == 1 or length in leading or not leading
 
 
 def _attention(wiring: Wiring, parts: _Parts) -> Attention:

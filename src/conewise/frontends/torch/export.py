@@ -120,10 +120,11 @@ def _attempts(
         # that of a square one, which may be a mask.
         wide = [tensor for tensor in tensors if tensor.ndim > 1] or tensors
         wide = [tensor for tensor in wide if not _is_square(tensor)] or wide
-        grown = _without_ones(call, all(tensor.shape[0] == 1 for tensor in wide))
+        is_one = all(tensor.shape[0] == 1 for tensor in wide)
         batch, rank = max(2, wide[0].shape[0]), min(tensor.ndim for tensor in wide)
         for leading in (Dim("batch"), Dim.AUTO):
             for sequence in (True, False):
+                grown = _without_ones(call, is_one, sequence)
                 vary = _Varying(batch, rank, leading, sequence, batch_dim)
                 yield grown, vary.shapes(forward, grown), leading is not Dim.AUTO
     yield call, None, False
@@ -142,7 +143,7 @@ def distinct(call: Call) -> Call:
     return Call(args, kwargs)
 
 
-def _without_ones(call: Call, repeat_batch: bool) -> Call:
+def _without_ones(call: Call, repeat_batch: bool, repeat_sequence: bool) -> Call:
     """The example with dimensions of size 1 repeated: `torch.export` would take 1 for a constant."""
 
     def repeat(value: Any) -> Any:
@@ -150,7 +151,7 @@ def _without_ones(call: Call, repeat_batch: bool) -> Call:
             return value
         if repeat_batch and value.shape[0] == 1:
             value = value.repeat(2, *[1] * (value.ndim - 1))
-        if _has_sequence(value) and value.shape[1] == 1:
+        if repeat_sequence and _has_sequence(value) and value.shape[1] == 1:
             value = value.repeat(1, 2, *[1] * (value.ndim - 2))
         return value
 
