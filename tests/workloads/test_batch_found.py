@@ -310,6 +310,8 @@ def test_queries_that_no_input_determines() -> None:
 class Patches(nn.Module):
     """The patches of each channel of [batch, channel, time], heads folded into one dimension with both."""
 
+    rows: Tensor | None
+
     def __init__(self, *, has_rows: bool) -> None:
         super().__init__()
         self.first, self.head = nn.Linear(4, WIDTH), nn.Linear(5 * WIDTH, VOCABULARY)
