@@ -237,7 +237,7 @@ def write(found: Demo, out: Path, tell: Teller) -> tuple[Path, Path]:
 
 
 if __name__ == "__main__":
-    from conewise.interfaces.cli import app
+    from conewise.interfaces.cli import main as command_line
 
     # As a command, so that errors and Ctrl-C end as they do there.
-    app(["demo", *sys.argv[1:]], prog_name="conewise")
+    command_line(["demo", *sys.argv[1:]])

@@ -52,9 +52,14 @@ def expect_ours(folder: Path) -> None:
         )
 
 
-def as_json(results: Sequence[Result]) -> str:
+def as_dict(results: Sequence[Result]) -> dict[str, object]:
     """One object, a key for each experiment."""
-    return json.dumps({result.name: result.as_dict() for result in results}, indent=2, ensure_ascii=False)
+    return {result.name: result.as_dict() for result in results}
+
+
+def as_json(results: Sequence[Result]) -> str:
+    """The same as JSON."""
+    return json.dumps(as_dict(results), indent=2, ensure_ascii=False)
 
 
 def page(results: Sequence[Result]) -> str:

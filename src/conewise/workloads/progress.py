@@ -49,7 +49,7 @@ def bar(progress: Shown, total: int, device: Any) -> Iterator[Callable[[int], No
 
 def is_watched() -> bool:
     """Whether someone is looking: stderr is a terminal, or this is a notebook."""
-    return sys.stderr.isatty() or is_notebook()
+    return is_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def is_notebook() -> bool:

@@ -69,7 +69,7 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
     assert done.code == 0
     for name in EVERY:
         assert f"\n  {name} " in done.out
-    for code in ("0", "1", "2", "70", "130", "141"):
+    for code in ("0", "1", "2", "70", "74", "130", "141"):
         assert f"\n{code:>7}  " in done.out
 
 

@@ -237,6 +237,7 @@ def _quiet() -> Iterator[None]:
     try:
         with redirect_stderr(printed):
             yield
-        sys.stderr.write(printed.getvalue())
+        if sys.stderr is not None:
+            sys.stderr.write(printed.getvalue())
     finally:
         logger.setLevel(level)

@@ -1,5 +1,5 @@
 """`python -m conewise.interfaces.cli`: the same as the installed command."""
 
-from conewise.interfaces.cli import app
+from conewise.interfaces.cli import main
 
-app(prog_name="conewise")
+main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -13,9 +12,19 @@ import typer
 from typer.core import TyperGroup
 
 from conewise.errors import ConewiseError, OutOfMemoryError, is_out_of_memory
+from conewise.interfaces.cli.entry import CHECK_FAILED, INTERNAL, INTERRUPTED, USAGE
+from conewise.interfaces.cli.streams import UnwrittenError
 from conewise.reading import lone_surrogate
 
-FINE, CHECK_FAILED, USAGE, INTERNAL, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141
+__all__ = [
+    "CHECK_FAILED",
+    "CommandError",
+    "Commands",
+    "Interrupted",
+    "as_options",
+    "command_of",
+    "shown_command",
+]
 
 _COMMAND = "conewise.command"
 
@@ -40,15 +49,12 @@ class Commands(TyperGroup):
         """Run a command; what it raises becomes a message and an exit code."""
         try:
             _expect_utf8(command_of(ctx))
-            found = super().invoke(ctx)
-            sys.stdout.flush()  # here, where a reader that is gone can still be told from a crash
-            return found
+            return super().invoke(ctx)
         except KeyboardInterrupt as interrupted:
             _say(str(interrupted) or "interrupted")
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            _close_stdout()
-            raise typer.Exit(UNREAD) from None
+        except UnwrittenError:
+            raise
         except ConewiseError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
@@ -117,16 +123,4 @@ def _is_click(error: Exception) -> bool:
 
 
 def _say(*lines: str) -> None:
-    try:
-        for line in lines:
-            print(line, file=sys.stderr)
-        sys.stderr.flush()
-    except BrokenPipeError:
-        pass
-
-
-def _close_stdout() -> None:
-    """Point stdout nowhere, so that the interpreter does not complain when it flushes it at the end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    print(*lines, sep="\n", file=sys.stderr, flush=True)

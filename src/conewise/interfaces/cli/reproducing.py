@@ -10,7 +10,7 @@ import typer
 
 from conewise.interfaces.cli.failing import CHECK_FAILED, CommandError
 from conewise.interfaces.cli.helping import shown
-from conewise.interfaces.cli.showing import expect_writable
+from conewise.interfaces.cli.showing import expect_writable, print_as_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -71,7 +71,7 @@ def reproduce(
             results.append(registry.run(name, partial(_advance, progress, bar)))
 
     if json:
-        print(report.as_json(results))
+        print_as_json(report.as_dict(results))
     else:
         console = Console()
         for result in results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from conewise.errors import nearest_names
 from conewise.interfaces.cli.failing import CommandError
 from conewise.interfaces.cli.helping import shown
+from conewise.interfaces.cli.showing import print_as_json
 
 HELP = """Print the JSON Schema (draft 2020-12) of what a command prints with --json.
 
@@ -42,4 +44,4 @@ def schema(
         near = nearest_names(command, known)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise CommandError(f"no schema of {command!r}; there are {', '.join(known)}.{hint}")
-    print((SCHEMAS / f"{command}{SUFFIX}").read_text(encoding="utf-8"), end="")
+    print_as_json(json.loads((SCHEMAS / f"{command}{SUFFIX}").read_text(encoding="utf-8")))

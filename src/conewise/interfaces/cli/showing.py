@@ -29,8 +29,18 @@ EVERY = 1.0
 
 def print_json(command: str, body: Mapping[str, Any]) -> None:
     """One JSON object; numbers that JSON cannot say (NaN, infinity) are null."""
-    told = {"command": command, **body}
-    print(json.dumps(plain(told), indent=2, ensure_ascii=False, allow_nan=False))
+    print_as_json({"command": command, **body})
+
+
+def print_as_json(value: Any) -> None:
+    """A value as JSON, in the characters that stdout can say: escapes where it cannot."""
+    value = plain(value)
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False)
+    print(text)
 
 
 def plain(value: Any) -> Any:
