@@ -94,7 +94,7 @@ def group(program: Program) -> list[Grouped]:
 def _by_layer(wiring: Wiring, blocks: list[Block]) -> Iterator[Grouped]:
     inside: dict[str, int] = {}
     for place, block in enumerate(blocks):
-        for name in wiring.members(block.call):
+        for name in block.members:
             inside.setdefault(name, place)
     last, feeds = _around(wiring, inside)
     outside = [name for name in wiring.records if name not in inside]

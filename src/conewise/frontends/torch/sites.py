@@ -22,8 +22,8 @@ NEURONS = ("batch", "pos", "neuron")
 WHERE: Mapping[str, str] = {
     "resid_pre": "the residual stream as it enters the block, before the block's first norm",
     "resid_mid": "resid_pre + attn_out: the sum itself, before any norm of it",
-    "resid_mid_cross": "resid_mid + cross_attn_out: the sum itself, before any norm of it",
-    "resid_post": "the stream plus mlp_out: the sum itself, before any norm of it",
+    "resid_mid_cross": "the stream plus cross_attn_out: the sum itself, before any norm of it",
+    "resid_post": "the last sum of the layer, usually the stream plus mlp_out: before any norm of it",
     "attn_out": "what attention adds to the stream, after the output projection and any post-norm",
     "cross_attn_out": "what cross-attention adds to the stream, after any post-norm",
     "mlp_out": "what the MLP adds to the stream, after the down projection and any post-norm",
@@ -192,12 +192,11 @@ def _lead_of(operand: Axes | None) -> tuple[str, ...]:
 
 def _stream_view(wiring: Wiring, block: Block, node: str, natural: tuple[str, str, str]) -> View | None:
     """The view of a stream's value, wherever batch and positions lie, flattened into one or not."""
-    shape, whole = wiring.shape(node), wiring.shape(block.nodes["attn_out"])
-    lead = block.attention.lead
-    if shape is None:
+    shape, lead = wiring.shape(node), block.attention.lead
+    if shape is None or not block.has_features_last:
         return None
     if lead is None:
-        lead = _lead_by_sizes(wiring, whole)
+        lead = _lead_by_sizes(wiring, _stream_shape(wiring, block))
     if lead is None:
         return None
     axes: Axes = (*((axis,) for axis in lead), (Axis(natural[-1], shape[-1]),))
@@ -216,6 +215,12 @@ def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis
             names = (role, other) if dim == 0 else (other, role)
             return tuple(Axis(name, size) for name, size in zip(names, shape[:2], strict=True))
     return None if known.batch else (Axis("batch", shape[0]), Axis("pos", shape[1]))
+
+
+def _stream_shape(wiring: Wiring, block: Block) -> tuple[Size, ...] | None:
+    """The shape of the stream, where a value of it is known."""
+    kinds = ("attn_out", "resid_pre", "resid_post", "mlp_out")
+    return next((wiring.shape(block.nodes[kind]) for kind in kinds if kind in block.nodes), None)
 
 
 def _module_sites(wiring: Wiring, port: ModulePort) -> Iterator[Site]:

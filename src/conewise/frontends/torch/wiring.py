@@ -51,6 +51,11 @@ PARTS = frozenset(
 """Operations that take a part of a value."""
 
 MATMULS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum"})
+_CONVOLUTIONS = frozenset(
+    {"conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d"}
+)
+_RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
+_CHOICES = frozenset({"index", "index_select", "gather", "embedding"})
 
 
 class Wiring:
@@ -86,6 +91,21 @@ class Wiring:
             and len(self.operands(record)) == 1
             and any(name in self.parametric for name in record.inputs)
         )
+
+    def is_weighted(self, record: Record) -> bool:
+        """Whether the record multiplies a varying value with weights, of whatever form."""
+        if self.is_linear(record) or "grouped_mm" in record.op:
+            return True
+        if record.op in MATMULS:
+            return any(self._is_chosen_weight(name) for name in self._factors(record))
+        return record.op in _CONVOLUTIONS | _RECURRENT
+
+    def _is_chosen_weight(self, name: str) -> bool:
+        """Whether the value is some rows of a weight: that of an expert, for each position its own."""
+        record = self.records.get(name)
+        while record is not None and record.op in LAYOUT:
+            record = self.records.get(record.inputs[0])
+        return record is not None and record.op in _CHOICES and record.inputs[0] in self.parametric
 
     def is_product(self, record: Record) -> bool:
         """Whether the record is a matrix product of two varying values."""
@@ -140,6 +160,19 @@ class Wiring:
                     cone.add(reader.name)
                     queue.append(reader.name)
         return frozenset(cone)
+
+    def above(
+        self, name: str, members: frozenset[str], until: frozenset[str] = frozenset()
+    ) -> frozenset[str]:
+        """`name` and the varying records that it depends on: within `members`, not of `until` nor past it."""
+        found: set[str] = set()
+        queue = [name]
+        while queue:
+            current = queue.pop()
+            if current in members and current not in until and current not in found:
+                found.add(current)
+                queue += self.operands(self.records[current])
+        return frozenset(found)
 
     def members(self, call: ModuleCall) -> frozenset[str]:
         """The records that were made under one call of a module; all of them for the root."""
