@@ -9,10 +9,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import conewise as cw
 from conewise.errors import MissingSiteError, SweepError
+from conewise.frontends.torch.export import export
 from conewise.frontends.torch.streaming import output_names
 from conewise.workloads.folded import without_part
 from conewise.workloads.folding import Folded, fold
@@ -20,6 +22,7 @@ from conewise.workloads.model import Model
 from conewise.workloads.parts import LABELS, MEANINGS, group
 from conewise.workloads.selectors import Cell
 from conewise.workloads.sweep import Sweep
+from tests.frontends.torch import made
 from tests.frontends.torch.zoo import ZOO
 from tests.workloads import small
 from tests.workloads.captured import inputs
@@ -301,3 +304,28 @@ def test_the_inputs_can_be_patched_too() -> None:
     folded = fold(model, [("resid_pre", 0)])
     assert cone.at == (0,)
     assert sum(cone.recomputed) > folded.node_evaluations
+
+
+FORMS: dict[str, Any] = {
+    "attention_only": lambda: made.stacked(made.attention_only, ln1=made.norm, attn=made.Heads),
+    "one_layer": made.OneLayer,
+    "lists": made.Lists,
+    "nested": made.Nested,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_of_any_form_have_every_node_in_one_part(form: str) -> None:
+    given: dict[str, Any] = {"ids": torch.zeros(2, made.LENGTH, dtype=torch.long)}
+    if form == "one_layer":
+        given["positions"] = torch.arange(made.LENGTH).repeat(2, 1)
+    program = export(FORMS[form]().eval(), (), given).program
+    parts = group(program)
+    placed = Counter(node for part in parts for node in part.nodes)
+    assert placed == Counter([leaf.name for leaf in program.inputs] + [r.name for r in program.records])
+    layers = {part.layer for part in parts if part.layer is not None}
+    for layer in layers:
+        roles = [part.role for part in parts if part.layer == layer]
+        expected = [*(["norm"] if form != "lists" else []), "qkv", "heads", "out", "add"]
+        expected += [] if form == "attention_only" else ["mlp_norm", "mlp", "mlp_out", "mlp_add"]
+        assert [role for role in roles if role not in {"after", "rest"}] == expected

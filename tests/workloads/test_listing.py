@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
+from conewise.errors import MissingSiteError
 from conewise.frontends.torch.sites import WHERE
+from tests.frontends.torch.made import InTurns
 from tests.workloads.captured import small
 
 
@@ -15,7 +17,7 @@ def test_it_prints_one_line_for_each_kind() -> None:
     text = str(small("llama").sites)
     lines = text.splitlines()
     assert lines[0].split() == ["kind", "layers", "heads", "axes", "cone", "where", "it", "lies"]
-    kinds = [line.split()[0] for line in lines[2:-1]]
+    kinds = [line.split()[0] for line in lines[2:-1] if not line.startswith("not there: ")]
     assert kinds == list(small("llama").sites.kinds)
     keys = next(line for line in lines if line.startswith("k "))
     assert "0-2" in keys
@@ -34,7 +36,52 @@ def test_two_stacks_are_told_apart() -> None:
 
 def test_a_model_without_attention_says_so() -> None:
     text = str(small("skips").sites)
-    assert text.startswith("No attention was found in this model: its sites are its modules and operations.")
+    assert text.startswith(
+        "No attention was found in its graph: this model's sites are its modules and operations."
+    )
+
+
+def test_attentions_that_share_a_module_are_no_layers() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            one = nn.functional.scaled_dot_product_attention(x, x, x)
+            return nn.functional.scaled_dot_product_attention(one, x, x)
+
+    model = cw.capture(nn.Sequential(Two(), Two()), torch.randn(2, 3, 5, 4))
+    assert str(model.sites).startswith("4 attentions were found, several in one module, so no path says")
+    with pytest.raises(
+        MissingSiteError, match="kinds are none: 4 attentions were found, several in one module"
+    ):
+        model.locate(cw.site("z", layer=0))
+
+
+def test_it_says_what_is_not_there_and_why() -> None:
+    """One line for the layers that have the same reason, whatever they are numbered."""
+    text = str(small("llama").sites)
+    fused = "not there: attn_scores, pattern (layer 0-2): attention is computed by the fused operation"
+    assert sum(line.startswith(fused) for line in text.splitlines()) == 1
+    parallel = small("gptj", "eager").sites
+    line = "not there: resid_mid (layer 0-2): attention and MLP are computed in parallel here, so no value"
+    assert line in str(parallel)
+    assert line in parallel._repr_html_()
+    model = cw.capture(InTurns().eval(), ids=torch.zeros(1, 9, dtype=torch.long))
+    text = str(model.sites)
+    assert "resid_mid (layer 0, 2): nothing is added behind attention" in text
+    assert next(line for line in text.splitlines() if line.startswith("z ")).split()[1:3] == ["0,", "2"]
+
+
+def test_layers_without_attention_are_not_counted_among_those_with_it() -> None:
+    model = cw.capture(InTurns().eval(), ids=torch.zeros(1, 9, dtype=torch.long))
+    with pytest.raises(
+        MissingSiteError, match=r"no kinds in layer 1: the layers with attention are 0 and 2\."
+    ):
+        model.locate(cw.site("z", layer=1))
+    with pytest.raises(MissingSiteError, match="layer 0 has no 'mlp_out': nothing but attention is added"):
+        model.locate(cw.site("mlp_out", layer=0))
+    with pytest.raises(
+        MissingSiteError, match="no site 'mlp_out' in layer 0: nothing but attention is added"
+    ):
+        model.locate("mlp_out")
 
 
 def test_the_dataframe_has_a_row_for_each_site() -> None:

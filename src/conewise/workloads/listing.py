@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,6 @@ from conewise.workloads.markup import heading, table
 
 COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")
 SUMMARY = ("kind", "layers", "heads", "axes", "cone", "where it lies")
-NO_ATTENTION = "No attention was found in this model: its sites are its modules and operations."
 
 
 class Listing:
@@ -119,7 +119,7 @@ class Listing:
             lines.append(
                 (
                     f"{stack}.{kind}" if stack else kind,
-                    _span(layers),
+                    _spans(layers),
                     "" if heads is None else str(heads),
                     self.shape_of(sites[0]),
                     _span(cones),
@@ -127,6 +127,20 @@ class Listing:
                 )
             )
         return lines
+
+    def missing(self) -> list[tuple[str, str, str]]:
+        """The kinds that are not there: which, in which layers, and why in the first of these."""
+        by_reason: dict[tuple[str, str], tuple[str, dict[str, None], dict[int, None]]] = {}
+        for (kind, stack, layer), reason in self._table.missing.items():
+            _, kinds, layers = by_reason.setdefault((stack, re.sub(r"\d+", "#", reason)), (reason, {}, {}))
+            kinds[f"{stack}.{kind}" if stack else kind] = None
+            layers[layer] = None
+        return [
+            (", ".join(kinds), _spans(sorted(layers)), reason) for reason, kinds, layers in by_reason.values()
+        ]
+
+    def _not_there(self) -> list[str]:
+        return [f"not there: {kinds} (layer {layers}): {reason}." for kinds, layers, reason in self.missing()]
 
     def __str__(self) -> str:
         lines = [SUMMARY, *self._summary()]
@@ -139,8 +153,8 @@ class Listing:
         ]
         text.insert(1, "-" * max(map(len, text)))
         if len(lines) == 1:
-            text = [NO_ATTENTION]
-        return "\n".join([*text, self._others()])
+            text = [self._no_kinds()]
+        return "\n".join([*text, *self._not_there(), self._others()])
 
     def _others(self) -> str:
         """How many sites there are that have no kind."""
@@ -155,8 +169,25 @@ class Listing:
 
     def _repr_html_(self) -> str:
         lines = self._summary()
-        kinds = table(lines, SUMMARY, numbers=(2, 4)) if lines else heading("", NO_ATTENTION)
-        return heading(f"{len(self):,} sites") + kinds + heading("", self._others())
+        kinds = table(lines, SUMMARY, numbers=(2, 4)) if lines else heading("", self._no_kinds())
+        missing = "".join(heading("", line) for line in self._not_there())
+        return heading(f"{len(self):,} sites") + kinds + missing + heading("", self._others())
+
+    def _no_kinds(self) -> str:
+        """Why no site of the model has a kind."""
+        why = self._table.why_no_kinds
+        return f"{why[:1].upper()}{why[1:]}: this model's sites are its modules and operations."
+
+
+def _spans(numbers: list[int]) -> str:
+    """Ascending numbers in short: 0-3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(_span(run) for run in runs)
 
 
 def _span(numbers: list[int]) -> str:

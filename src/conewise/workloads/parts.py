@@ -186,7 +186,8 @@ def _roles(wiring: Wiring, block: Block, names: list[str]) -> dict[str, str]:
     """The role of each node of a layer: told by what lies between the sums of its stream."""
     members, nodes = set(names), block.nodes
     roles: dict[str, str] = {}
-    for kind, role in (("resid_mid", "add"), ("resid_mid_cross", "cross_add"), ("resid_post", "mlp_add")):
+    last = "mlp_add" if "mlp_out" in nodes else "add"
+    for kind, role in (("resid_mid", "add"), ("resid_mid_cross", "cross_add"), ("resid_post", last)):
         if nodes.get(kind) in members:
             roles[nodes[kind]] = role
     for kind, prefix, attention in (
@@ -206,7 +207,7 @@ def _roles(wiring: Wiring, block: Block, names: list[str]) -> dict[str, str]:
     started: set[str] = {*roles}
     for name in changed:
         if any(read in started for read in wiring.records[name].inputs):
-            roles[name] = "mlp_add" if name in summed else "after" if name in behind else "rest"
+            roles[name] = last if name in summed else "after" if name in behind else "rest"
             started.add(name)
     _lead(wiring, names, roles, lambda _: "rest")
     return roles

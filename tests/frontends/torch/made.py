@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 WIDTH, HEADS, WORDS, LENGTH = 16, 2, 31, 9
 
 

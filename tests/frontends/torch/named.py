@@ -24,8 +24,8 @@ KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "pre", "
 class Expected:
     """One layer: `there` says for each kind which hooks add up to it, `missing` why the others are not there.
 
-    A hook is `in:path` or `out:path`, relative to `block`; `0.5*` in front scales it. An empty text says that the
-    kind is there and that no module holds it.
+    A hook is `in:path` or `out:path`, relative to `block`; `0.5*` in front scales it. An empty text says that
+    the kind is there and that no module holds it.
     """
 
     block: str

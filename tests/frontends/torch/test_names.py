@@ -5,7 +5,6 @@ What is expected is written by hand, module by module; nothing of it is read off
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -34,7 +33,6 @@ from tests.frontends.torch.made import (
     norm,
     stacked,
 )
-
 from tests.frontends.torch.named import KINDS, Expected, because, check, mlp, neurons, without
 
 PARALLEL = "computed in parallel"
@@ -377,6 +375,6 @@ def test_layers_without_modules_have_the_names_that_need_none() -> None:
     assert table.layers("z") == table.layers("attn_out") == (0, 1)
     for kind in ("mlp_out", "resid_post", "pre"):
         with pytest.raises(
-            MissingSiteError, match="nothing says whether '.*' is of this layer or of the next"
+            MissingSiteError, match=r"nothing says whether '.*' is of this layer or of the next"
         ):
             table.find(kind, 0)

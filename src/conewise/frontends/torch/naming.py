@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from conewise.frontends.torch.branches import (
-    Branch,
-    branch_of,
-    by_position,
-    has_features_last,
-    is_elementwise,
-    projections,
-)
+from conewise.frontends.torch.branches import Branch, branch_of, is_elementwise, projections
 from conewise.frontends.torch.neurons import find_neurons
 from conewise.frontends.torch.numbering import LayerPlace
 from conewise.frontends.torch.records import ModuleCall, Ref
+from conewise.frontends.torch.rowwise import by_position, has_features_last
 from conewise.frontends.torch.stream import Addition, Stream
 
 KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "pre", "post")

@@ -20,6 +20,7 @@ PICKS = frozenset({"slice", "select", "narrow"})
 SUMS = frozenset({"mean", "sum", "amax", "amin", "logsumexp"})
 SOFTMAX = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax"})
 SPLITS = frozenset({"split", "split_with_sizes", "chunk"})
+CONCATENATIONS = frozenset({"cat", "concat", "concatenate"})
 ATTENTION = "scaled_dot_product_attention"
 
 TURNS = frozenset({"transpose", "permute", "t", "numpy_T", "mT", "swapaxes"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conewise.errors import MissingSiteError
@@ -76,7 +76,9 @@ class SiteTable:
 
     def __init__(self, program: Program) -> None:
         self._wiring = Wiring(program)
-        self.blocks = find_blocks(self._wiring, find_attention(self._wiring))
+        attentions = find_attention(self._wiring)
+        self.blocks = find_blocks(self._wiring, attentions)
+        self.why_no_kinds = "" if self.blocks else _why_no_kinds(len(attentions))
         self._by_name: dict[str, Site] = {}
         self._by_kind: dict[tuple[str, str, int], Site] = {}
         self._missing: dict[tuple[str, str, int], str] = {}
@@ -106,6 +108,11 @@ class SiteTable:
         """The layers that have this kind."""
         return tuple(sorted(layer for k, s, layer in self._by_kind if (k, s) == (kind, stack)))
 
+    @property
+    def missing(self) -> Mapping[tuple[str, str, int], str]:
+        """Why kinds are not there, by (kind, stack, layer)."""
+        return self._missing
+
     def find(self, kind_or_name: str, layer: int | None = None, stack: str = "") -> Site:
         """The site of a name, or of a kind and a layer (negative ones count from the end).
 
@@ -131,26 +138,36 @@ class SiteTable:
         site = self._by_kind.get((kind_or_name, stack, layer))
         if site is not None:
             return site
-        reason = self._missing.get((kind_or_name, stack, layer))
+        having = self.layers(kind_or_name, stack)
+        at = layer if layer in known or having else min(known, default=layer)
+        reason = self._missing.get((kind_or_name, stack, at))
         if reason:
-            raise MissingSiteError(f"layer {layer} has no {kind_or_name!r}: {reason}.")
-        if kind_or_name in self.kinds and layer not in known:
-            raise MissingSiteError(f"no layer {layer}: this model's layers are {_span(known)}.")
+            raise MissingSiteError(f"layer {at} has no {kind_or_name!r}: {reason}.")
+        if having and layer not in known:
+            raise MissingSiteError(_no_layer(layer, known))
+        if having:
+            raise MissingSiteError(
+                f"layer {layer} has no {kind_or_name!r}; layers that have it: {spans(having)}."
+            )
         raise self._unknown(kind_or_name)
 
     def _unknown(self, name: str) -> MissingSiteError:
         for (kind, stack, layer), reason in self._missing.items():
             if name == _name(kind, stack, layer):
                 return MissingSiteError(f"no site {name!r}: {reason}.")
+            if name == kind and kind not in self.kinds:
+                return MissingSiteError(f"no site {name!r} in layer {layer}: {reason}.")
         near = difflib.get_close_matches(name, [*self.kinds, *self._by_name], n=3, cutoff=0.5)
         nearest = f" Nearest: {', '.join(near)}." if near else ""
-        kinds = ", ".join(self.kinds) or "none: no attention was found in its graph"
+        kinds = ", ".join(self.kinds) or f"none: {self.why_no_kinds}"
         return MissingSiteError(f"no site {name!r} in this model.{nearest} Its kinds are {kinds}.")
 
     def _note_missing(self, block: Block) -> None:
         reasons = {**block.missing, **block.attention.missing}
         if ("result", block.stack, block.layer) not in self._by_kind:
             reasons.setdefault("result", "its output projection could not be told from the graph")
+        if block.cross is not None:
+            reasons |= {f"cross_{kind}": reason for kind, reason in block.cross.missing.items()}
         for kind, reason in reasons.items():
             self._missing[kind, block.stack, block.layer] = reason
 
@@ -243,5 +260,30 @@ def _module_sites(wiring: Wiring, port: ModulePort) -> Iterator[Site]:
                 yield Site(f"{path}.{way}.{i}", kind, node, None)
 
 
-def _span(layers: list[int]) -> str:
-    return f"{layers[0]} to {layers[-1]}" if layers else "none"
+def _why_no_kinds(attentions: int) -> str:
+    if not attentions:
+        return "no attention was found in its graph"
+    return (
+        f"{attentions} attentions were found, several in one module, so no path says which layer each is of"
+    )
+
+
+def _no_layer(layer: int, known: Sequence[int]) -> str:
+    if known == list(range(len(known))):
+        return f"no layer {layer}: this model's layers are {spans(known)}."
+    return (
+        f"no kinds in layer {layer}: the layers with attention are {spans(known)}. What other layers hold is "
+        "there by module path."
+    )
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers in words: 0 to 3, 5 and 7 to 9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    said = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return " and ".join(filter(None, (", ".join(said[:-1]), said[-1]))) if said else "none"

@@ -48,7 +48,7 @@ def sites(
     loaded, found = named.capture(Teller(quiet))
     listing = found.sites
     if json or kind is not None:
-        rows = _of_kind(list(listing.rows()), kind, listing.kinds)
+        rows = _of_kind(list(listing.rows()), kind, listing.kinds, listing.missing())
         if json:
             print_json("sites", {"model": loaded.name, "kinds": list(listing.kinds), "sites": rows})
             return
@@ -57,14 +57,21 @@ def sites(
     stdout().print(as_options(str(listing)), markup=False, soft_wrap=True)
 
 
-def _of_kind(rows: list[dict[str, Any]], kind: str | None, kinds: tuple[str, ...]) -> list[dict[str, Any]]:
+def _of_kind(
+    rows: list[dict[str, Any]],
+    kind: str | None,
+    kinds: tuple[str, ...],
+    missing: list[tuple[str, str, str]],
+) -> list[dict[str, Any]]:
     if kind is None or kind == "all":
         return rows
     chosen = [row for row in rows if row["kind"] == kind]
     if not chosen:
         others = sorted({row["kind"] for row in rows} - set(kinds))
+        why = [reason for names, _, reason in missing if kind in names.split(", ")]
         raise CommandError(
             f"no site of the kind {kind!r}; there are {', '.join([*kinds, *others])}, and all."
+            + (f" Why not {kind}: {why[0]}." if why else "")
         )
     return chosen
 
