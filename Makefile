@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; mi
 
 test-transformer-lens: $(VENV)/.compare ## sites of the same name, against TransformerLens; minutes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/workloads/test_transformer_lens.py
+
+test-architectures: setup ## named sites of 80 architectures of transformers, against hooks; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/frontends/torch/test_named_architectures.py
 
 # Debian's own Chromium: nothing is downloaded but its package. CONEWISE_CHROMIUM names another browser.
 chromium:

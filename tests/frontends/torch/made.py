@@ -538,3 +538,49 @@ class Bare(nn.Module):
             x = x + z @ attention[3]
             x = x + nn.functional.gelu(x @ up) @ down
         return x
+
+
+# -- few heads, and heads in odd places -----------------------------------------------------------
+
+
+class OneHead(nn.Module):
+    """One head, without a dimension for it: [batch, pos, d_head] throughout."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.way == "fused":
+            z = nn.functional.scaled_dot_product_attention(q, k, v)
+        elif self.way == "einsum":
+            z = torch.einsum("bqk,bkd->bqd", torch.einsum("bqd,bkd->bqk", q, k).softmax(-1), v)
+        else:
+            z = (q @ k.transpose(1, 2) / 4).softmax(-1) @ v
+        out: Tensor = self.o(z)
+        return out
+
+
+class OneKey(nn.Module):
+    """Four heads that share one key and one value, which has a dimension of its own or none.
+
+    `beside`: heads share a dimension with positions, [batch, pos·head, d_head].
+    """
+
+    def __init__(self, *, beside: bool) -> None:
+        super().__init__()
+        self.q, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.k, self.v = nn.Linear(WIDTH, WIDTH // 4), nn.Linear(WIDTH, WIDTH // 4)
+        self.beside = beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x).unflatten(-1, (4, -1)), self.k(x), self.v(x)
+        if self.beside:
+            z = (q.flatten(1, 2) @ k.transpose(1, 2) / 2).softmax(-1) @ v
+        else:
+            z = (q.transpose(1, 2) @ k[:, None].transpose(-2, -1) / 2).softmax(-1) @ v[:, None]
+            z = z.transpose(1, 2)
+        out: Tensor = self.o(z.reshape(x.shape))
+        return out

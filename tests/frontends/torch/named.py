@@ -98,6 +98,7 @@ def check(module: nn.Module, given: dict[str, Any], layers: Sequence[Expected]) 
                     same = torch.allclose if " + " in one.there[kind] else torch.equal
                     assert same(shown(site, values, expected), expected), (where, kind, site.node)
     check_sums(table, values)
+    check_heads(table, values)
     return table
 
 
@@ -110,6 +111,28 @@ def shown(site: Site, values: Mapping[str, Any], like: Tensor) -> Tensor:
             value = value.transpose(0, 1)  # the module has its positions in front of the batch
     assert value.numel() == like.numel(), (site.name, value.shape, like.shape)
     return value.reshape(like.shape)
+
+
+def check_heads(table: SiteTable, values: Mapping[str, Any]) -> None:
+    """Wherever a pattern is named: it is the softmax of the scores, and weighs the values into z."""
+    for block in table.blocks:
+        prefixes = ("", *(["cross_"] if block.cross is not None else []))
+        for prefix in prefixes:
+            found: dict[str, Tensor] = {}
+            for kind in ("attn_scores", "pattern", "v", "z"):
+                if block.layer in table.layers(prefix + kind, block.stack):
+                    site = table.find(prefix + kind, block.layer, block.stack)
+                    assert site.view is not None
+                    found[kind] = site.view.present(values[site.node], values[SIZES]).float()
+            if {"attn_scores", "pattern"} <= set(found):
+                softmax = found["attn_scores"].softmax(-1)
+                assert torch.allclose(softmax, found["pattern"], atol=1e-6), (block.call, prefix)
+            if {"pattern", "v", "z"} <= set(found):
+                heads = found["z"].shape[2] // found["v"].shape[2]
+                weighed = torch.einsum(
+                    "bhqk,bkhd->bqhd", found["pattern"], found["v"].repeat_interleave(heads, 2)
+                )
+                assert torch.allclose(weighed, found["z"], atol=1e-5), (block.call, prefix)
 
 
 def check_sums(table: SiteTable, values: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,8 +30,7 @@ class Named:
     options: Mapping[str, Any]
     layers: tuple[Expected, ...]
     inputs: Callable[[int, int], dict[str, Any]] = tokens
-    attention: str = "sdpa"
-    kinds: tuple[str, ...] = field(default=())
+    attention: str = "eager"
 
     def make(self) -> nn.Module:
         torch.manual_seed(0)
@@ -129,8 +128,7 @@ def bert(
     name: str, root: str, there: Mapping[str, str], missing: Mapping[str, str] | None = None, **options: Any
 ) -> Named:
     layers = each(f"{root}.{{}}", there, missing)
-    attention = "eager" if name in {"MegatronBert", "ConvBert", "MobileBert"} else "sdpa"
-    return Named(f"{name}Config", f"{name}ForMaskedLM", {**_BERT, **options}, layers, attention=attention)
+    return Named(f"{name}Config", f"{name}ForMaskedLM", {**_BERT, **options}, layers)
 
 
 POST_NORM = {
@@ -184,6 +182,11 @@ def vit(name: str, model: str, block: str, there: Mapping[str, str], **options: 
 VISION = plain("attention", "layernorm_after", "mlp", "fc1", "fc2")
 CLIP = plain("self_attn", "layer_norm2", "mlp", "fc1", "fc2")
 
+DENSE_THEN_ROUTED = (
+    Expected("model.layers.0", usual()),
+    Expected("model.layers.1", routed(), EXPERTS, 1),
+)
+
 NAMED: dict[str, Named] = {
     # pre-norm, with a gate
     "smollm3": llama("SmolLM3", usual()),
@@ -207,7 +210,6 @@ NAMED: dict[str, Named] = {
         "VaultGemmaForCausalLM",
         {**_LLAMA, "head_dim": 16},
         each("model.layers.{}", usual(mid="pre_feedforward_layernorm")),
-        attention="eager",
     ),
     "modernbert": Named(
         "ModernBertConfig",
@@ -234,6 +236,19 @@ NAMED: dict[str, Named] = {
         ),
     ),
     "biogpt": Named("BioGptConfig", "BioGptForCausalLM", _BERT, each("biogpt.layers.{}", PRE_ENCODER)),
+    "xglm": Named(
+        "XGLMConfig",
+        "XGLMForCausalLM",
+        {
+            "d_model": 32,
+            "ffn_dim": 48,
+            "num_layers": 2,
+            "attention_heads": 4,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 64,
+        },
+        each("model.layers.{}", PRE_ENCODER),
+    ),
     "gpt_bigcode": Named(
         "GPTBigCodeConfig",
         "GPTBigCodeForCausalLM",
@@ -248,14 +263,12 @@ NAMED: dict[str, Named] = {
             "transformer.blocks.{}",
             {**plain("attn", "norm_2", "ffn", "up_proj", "down_proj"), "mlp_out": "out:ffn.down_proj"},
         ),
-        attention="eager",
     ),
     "ctrl": Named(
         "CTRLConfig",
         "CTRLLMHeadModel",
         {**_GPT, "dff": 48},
         each("transformer.h.{}", plain("multi_head_attention", "layernorm2", "ffn", "0", "2")),
-        attention="eager",
     ),
     "megatron_bert": bert(
         "MegatronBert",
@@ -300,7 +313,6 @@ NAMED: dict[str, Named] = {
         "CodeGenForCausalLM",
         {**_GPT, "rotary_dim": 4, "n_ctx": 64},
         each("transformer.h.{}", without(plain("attn", "", "mlp", "fc_in", "fc_out"), "resid_mid"), PARALLEL),
-        attention="eager",
     ),
     # norms of the sums
     "electra": bert("Electra", "electra.encoder.layer", POST_NORM, embedding_size=16),
@@ -316,35 +328,30 @@ NAMED: dict[str, Named] = {
         "BigBirdForMaskedLM",
         {**_BERT, "attention_type": "original_full"},
         each("bert.encoder.layer.{}", POST_NORM),
-        attention="eager",
     ),
     "rembert": Named(
         "RemBertConfig",
         "RemBertForMaskedLM",
         {**_BERT, "input_embedding_size": 16, "output_embedding_size": 16},
         each("rembert.encoder.layer.{}", POST_NORM),
-        attention="eager",
     ),
     "roformer": Named(
         "RoFormerConfig",
         "RoFormerForMaskedLM",
         {**_BERT, "embedding_size": 32},
         each("roformer.encoder.layer.{}", POST_NORM),
-        attention="eager",
     ),
     "deberta": Named(
         "DebertaConfig",
         "DebertaForMaskedLM",
         {**_BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
         each("deberta.encoder.layer.{}", POST_NORM),
-        attention="eager",
     ),
     "deberta_v2": Named(
         "DebertaV2Config",
         "DebertaV2ForMaskedLM",
         {**_BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8},
         each("deberta.encoder.layer.{}", POST_NORM),
-        attention="eager",
     ),
     "mpnet": Named(
         "MPNetConfig",
@@ -354,7 +361,6 @@ NAMED: dict[str, Named] = {
             "mpnet.encoder.layer.{}",
             {**POST_NORM, "attn_out": "out:attention.attn.o", "resid_mid": "in:attention.LayerNorm"},
         ),
-        attention="eager",
     ),
     "distilbert": Named(
         "DistilBertConfig",
@@ -397,7 +403,6 @@ NAMED: dict[str, Named] = {
             "transformer.h.{}",
             {**plain("attn", "ln_1", "mlp", "c_fc", "c_proj"), "resid_post": "in:ln_2"},
         ),
-        attention="eager",
     ),
     "xlm": Named(
         "XLMConfig",
@@ -426,7 +431,6 @@ NAMED: dict[str, Named] = {
             )
             for i in range(2)
         ),
-        attention="eager",
     ),
     # mixtures of experts
     "olmoe": llama("Olmoe", routed(), EXPERTS, **_MOE),
@@ -455,43 +459,30 @@ NAMED: dict[str, Named] = {
         "Llama4ForCausalLM",
         {**_LLAMA, "head_dim": 16, "num_local_experts": 4, "intermediate_size_mlp": 48},
         each("model.layers.{}", routed(mlp="feed_forward"), EXPERTS),
-        attention="eager",
     ),
     "deepseek_v2": Named(
         "DeepseekV2Config",
         "DeepseekV2ForCausalLM",
         {**_LLAMA, **_ROUTED, **_LATENT},
-        (
-            Expected("model.layers.0", usual()),
-            Expected("model.layers.1", routed(), EXPERTS, 1),
-        ),
+        DENSE_THEN_ROUTED,
     ),
     "deepseek_v3": Named(
         "DeepseekV3Config",
         "DeepseekV3ForCausalLM",
         {**_LLAMA, **_ROUTED, **_LATENT},
-        (
-            Expected("model.layers.0", usual()),
-            Expected("model.layers.1", routed(), EXPERTS, 1),
-        ),
+        DENSE_THEN_ROUTED,
     ),
     "glm4_moe": Named(
         "Glm4MoeConfig",
         "Glm4MoeForCausalLM",
         {**_LLAMA, **_ROUTED, "head_dim": 16, "first_k_dense_replace": 1},
-        (
-            Expected("model.layers.0", usual()),
-            Expected("model.layers.1", routed(), EXPERTS, 1),
-        ),
+        DENSE_THEN_ROUTED,
     ),
     "dots1": Named(
         "Dots1Config",
         "Dots1ForCausalLM",
         {**_LLAMA, **_ROUTED, "n_shared_experts": 1, "first_k_dense_replace": 1},
-        (
-            Expected("model.layers.0", usual()),
-            Expected("model.layers.1", routed(), EXPERTS, 1),
-        ),
+        DENSE_THEN_ROUTED,
     ),
     # with recurrences, state spaces or convolutions
     "falcon_h1": llama(
@@ -535,7 +526,6 @@ NAMED: dict[str, Named] = {
             "block_types": ["recurrent", "attention"],
         },
         (Expected("model.layers.1", usual("temporal_block", "channel_pre_norm", "mlp_block"), {}, 1),),
-        attention="eager",
     ),
     "lfm2": Named(
         "Lfm2Config",
@@ -661,7 +651,6 @@ NAMED: dict[str, Named] = {
                 **mlp(r"what leaves 'model\.layers\.\d' is not the last sum"),
             },
         ),
-        attention="eager",
     ),
     "xlnet": Named(
         "XLNetConfig",
@@ -679,7 +668,6 @@ NAMED: dict[str, Named] = {
                 "post": "in:ff.layer_2",
             },
         ),
-        attention="eager",
     ),
     # encoders with decoders
     "bart": bart("Bart", ENCODER, DECODER),

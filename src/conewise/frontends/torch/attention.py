@@ -13,13 +13,17 @@ import torch
 
 from conewise.frontends.torch.axes import Axes, Axis, after, before, one_per_dimension
 from conewise.frontends.torch.records import Record, Ref
-from conewise.frontends.torch.sizes import Size, coefficient, symbols_in
+from conewise.frontends.torch.sizes import Size, coefficient, quotient, symbols_in
 from conewise.frontends.torch.views import View, view_of
 from conewise.frontends.torch.wiring import LAYOUT, PARTS, Wiring
 
 _SCORE_OPS = LAYOUT | frozenset(
-    {"add", "sub", "mul", "div", "masked_fill", "where", "to", "_to_copy", "tanh", "type_as", "float"}
-)
+    {
+        "add", "sub", "mul", "div", "masked_fill", "where", "maximum", "max", "clamp", "to", "_to_copy",
+        "tanh", "type_as", "float",
+    }
+)  # fmt: skip
+_BEHIND_HEAD = frozenset({"d_head", "query_pos"})
 _WEIGHT_OPS = LAYOUT | frozenset({"to", "_to_copy", "type_as", "mul"})
 
 
@@ -51,18 +55,25 @@ class Attention:
     modules: tuple[object, ...] = field(default=())
 
 
+_Operand = tuple[str, Axes | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The operands of an attention with their axes, and the records in between."""
+    """The operands of an attention with their axes, and the records in between.
+
+    `beside` is how many heads share a dimension with the positions of the queries, 1 where none do.
+    """
 
     core: Record
-    query: tuple[str, Axes | None]
-    key: tuple[str, Axes | None]
-    value: tuple[str, Axes | None]
+    query: _Operand
+    key: _Operand
+    value: _Operand
     scores: str | None
     pattern: str | None
     seen: tuple[str, ...]
     result: tuple[str, ...]
+    beside: int = 1
 
 
 def find_attention(wiring: Wiring) -> list[Attention]:
@@ -89,18 +100,14 @@ def _is_over_batch(wiring: Wiring, parts: _Parts) -> bool:
 def _fused(wiring: Wiring) -> Iterator[_Parts]:
     for record in wiring.program.records:
         if record.op == "scaled_dot_product_attention":
-            query, key, value = (arg.name for arg in record.args[:3])
-            names = _leading_told(wiring, query, ("batch", "head", "pos", "d_head"))
-            yield _Parts(
-                record,
-                (query, _operand_axes(wiring, query, names)),
-                (key, _operand_axes(wiring, key, names)),
-                (value, _operand_axes(wiring, value, names)),
-                None,
-                None,
-                (*names[:2], "query_pos", "key_pos"),
-                names,
+            names = _leading_told(wiring, record.args[0].name, ("batch", "head", "pos", "d_head"))
+            query, key, value = (
+                (arg.name, _operand_axes(wiring, arg.name, names)) for arg in record.args[:3]
             )
+            beside = _heads_beside_positions(wiring, query, key)
+            split = (query[0], _split_off(query[1], "pos", beside))
+            seen = (*names[:2], "query_pos", "key_pos")
+            yield _Parts(record, split, key, value, None, None, seen, names, beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,25 +202,71 @@ def _softmaxed_products(wiring: Wiring) -> Iterator[tuple[Record, str, Record, R
 
 
 def _spelled_out(wiring: Wiring) -> Iterator[_Parts]:
-    for _, scores, above, core, pattern in _softmaxed_products(wiring):
+    for softmax, scores, above, core, pattern in _softmaxed_products(wiring):
         left, right = wiring.factors(above)
         weights, value = wiring.factors(core)
         names = _names(above, core)
-        if weights != pattern or names is None:
+        if weights != pattern or names is None or not _is_over_last(wiring, softmax):
             continue
         told = _leading_told(wiring, left, names[0])
         renamed = dict(zip(names[0], told, strict=True))
         names = tuple(tuple(renamed.get(name, name) for name in one) for one in names)
+        query = left, _operand_axes(wiring, left, names[0])
+        key = right, _operand_axes(wiring, right, names[1])
+        if len(list(_products_above(wiring, scores))) > 1:
+            query, key = (left, None), (right, None)  # which product is that of queries and keys is not known
+        beside = _heads_beside_positions(wiring, query, key)
         yield _Parts(
             core,
-            (left, _operand_axes(wiring, left, names[0])),
-            (right, _operand_axes(wiring, right, names[1])),
+            (left, _split_off(query[1], "pos", beside)),
+            key,
             (value, _operand_axes(wiring, value, names[2])),
             scores,
             pattern,
             (renamed["batch"], renamed["head"], "query_pos", "key_pos"),
             names[3],
+            beside,
         )
+
+
+def _is_over_last(wiring: Wiring, softmax: Record) -> bool:
+    """Whether a softmax is over the last dimension: over keys."""
+    shape = wiring.shape(softmax.name) or ()
+    dim = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim")
+    return dim in {-1, len(shape) - 1}
+
+
+def _heads_beside_positions(wiring: Wiring, query: _Operand, key: _Operand) -> int:
+    """How many heads share a dimension with positions, [batch, pos·head, d_head]; 1 where none do.
+
+    There are so many times more rows of queries than of keys then, and in the projection that the queries
+    come from, what is left of the rows lies beside the features.
+    """
+    name, axes = query
+    rows, others = _length(axes, "pos"), _length(key[1], "pos")
+    if axes is None or rows is None or others is None:
+        return 1
+    for known in _axes_above(wiring, name, axes).values():
+        for packed in known:
+            rest = [axis.length for axis in packed if axis.name == "pos.rest"]
+            if rest and isinstance(rest[0], int) and any(axis.name == "d_head" for axis in packed):
+                return rest[0] if quotient(rows, others) == rest[0] else 1
+    return 1
+
+
+def _split_off(axes: Axes | None, name: str, heads: int) -> Axes | None:
+    """The axes with `heads` set apart from the positions that they share a dimension with."""
+    if axes is None or heads == 1:
+        return axes
+    length = _length(axes, name)
+    rest = None if length is None else quotient(length, heads)
+    if rest is None:
+        return None
+    apart = (Axis(name, rest), Axis("head", heads))
+    return tuple(
+        tuple(part for axis in packed for part in (apart if axis.name == name else (axis,)))
+        for packed in axes
+    )
 
 
 def _names(above: Record, core: Record) -> tuple[tuple[str, ...], ...] | None:
@@ -227,9 +280,9 @@ def _names(above: Record, core: Record) -> tuple[tuple[str, ...], ...] | None:
     keys = [letter for letter in weights if letter in value and letter not in last]
     if len(summed) != 1 or len(keys) != 1 or len(weights) != len(out):
         return None
-    if len(shared) != 2 or not out.startswith("".join(shared)) or out[-1] not in right:
-        return None  # only scores that lie as [batch, head, query_pos, key_pos]
-    above_names = {shared[0]: "batch", shared[1]: "head", summed[0]: "d_head"}
+    if len(shared) not in {1, 2} or not out.startswith("".join(shared)) or out[-1] not in right:
+        return None  # only scores that lie as [batch, head, query_pos, key_pos], or without a head
+    above_names = dict(zip(shared, ("batch", "head"), strict=False)) | {summed[0]: "d_head"}
     core_names = {weights[out.index(s)]: n for s, n in above_names.items() if s in out}
     core_names |= {letter: "pos" for letter in weights if letter not in core_names}
     return (
@@ -304,9 +357,11 @@ def _operand_axes(wiring: Wiring, name: str, names: Sequence[str]) -> Axes | Non
     shape = wiring.shape(name)
     if shape is None or not 3 <= len(shape) <= 4:
         return None
-    if len(shape) == 4:
+    if len(shape) == len(names):
         axes = one_per_dimension(names, shape)
-        rest = "fold"
+        rest = "fold" if "head" in names else "head"
+    elif len(shape) == 4:
+        return None
     else:
         axes = one_per_dimension(("batch", *names[2:]), shape)
         rest = "head"
@@ -409,12 +464,17 @@ def _attention(wiring: Wiring, parts: _Parts) -> Attention:
     for kind, node in (("attn_scores", parts.scores), ("pattern", parts.pattern)):
         shape = wiring.shape(node) if node else None
         axes = _operand_axes(wiring, node, parts.seen) if node else None
+        axes = _split_off(axes, "query_pos", parts.beside)
+        if axes is not None and "fold" not in parts.seen:
+            axes = _with_head(axes)
         natural = natural_axes(wiring, axes or (), ("batch", "head", "query_pos", "key_pos"))
         if "fold" in parts.seen:
             natural = tuple(name for name in natural if name != "head")
         view = view_of(axes, natural, wiring.program.sizes) if shape else None
         if node and view:
             places[kind] = Place(node, view)
+        elif node:
+            missing[kind] = f"which axes {node!r} has could not be told from the graph"
         else:
             missing[kind] = (
                 "attention is computed by the fused operation scaled_dot_product_attention, which "
@@ -496,14 +556,25 @@ def _head_view(wiring: Wiring, axes: Axes | None, heads: object) -> View | None:
     """The view in (batch, pos, head, d_head); kv_head where there are fewer heads than queries have."""
     if axes is None:
         return None
-    count = _length(axes, "head")
-    if count is None and heads is not None and () in axes:
-        axes = tuple(packed or (Axis("head", 1),) for packed in axes)
-        count = 1
-    name = "head" if count in {heads, None} else "kv_head"
+    axes = _with_head(axes)
+    name = "head" if _length(axes, "head") == (heads or 1) else "kv_head"
     renamed = tuple(tuple(Axis(name, a.length) if a.name == "head" else a for a in packed) for packed in axes)
-    natural = ("batch", "pos", name, "d_head") if count is not None else ("batch", "pos", "d_head")
+    natural = ("batch", "pos", name, "d_head")
     return view_of(renamed, natural_axes(wiring, renamed, natural), wiring.program.sizes)
+
+
+def _with_head(axes: Axes) -> Axes:
+    """The axes with that of the heads, where there is just one: it has a dimension of its own, or none."""
+    if _length(axes, "head") is not None:
+        return axes
+    alone = (Axis("head", 1),)
+    if () in axes:
+        at = axes.index(())
+        return (*axes[:at], alone, *axes[at + 1 :])
+    return tuple(
+        tuple(part for axis in packed for part in ((*alone, axis) if axis.name in _BEHIND_HEAD else (axis,)))
+        for packed in axes
+    )
 
 
 def natural_axes(wiring: Wiring, axes: Axes, natural: Sequence[str]) -> tuple[str, ...]:
@@ -556,7 +627,7 @@ def _add_result_places(
 
     Returns the projection, and the axes of what it reads.
     """
-    axes = _operand_axes(wiring, parts.core.name, parts.result)
+    axes = _split_off(_operand_axes(wiring, parts.core.name, parts.result), "pos", parts.beside)
     record = parts.core
     while True:
         view = _head_view(wiring, axes, _length(parts.query[1], "head"))

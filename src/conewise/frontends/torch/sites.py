@@ -204,7 +204,8 @@ def _block_sites(wiring: Wiring, block: Block) -> Iterator[Site]:
 def _lead_of(operand: Axes | None) -> tuple[str, ...]:
     """The order of batch and positions in what a projection reads; empty where it is another, or unknown."""
     names = tuple(axis.name for packed in operand or () for axis in packed)
-    return names[:2] if names[2:] == ("head", "d_head") and set(names[:2]) == {"batch", "pos"} else ()
+    is_by_head = names[2:] in {("head", "d_head"), ("d_head",)}
+    return names[:2] if is_by_head and set(names[:2]) == {"batch", "pos"} else ()
 
 
 def _stream_view(wiring: Wiring, block: Block, node: str, natural: tuple[str, str, str]) -> View | None:
