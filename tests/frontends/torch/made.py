@@ -210,32 +210,38 @@ def stacked(flow: Callable[[Any, Tensor], Tensor], count: int = 2, **parts: Call
 
 def pre_norm(self: Any, x: Tensor) -> Tensor:
     x = x + self.attn(self.ln1(x))
-    return x + self.mlp(self.ln2(x))
+    out: Tensor = x + self.mlp(self.ln2(x))
+    return out
 
 
 def post_norm(self: Any, x: Tensor) -> Tensor:
     x = self.ln1(x + self.attn(x))
-    return self.ln2(x + self.mlp(x))
+    out: Tensor = self.ln2(x + self.mlp(x))
+    return out
 
 
 def sandwich(self: Any, x: Tensor) -> Tensor:
     x = x + self.after1(self.attn(self.ln1(x)))
-    return x + self.after2(self.mlp(self.ln2(x)))
+    out: Tensor = x + self.after2(self.mlp(self.ln2(x)))
+    return out
 
 
 def parallel(self: Any, x: Tensor) -> Tensor:
     read = self.ln1(x)
-    return x + self.attn(read) + self.mlp(read)
+    out: Tensor = x + self.attn(read) + self.mlp(read)
+    return out
 
 
 def parallel_branches_first(self: Any, x: Tensor) -> Tensor:
-    return self.mlp(self.ln2(x)) + self.attn(self.ln1(x)) + x
+    out: Tensor = self.mlp(self.ln2(x)) + self.attn(self.ln1(x)) + x
+    return out
 
 
 def parallel_with_a_sum_kept(self: Any, x: Tensor) -> Tensor:
     """The MLP reads what enters, and is added behind attention: a value of the stream lies between."""
     middle = x + self.attn(self.ln1(x))
-    return self.keep(middle) + self.mlp(self.ln2(x))
+    out: Tensor = self.keep(middle) + self.mlp(self.ln2(x))
+    return out
 
 
 def macaron(self: Any, x: Tensor) -> Tensor:
@@ -243,61 +249,72 @@ def macaron(self: Any, x: Tensor) -> Tensor:
     x = x + self.attn(self.ln2(x))
     x = x + self.conv(self.ln3(x))
     x = x + 0.5 * self.second(self.ln4(x))
-    return self.ln5(x)
+    out: Tensor = self.ln5(x)
+    return out
 
 
 def macaron_without_convolution(self: Any, x: Tensor) -> Tensor:
     x = x + 0.5 * self.first(self.ln1(x))
     x = x + self.attn(self.ln2(x))
-    return x + 0.5 * self.second(self.ln4(x))
+    out: Tensor = x + 0.5 * self.second(self.ln4(x))
+    return out
 
 
 def mlp_first(self: Any, x: Tensor) -> Tensor:
     x = x + self.mlp(self.ln1(x))
-    return x + self.attn(self.ln2(x))
+    out: Tensor = x + self.attn(self.ln2(x))
+    return out
 
 
 def attention_only(self: Any, x: Tensor) -> Tensor:
-    return x + self.attn(self.ln1(x))
+    out: Tensor = x + self.attn(self.ln1(x))
+    return out
 
 
 def beside(self: Any, x: Tensor) -> Tensor:
     """Attention and another branch read the same norm and are added together; then comes the MLP."""
     read = self.ln1(x)
     x = x + (self.other(read) + self.attn(read))
-    return x + self.mlp(self.ln2(x))
+    out: Tensor = x + self.mlp(self.ln2(x))
+    return out
 
 
 def in_place_of_the_mlp(self: Any, x: Tensor) -> Tensor:
     x = x + self.attn(self.ln1(x))
-    return x + self.other(self.ln2(x))
+    out: Tensor = x + self.other(self.ln2(x))
+    return out
 
 
 def between(self: Any, x: Tensor) -> Tensor:
     x = x + self.attn(self.ln1(x))
     x = x + self.other(self.ln3(x))
-    return x + self.mlp(self.ln2(x))
+    out: Tensor = x + self.mlp(self.ln2(x))
+    return out
 
 
 def two_side_by_side(self: Any, x: Tensor) -> Tensor:
     x = x + self.attn(self.ln1(x))
     read = self.ln2(x)
-    return x + self.first(read) + self.second(read)
+    out: Tensor = x + self.first(read) + self.second(read)
+    return out
 
 
 def shared_expert(self: Any, x: Tensor) -> Tensor:
     x = x + self.attn(self.ln1(x))
-    return x + self.mlp(self.ln2(x))
+    out: Tensor = x + self.mlp(self.ln2(x))
+    return out
 
 
 def scaled_stream(self: Any, x: Tensor) -> Tensor:
     x = self.ln1(x * 1.7 + self.attn(x))
-    return self.ln2(x * 1.7 + self.mlp(x))
+    out: Tensor = self.ln2(x * 1.7 + self.mlp(x))
+    return out
 
 
 def scaled_branches(self: Any, x: Tensor) -> Tensor:
     x = x + self.scale1(self.attn(self.ln1(x)))
-    return x + self.scale2(self.mlp(self.ln2(x)))
+    out: Tensor = x + self.scale2(self.mlp(self.ln2(x)))
+    return out
 
 
 def normed_stream(self: Any, x: Tensor) -> Tensor:
@@ -305,31 +322,36 @@ def normed_stream(self: Any, x: Tensor) -> Tensor:
     x = self.ln1(x)
     x = x + self.attn(x)
     x = self.ln2(x)
-    return x + self.mlp(x)
+    out: Tensor = x + self.mlp(x)
+    return out
 
 
 def fused_output(self: Any, x: Tensor) -> Tensor:
     """Heads and neurons go through one projection together."""
     read = self.ln1(x)
     joined = torch.cat([self.attn.joined(read), nn.functional.gelu(self.up(read))], -1)
-    return x + self.out(joined)
+    out: Tensor = x + self.out(joined)
+    return out
 
 
 def attention_then_mlp_in_one_branch(self: Any, x: Tensor) -> Tensor:
-    return x + self.mlp(self.ln2(self.attn(self.ln1(x))))
+    out: Tensor = x + self.mlp(self.ln2(self.attn(self.ln1(x))))
+    return out
 
 
 def gated_attention(self: Any, x: Tensor) -> Tensor:
     read = self.ln1(x)
     x = x + self.attn.o(self.attn.joined(read) * torch.sigmoid(self.gate(read)))
-    return x + self.mlp(self.ln2(x))
+    out: Tensor = x + self.mlp(self.ln2(x))
+    return out
 
 
 def adapted(self: Any, x: Tensor) -> Tensor:
     """Low-rank additions to the output projection and to the MLP's last."""
     z = self.attn.joined(self.ln1(x))
     x = x + (self.attn.o(z) + self.low(z))
-    return x + self.mlp(self.ln2(x))
+    out: Tensor = x + self.mlp(self.ln2(x))
+    return out
 
 
 def without_a_stream(self: Any, x: Tensor) -> Tensor:
@@ -340,7 +362,8 @@ def without_a_stream(self: Any, x: Tensor) -> Tensor:
 
 def one_projection(self: Any, x: Tensor) -> Tensor:
     x = x + self.attn(self.ln1(x))
-    return x + nn.functional.relu(self.lin(self.ln2(x)))
+    out: Tensor = x + nn.functional.relu(self.lin(self.ln2(x)))
+    return out
 
 
 class Scale(nn.Module):

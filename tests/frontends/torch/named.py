@@ -47,7 +47,7 @@ class Seen:
 
     def _enter(self, path: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            value = args[0] if args else next(iter(kwargs.values()), None)
+            value: Any = args[0] if args else next(iter(kwargs.values()), None)
             self.values.setdefault(f"in:{path}", []).append(value)
 
         return hook
@@ -73,8 +73,10 @@ class Seen:
         return found
 
 
-def check(module: nn.Module, given: dict[str, Any], layers: Sequence[Expected]) -> SiteTable:
-    """Compare every kind of every layer that is expected."""
+def check(
+    module: nn.Module, given: dict[str, Any], layers: Sequence[Expected], *, norms_values: bool = False
+) -> SiteTable:
+    """Compare every kind of every layer that is expected; `norms_values`: what is weighed is a norm of v."""
     exported = export(module, (), given)
     table = SiteTable(exported.program)
     values = Interpreter(exported.program).values(exported.signature.bind((), given))
@@ -98,7 +100,7 @@ def check(module: nn.Module, given: dict[str, Any], layers: Sequence[Expected]) 
                     same = torch.allclose if " + " in one.there[kind] else torch.equal
                     assert same(shown(site, values, expected), expected), (where, kind, site.node)
     check_sums(table, values)
-    check_heads(table, values)
+    check_heads(table, values, norms_values=norms_values)
     return table
 
 
@@ -113,25 +115,24 @@ def shown(site: Site, values: Mapping[str, Any], like: Tensor) -> Tensor:
     return value.reshape(like.shape)
 
 
-def check_heads(table: SiteTable, values: Mapping[str, Any]) -> None:
+def check_heads(table: SiteTable, values: Mapping[str, Any], *, norms_values: bool) -> None:
     """Wherever a pattern is named: it is the softmax of the scores, and weighs the values into z."""
     for block in table.blocks:
-        prefixes = ("", *(["cross_"] if block.cross is not None else []))
-        for prefix in prefixes:
+        for prefix in ("", *(["cross_"] if block.cross is not None else [])):
             found: dict[str, Tensor] = {}
             for kind in ("attn_scores", "pattern", "v", "z"):
                 if block.layer in table.layers(prefix + kind, block.stack):
                     site = table.find(prefix + kind, block.layer, block.stack)
                     assert site.view is not None
-                    found[kind] = site.view.present(values[site.node], values[SIZES]).float()
+                    shown = site.view.present(values[site.node], values[SIZES]).float()
+                    found[kind] = shown.flatten(0, 1) if "fold" in site.view.axes else shown
             if {"attn_scores", "pattern"} <= set(found):
                 softmax = found["attn_scores"].softmax(-1)
                 assert torch.allclose(softmax, found["pattern"], atol=1e-6), (block.call, prefix)
-            if {"pattern", "v", "z"} <= set(found):
-                heads = found["z"].shape[2] // found["v"].shape[2]
-                weighed = torch.einsum(
-                    "bhqk,bkhd->bqhd", found["pattern"], found["v"].repeat_interleave(heads, 2)
-                )
+            if {"pattern", "v", "z"} <= set(found) and not norms_values:
+                group = found["z"].shape[2] // found["v"].shape[2]
+                each = found["v"].repeat_interleave(group, 2)
+                weighed = torch.einsum("bhqk,bkhd->bqhd", found["pattern"], each)
                 assert torch.allclose(weighed, found["z"], atol=1e-5), (block.call, prefix)
 
 

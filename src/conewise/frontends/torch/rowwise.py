@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from conewise.frontends.torch.axes import Axes, Axis, after
 from conewise.frontends.torch.branches import REDUCTIONS, Branch, is_elementwise
@@ -58,7 +59,7 @@ def by_position(wiring: Wiring, branch: Branch) -> Verdict:
             lost[record.name] = record
         else:
             known[record.name] = found
-    if not lost and _rows(known[branch.term]) == _rows(known[entry]):
+    if not lost and _in_order(known[branch.term]) == _in_order(known[entry]):
         return Verdict()
     is_routed = any(
         record.op in {"topk", "argmax", "max"} and record.name in known for record in branch.records
@@ -133,7 +134,13 @@ def _rows(axes: Axes | None) -> tuple[tuple[str, ...], ...] | None:
     """The axes of each dimension, by name, features taken together."""
     if axes is None:
         return None
-    return tuple(tuple(dict.fromkeys(axis.name.partition(".")[0] for axis in packed)) for packed in axes)
+    return tuple(_in_order((packed,)) for packed in axes)
+
+
+def _in_order(axes: Axes) -> tuple[str, ...]:
+    """The axes one behind the other, whether or not rows are flattened into one dimension."""
+    names = (axis.name.partition(".")[0] for packed in axes for axis in packed)
+    return tuple(name for name, _ in groupby(names))
 
 
 def _is_feature(axes: Axes, dim: int) -> bool:
