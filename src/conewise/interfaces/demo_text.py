@@ -113,6 +113,8 @@ def show_cost(console: Console, found: Demo) -> None:
     )
     flops = (f"{plan.flops:.3g}", "", f"{plan.full_flops:.3g}", f"{plan.full_flops / plan.flops:.2f}×")
     shown.add_row("FLOPs", *flops)
+    taken = "" if ledger.peak_bytes is None else shown_bytes(ledger.peak_bytes)
+    shown.add_row("peak memory", shown_bytes(plan.peak_bytes), taken, "", "")
     shown.add_row(
         "seconds",
         "" if plan.seconds is None else f"{plan.seconds:.3g}",

@@ -133,6 +133,21 @@ def full_seconds(result: Result, story: Story | None) -> float | None:
     return story.forward_seconds * result.plan.worlds
 
 
+def _taken(amount: int | None) -> str:
+    return "–" if amount is None else shown_bytes(amount)
+
+
+def _of_memory(result: Result) -> str:
+    """What was measured of memory."""
+    beside, ledger = "Peak memory is what the run takes beside the model and the baseline", result.ledger
+    if ledger.peak_bytes is None:
+        return f"{beside}; it was not measured."
+    if ledger.reserved_bytes is None:
+        return f"{beside}; measured is what the process grew by meanwhile, some of it for reasons of its own."
+    reserved = f"torch's allocator then had {shown_bytes(ledger.reserved_bytes)} more of the GPU than before"
+    return f"{beside}; measured is what tensors took on the GPU; {reserved}."
+
+
 def accounting(result: Result, story: Story | None) -> str:
     """What was predicted, what was measured, and what a full re-run for each site would have taken."""
     plan, ledger = result.plan, result.ledger
@@ -141,7 +156,7 @@ def accounting(result: Result, story: Story | None) -> str:
         _counted("node evaluations", plan.node_evaluations, ledger.node_evaluations, plan.full_evaluations),
         _counted("kernel launches", plan.launches, ledger.launches, plan.full_evaluations),
         ["FLOPs", f"{plan.flops:.4g}", "–", f"{plan.full_flops:.4g}", _times(plan.full_flops, plan.flops)],
-        ["peak memory", shown_bytes(plan.peak_bytes), "–", "–", ""],
+        ["peak memory", shown_bytes(plan.peak_bytes), _taken(ledger.peak_bytes), "–", ""],
         [
             "seconds",
             "–" if plan.seconds is None else f"{plan.seconds:.3g}",
@@ -165,7 +180,8 @@ def accounting(result: Result, story: Story | None) -> str:
         notes.append(
             f"{ledger.resumed:,} cells were resumed from an earlier run: the seconds are not all of it."
         )
-    notes.append("FLOPs and peak memory are computed from the plan, and were not measured.")
+    notes.append("FLOPs are computed from the plan, and were not measured.")
+    notes.append(_of_memory(result))
     told = "".join(f"<li>{escape(note[:1].upper() + note[1:])}</li>" for note in notes)
     return _section(
         "accounting",

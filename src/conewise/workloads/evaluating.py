@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from conewise.frontends.torch.bits import Sums
 from conewise.frontends.torch.costs import synchronize
 from conewise.frontends.torch.filling import stacked
+from conewise.frontends.torch.growth import Watch
 from conewise.frontends.torch.metrics import Metric, measured, measured_whole
 from conewise.frontends.torch.precision import multiplying
 from conewise.frontends.torch.regions import Regions
@@ -38,7 +39,7 @@ class Evaluators:
         self._waves: dict[tuple[int, Chunk], tuple[tuple[Regions, Sums], Wave]] = {}
         self._fills: dict[tuple[int, Chunk], tuple[Batch, Fills]] = {}
 
-    def serial(self, _: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger) -> Tensor:
+    def serial(self, _: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger, watch: Watch) -> Tensor:
         """The metrics of each world of `chunk`, one world after another: [world, metric, prompt]."""
         sweep = self.sweep
         started = time.perf_counter()
@@ -50,11 +51,14 @@ class Evaluators:
                     fork.patch(place, batch.intervention.part(place, batch.base))
                 rows.append(sweep._read_metrics(fork))
                 ledger.node_evaluations += fork.ledger.count("recomputed")
+            watch.settle()
         ledger.launches = ledger.node_evaluations
         ledger.compute_seconds += time.perf_counter() - started
         return stacked(rows)
 
-    def wavefront(self, prepared: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger) -> Tensor:
+    def wavefront(
+        self, prepared: Prepared, batch: Batch, chunk: Chunk, ledger: SweepLedger, watch: Watch
+    ) -> Tensor:
         """The metrics of all worlds of `chunk` in one pass: [world, metric, prompt]."""
         with ExitStack() as trusting:
             for run in (batch.base, batch.source):
@@ -62,9 +66,10 @@ class Evaluators:
                     trusting.enter_context(run.checked_once())
             trusting.enter_context(multiplying(self.sweep.precision))
             wave = self.wave(prepared, batch, chunk)
+            watch.room_for(prepared.fills.held(chunk.worlds))
             fills = self._ready_fills(prepared, batch, chunk)
             started = time.perf_counter()
-            outputs = wave.run(reader(batch.base), fills)
+            outputs = wave.run(reader(batch.base), fills, watch.room_for)
         found = [self._of_stack(metric, outputs, len(chunk), prepared) for metric in self.sweep.metrics]
         synchronize(self.sweep.facts.device)
         ledger.compute_seconds += time.perf_counter() - started
@@ -114,11 +119,16 @@ class Evaluators:
         known, wave = self._waves.get((id(prepared), chunk), (None, None))
         if wave is None or known != needed:
             one, name = sweep.planner.passing(prepared, chunk, regions), sweep.model.graph.name
+            taken = sweep.planner.footprint(prepared, batch, chunk)
             steps = [
                 WaveStep(
-                    name(node), worlds, tuple(map(name, one.drops.get(node, ()))), one.fused.get(name(node))
+                    name(node),
+                    worlds,
+                    tuple(map(name, one.drops.get(node, ()))),
+                    one.fused.get(name(node)),
+                    rise,
                 )
-                for node, worlds in one.plan.steps
+                for (node, worlds), rise in zip(one.plan.steps, taken.rises, strict=True)
             ]
             wave = Wave(
                 sweep.model.program,
@@ -130,6 +140,7 @@ class Evaluators:
                 chunk.worlds,
                 sweep.facts.device,
                 prepared.columns,
+                taken.reading,
             )
             self._waves[id(prepared), chunk] = needed, wave
         return wave

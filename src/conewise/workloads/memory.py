@@ -1,4 +1,4 @@
-"""How much a wavefront holds at its peak: the pass walked through with sizes in place of values."""
+"""How much a wavefront holds, step by step: the pass walked through with sizes in place of values."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ class Sizes(Protocol):
     def workspace(self, node: int) -> int:
         """Of what computing it takes beside its value."""
 
+    def scratch(self, node: int) -> int:
+        """Of what computing it takes beside its value, for however many worlds."""
+
+    def part(self, node: int) -> int:
+        """Of the part of it that a world puts in."""
+
     def rows(self, node: int) -> int | None:
         """How many of its positions are computed; None for all."""
 
@@ -36,10 +42,14 @@ class Sizes(Protocol):
 
 @dataclass(slots=True)
 class Memory:
-    """Blocks of memory, each held by some nodes; a block goes when nothing holds it any more."""
+    """Blocks of memory, each held by some nodes; a block goes when nothing holds it any more.
+
+    `peak` is the most that was ever held, `top` the most since it was last set.
+    """
 
     live: int = 0
     peak: int = 0
+    top: int = 0
     _sizes: list[int] = field(default_factory=list)
     _holders: list[int] = field(default_factory=list)
 
@@ -48,7 +58,7 @@ class Memory:
         self._sizes.append(size)
         self._holders.append(1)
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self.peak, self.top = max(self.peak, self.live), max(self.top, self.live)
         return len(self._sizes) - 1
 
     def hold(self, block: int) -> int:
@@ -63,23 +73,43 @@ class Memory:
             self.live -= self._sizes[block]
 
 
-def peak_bytes(
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a pass takes, in bytes, beside the model and the baseline.
+
+    `peak` is the most that it holds. `rises` says for each step how much is taken while it is computed,
+    beyond what was held before it; `reading` the same of the end, when targets are lined up and metrics read.
+    """
+
+    peak: int
+    rises: tuple[int, ...]
+    reading: int
+
+
+def footprint(
     plan: Schedule,
     inputs: Mapping[int, tuple[int, ...]],
     sizes: Sizes,
     *,
     drops: Mapping[int, Sequence[int]],
     reading: int,
-) -> int:
-    """The most that the worlds of `plan` hold together, beside the model and the baseline.
+    put: int = 0,
+) -> Footprint:
+    """What the worlds of `plan` take together.
 
     `inputs` has what each node reads, `drops` what goes after each step. `reading` is what the metrics take
-    for one world, beside what they read.
+    for one world, beside what they read, `put` what all worlds hold of tensors of their own.
     """
-    walk = _Walk(plan, sizes)
+    walk, rises = _Walk(plan, sizes), []
+    memory = walk.memory
+    memory.take(put)
     for node, worlds in plan.steps:
+        before = memory.top = memory.live
         walk.step(node, worlds, inputs[node], drops.get(node, ()))
-    return walk.finish(reading)
+        rises.append(memory.top - before)
+    before = memory.top = memory.live
+    walk.finish(reading)
+    return Footprint(memory.peak, tuple(rises), memory.top - before)
 
 
 class _Walk:
@@ -98,7 +128,7 @@ class _Walk:
         operands = {
             site: self._operand(site, worlds, self._sizes.wanted(node, site)) for site in dict.fromkeys(reads)
         }
-        space = memory.take(self._sizes.workspace(node) * count)
+        space = memory.take(self._sizes.workspace(node) * count + self._sizes.scratch(node))
         shown = self._sizes.shown(node)
         block = operands.get(shown) if shown is not None else None
         size = self._sizes.value(node, self._sizes.rows(node)) * count
@@ -113,7 +143,7 @@ class _Walk:
             if site in self._stacks:
                 memory.release(self._stacks.pop(site)[1])
 
-    def finish(self, reading: int) -> int:
+    def finish(self, reading: int) -> None:
         """Line the targets up for all worlds, and read the metrics."""
         everything = 0
         for target in self._plan.targets:
@@ -128,10 +158,13 @@ class _Walk:
         for _, block in self._stacks.values():
             self.memory.release(block)  # what the metrics read is held by them
         self.memory.take(reading * self._plan.worlds)
-        return self.memory.peak
 
     def _filled(self, node: int, worlds: int) -> tuple[int, int]:
-        return worlds, self.memory.take(self._sizes.value(node, None) * worlds.bit_count())
+        """Rows of the baseline; what the worlds put in is stacked before it is written there."""
+        memory, count = self.memory, worlds.bit_count()
+        rows = memory.take(self._sizes.value(node, None) * count)
+        memory.release(memory.take(self._sizes.part(node) * count))
+        return worlds, rows
 
     def _patch(self, node: int, worlds: int) -> None:
         """Rows of a computed node written anew, and rows of worlds that did not compute it."""

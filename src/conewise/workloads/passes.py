@@ -12,7 +12,10 @@ from conewise.frontends.torch.fusing import Fusion
 from conewise.frontends.torch.regions import RegionFinder, Regions
 from conewise.frontends.torch.shown import Lying
 from conewise.frontends.torch.stacking import Layout, members
+from conewise.frontends.torch.workspace import Workspace
 from conewise.graph.graph import Graph
+from conewise.workloads.filled import FillSizes
+from conewise.workloads.memory import Footprint
 from conewise.workloads.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -42,8 +45,10 @@ class Prepared:
     columns: Mapping[str, Sequence[int]]
     obstacle: str
     finder: RegionFinder
+    fills: FillSizes
+    workspace: Workspace
     regions: dict[int, Regions] = field(default_factory=dict)
-    peaks: dict[tuple[int, int], int] = field(default_factory=dict)
+    footprints: dict[Chunk, tuple[Regions, Footprint]] = field(default_factory=dict)
     work: dict[tuple[Chunk, ...], tuple[int, int]] = field(default_factory=dict)
 
 
@@ -64,9 +69,16 @@ class NodeSizes:
     """Bytes of one world's value of a node, and the rows of it that are computed, by the node's number."""
 
     def __init__(
-        self, graph: Graph, costs: Costs, how: Lying, regions: Regions, patched: Iterable[int]
+        self,
+        graph: Graph,
+        prepared: Prepared,
+        how: Lying,
+        regions: Regions,
+        patched: Iterable[int],
+        read: Callable[[str], Any],
     ) -> None:
-        self._graph, self._costs, self._lying, self._regions = graph, costs, how, regions
+        self._graph, self._costs, self._lying, self._regions = graph, prepared.costs, how, regions
+        self._workspace, self._fills, self._read = prepared.workspace, prepared.fills, read
         self._patched = {graph.name(node) for node in patched}
 
     def value(self, node: int, rows: int | None) -> int:
@@ -81,9 +93,18 @@ class NodeSizes:
         """Of what computing it takes beside its value."""
         name = self._graph.name(node)
         copied = self._lying.copies(name, self._patched)
-        return self._costs.workspace(name) + sum(
+        return self._workspace.each(name, self._regions.of(name), self._read) + sum(
             self._costs.bytes_of_copy(read, rows=self._regions.wanted(name, read)) for read in copied
         )
+
+    def scratch(self, node: int) -> int:
+        """Of what computing it takes beside its value, for however many worlds."""
+        name = self._graph.name(node)
+        return self._workspace.fixed(name, self._regions.of(name), self._read)
+
+    def part(self, node: int) -> int:
+        """Of the part of it that a world puts in."""
+        return self._fills.part(self._graph.name(node))
 
     def rows(self, node: int) -> int | None:
         """How many of its positions are computed; None for all."""

@@ -12,8 +12,8 @@ from conewise.errors import SweepError
 from conewise.frontends.torch.costs import matmul_rate
 from conewise.frontends.torch.fusing import fitting
 from conewise.frontends.torch.regions import Regions
-from conewise.frontends.torch.shown import lying
-from conewise.workloads.memory import peak_bytes
+from conewise.frontends.torch.shown import Lying, lying
+from conewise.workloads.memory import Footprint, footprint
 from conewise.workloads.passes import (
     Chunk,
     NodeSizes,
@@ -21,6 +21,7 @@ from conewise.workloads.passes import (
     Prepared,
     chunk_of,
     last_reads,
+    reader,
     runs_of,
 )
 from conewise.workloads.plan import SweepPlan, shown_bytes
@@ -65,6 +66,8 @@ class Planner(Preparation):
                 f"{shown_bytes(max_memory)}, and other chunks would round differently. Resume it with "
                 f"max_memory={peak} or more, or start again in another folder."
             )
+        if max_memory is not None and peak > max_memory and not stacked:
+            raise _no_room(peak, max_memory)
         plan = prepared.schedule
         name, whole = self._graph.name, prepared.whole_costs
         support, rules = sweep.model.support(sweep.targets()), self._graph.table.rules
@@ -185,34 +188,47 @@ class Planner(Preparation):
             if size == 1:
                 alone = [chunk_of(1 << world, starts) for world in range(len(starts))]
                 least = max(self._peak(prepared, batch, chunk, stacked=True) for chunk in alone)
-                raise SweepError(
-                    f"one world alone takes {shown_bytes(least)}, more than the budget of "
-                    f"{shown_bytes(budget)}. The least that would do is max_memory={least}."
-                )
+                raise _no_room(least, budget)
             pieces = min(count, max(pieces + 1, math.ceil(pieces * most / budget)))
 
     def _peak(self, prepared: Prepared, batch: Batch, chunk: Chunk, *, stacked: bool) -> int:
         """The bytes held at most while the worlds of `chunk` are computed, together or one by one."""
-        if not stacked:
-            # A world holds all that it computed until it is dropped.
-            plan, costs, name = prepared.schedule.of(chunk.worlds), prepared.whole_costs, self._graph.name
-            return sum(costs.bytes(name(node)) for node, _ in plan.steps) + sum(
-                costs.bytes_of_copy(name(node)) for node in plan.patched
-            )
-        key = chunk.worlds, chunk.start
-        if key not in prepared.peaks:
-            prepared.peaks[key] = self._peak_of_stack(prepared, batch, chunk)
-        return prepared.peaks[key]
+        if stacked:
+            return self.footprint(prepared, batch, chunk).peak
+        # A world holds all that it computed until it is dropped.
+        plan, costs, space = prepared.schedule.of(chunk.worlds), prepared.whole_costs, prepared.workspace
+        shown, name, read = self._lying(prepared).shown, self._graph.name, reader(batch.base)
+        held = prepared.fills.held(chunk.worlds)
+        held += sum(costs.bytes_of_copy(name(node)) for node in plan.patched)
+        peak = held
+        for node in (name(number) for number, _ in plan.steps):
+            held += 0 if node in shown else costs.bytes_of_copy(node)
+            peak = max(peak, held + space.each(node, None, read) + space.fixed(node, None, read))
+        return max(peak, held + self._reading(prepared))
 
-    def _peak_of_stack(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> int:
+    def footprint(self, prepared: Prepared, batch: Batch, chunk: Chunk) -> Footprint:
+        """What the worlds of `chunk` take when they are computed together, step by step."""
+        regions = self.regions(prepared, chunk.start, batch.base)
+        known, found = prepared.footprints.get(chunk, (None, None))
+        if found is None or known != regions:
+            one, how, read = self.passing(prepared, chunk, regions), self._lying(prepared), reader(batch.base)
+            found = footprint(
+                one.plan,
+                one.inputs,
+                NodeSizes(self._graph, prepared, how, regions, one.plan.patched, read),
+                drops=one.drops,
+                reading=self._reading(prepared),
+                put=prepared.fills.held(chunk.worlds),
+            )
+            prepared.footprints[chunk] = regions, found
+        return found
+
+    def _lying(self, prepared: Prepared) -> Lying:
         facts = self.sweep.facts
         shape = tuple(sorted(prepared.layout.symbols.items()))
         if shape not in facts.lying:
             facts.lying[shape] = lying(prepared.layout, facts.device)
-        regions = self.regions(prepared, chunk.start, batch.base)
-        one = self.passing(prepared, chunk, regions)
-        sizes = NodeSizes(self._graph, prepared.costs, facts.lying[shape], regions, one.plan.patched)
-        return peak_bytes(one.plan, one.inputs, sizes, drops=one.drops, reading=self._reading(prepared))
+        return facts.lying[shape]
 
     def _reading(self, prepared: Prepared) -> int:
         """The bytes that the metrics take for one world, one metric after another."""
@@ -225,3 +241,10 @@ class Planner(Preparation):
                 wide = 0 if costs.itemsize(target) == 4 else 1
                 taken.append((metric.copies + wide) * elements * 4 if metric.copies else 0)
         return max(taken)
+
+
+def _no_room(least: int, budget: int) -> SweepError:
+    return SweepError(
+        f"one world alone takes {shown_bytes(least)}, more than the budget of {shown_bytes(budget)}. The "
+        f"least that would do is max_memory={least}."
+    )

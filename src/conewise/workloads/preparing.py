@@ -11,7 +11,9 @@ from conewise.frontends.torch.mixing import Trial
 from conewise.frontends.torch.regions import WHOLE, RegionFinder, Regions
 from conewise.frontends.torch.stacking import Layout
 from conewise.frontends.torch.tensors import computing
+from conewise.frontends.torch.workspace import Workspace
 from conewise.workloads.arrangement import LAUNCH_FLOPS, Arrangement, Beginnings, arranged, depths
+from conewise.workloads.filled import FillSizes
 from conewise.workloads.passes import Prepared, reader
 from conewise.workloads.schedule import Schedule, schedule
 
@@ -62,15 +64,18 @@ class Preparation:
             last = finder.last(targets, again) if reads_last else frozenset()
             columns = self._columns(plan, layout)
             program = self.sweep.model.program
+            costs, order = Costs(program, layout, columns), self._arrangement.order
             self._prepared[key] = Prepared(
                 layout,
                 plan,
-                Costs(program, layout, columns),
+                costs,
                 Costs(program, layout),
                 last,
                 columns,
                 self._obstacle(base, layout, plan),
                 finder,
+                FillSizes(self.sweep, layout, costs, order, from_run=batch.source is not None),
+                Workspace(layout, costs, self.sweep.facts.device),
             )
         return self._prepared[key]
 

@@ -25,7 +25,7 @@ from conewise.workloads.model import Model
 from conewise.workloads.plan import SweepPlan
 from conewise.workloads.progress import Shown, bar
 from conewise.workloads.prompts import METRICS, Asked, Progress
-from conewise.workloads.result import CellCheck, Result, SweepLedger
+from conewise.workloads.result import CellCheck, Result, SweepLedger, most
 from conewise.workloads.run import Run
 from conewise.workloads.selectors import Cell, Selector, SelectorLike, as_selectors
 from conewise.workloads.story import PATCHES, Story
@@ -317,6 +317,8 @@ def _whole_ledger(ledgers: Sequence[SweepLedger]) -> SweepLedger:
         sum(one.resumed for one in ledgers),
         sum(one.seconds for one in ledgers),
         sum(one.compute_seconds for one in ledgers),
+        most(one.peak_bytes for one in ledgers),
+        most(one.reserved_bytes for one in ledgers),
     )
 
 

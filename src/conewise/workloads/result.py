@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import math
 from collections.abc import Mapping, Sequence
+=======
+from collections.abc import Iterable, Mapping, Sequence
+>>>>>>> f182937 (Memory as the process takes it: predicted with what worlds put in and operations take, kept on the CPU, measured)
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -13,7 +17,7 @@ from conewise.errors import SweepError
 from conewise.frontends.torch.filling import joined, stacked
 from conewise.frontends.torch.tensors import Tensor, same_bits
 from conewise.workloads.markup import heading, table, verdict
-from conewise.workloads.plan import SweepPlan
+from conewise.workloads.plan import SweepPlan, shown_bytes
 from conewise.workloads.selectors import Cell, Spread
 
 if TYPE_CHECKING:
@@ -25,13 +29,30 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SweepLedger:
-    """What a run of a sweep did: counted while it did it."""
+    """What a run of a sweep did: counted while it did it.
+
+    `peak_bytes` is the most that the process grew by while chunks were computed, on a GPU the most that
+    tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
+    had from a GPU. None where nothing was computed, or nothing measures it.
+    """
 
     node_evaluations: int = 0
     launches: int = 0
     resumed: int = 0
     seconds: float = 0.0
     compute_seconds: float = 0.0
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+    def note_memory(self, peak: int | None, reserved: int | None) -> None:
+        """Keep the most that was taken."""
+        self.peak_bytes = most([self.peak_bytes, peak])
+        self.reserved_bytes = most([self.reserved_bytes, reserved])
+
+
+def most(amounts: Iterable[int | None]) -> int | None:
+    """The largest of those that are known; None where none is."""
+    return max((amount for amount in amounts if amount is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +318,11 @@ class Result:
     def __repr__(self) -> str:
         shown = ", ".join(f"{part.name}{list(part.shape)}" for part in self.spreads)
         resumed = f", {self.ledger.resumed} cells resumed" if self.ledger.resumed else ""
+        planned, peak = shown_bytes(self.plan.peak_bytes), self.ledger.peak_bytes
+        memory = "" if peak is None else f", peak memory {shown_bytes(peak)} (planned {planned})"
         return (
             f"Result of {', '.join(self.metrics)} over {shown}: {len(self.cells)} cells, "
-            f"{self.plan.evaluator}, {self.ledger.seconds:.3g} s{resumed}"
+            f"{self.plan.evaluator}, {self.ledger.seconds:.3g} s{resumed}{memory}"
         )
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ from conewise.frontends.torch.costs import versions
 from conewise.frontends.torch.digests import inputs_digest
 from conewise.frontends.torch.filling import stacked
 from conewise.frontends.torch.foreign import within_memory
+from conewise.frontends.torch.growth import watching
 from conewise.frontends.torch.metrics import Metric, as_metric, expect_prompts, measured, measured_whole
 from conewise.frontends.torch.precision import expect_precision
 from conewise.frontends.torch.stacking import members
@@ -287,24 +288,27 @@ class Sweep:
                     )
                     recorder.begin(number, plan, base_values[-1], source_values[-1])
                     rows: dict[int, Tensor] = {}
-                    serial = plan.evaluator == "serial"
+                    serial, resumed = plan.evaluator == "serial", ledger.resumed
                     evaluate = self.evaluators.serial if serial else self.evaluators.wavefront
-                    for piece, chunk in grouped(chunks, plan.evaluator):
-                        stored = recorder.get(number, piece, len(chunk))
-                        if stored is None:
-                            stored = evaluate(prepared, batch, chunk, ledger)
-                            if out is not None:
-                                self._expect_unchanged(weights)
-                            recorder.put(number, piece, stored)
-                        else:
-                            done = prepared.schedule.of(chunk.worlds).node_evaluations
-                            ledger.node_evaluations += done
-                            ledger.launches += (
-                                done if serial else self.evaluators.wave(prepared, batch, chunk).launches
-                            )
-                            ledger.resumed += len(chunk)
-                        rows.update(zip(members(chunk.worlds), stored, strict=True))
-                        tell(len(chunk))
+                    with watching(self.facts.device, plan.peak_bytes, budget) as watch:
+                        for piece, chunk in grouped(chunks, plan.evaluator):
+                            stored = recorder.get(number, piece, len(chunk))
+                            if stored is None:
+                                stored = evaluate(prepared, batch, chunk, ledger, watch)
+                                if out is not None:
+                                    self._expect_unchanged(weights)
+                                recorder.put(number, piece, stored)
+                            else:
+                                done = prepared.schedule.of(chunk.worlds).node_evaluations
+                                ledger.node_evaluations += done
+                                ledger.launches += (
+                                    done if serial else self.evaluators.wave(prepared, batch, chunk).launches
+                                )
+                                ledger.resumed += len(chunk)
+                            rows.update(zip(members(chunk.worlds), stored, strict=True))
+                            tell(len(chunk))
+                    if ledger.resumed - resumed < len(self.cells):
+                        ledger.note_memory(watch.peak, watch.reserved)
                     values.append([rows[world] for world in range(len(self.cells))])
                 del batch  # before the next one is made
             self._expect_unchanged(weights)

@@ -70,10 +70,6 @@ class Costs:
             return 2 * math.prod(out) * math.prod(weight[1:])
         return 0 if self.is_view(name) else math.prod(out)
 
-    def bytes(self, name: str, *, rows: int | None = None) -> int:
-        """Bytes that computing one world's value takes; none where it is a view of what it reads."""
-        return 0 if self.is_view(name) else self.bytes_of_copy(name, rows=rows)
-
     def bytes_of_copy(self, name: str, *, rows: int | None = None) -> int:
         """Bytes of one world's value when it is copied; of several tensors, those that anything reads."""
         if name in self._parts:
@@ -94,13 +90,6 @@ class Costs:
         """Bytes of one world's share when the baseline's value is repeated; none where it has one row."""
         dim, shape = self._layout.batch_dim.get(name), self.shape(name, rows=rows)
         return 0 if dim is None or shape is None or shape[dim] == 1 else self.bytes_of_copy(name, rows=rows)
-
-    def workspace(self, name: str) -> int:
-        """Bytes that computing one world's value takes beside it: keys and values that are repeated."""
-        record = self._records[name]
-        if record.op != "scaled_dot_product_attention" or not record.kwargs.get("enable_gqa"):
-            return 0
-        return 2 * self.bytes_of_copy(record.inputs[0])
 
     def is_view(self, name: str) -> bool:
         """Whether the record's value shares memory with what it reads."""

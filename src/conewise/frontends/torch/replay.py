@@ -37,10 +37,12 @@ class Wave:
         worlds: int,
         device: torch.device,
         columns: Mapping[str, Sequence[int]],
+        reading: int = 0,
     ) -> None:
+        """`reading`: the bytes that are taken when the targets are read."""
         self._program, self._layout, self._regions, self._columns = program, layout, regions, columns
         self._steps, self._patched = tuple(steps), dict(patched)
-        self._targets, self._worlds = tuple(targets), worlds
+        self._targets, self._worlds, self._reading = tuple(targets), worlds, reading
         self._can_replay = device.type == "cuda"
         self._wavefront: Wavefront | None = None
         self._read: set[str] = set()
@@ -53,17 +55,20 @@ class Wave:
         self._fills: Fills | None = None
         self._runs = 0
 
-    def run(self, read: Callable[[str], Any], fills: Fills) -> dict[str, Tensor]:
+    def run(
+        self, read: Callable[[str], Any], fills: Fills, room_for: Callable[[int], None] | None = None
+    ) -> dict[str, Tensor]:
         """The targets in all worlds, stacked. They hold until the next run.
 
-        The same `fills`, the very object, stand for the same baseline.
+        The same `fills`, the very object, stand for the same baseline. `room_for` is told before bytes are
+        taken, where operations are run one by one.
         """
         self._runs += 1
         tensors = [fill.value for key in sorted(fills) for fill in fills[key]]
         if not self._can_replay or not all(isinstance(value, torch.Tensor) for value in tensors):
-            return self._eager(read, fills)
+            return self._eager(read, fills, room_for)
         if self._runs == 1:
-            return self._eager(self._recording(read), fills)
+            return self._eager(self._recording(read), fills, room_for)
         with torch.no_grad():
             if self._graph is None:
                 self._capture(read, fills)
@@ -97,12 +102,16 @@ class Wave:
         """How many operations one run launches."""
         return len(self._steps)
 
-    def _eager(self, read: Callable[[str], Any], fills: Fills) -> dict[str, Tensor]:
+    def _eager(
+        self, read: Callable[[str], Any], fills: Fills, room_for: Callable[[int], None] | None = None
+    ) -> dict[str, Tensor]:
         if self._wavefront is None:
             self._wavefront = Wavefront(self._program, self._layout, read, self._regions, self._columns)
         self._wavefront.rebase(read)
         try:
-            return self._wavefront.run(self._steps, self._patched, fills, self._targets, self._worlds)
+            return self._wavefront.run(
+                self._steps, self._patched, fills, self._targets, self._worlds, room_for, self._reading
+            )
         finally:
             self._wavefront.rebase(_forgotten)  # a dataset is streamed: no baseline is kept for the next
 

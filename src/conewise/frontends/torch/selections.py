@@ -32,6 +32,13 @@ def resolved(axes: Sequence[str], selection: Selection, shape: Sequence[int]) ->
     return _combined(index, shape)
 
 
+def selected(part: int | slice | Sequence[int], size: int) -> int:
+    """How many places of an axis of this size a selection means."""
+    if isinstance(part, slice):
+        return len(range(*part.indices(size)))
+    return len(part) if isinstance(part, Sequence) else 1
+
+
 def _checked(axis: str, part: Any, size: int) -> int | slice | list[int]:
     """`part` of an axis of this size, numbers counted from the front."""
     if isinstance(part, slice):

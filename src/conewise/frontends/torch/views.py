@@ -45,6 +45,10 @@ class View:
         flat = [axis for packed in self.packing for axis in packed]
         return value.permute([flat.index(axis) for axis in self.axes])
 
+    def lengths_in(self, shape: Sequence[int], sizes: Sequence[int] = ()) -> tuple[int, ...]:
+        """The length of each natural axis of a value of this shape."""
+        return tuple(self.present(torch.empty(tuple(shape), device="meta"), sizes).shape)
+
     def index(self, selection: Selection) -> tuple[Any, ...]:
         """An index into the presented value. Raises MissingSiteError for an axis it has not."""
         unknown = [axis for axis in selection if axis not in self.axes]

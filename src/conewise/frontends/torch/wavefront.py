@@ -54,13 +54,15 @@ class Fill:
 class WaveStep:
     """Compute `node` in `worlds`; then drop `drop`, which nothing reads any more.
 
-    With `fusion`, a chain of nodes that ends there is computed at once.
+    With `fusion`, a chain of nodes that ends there is computed at once. `rise`: the bytes that are taken
+    meanwhile, beyond what was held before.
     """
 
     node: str
     worlds: int
     drop: tuple[str, ...]
     fusion: Fusion | None = None
+    rise: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +112,19 @@ class Wavefront:
         fills: Mapping[tuple[str, int], Sequence[Fill]],
         targets: Sequence[str],
         worlds: int,
+        room_for: Callable[[int], None] | None = None,
+        reading: int = 0,
     ) -> dict[str, Tensor]:
         """The values of `targets` in all `worlds`, stacked.
 
-        `patched` says which worlds patch a node, `fills` what they put there, by node and world.
+        `patched` says which worlds patch a node, `fills` what they put there, by node and world. Before each
+        step `room_for` is told what it takes, and at last what `reading` the targets takes.
         """
         stacks: dict[str, Stack] = {}
         waiting = dict(patched)
         for step in steps:
+            if room_for is not None:
+                room_for(step.rise)
             for read in self._inputs_of(step):
                 if read in waiting and read not in stacks:
                     stacks[read] = self._patched(read, waiting.pop(read), None, fills)
@@ -128,6 +135,8 @@ class Wavefront:
             stacks[step.node] = stack
             for name in step.drop:
                 stacks.pop(name, None)
+        if room_for is not None:
+            room_for(reading)
         for target in targets:
             if target in waiting:
                 stacks[target] = self._patched(target, waiting.pop(target), stacks.get(target), fills)

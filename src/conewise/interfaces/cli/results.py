@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from conewise import __version__
 from conewise.interfaces.cli.showing import add_row, table
+from conewise.workloads.plan import shown_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,6 +94,9 @@ def show_cost(console: Console, result: Result, story: Story | None) -> None:
     )
     resumed = f", {ledger.resumed} cells of it kept from before" if ledger.resumed else ""
     console.print(f"{ledger.seconds:.3g} s as {plan.evaluator}{resumed}")
+    if ledger.peak_bytes is not None:
+        planned, taken = shown_bytes(plan.peak_bytes), shown_bytes(ledger.peak_bytes)
+        console.print(f"{taken} of memory at most beside the model and the baseline, {planned} planned")
     if story is not None and story.forward_seconds and ledger.seconds and not ledger.resumed:
         full = story.forward_seconds * plan.worlds
         console.print(
