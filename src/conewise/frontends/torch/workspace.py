@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from conewise.frontends.torch.apart import ATTENTION
 from conewise.frontends.torch.costs import Costs
+from conewise.frontends.torch.operations import ATTENTION
 from conewise.frontends.torch.records import Record, Ref
 from conewise.frontends.torch.regions import attention_argument, is_causal_mask
 from conewise.frontends.torch.stacking import Layout
