@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import math
-from collections.abc import Mapping, Sequence
-=======
 from collections.abc import Iterable, Mapping, Sequence
->>>>>>> f182937 (Memory as the process takes it: predicted with what worlds put in and operations take, kept on the CPU, measured)
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
