@@ -6,7 +6,7 @@ The public face of the library. What stands here is imported when it is first us
 at once, and torch only where it is wanted.
 """
 
-# Nothing is imported, not even `typing`: whoever presses Ctrl-C at once should meet the command, and no traceback.
+# Nothing is imported, not even `typing`: whoever presses Ctrl-C at once meets the command, and no traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from conewise.errors import PromptError
@@ -35,7 +37,7 @@ def test_tokens_are_told_as_text() -> None:
     assert told.clean_tokens[:3] == ("<s>", "When", "Mary")
 
 
-def answer(text: str, clean: str = CLEAN, **how: bool) -> Asked:
+def answer(text: str, clean: str = CLEAN, **how: Any) -> Asked:
     return asked([Pair(clean, clean, (text,))], byte_level(), **how)
 
 

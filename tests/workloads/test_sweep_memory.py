@@ -75,9 +75,12 @@ def test_allocations_are_seen_inside_of_operations() -> None:
     assert 2 * scores + values <= taken <= 2 * scores + 5 * values
 
 
+hugging_face: Any = transformers
+
+
 @cache
 def gpt2() -> Model:
-    config = transformers.GPT2Config(
+    config = hugging_face.GPT2Config(
         n_layer=LAYERS,
         n_head=8,
         n_embd=WIDTH,
@@ -87,13 +90,13 @@ def gpt2() -> Model:
         eos_token_id=0,
         attn_implementation="eager",
     )
-    return cw.capture(transformers.GPT2LMHeadModel(config).eval(), input_ids=ids(2))
+    return cw.capture(hugging_face.GPT2LMHeadModel(config).eval(), input_ids=ids(2))
 
 
 @cache
 def llama() -> Model:
     """In bfloat16, of which it converts much to float32; with a mask, which is of booleans."""
-    config = transformers.LlamaConfig(
+    config = hugging_face.LlamaConfig(
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
         num_hidden_layers=LAYERS,
@@ -104,7 +107,7 @@ def llama() -> Model:
         eos_token_id=0,
         attn_implementation="sdpa",
     )
-    module = transformers.LlamaForCausalLM(config).eval().to(torch.bfloat16)
+    module = hugging_face.LlamaForCausalLM(config).eval().to(torch.bfloat16)
     return cw.capture(module, input_ids=ids(2), attention_mask=mask(2))
 
 
@@ -147,7 +150,7 @@ CASES = [
 
 
 def sweep_of(name: str, sites: str, metric: str, source: str, batch: int = 16) -> Sweep:
-    captured = MODELS[name]()
+    captured: Model = MODELS[name]()
     masked = {} if name == "gpt2" else {"attention_mask": mask(batch)}
     put: Any = {
         "run": lambda: captured.run(input_ids=ids(batch, 2), **masked),
@@ -191,7 +194,7 @@ config = transformers.GPT2Config(
     n_layer=3, n_head=8, n_embd=256, n_positions=128, vocab_size=200, bos_token_id=0, eos_token_id=0
 )
 one, other = torch.randint(0, 200, (2, 4, 128)).unbind(0)
-model = cw.capture(transformers.GPT2LMHeadModel(config).eval(), input_ids=one)
+model = cw.capture(hugging_face.GPT2LMHeadModel(config).eval(), input_ids=one)
 base, source = model.run(input_ids=one), model.run(input_ids=other)
 heads = cw.sites("z", layer=":", head=":")
 sweep = model.sweep(heads, base=base, source=source, metric=cw.logit_diff(1, 2))
@@ -247,7 +250,7 @@ def test_a_result_says_what_was_planned_and_what_was_measured(tmp_path: Path) ->
     told = replace(result, ledger=replace(result.ledger, peak_bytes=3 << 20))
     planned = f"{result.plan.peak_bytes / 1024:.1f} KiB"
     assert f", peak memory 3.0 MiB (planned {planned})" in repr(told)
-    loaded = cw.load(told.save(tmp_path / "saved"))
+    loaded: Any = cw.load(told.save(tmp_path / "saved"))
     assert loaded.ledger == told.ledger
     assert loaded.ledger.peak_bytes == 3 << 20
 
@@ -259,7 +262,7 @@ def test_a_result_saved_without_a_measured_peak_is_loaded(tmp_path: Path) -> Non
     for name in ("peak_bytes", "reserved_bytes"):
         del told["measured"][name]
     manifest.write_text(json.dumps(told), encoding="utf-8")
-    loaded = cw.load(folder)
+    loaded: Any = cw.load(folder)
     assert loaded.ledger.peak_bytes is None
     assert "peak memory" not in repr(loaded)
 

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from conewise.frontends.torch import growth
 from conewise.frontends.torch.growth import SMALL, Meter, ProcessWatch, process_meter, watching
 
 MB = 1_000_000
@@ -189,7 +188,7 @@ class Gpu:
 
 def test_a_gpu_is_measured_by_what_tensors_take_there(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu()
-    monkeypatch.setattr(growth.torch, "cuda", gpu)
+    monkeypatch.setattr(torch, "cuda", gpu)
     with watching(torch.device("cuda"), 10) as watch:
         watch.room_for(10)
         watch.settle()

@@ -1,4 +1,4 @@
-"""Streams that are closed, full, gone or ASCII, and Ctrl-C before a command has begun: a code, no traceback."""
+"""Streams that are closed, full, gone or ASCII, and Ctrl-C before a command began: a code, no traceback."""
 
 from __future__ import annotations
 
