@@ -152,11 +152,12 @@ CASES = [
 def sweep_of(name: str, sites: str, metric: str, source: str, batch: int = 16) -> Sweep:
     captured: Model = MODELS[name]()
     masked = {} if name == "gpt2" else {"attention_mask": mask(batch)}
-    put: Any = {
+    sources: dict[str, Callable[[], Any]] = {
         "run": lambda: captured.run(input_ids=ids(batch, 2), **masked),
         "noise": lambda: cw.noise(0.5),
         "function": lambda: lambda part: part * 2,
-    }.get(source, lambda: source)()
+    }
+    put = sources.get(source, lambda: source)()
     base = captured.run(input_ids=ids(batch, 1), **masked)
     swept: Sweep = captured.sweep(SITES[sites], base=base, source=put, metric=METRICS[metric](batch))
     return swept
