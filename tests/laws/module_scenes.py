@@ -26,6 +26,7 @@ from tests.laws.modules import (
     network,
     scores,
     tapped,
+    without_fast_path,
 )
 
 TAPS = {
@@ -64,7 +65,9 @@ class Scene:
         """The scene of a seed."""
         choices = Choices.draw(seed)
         built = network(choices).to(device)
-        model = cw.capture(built, **{name: value.to(device) for name, value in inputs_of(choices, 0).items()})
+        example = {name: value.to(device) for name, value in inputs_of(choices, 0).items()}
+        with without_fast_path():
+            model = cw.capture(built, **example)
         return cls(choices, built, model, tuple(_cells(choices, model)), device)
 
     def inputs(self, seed: int) -> dict[str, Tensor]:

@@ -8,7 +8,8 @@ so that hooks can change it with no graph, no site and no view: that is the orac
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -397,6 +398,17 @@ def scores(choices: Choices, outputs: Mapping[str, Tensor]) -> Tensor:
             return logits[-1] if is_turned else logits[:, -1]
 
 
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Without the fused kernel of torch's own attention, which no capture sees and which rounds otherwise."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
 Change = Callable[[Tensor], Tensor]
 
 
@@ -408,15 +420,11 @@ def hooked(
         network.get_submodule(path).register_forward_hook(lambda _, __, out, own=change: own(out.clone()))
         for path, change in changes.items()
     ]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    # Its fused kernel, which no capture sees, rounds otherwise.
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_fast_path():
             found: Mapping[str, Tensor] = network(**inputs)
             return found
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
 
