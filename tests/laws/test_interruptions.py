@@ -496,7 +496,8 @@ def test_an_interrupted_demand_leaves_no_wrong_value_and_can_be_made_again(cutof
         sites = list(life.naive.rules)
         expected = [[naive.value(site) for site in sites] for naive in life.worlds]
         assert answer(life.begin(), sites) == expected
-        moments, interrupted = some(moments_of(partial(answer, life.begin(), sites)), 40), 0
+        moments = list(some(moments_of(partial(answer, life.begin(), sites)), 40))
+        interrupted = 0
         for at in moments:
             real = life.begin()
             stale = [stale_sites(world) for world in real.worlds]
