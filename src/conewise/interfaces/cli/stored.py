@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,8 @@ class Stored:
         """Nothing stands where the run will be kept: what is there later, and is not whole, is its own."""
         from conewise.interfaces.rundir import FILES
 
-        taken = [name for name in FILES if (self.folder / name).exists()]
+        # Not `Path.exists`, which raises for a name that is too long: that is said further on.
+        taken = [name for name in FILES if os.path.lexists(self.folder / name)]
         if taken:
             raise CommandError(
                 f"--out {self.folder} holds {taken[0]} already, and no run of a command; it was left as it "
