@@ -287,7 +287,8 @@ class Lines(nn.Module):
 
 def test_the_lines_of_an_image_are_no_heads() -> None:
     model = cw.capture(Lines(), x=numbers(2, 4, 5, 7, seed=0))
-    assert model.locate(("z", 0)).view.axes == ("batch", "fold", "pos", "d_head")
+    assert model.locate(("z", 0)).view.axes == ("batch", "fold", "pos", "head", "d_head")
+    assert model.run(x=numbers(2, 4, 5, 7, seed=0))["z", 0].shape[:4] == (2, 4, 5, 1)
 
 
 class Latents(nn.Module):

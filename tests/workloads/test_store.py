@@ -668,7 +668,15 @@ def restored(folder: Path, table: str, column: str, change: Callable[[Any], Any]
         ((body,),) = connection.execute(f"SELECT {column} FROM {table} LIMIT 1")
         connection.create_function("checksum", -1, store._checksum)
         connection.execute(f"UPDATE {table} SET {column} = ?", (json.dumps(change(json.loads(body))),))
-        connection.execute(f"UPDATE {table} SET checksum = checksum({parts})")
+        bound = parts if table == "manifest" else f"(SELECT checksum FROM manifest), {parts}"
+        connection.execute(f"UPDATE {table} SET checksum = checksum({bound})")
+        if table == "manifest":
+            for other, own in (
+                ("plans", "'plan', batch, body"),
+                ("chunks", "'chunk', batch, piece, shape, numbers"),
+            ):
+                bound = f"(SELECT checksum FROM manifest), {own}"
+                connection.execute(f"UPDATE {other} SET checksum = checksum({bound})")
     connection.close()
 
 

@@ -195,7 +195,7 @@ config = transformers.GPT2Config(
     n_layer=3, n_head=8, n_embd=256, n_positions=128, vocab_size=200, bos_token_id=0, eos_token_id=0
 )
 one, other = torch.randint(0, 200, (2, 4, 128)).unbind(0)
-model = cw.capture(hugging_face.GPT2LMHeadModel(config).eval(), input_ids=one)
+model = cw.capture(transformers.GPT2LMHeadModel(config).eval(), input_ids=one)
 base, source = model.run(input_ids=one), model.run(input_ids=other)
 heads = cw.sites("z", layer=":", head=":")
 sweep = model.sweep(heads, base=base, source=source, metric=cw.logit_diff(1, 2))

@@ -223,7 +223,7 @@ def _spelled_out(wiring: Wiring) -> Iterator[_Parts]:
             (value, _operand_axes(wiring, value, names[2])),
             scores,
             pattern,
-            (renamed["batch"], renamed["head"], "query_pos", "key_pos"),
+            (renamed["batch"], renamed.get("head", "head"), "query_pos", "key_pos"),
             names[3],
             beside,
         )
