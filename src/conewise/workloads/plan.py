@@ -19,8 +19,8 @@ class SweepPlan:
     `node_evaluations` counts a node once for each world that computes it: the ledger of the run counts the
     same. `full_evaluations` is what full re-runs would compute, `ratio` (ρ) their quotient. `launches` counts
     each node once for each chunk, and a chain that one kernel computes as one. These counts and `flops` are
-    those of all batches, `worlds` and `chunks` those of one. `peak_bytes` is what the run holds at most
-    beside the model and the baseline. `seconds` is an estimate.
+    those of all batches, `worlds` and `chunks` those of one. `peak_bytes` is what the run takes at most
+    beside the model and the baseline; the ledger has what was measured. `seconds` is an estimate.
     """
 
     worlds: int
