@@ -44,7 +44,9 @@ class Moments:
             sys.setprofile(before[1])
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if _is_generator(frame) or not frame.f_globals.get("__name__", "").startswith(self.within):
+        # Asked for a module, it looks into generators too: its context managers are some.
+        is_outside = not frame.f_globals.get("__name__", "").startswith(self.within)
+        if is_outside or (_is_generator(frame) and not self.within):
             return None
         frame.f_trace_opcodes = self.opcodes
         if event != "exception":

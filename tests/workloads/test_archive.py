@@ -103,6 +103,13 @@ def test_nothing_is_overwritten(result: Result, tmp_path: Path) -> None:
     assert (tmp_path / "other" / VALUES).read_text() == "mine"
 
 
+def test_a_save_that_was_killed_can_be_made_again(result: Result, tmp_path: Path) -> None:
+    result.save(tmp_path)
+    (tmp_path / MANIFEST).unlink()
+    result.save(tmp_path)
+    assert load_result(tmp_path).equals(result)
+
+
 def test_a_result_may_be_saved_beside_its_store(captured: Model, tmp_path: Path) -> None:
     sweep = sweep_over(captured)
     with pytest.raises(LoadError):

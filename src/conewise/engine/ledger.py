@@ -103,11 +103,11 @@ class Ledger:
     def interval(self) -> Iterator[Ledger]:
         """A ledger of its own for what happens inside the `with` block; this one goes on as well."""
         span = Ledger(self._graph, keep_sites=self._keep_sites)
-        self._spans.append(span)
         try:
+            self._spans.append(span)
             yield span
         finally:
-            self._spans.remove(span)
+            self._spans = [each for each in self._spans if each is not span]
 
     def _sites(self, kind: Kind) -> list[Site]:
         if not self._keep_sites:

@@ -51,8 +51,8 @@ def scanning(graph: Graph) -> Iterator[Scan]:
     """Count every look at the graph's wiring inside the `with` block; its structure must not change there."""
     table, scan = graph.table, Scan()
     consumers, inputs = table.consumers, table.inputs
-    table.consumers, table.inputs = _Counted(consumers, scan.down), _Counted(inputs, scan.up)
     try:
+        table.consumers, table.inputs = _Counted(consumers, scan.down), _Counted(inputs, scan.up)
         yield scan
     finally:
         table.consumers, table.inputs = consumers, inputs

@@ -52,17 +52,20 @@ _MOST_VALUES = 10**8
 def save(result: Result, folder: Path, *, unfinished: bool = False) -> Path:
     """Write a result to a folder that holds none yet; the folder's other files stay as they are.
 
-    `unfinished`: what is there of one, without its manifest, was left by a process that died, and goes.
+    The manifest is written last. Values without one were left by a process that died while it saved: they
+    are replaced where they are the same, or where `unfinished` says that they are.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (MANIFEST,) if unfinished else (MANIFEST, VALUES):
-            if (folder / name).exists():
-                raise SweepError(
-                    f"{folder} holds {name} already; it was left as it is. Save to another folder, or delete "
-                    "the old result first."
-                )
         values = _values(result)
+        taken = [name for name in (MANIFEST, VALUES) if (folder / name).exists()]
+        if taken == [VALUES] and (unfinished or (folder / VALUES).read_bytes() == values):
+            taken = []
+        if taken:
+            raise SweepError(
+                f"{folder} holds {taken[0]} already; it was left as it is. Save to another folder, or delete "
+                "the old result first."
+            )
         write_whole(folder / VALUES, values)
         manifest = _manifest(result, hashlib.sha256(values).hexdigest())
         text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False)

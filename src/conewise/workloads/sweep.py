@@ -248,8 +248,8 @@ class Sweep:
         started = time.perf_counter()
         weights = self.model.weights.whole_contents()
         self._plan_with(weights.whole)
-        self._read = weights.whole
         try:
+            self._read = weights.whole
             result = self._run(started, weights, evaluator, max_memory, out, resume, progress)
         finally:
             self._read = None

@@ -70,22 +70,25 @@ def bounded(where: str, tensors: int | None) -> Iterator[None]:
     if tensors is None:
         yield
         return
-    most, thread, built = 1_000 + 500 * tensors, threading.get_ident(), 0
+    most, thread, built, is_on = 1_000 + 500 * tensors, threading.get_ident(), 0, False
 
     def count(*_: Any) -> None:
         nonlocal built
         built += threading.get_ident() == thread
-        if built > most:
+        if is_on and built > most:
             raise LoadError(
                 f"{where}: config.json describes a model of more than {most:,} modules, and there are "
                 f"{tensors:,} weights for it. It is damaged, or belongs to other weights: fetch or save the "
                 "model again."
             )
 
+    # It counts only inside of `try`: one that an interruption keeps from being removed does nothing.
     hook = register_module_module_registration_hook(count)
     try:
+        is_on = True
         yield
     finally:
+        is_on = False
         hook.remove()
 
 

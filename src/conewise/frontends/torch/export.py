@@ -232,9 +232,9 @@ def _quiet() -> Iterator[None]:
     """Keep what torch logs and prints about an attempt that fails out of the user's terminal."""
     logger = logging.getLogger("torch")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)
     printed = io.StringIO()
     try:
+        logger.setLevel(logging.CRITICAL)
         with redirect_stderr(printed):
             yield
         if sys.stderr is not None:

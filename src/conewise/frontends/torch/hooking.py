@@ -7,7 +7,7 @@ hook changes it for all who read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -113,16 +113,20 @@ class HookedModule:
     def _forward(self, inputs: Mapping[str, Tensor], actions: Mapping[Boundary, Leaves]) -> Any:
         named, spec = self._signature.example.leaves()
         args, kwargs = tree_unflatten([inputs.get(name, value) for name, value in named], spec)
+        # Hooks act while something is in it: one that an interruption leaves behind changes nothing.
+        live: list[bool] = []
         with ExitStack() as stack:
             for boundary, action in actions.items():
                 part = self._module.get_submodule(boundary.call.path)
                 if boundary.is_output:
-                    handle = part.register_forward_hook(_output_hook(boundary.call.call, action))
+                    handle = part.register_forward_hook(_output_hook(boundary.call.call, action, live))
                 else:
                     handle = part.register_forward_pre_hook(
-                        _input_hook(boundary.call.call, action), with_kwargs=True
+                        _input_hook(boundary.call.call, action, live), with_kwargs=True
                     )
                 stack.callback(handle.remove)
+            stack.callback(live.clear)
+            live.append(True)
             return self._module(*args, **kwargs)
 
 
@@ -146,13 +150,13 @@ def _changing(changes: Mapping[int, Change]) -> Leaves:
     return change
 
 
-def _output_hook(call: int, action: Leaves) -> Callable[..., Any]:
+def _output_hook(call: int, action: Leaves, live: Sequence[bool]) -> Callable[..., Any]:
     calls = 0
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls - 1 != call:
+        if not live or calls - 1 != call:
             return None
         leaves, spec = tree_flatten(output)
         return tree_unflatten(action(leaves), spec)
@@ -160,13 +164,13 @@ def _output_hook(call: int, action: Leaves) -> Callable[..., Any]:
     return hook
 
 
-def _input_hook(call: int, action: Leaves) -> Callable[..., Any]:
+def _input_hook(call: int, action: Leaves, live: Sequence[bool]) -> Callable[..., Any]:
     calls = 0
 
     def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls - 1 != call:
+        if not live or calls - 1 != call:
             return None
         leaves, spec = tree_flatten((args, kwargs))
         return tree_unflatten(action(leaves), spec)

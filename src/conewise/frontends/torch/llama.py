@@ -210,8 +210,8 @@ def best_device() -> str:
 def one_thread() -> Iterator[None]:
     """Let torch use one CPU thread inside the `with` block: for small ops more of them only wait."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(threads)

@@ -35,8 +35,8 @@ def multiplying(asked: str | None) -> Iterator[None]:
         yield
         return
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
     try:
+        torch.set_float32_matmul_precision("high")
         yield
     finally:
         torch.set_float32_matmul_precision(before)

@@ -19,14 +19,14 @@ _HUB = logging.getLogger("huggingface_hub")
 def quiet(*, bars: bool = False) -> Iterator[None]:
     """No log lines and nothing else on stderr inside the block; progress bars only with `bars`."""
     before = (_LIBRARY.get_verbosity(), _HUB.level, _LIBRARY.is_progress_bar_enabled())
-    _LIBRARY.set_verbosity_error()
-    _HUB.setLevel(logging.ERROR)
     with ExitStack() as stack:
-        if not bars:
-            _LIBRARY.disable_progress_bar()
-            # The reader of GGUF files draws a bar that no setting turns off.
-            stack.enter_context(redirect_stderr(io.StringIO()))
         try:
+            _LIBRARY.set_verbosity_error()
+            _HUB.setLevel(logging.ERROR)
+            if not bars:
+                _LIBRARY.disable_progress_bar()
+                # The reader of GGUF files draws a bar that no setting turns off.
+                stack.enter_context(redirect_stderr(io.StringIO()))
             yield
         finally:
             _LIBRARY.set_verbosity(before[0])
