@@ -19,13 +19,16 @@ class Moments:
     """Counts the moments of `action`, and interrupts it at the one numbered `at`.
 
     With `again`, what cleans up after the interruption is interrupted too: at that many calls or
-    returns after it. With `within`, only moments in modules of that name, or below it, count.
+    returns after it. With `within`, only moments in modules of those names, or below them, count. With
+    `calls`, only the moments at which a function is entered, or a generator goes on: CPython looks for
+    signals there, and hardly anywhere else.
     """
 
     at: int = 0
     again: int = 0
     opcodes: bool = False
-    within: str = ""
+    within: str | tuple[str, ...] = ""
+    calls: bool = False
     passed: int = 0
     passed_since: int = 0
     interruptions: int = 0
@@ -49,7 +52,7 @@ class Moments:
         if is_outside or (_is_generator(frame) and not self.within):
             return None
         frame.f_trace_opcodes = self.opcodes
-        if event != "exception":
+        if event == "call" or (event != "exception" and not self.calls):
             self.passed += 1
             if self.passed == self.at:
                 self.interruptions = 1
@@ -70,17 +73,15 @@ def _is_generator(frame: FrameType) -> bool:
     return bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
 
 
-def moments_of(action: Callable[[], object], *, opcodes: bool = False, within: str = "") -> int:
+def moments_of(action: Callable[[], object], **how: Any) -> int:
     """How many moments `action` has."""
-    moments = Moments(opcodes=opcodes, within=within)
+    moments = Moments(**how)
     moments.run(action)
     return moments.passed
 
 
-def interrupt(
-    action: Callable[[], object], at: int, *, again: int = 0, opcodes: bool = False, within: str = ""
-) -> int:
+def interrupt(action: Callable[[], object], at: int, **how: Any) -> int:
     """Run `action`, interrupted at the moment `at`; returns how often it was interrupted."""
-    moments = Moments(at, again, opcodes, within)
+    moments = Moments(at, **how)
     moments.run(action)
     return moments.interruptions

@@ -107,7 +107,8 @@ class Ledger:
             self._spans.append(span)
             yield span
         finally:
-            self._spans = [each for each in self._spans if each is not span]
+            if span in self._spans:
+                self._spans.remove(span)
 
     def _sites(self, kind: Kind) -> list[Site]:
         if not self._keep_sites:

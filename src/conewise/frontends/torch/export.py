@@ -240,4 +240,8 @@ def _quiet() -> Iterator[None]:
         if sys.stderr is not None:
             sys.stderr.write(printed.getvalue())
     finally:
-        logger.setLevel(level)
+        try:
+            logger.setLevel(level)
+        except BaseException:  # interrupted: once more, for the user's own logs would be gone
+            logger.setLevel(level)
+            raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,19 +114,30 @@ class HookedModule:
         args, kwargs = tree_unflatten([inputs.get(name, value) for name, value in named], spec)
         # Hooks act while something is in it: one that an interruption leaves behind changes nothing.
         live: list[bool] = []
-        with ExitStack() as stack:
+        handles: list[Any] = []
+        try:
             for boundary, action in actions.items():
                 part = self._module.get_submodule(boundary.call.path)
                 if boundary.is_output:
-                    handle = part.register_forward_hook(_output_hook(boundary.call.call, action, live))
+                    hook = _output_hook(boundary.call.call, action, live)
+                    handles.append(part.register_forward_hook(hook))
                 else:
-                    handle = part.register_forward_pre_hook(
-                        _input_hook(boundary.call.call, action, live), with_kwargs=True
-                    )
-                stack.callback(handle.remove)
-            stack.callback(live.clear)
+                    hook = _input_hook(boundary.call.call, action, live)
+                    handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
             live.append(True)
             return self._module(*args, **kwargs)
+        finally:
+            live.clear()
+            try:
+                _remove(handles)
+            except BaseException:  # interrupted: once more, for nothing may stay on the user's module
+                _remove(handles)
+                raise
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def boundaries(program: Program, node: str) -> Iterator[Boundary]:

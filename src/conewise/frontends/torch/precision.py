@@ -39,7 +39,11 @@ def multiplying(asked: str | None) -> Iterator[None]:
         torch.set_float32_matmul_precision("high")
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        try:
+            torch.set_float32_matmul_precision(before)
+        except BaseException:  # interrupted: once more, for all that follows would be rounded otherwise
+            torch.set_float32_matmul_precision(before)
+            raise
 
 
 def precision_tolerance(asked: str | None, own: float) -> float:

@@ -29,7 +29,15 @@ def quiet(*, bars: bool = False) -> Iterator[None]:
                 stack.enter_context(redirect_stderr(io.StringIO()))
             yield
         finally:
-            _LIBRARY.set_verbosity(before[0])
-            _HUB.setLevel(before[1])
-            if before[2]:
-                _LIBRARY.enable_progress_bar()
+            try:
+                _put_back(*before)
+            except BaseException:  # interrupted: once more, for the user's own logs would be gone
+                _put_back(*before)
+                raise
+
+
+def _put_back(verbosity: int, level: int, has_bars: bool) -> None:
+    _LIBRARY.set_verbosity(verbosity)
+    _HUB.setLevel(level)
+    if has_bars:
+        _LIBRARY.enable_progress_bar()
