@@ -23,13 +23,15 @@ class Listing:
     """Every place that can be patched, with its kind, layer, axes, shape and cone size.
 
     `head` is the number of heads where the site has them (of keys and values: their own number),
-    `pos` says whether positions can be selected, `cone` is how many operations depend on it.
+    `pos` says whether positions can be selected, `cone` is how many operations depend on it. A `note` on the
+    model, where it has one, is its last line.
     """
 
-    def __init__(self, table: SiteTable, graph: Graph, program: Program) -> None:
+    def __init__(self, table: SiteTable, graph: Graph, program: Program, note: str = "") -> None:
         self._table = table
         self._graph = graph
         self._program = program
+        self._note = note
 
     def __len__(self) -> int:
         return len(self._table)
@@ -154,7 +156,11 @@ class Listing:
         text.insert(1, "-" * max(map(len, text)))
         if len(lines) == 1:
             text = [self._no_kinds()]
-        return "\n".join([*text, *self._not_there(), self._others()])
+        return "\n".join([*text, *self._not_there(), *self._last()])
+
+    def _last(self) -> list[str]:
+        """The other sites in number, and the note."""
+        return [self._others(), *([self._note] if self._note else [])]
 
     def _others(self) -> str:
         """How many sites there are that have no kind."""
@@ -171,7 +177,8 @@ class Listing:
         lines = self._summary()
         kinds = table(lines, SUMMARY, numbers=(2, 4)) if lines else heading("", self._no_kinds())
         missing = "".join(heading("", line) for line in self._not_there())
-        return heading(f"{len(self):,} sites") + kinds + missing + heading("", self._others())
+        last = "".join(heading("", line) for line in self._last())
+        return heading(f"{len(self):,} sites") + kinds + missing + last
 
     def _no_kinds(self) -> str:
         """Why no site of the model has a kind."""

@@ -143,7 +143,8 @@ class Model:
     @cached_property
     def sites(self) -> Listing:
         """Every place that can be patched: a table to print, to search, to turn into a DataFrame."""
-        return Listing(self._table, self.graph, self.program)
+        note = "" if self.fidelity.bitwise else f"The graph is {self.fidelity}."
+        return Listing(self._table, self.graph, self.program, note)
 
     def locate(self, place: PlaceLike) -> Located:
         """Find a place. Raises MissingSiteError with the reason, or with the nearest names."""

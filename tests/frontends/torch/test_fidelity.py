@@ -48,6 +48,8 @@ def test_a_graph_that_is_not_the_module_is_said_to_be_so_with_numbers() -> None:
     assert (model.fidelity.deviation, model.fidelity.relative) == (2.0, 0.5)
     expected = "not equal to the module bit for bit: up to 2 apart on the example, 0.5 of the largest output"
     assert expected in repr(model)
+    assert str(model.sites).endswith(f"The graph is {expected}.")
+    assert expected in model.sites._repr_html_()
     assert expected in model._repr_html_()
 
 

@@ -15,7 +15,8 @@ from conewise.interfaces.cli.showing import Teller, print_json, stdout
 
 HELP = """Check the captured graph against the model itself, on random inputs: bit for bit, every output.
 
-Exits with 1 when they differ.
+Exits with 1 when they differ, unless the model computes otherwise while it is captured than when it runs, and
+they differ by no more than rounding; what was found is said.
 
 \b
 Examples:
