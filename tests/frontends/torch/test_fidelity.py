@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import InexactCaptureWarning
+from conewise.frontends.torch.fidelity import FUSED
 
 
 class Watched(nn.Module):
@@ -94,3 +96,43 @@ def test_an_example_that_the_module_cannot_run_is_said() -> None:
         model = cw.capture(embedding, torch.tensor([[7, 1], [2, 3]]))
     assert not model.fidelity.bitwise
     assert model.run(torch.tensor([[4, 1]])).outputs.shape == (1, 2, 3)
+
+
+class Attending(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.layer, nn.MultiheadAttention):
+            return self.layer(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "attention": lambda: nn.MultiheadAttention(32, 4, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_layers_that_torch_runs_in_one_kernel_are_captured_as_they_are_when_they_can_be_looked_into(
+    name: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    module, example = Attending(LAYERS[name]()).to(dtype).eval(), torch.randn(3, 9, 32, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InexactCaptureWarning)
+        model = cw.capture(module, example)
+    # Whether the two round alike depends on the machine; what is said does not depend on that.
+    assert model.fidelity.bitwise == (model.fidelity.reasons != (FUSED,))
+    assert torch.backends.mha.get_fastpath_enabled()
+    verification = model.verify()
+    assert verification, verification
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        assert cw.capture(module, example).fidelity.bitwise
+        assert not torch.backends.mha.get_fastpath_enabled()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
