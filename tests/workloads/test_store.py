@@ -24,6 +24,7 @@ from conewise.workloads.model import Model
 from conewise.workloads.store import FILE, FORMAT, MANIFEST
 from conewise.workloads.sweep import Sweep
 from tests.workloads.killed import BUDGET, slow_sweep
+from tests.workloads.resealed import body_of, reseal
 from tests.workloads.small import model, prompts, sweep_over
 
 ROOT = Path(__file__).parents[2]
@@ -662,22 +663,10 @@ def test_the_manifest_tells_what_was_run(sweep: Sweep, tmp_path: Path) -> None:
     assert json.loads(plan)["evaluator"] == "wavefront"
 
 
-def restored(folder: Path, table: str, column: str, change: Callable[[Any], Any], parts: str) -> None:
-    """Change what a store holds, with a checksum that fits."""
-    with sqlite3.connect(folder / FILE) as connection:
-        ((body,),) = connection.execute(f"SELECT {column} FROM {table} LIMIT 1")
-        connection.create_function("checksum", -1, store._checksum)
-        connection.execute(f"UPDATE {table} SET {column} = ?", (json.dumps(change(json.loads(body))),))
-        bound = parts if table == "manifest" else f"(SELECT checksum FROM manifest), {parts}"
-        connection.execute(f"UPDATE {table} SET checksum = checksum({bound})")
-        if table == "manifest":
-            for other, own in (
-                ("plans", "'plan', batch, body"),
-                ("chunks", "'chunk', batch, piece, shape, numbers"),
-            ):
-                bound = f"(SELECT checksum FROM manifest), {own}"
-                connection.execute(f"UPDATE {other} SET checksum = checksum({bound})")
-    connection.close()
+def changed(folder: Path, table: str, column: str, change: Callable[[Any], Any]) -> None:
+    """Change what a store holds, with checksums that fit."""
+    body = json.loads(body_of(folder / FILE, table, column))
+    reseal(folder / FILE, table, column, json.dumps(change(body)))
 
 
 @pytest.mark.parametrize(
@@ -693,7 +682,7 @@ def test_a_manifest_of_another_form_is_damage(
     sweep: Sweep, tmp_path: Path, change: Callable[[Any], Any], said: str
 ) -> None:
     sweep.run(out=tmp_path)
-    restored(tmp_path, "manifest", "body", change, "'manifest', body")
+    changed(tmp_path, "manifest", "body", change)
     with pytest.raises(SweepError, match=rf"is damaged: .*{said}"):
         sweep.run(out=tmp_path, resume=True)
 
@@ -713,7 +702,7 @@ def test_a_plan_of_another_form_is_damage(
     sweep: Sweep, tmp_path: Path, change: Callable[[Any], Any], said: str
 ) -> None:
     sweep.run(out=tmp_path)
-    restored(tmp_path, "plans", "body", change, "'plan', batch, body")
+    changed(tmp_path, "plans", "body", change)
     with pytest.raises(SweepError, match=rf"is damaged: .*{said}"):
         sweep.run(out=tmp_path, resume=True)
 
@@ -723,6 +712,6 @@ def test_a_plan_of_another_form_is_damage(
 )
 def test_a_chunk_of_another_shape_is_damage(sweep: Sweep, tmp_path: Path, shape: list[Any]) -> None:
     sweep.run(out=tmp_path)
-    restored(tmp_path, "chunks", "shape", lambda _: shape, "'chunk', batch, piece, shape, numbers")
+    changed(tmp_path, "chunks", "shape", lambda _: shape)
     with pytest.raises(SweepError, match="is damaged: "):
         sweep.run(out=tmp_path, resume=True)

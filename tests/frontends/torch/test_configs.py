@@ -17,6 +17,7 @@ from conewise.errors import ConewiseError, LoadError, OutOfMemoryError, is_out_o
 from conewise.frontends.torch.configs import bounded
 from conewise.frontends.torch.foreign import told, told_as, within_memory
 from conewise.frontends.torch.load import load
+from conewise.frontends.torch.weights import Held
 from tests.damage import DEEP, LONG
 from tests.doors import limited
 from tests.frontends.torch.small_llama import small_llama
@@ -46,7 +47,7 @@ def with_settings(folder: Path, **settings: Any) -> Path:
         ({"num_labels": 10**9}, r"num_labels = 1,000,000,000, and no model has more than 10,000,000"),
         ({"num_hidden_layers": 10**40}, r"num_hidden_layers = a number of 41 digits, and no model has"),
         ({"hidden_size": 0}, r"hidden_size = 0, and it is 1 or more"),
-        ({"vocab_size": 10**9}, r"cannot be loaded"),
+        ({"vocab_size": 10**9}, r"describes a model of more than 10,.* parameters"),
         ({"num_hidden_layers": "many"}, r"cannot be loaded"),
         ({"architectures": ["pipeline", 3]}, r"cannot be loaded"),
     ],
@@ -82,15 +83,23 @@ def test_what_is_built_without_end_is_stopped(folder: Path, monkeypatch: pytest.
         load(folder)
 
 
+def test_what_takes_far_more_memory_than_there_are_weights_for_is_stopped(folder: Path) -> None:
+    """Before any of it is taken: transformers fills in what does not fit, and only then says so."""
+    with pytest.raises(LoadError, match=r"a model of more than 10,.* parameters, and there are 11 weights"):
+        load(with_settings(folder, vocab_size=2_000_000))
+    with pytest.raises(LoadError, match=r"more than 268,.* numbers in buffers"), bounded("here", Held(1, 1)):
+        nn.Module().register_buffer("mask", torch.empty(2**15, 2**14, device="meta"))
+
+
 def test_modules_of_other_threads_do_not_count() -> None:
     def build() -> None:
         nn.Sequential(*[nn.Identity() for _ in range(1_600)])
 
-    with bounded("here", 1):
+    with bounded("here", Held(1, 1)):
         thread = threading.Thread(target=build)
         thread.start()
         thread.join()
-    with pytest.raises(LoadError, match="more than 1,500 modules"), bounded("here", 1):
+    with pytest.raises(LoadError, match="more than 1,500 modules"), bounded("here", Held(1, 1)):
         build()
     build()
 

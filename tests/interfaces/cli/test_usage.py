@@ -23,6 +23,8 @@ from conewise.workloads.pairs import Pair, write_pairs
 from conewise.workloads.questions import Question
 from conewise.workloads.result import CellCheck
 from conewise.workloads.verify import Verification
+from tests.damage import LONG, count, drawn_from
+from tests.doors import all_ours
 from tests.interfaces.cli.commands import (
     CLEAN,
     COMMAND,
@@ -450,3 +452,53 @@ def test_numbers_without_end_and_paths_that_cannot_be_are_refused() -> None:
     assert "samples is 1000000000; it is 1,000,000 or fewer" in refused(*words, "--samples", "1000000000")
     assert Done(*words, "--window", "1000000000", "--samples", "1").code == 0
     assert Done("verify", "tiny", "--seed", str(2**70)).code == 0
+
+
+ODD = (
+    *("", "0", "-1", "1", "3", "2:5", ":", "1e400", "nan", "inf", "-inf", "x", " ", "é", "1_000", "٣"),
+    *(str(10**9), str(2**63), str(2**64), str(10**30), LONG, f"-{LONG}", "a" * 300, "a" * 5_000),
+    *("\udcff", "\ud800", "/dev/null", "/dev/zero", "/", "~nobody/x", "[" * 3_000),
+    *("z[", "]", "z[head=-1]", f"z[layer={LONG}]", f"z[layer=0:{LONG}]", "z,mlp_out", "resid_pre"),
+)
+OPTIONS = {
+    ("plan", "tiny"): (
+        *(
+            "--batch-size",
+            "--sites",
+            "--pos",
+            "--patch",
+            "--noise-scale",
+            "--direction",
+            "--metric",
+            "--seed",
+        ),
+        *("--evaluator", "--max-memory", "--device", "--dtype", "--attention", "--revision", "--prompts"),
+    ),
+    ("plan", "tiny", *PAIR): ("--clean", "--corrupted", "--answer", "--wrong"),
+    ("cone", "tiny"): ("",),
+    ("sites", "tiny"): ("--kind",),
+    ("verify", "tiny"): ("--seed",),
+    ("report",): ("",),
+    ("schema",): ("",),
+    ("sites",): ("",),
+}
+
+
+def test_odd_arguments_end_in_a_message() -> None:
+    drawn = drawn_from("arguments")
+
+    def words() -> list[str]:
+        command = drawn.choice(list(OPTIONS))
+        found = list(command)
+        for _ in range(drawn.choice((1, 1, 1, 2))):
+            option = drawn.choice(OPTIONS[command])
+            found += [option, drawn.choice(ODD)] if option else [drawn.choice(ODD)]
+        return found
+
+    def attempt(given: list[str]) -> None:
+        done = Done(*given)
+        assert done.code in {0, 2}, done.err[-2_000:]
+        assert "Traceback" not in done.err
+        assert done.code == 0 or done.out == ""
+
+    all_ours((words() for _ in range(count(40))), attempt)

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from conewise.errors import LoadError
 from conewise.frontends.torch.foreign import told
+from conewise.frontends.torch.weights import Held
 from conewise.reading import read_json
 
 # Settings of which a configuration makes lists as long as they say, and more than any model has.
@@ -51,7 +57,7 @@ def check_settings(where: str, path: Path) -> None:
             raise _impossible(where, name, value, f"no model has more than {_MOST:,}")
 
 
-def check_counts(where: str, config: Any, tensors: int | None) -> None:
+def check_counts(where: str, config: Any, held: Held | None) -> None:
     """Refuse a configuration without layers, heads or width, or of far more layers than there are weights."""
     for part in (config, config.get_text_config()):
         for name in _AT_LEAST_ONE:
@@ -60,36 +66,54 @@ def check_counts(where: str, config: Any, tensors: int | None) -> None:
                 raise _impossible(where, name, value, "it is 1 or more")
         layers = getattr(part, "num_hidden_layers", None)
         # Layers may share weights; but not hundreds of them.
-        if tensors is not None and isinstance(layers, int) and layers > 100 + 10 * tensors:
-            raise _impossible(where, "num_hidden_layers", layers, f"there are {tensors:,} weights in all")
+        if held is not None and isinstance(layers, int) and layers > 100 + 10 * held.tensors:
+            raise _impossible(
+                where, "num_hidden_layers", layers, f"there are {held.tensors:,} weights in all"
+            )
 
 
 @contextmanager
-def bounded(where: str, tensors: int | None) -> Iterator[None]:
-    """Stop this thread where it builds far more modules than there are weights for. Raises LoadError."""
-    if tensors is None:
+def bounded(where: str, held: Held | None) -> Iterator[None]:
+    """Stop this thread where it builds far more than there are weights for. Raises LoadError.
+
+    What is counted are modules, and the numbers in their parameters and buffers: they are first made without
+    memory, and then with it.
+    """
+    if held is None:
         yield
         return
-    most, thread, built, is_on = 1_000 + 500 * tensors, threading.get_ident(), 0, False
+    thread, built, is_on = threading.get_ident(), Counter[str](), False
+    most = {
+        "modules": 1_000 + 500 * held.tensors,
+        "parameters": 10_000_000 + 8 * held.size,  # the most that are packed into a byte are four
+        "numbers in buffers": 2**28 + 8 * held.size,
+    }
 
-    def count(*_: Any) -> None:
-        nonlocal built
-        built += threading.get_ident() == thread
-        if is_on and built > most:
+    def add(what: str, count: int) -> None:
+        built[what] += count if threading.get_ident() == thread else 0
+        if is_on and built[what] > most[what]:
             raise LoadError(
-                f"{where}: config.json describes a model of more than {most:,} modules, and there are "
-                f"{tensors:,} weights for it. It is damaged, or belongs to other weights: fetch or save the "
-                "model again."
+                f"{where}: config.json describes a model of more than {most[what]:,} {what}, and there are "
+                f"{held.tensors:,} weights for it, in {held.size:,} bytes. It is damaged, or belongs to "
+                "other weights: fetch or save the model again."
             )
 
-    # It counts only inside of `try`: one that an interruption keeps from being removed does nothing.
-    hook = register_module_module_registration_hook(count)
+    def add_tensor(what: str, tensor: Any) -> None:
+        add(what, 0 if tensor is None else tensor.numel())
+
+    # They count only inside of `try`: one that an interruption keeps from being removed does nothing.
+    hooks = (
+        register_module_module_registration_hook(lambda *_: add("modules", 1)),
+        register_module_parameter_registration_hook(lambda _, __, one: add_tensor("parameters", one)),
+        register_module_buffer_registration_hook(lambda _, __, one: add_tensor("numbers in buffers", one)),
+    )
     try:
         is_on = True
         yield
     finally:
         is_on = False
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _numbers(settings: dict[str, Any]) -> Iterator[tuple[str, int]]:

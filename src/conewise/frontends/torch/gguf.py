@@ -26,6 +26,7 @@ from conewise.frontends.torch.cache import cached
 from conewise.frontends.torch.configs import bounded, check_counts
 from conewise.frontends.torch.foreign import told, told_as
 from conewise.frontends.torch.quiet import quiet
+from conewise.frontends.torch.weights import Held
 
 MAGIC = b"GGUF"
 
@@ -127,7 +128,7 @@ def _convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
     header = read_header(path)
     config = _config(path, header)
     progress(f"dequantising {len(header.tensors)} tensors ({header.storage}) to float32")
-    module = _module(path, config, len(header.tensors))
+    module = _module(path, config, _held(path, header))
     progress("building the tokenizer")
     tokenizer = _tokenizer(path, header)
     progress("writing the converted model to the cache")
@@ -137,6 +138,10 @@ def _convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
             tokenizer.save_pretrained(folder)
         except SafetensorError as error:
             raise OSError(str(error)) from error
+
+
+def _held(path: Path, header: Header) -> Held:
+    return Held(len(header.tensors), path.stat().st_size)
 
 
 def _config(path: Path, header: Header) -> Any:
@@ -149,7 +154,7 @@ def _config(path: Path, header: Header) -> Any:
 
     with told_as(tell), quiet():
         config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-        check_counts(str(path), config, len(header.tensors))
+        check_counts(str(path), config, _held(path, header))
     _check_rope(path, header, config)
     return config
 
@@ -167,7 +172,7 @@ def _check_rope(path: Path, header: Header, config: Any) -> None:
         )
 
 
-def _module(path: Path, config: Any, tensors: int) -> Any:
+def _module(path: Path, config: Any, held: Held) -> Any:
     # Its return type does not know of `output_loading_info`.
     auto: Any = transformers.AutoModelForCausalLM
     options: dict[str, Any] = {"gguf_file": path.name, "config": config, "dtype": torch.float32}
@@ -175,7 +180,7 @@ def _module(path: Path, config: Any, tensors: int) -> Any:
         # Else it may keep the weights packed, where it has kernels for that.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     converting = told_as(lambda error: _damaged(path, error), doing=f"the weights of {path}")
-    with converting, quiet(), bounded(str(path), tensors):
+    with converting, quiet(), bounded(str(path), held):
         module, report = auto.from_pretrained(path.parent, output_loading_info=True, **options)
         check_complete(str(path), report)
         return _unquantised(module)

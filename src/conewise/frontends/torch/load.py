@@ -308,10 +308,10 @@ def _advice(error: BaseException) -> str:
 def _module(name: str, where: str, find: Find, how: _How, *, is_folder: bool) -> Any:
     """The module of someone else's model: what it names is looked at before anything is built or read."""
     config = _config(name, how)
-    tensors = check_weights(where, find, getattr(config, "transformers_weights", None), is_folder=is_folder)
+    held = check_weights(where, find, getattr(config, "transformers_weights", None), is_folder=is_folder)
     check_adapter(where, find, is_folder=is_folder)
-    check_counts(where, config, tensors)
-    with bounded(where, tensors):
+    check_counts(where, config, held)
+    with bounded(where, held):
         return _built(name, config, how)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -27,7 +28,15 @@ Find = Callable[[str], Path | None]
 """Where a file of the model lies, by its name there; None where the model has none of that name."""
 
 
-def check_weights(where: str, find: Find, named: object, *, is_folder: bool) -> int | None:
+@dataclass(frozen=True)
+class Held:
+    """How many weights the files of a model hold, and in how many bytes."""
+
+    tensors: int
+    size: int
+
+
+def check_weights(where: str, find: Find, named: object, *, is_folder: bool) -> Held | None:
     """How many weights a model has; one is refused whose weights are not safetensors of its own.
 
     `named` is the file that the configuration says they are in, mostly None. The result is None where there
@@ -41,11 +50,12 @@ def check_weights(where: str, find: Find, named: object, *, is_folder: bool) -> 
         return None
     if not found.name.endswith(_INDEX_SUFFIX):
         with safe_open(found, framework="pt") as weights:
-            return len(weights.keys())
-    files = _indexed(where, found)
-    for name in set(files) if is_folder else ():  # transformers downloads them from the hub all at once
-        find(name)
-    return len(files)
+            return Held(len(weights.keys()), found.stat().st_size)
+    files, size = _indexed(where, found)
+    if not is_folder:  # transformers downloads them from the hub, all at once
+        return None if size is None else Held(len(files), size)
+    shards = [shard for name in set(files) if (shard := find(name)) is not None]
+    return Held(len(files), sum(shard.stat().st_size for shard in shards))
 
 
 def files_in(folder: Path) -> Find:
@@ -61,17 +71,19 @@ def files_in(folder: Path) -> Find:
     return find
 
 
-def _indexed(where: str, index: Path) -> list[str]:
-    """The file of each weight that an index names; all of them may be read."""
+def _indexed(where: str, index: Path) -> tuple[list[str], int | None]:
+    """The file of each weight that an index names, all of which may be read; and their bytes, if it tells."""
     try:
         found: Any = read_json(index)
         names = list(found["weight_map"].values())
+        size = (found.get("metadata") or {}).get("total_size")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(
             f"{where}: {index.name} cannot be understood ({told(error)}). It is JSON that maps each weight "
             'to its file: {"weight_map": {...}}. Fetch or save the model again.'
         ) from None
-    return [_expect_own(where, index.name, name, (_SAFE,)) for name in names]
+    files = [_expect_own(where, index.name, name, (_SAFE,)) for name in names]
+    return files, size if type(size) is int else None
 
 
 def _expect_own(where: str, by: str, name: object, suffixes: tuple[str, ...]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,7 @@ class Named:
 
     def load(self, tell: Teller) -> Loaded:
         """The module and its tokenizer."""
-        with tell.doing(f"loading {self.name}"):
+        with tell.doing(f"loading {self.name}"), _stdout_kept_free():
             from conewise.frontends.torch.load import load
 
             return load(
@@ -51,6 +53,23 @@ class Named:
         """The module, and the model that it is captured as, without a prompt."""
         loaded = self.load(tell)
         return loaded, captured(loaded, [EXAMPLE], tell)
+
+
+@contextmanager
+def _stdout_kept_free() -> Iterator[None]:
+    """What libraries print in the block goes to stderr: some of them print to stdout themselves."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with suppress(OSError):
+            os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def told_model(loaded: Loaded, model: Model) -> dict[str, str]:
