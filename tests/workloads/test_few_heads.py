@@ -24,7 +24,7 @@ ONE: dict[str, Callable[[], nn.Module]] = {
 
 
 def captured(attention: Callable[[], nn.Module]) -> Model:
-    module = stacked(pre_norm, 2, ln1=norm, attn=attention, ln2=norm, mlp=Mlp)
+    module = stacked(pre_norm, 1, ln1=norm, attn=attention, ln2=norm, mlp=Mlp)
     return cw.capture(module, ids=ids(0))
 
 
@@ -43,18 +43,18 @@ def test_one_head_is_an_axis_of_length_one(form: str) -> None:
     model = captured(ONE[form])
     run = model.run(ids=ids(1))
     for kind, way, part in (("q", "out", "q"), ("k", "out", "k"), ("v", "out", "v"), ("z", "in", "o")):
-        value, expected = run[kind, 1], seen(model, way, f"layers.1.attn.{part}", ids(1))
+        value, expected = run[kind, 0], seen(model, way, f"layers.0.attn.{part}", ids(1))
         assert value.shape == (2, LENGTH, 1, 16)
         assert torch.equal(value[:, :, 0], expected.reshape(2, LENGTH, 16))
-        assert torch.equal(run[cw.site(kind, layer=1, head=0)], value[:, :, 0])
+        assert torch.equal(run[cw.site(kind, layer=0, head=0)], value[:, :, 0])
     if "pattern" in model.sites.kinds:
-        assert run["pattern", 1].shape == run["attn_scores", 1].shape == (2, 1, LENGTH, LENGTH)
-        torch.testing.assert_close(run["pattern", 1], run["attn_scores", 1].softmax(-1))
-        weighed = run["pattern", 1][:, 0] @ run["v", 1][:, :, 0]
-        torch.testing.assert_close(weighed, run["z", 1][:, :, 0])
-    assert run["result", 1].shape == (2, LENGTH, 1, 16)
-    bias = model.module.get_parameter("layers.1.attn.o.bias")
-    torch.testing.assert_close(run["result", 1][:, :, 0] + bias, run["attn_out", 1])
+        assert run["pattern", 0].shape == run["attn_scores", 0].shape == (2, 1, LENGTH, LENGTH)
+        torch.testing.assert_close(run["pattern", 0], run["attn_scores", 0].softmax(-1))
+        weighed = run["pattern", 0][:, 0] @ run["v", 0][:, :, 0]
+        torch.testing.assert_close(weighed, run["z", 0][:, :, 0])
+    assert run["result", 0].shape == (2, LENGTH, 1, 16)
+    bias = model.module.get_parameter("layers.0.attn.o.bias")
+    torch.testing.assert_close(run["result", 0][:, :, 0] + bias, run["attn_out", 0])
 
 
 @pytest.mark.parametrize("form", ["eager", "no dimension"])
@@ -83,7 +83,7 @@ def test_one_head_is_patched_and_swept_by_its_number(form: str) -> None:
     for sites in kinds:
         sweep = model.sweep(sites, base=base, source=source, metric=cw.logit_diff(3, 5))
         result = sweep.run()
-        assert result.values.shape == (2, 1)
+        assert result.values.shape == (1, 1)
         torch.testing.assert_close(result.values, sweep.run(evaluator="serial").values)
         if sites.name != "pattern":  # which no module shows
             assert result.verify(n=2).ok
@@ -94,17 +94,17 @@ def test_one_key_for_all_heads_is_one_kv_head(beside: bool) -> None:
     model = captured(lambda: OneKey(beside=beside))
     run = model.run(ids=ids(1))
     for kind, way, part in (("q", "out", "q"), ("z", "in", "o")):
-        expected = seen(model, way, f"layers.1.attn.{part}", ids(1))
-        assert torch.equal(run[kind, 1], expected.reshape(2, LENGTH, 4, 4))
+        expected = seen(model, way, f"layers.0.attn.{part}", ids(1))
+        assert torch.equal(run[kind, 0], expected.reshape(2, LENGTH, 4, 4))
     for kind in ("k", "v"):
-        expected = seen(model, "out", f"layers.1.attn.{kind}", ids(1))
-        assert torch.equal(run[kind, 1], expected.reshape(2, LENGTH, 1, 4))
-        assert model.sites.shape_of(model.locate((kind, 1)).site) == "[batch, pos, kv_head=1, d_head=4]"
-    assert run["pattern", 1].shape == (2, 4, LENGTH, LENGTH)
-    weighed = torch.einsum("bhqk,bkd->bqhd", run["pattern", 1], run["v", 1][:, :, 0])
-    torch.testing.assert_close(weighed, run["z", 1])
+        expected = seen(model, "out", f"layers.0.attn.{kind}", ids(1))
+        assert torch.equal(run[kind, 0], expected.reshape(2, LENGTH, 1, 4))
+        assert model.sites.shape_of(model.locate((kind, 0)).site) == "[batch, pos, kv_head=1, d_head=4]"
+    assert run["pattern", 0].shape == (2, 4, LENGTH, LENGTH)
+    weighed = torch.einsum("bhqk,bkd->bqhd", run["pattern", 0], run["v", 0][:, :, 0])
+    torch.testing.assert_close(weighed, run["z", 0])
     sweep = model.sweep(
-        cw.sites("pattern", layer=1, head=":"), base=run, source=model.run(ids=ids(2)), metric=cw.logit(3)
+        cw.sites("pattern", layer=0, head=":"), base=run, source=model.run(ids=ids(2)), metric=cw.logit(3)
     )
     result = sweep.run()
     assert result.values.shape == (4,)

@@ -120,7 +120,7 @@ def each(
 def llama(
     name: str, there: Mapping[str, str], missing: Mapping[str, str] | None = None, **options: Any
 ) -> Named:
-    layers = each("model.layers.{}", there, missing)
+    layers = each("model.layers.{}", there, missing, options.get("num_hidden_layers", 2))
     return Named(f"{name}Config", f"{name}ForCausalLM", {**_LLAMA, **options}, layers)
 
 
@@ -489,6 +489,7 @@ NAMED: dict[str, Named] = {
         "FalconH1",
         without(usual(mlp="feed_forward"), "resid_mid"),
         {"resid_mid": r"'model\.layers\.\d/mul' is added together with attention"},
+        num_hidden_layers=1,
         mamba_d_ssm=32,
         mamba_n_heads=4,
         mamba_d_head=8,

@@ -8,7 +8,7 @@ import torch
 from tests.frontends.torch.named import check
 from tests.frontends.torch.named_architectures import NAMED
 
-FAST = ("cohere", "falcon_h1", "lfm2", "xlm", "minimax")
+FAST = ("cohere", "falcon_h1", "lfm2", "xlm")
 """Those that others are not like. `make test-architectures` goes through all of them."""
 
 
