@@ -40,20 +40,20 @@ $(VENV)/.peers: $(VENV)/.dev
 	touch $@
 
 demo: setup ## take SmolLM2-135M apart: every head and MLP, one page; demo-report/index.html
-	$(BIN)/python -m conewise.interfaces.demo
+	$(BIN)/python -m conewise.cli.demo
 
 # Two workers with one thread each: more threads than cores make small ops slower.
 test: setup ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/workloads/test_smollm2.py tests/workloads/test_sweep_smollm2.py tests/docs/test_blocks.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/runs/test_smollm2.py tests/sweeps/test_sweep_smollm2.py tests/docs/test_blocks.py
 
 test-transformer-lens: $(VENV)/.compare ## sites of the same name, against TransformerLens; minutes
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/workloads/test_transformer_lens.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/sweeps/test_transformer_lens.py
 
 test-architectures: setup ## named sites of 80 architectures of transformers, against hooks; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/frontends/torch/test_named_architectures.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py
 
 # Debian's own Chromium: nothing is downloaded but its package. CONEWISE_CHROMIUM names another browser.
 chromium:
@@ -69,7 +69,7 @@ screenshots: $(VENV)/.browser chromium demo ## write docs/images/report-*.png, f
 	$(BIN)/python -m tests.browser.screenshots demo-report/index.html docs/images
 
 coverage: setup ## write docs/coverage.md: what works on which architecture; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.frontends.torch.coverage_table
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.capture.coverage_table
 
 lint: setup ## check format and lint
 	$(BIN)/ruff format --check .

@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import conewise as cw
 from benchmarks.harness import Line, at_most, interleaved, seconds
-from conewise.workloads.model import Model
+from conewise.model import Model
 
 TOKENS, LAYER, HEAD = 20, 10, 3
 

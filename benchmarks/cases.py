@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import conewise as cw
-from conewise.workloads.model import capture
+from conewise.model import capture
 
 
 class Case:

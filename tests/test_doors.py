@@ -18,32 +18,32 @@ import transformers
 from rich.console import Console
 
 import conewise as cw
+from conewise.capture.foreign import told, told_as
+from conewise.capture.quiet import quiet
+from conewise.cli.loading import Named
+from conewise.cli.results import show_cost
+from conewise.cli.showing import Teller
+from conewise.cli.stored import QUESTION, read_question
 from conewise.errors import LoadError
-from conewise.frontends.torch.foreign import told, told_as
-from conewise.frontends.torch.gguf import read_header
-from conewise.frontends.torch.load import load
-from conewise.frontends.torch.quiet import quiet
-from conewise.frontends.torch.weights import INDEX, WEIGHTS
-from conewise.interfaces.cli.loading import Named
-from conewise.interfaces.cli.results import show_cost
-from conewise.interfaces.cli.showing import Teller
-from conewise.interfaces.cli.stored import QUESTION, read_question
-from conewise.interfaces.page import sweep_page
-from conewise.interfaces.rundir import FOLDED, STORY, read_run, write_run
 from conewise.models import tiny
-from conewise.workloads import store
-from conewise.workloads.archive import MANIFEST, VALUES
-from conewise.workloads.pairs import Pair, read_pairs, write_pairs
-from conewise.workloads.prompts import asked
-from conewise.workloads.questions import Question
-from conewise.workloads.sweep import Sweep
+from conewise.models.gguf import read_header
+from conewise.models.load import load
+from conewise.models.weight_files import INDEX, WEIGHTS
+from conewise.prompts.pairs import Pair, read_pairs, write_pairs
+from conewise.prompts.prompts import asked
+from conewise.prompts.questions import Question
+from conewise.report.page import sweep_page
+from conewise.report.rundir import FOLDED, STORY, read_run, write_run
+from conewise.sweeps.storage import store
+from conewise.sweeps.storage.archive import MANIFEST, VALUES
+from conewise.sweeps.sweep import Sweep
+from tests.capture.small_llama import small_llama, small_tokenizer, write_gguf
+from tests.cli.commands import CLEAN, CORRUPTED
 from tests.damage import count, damaged_bytes, damaged_json
 from tests.doors import all_ours
-from tests.frontends.torch.small_llama import small_llama, small_tokenizer, write_gguf
-from tests.interfaces.cli.commands import CLEAN, CORRUPTED
-from tests.workloads.resealed import body_of, reseal
-from tests.workloads.small import model as small_model
-from tests.workloads.small import sweep_over
+from tests.sweeps.small import model as small_model
+from tests.sweeps.small import sweep_over
+from tests.sweeps.storage.resealed import body_of, reseal
 
 PAIRS = [Pair(CLEAN, CORRUPTED, ("Mary",), ("John",))]
 
@@ -262,7 +262,7 @@ def test_what_libraries_print_while_they_read_a_model_is_no_output(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader of tokenizers says on stdout, past Python, what it does not know in a file."""
-    monkeypatch.setattr("conewise.frontends.torch.load.load", lambda *_, **__: os.write(1, b"Ignored\n"))
+    monkeypatch.setattr("conewise.models.load.load", lambda *_, **__: os.write(1, b"Ignored\n"))
     Named("tiny").load(Teller(quiet=True))
     assert capfd.readouterr() == ("", "Ignored\n")
     os.write(1, b"told\n")

@@ -11,24 +11,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from conewise import ops
+    from conewise.circuits.tracing import causal_trace
     from conewise.engine.ledger import Event, Ledger
     from conewise.engine.plan import Plan
     from conewise.engine.world import World
     from conewise.errors import ConewiseError
-    from conewise.frontends import ops
-    from conewise.frontends.torch.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.graph.block import Block, Graft, block, chain
     from conewise.graph.gradients import gradients
     from conewise.graph.graph import Graph, Node
-    from conewise.workloads.interventions import add, intervention, mean, noise, resample
-    from conewise.workloads.loading import load
-    from conewise.workloads.model import Model, capture
-    from conewise.workloads.places import Place, site
-    from conewise.workloads.result import Result
-    from conewise.workloads.run import Run
-    from conewise.workloads.selectors import sites
-    from conewise.workloads.sweep import Sweep
-    from conewise.workloads.tracing import causal_trace
+    from conewise.loading import load
+    from conewise.model import Model, capture
+    from conewise.runs.interventions import add, intervention, mean, noise, resample
+    from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
+    from conewise.runs.run import Run
+    from conewise.sites.places import Place, site
+    from conewise.sites.selectors import sites
+    from conewise.sweeps.result import Result
+    from conewise.sweeps.sweep import Sweep
 
 __version__ = "0.1.0"
 
@@ -76,34 +76,34 @@ _HOMES = {
     "Graft": "conewise.graph.block",
     "Graph": "conewise.graph.graph",
     "Ledger": "conewise.engine.ledger",
-    "Model": "conewise.workloads.model",
+    "Model": "conewise.model",
     "Node": "conewise.graph.graph",
-    "Place": "conewise.workloads.places",
+    "Place": "conewise.sites.places",
     "Plan": "conewise.engine.plan",
-    "Result": "conewise.workloads.result",
-    "Run": "conewise.workloads.run",
-    "Sweep": "conewise.workloads.sweep",
+    "Result": "conewise.sweeps.result",
+    "Run": "conewise.runs.run",
+    "Sweep": "conewise.sweeps.sweep",
     "World": "conewise.engine.world",
-    "add": "conewise.workloads.interventions",
+    "add": "conewise.runs.interventions",
     "block": "conewise.graph.block",
-    "capture": "conewise.workloads.model",
-    "causal_trace": "conewise.workloads.tracing",
+    "capture": "conewise.model",
+    "causal_trace": "conewise.circuits.tracing",
     "chain": "conewise.graph.block",
-    "cross_entropy": "conewise.frontends.torch.metrics",
+    "cross_entropy": "conewise.runs.metrics",
     "gradients": "conewise.graph.gradients",
-    "intervention": "conewise.workloads.interventions",
-    "kl_to": "conewise.frontends.torch.metrics",
-    "load": "conewise.workloads.loading",
-    "logit": "conewise.frontends.torch.metrics",
-    "logit_diff": "conewise.frontends.torch.metrics",
-    "mean": "conewise.workloads.interventions",
-    "metric": "conewise.frontends.torch.metrics",
-    "noise": "conewise.workloads.interventions",
-    "ops": "conewise.frontends.ops",
-    "prob": "conewise.frontends.torch.metrics",
-    "resample": "conewise.workloads.interventions",
-    "site": "conewise.workloads.places",
-    "sites": "conewise.workloads.selectors",
+    "intervention": "conewise.runs.interventions",
+    "kl_to": "conewise.runs.metrics",
+    "load": "conewise.loading",
+    "logit": "conewise.runs.metrics",
+    "logit_diff": "conewise.runs.metrics",
+    "mean": "conewise.runs.interventions",
+    "metric": "conewise.runs.metrics",
+    "noise": "conewise.runs.interventions",
+    "ops": "conewise.ops",
+    "prob": "conewise.runs.metrics",
+    "resample": "conewise.runs.interventions",
+    "site": "conewise.sites.places",
+    "sites": "conewise.sites.selectors",
 }
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conewise.interfaces.page import write_page
-from tests.interfaces.swept import swept
+from conewise.report.page import write_page
+from tests.report.swept import swept
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page

@@ -10,12 +10,12 @@ import pytest
 import torch
 from playwright.sync_api import expect
 
-from conewise.interfaces.page import write_page
-from conewise.workloads.places import Place
-from conewise.workloads.result import Result
-from conewise.workloads.selectors import Cell, Spread
+from conewise.report.page import write_page
+from conewise.sites.places import Place
+from conewise.sites.selectors import Cell, Spread
+from conewise.sweeps.result import Result
 from tests.browser.conftest import Opener
-from tests.interfaces.swept import swept
+from tests.report.swept import swept
 
 pytestmark = pytest.mark.browser
 

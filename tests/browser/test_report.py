@@ -16,11 +16,11 @@ import pytest
 import torch
 from playwright.sync_api import Locator, Page, expect
 
-from conewise.interfaces.page import write_page
-from conewise.workloads.selectors import Cell
-from conewise.workloads.story import Story, ToldPair
+from conewise.prompts.story import Story, ToldPair
+from conewise.report.page import write_page
+from conewise.sites.selectors import Cell
 from tests.browser.conftest import Opener
-from tests.interfaces.swept import HEADS, HOSTILE, LAYERS, LENGTH, swept
+from tests.report.swept import HEADS, HOSTILE, LAYERS, LENGTH, swept
 
 pytestmark = pytest.mark.browser
 

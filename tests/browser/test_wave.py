@@ -12,12 +12,12 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import conewise as cw
-from conewise.interfaces.wave import cone_section, wave_page, wave_section
-from conewise.workloads.folding import Cone, Folded, fold
-from conewise.workloads.selectors import Cell
-from conewise.workloads.waves import GraphWave
+from conewise.drawing.folding import Cone, Folded, fold
+from conewise.drawing.wave import cone_section, wave_page, wave_section
+from conewise.drawing.waves import GraphWave
+from conewise.sites.selectors import Cell
 from tests.browser.conftest import Opener
-from tests.workloads import small
+from tests.sweeps import small
 
 pytestmark = pytest.mark.browser
 

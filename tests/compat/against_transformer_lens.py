@@ -27,7 +27,7 @@ def metric(logits: Tensor) -> Tensor:
 def ours(folder: Path) -> None:
     """Save the models, the prompts and what our sweeps find."""
     import conewise.compat.transformer_lens as patching  # noqa: PLC0415  # theirs runs without it
-    from tests.workloads.tiny import VOCABULARY, prompts, tiny  # noqa: PLC0415
+    from tests.sweeps.tiny import VOCABULARY, prompts, tiny  # noqa: PLC0415
 
     for name in MODELS:
         model: Any = tiny(name)

@@ -15,8 +15,8 @@ from torch import Tensor
 import conewise as cw
 import conewise.compat.transformer_lens as patching
 from conewise.errors import MetricError, PatchError, SweepError
-from conewise.workloads.places import Place
-from tests.workloads.tiny import HEADS, LAYERS, LENGTH, hooks, logits, prompts, tiny, value
+from conewise.sites.places import Place
+from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, hooks, logits, prompts, tiny, value
 
 BATCHED = 1e-4
 """How far batched kernels may lie from single ones; the metrics below are of order 1."""

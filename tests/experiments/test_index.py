@@ -5,10 +5,10 @@ import torch
 
 import conewise as cw
 from conewise.experiments import index
-from conewise.frontends.torch.architectures import ARCHITECTURES
-from conewise.workloads.model import Model
+from conewise.model import Model
+from conewise.models.architectures import ARCHITECTURES
+from tests.capture.zoo import ZOO
 from tests.experiments.quick import quick
-from tests.frontends.torch.zoo import ZOO
 
 
 @cache

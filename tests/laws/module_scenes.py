@@ -15,7 +15,7 @@ from torch import Tensor
 
 import conewise as cw
 from conewise.errors import MetricError, MissingSiteError, SweepError
-from conewise.workloads.model import Model
+from conewise.model import Model
 from tests.laws.modules import (
     EACH,
     Choices,

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import MetricError, PatchError
-from conewise.frontends.torch.interpret import Interpreter
-from conewise.frontends.torch.metrics import Metric, measured, measured_whole
-from conewise.frontends.torch.records import Ref
-from conewise.workloads.model import Model
-from conewise.workloads.places import Place
-from conewise.workloads.run import Edit, Run
-from conewise.workloads.sweep import Sweep
+from conewise.model import Model
+from conewise.program.interpret import Interpreter
+from conewise.program.records import Ref
+from conewise.runs.metrics import Metric, measured, measured_whole
+from conewise.runs.run import Edit, Run
+from conewise.sites.places import Place
+from conewise.sweeps.sweep import Sweep
 
 VOCABULARY = 61
 LENGTH = 7

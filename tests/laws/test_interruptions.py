@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 import conewise as cw
+from conewise import ops
 from conewise.engine.standing import Fixed, Ruled, Standing, Through
 from conewise.engine.state import State, _maps
-from conewise.frontends import ops
 from conewise.graph.reverse import ReversePass
 from tests.laws.interrupting import interrupt, moments_of
 from tests.laws.oracle import NaiveGraph, NaiveWorld, cone

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from conewise.errors import SweepError
 from conewise.graph.graph import Graph
+from conewise.sweeps.planning.arrangement import LAUNCH_FLOPS
 from conewise.theory.sweeps import sweep_cost
-from conewise.workloads.arrangement import LAUNCH_FLOPS
 from tests.laws.swept import Swept, read_all, read_last, run_in_full, stale_in_theory, sweeps
 
 ROUNDING = 1e-4
 """How far a wavefront may lie from serial, relative to the metric's largest value: batched kernels sum in
-another order. Typically it is below 1e-6; see `tests/workloads/test_sweep_zoo.py`."""
+another order. Typically it is below 1e-6; see `tests/sweeps/test_sweep_zoo.py`."""
 
 
 @pytest.fixture(autouse=True, scope="module")

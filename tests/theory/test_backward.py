@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise import theory
+from conewise import ops, theory
 from conewise.errors import TheoryError
-from conewise.frontends import ops
 from conewise.graph.gradients import Gradients, gradients
 from conewise.graph.vjp import Vjp, vjps_of
 from tests.laws.cost_scenes import bill, line

@@ -32,7 +32,7 @@ def test_every_public_function_is_in_the_docs(name: str) -> None:
 def test_every_test_that_the_docs_name_exists() -> None:
     tests = "".join(
         path.read_text("utf-8")
-        for folder in ("theory", "laws", "workloads", "experiments")
+        for folder in ("theory", "laws", "runs", "sweeps", "experiments")
         for path in ROOT.glob(f"tests/{folder}/*.py")
     )
     named = {test for page in PAGES.values() for test in re.findall(r"`(test_\w+)`", page)}

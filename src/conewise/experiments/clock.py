@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from conewise.engine.world import World
+from conewise.experiments.llama import Llama, describe_device, llama, one_thread, same_bits
 from conewise.experiments.measure import shifted, warm
 from conewise.experiments.result import Progress, Row, silent
 from conewise.experiments.transformers import Place
-from conewise.frontends.torch.llama import Llama, describe_device, llama, one_thread, same_bits
 from conewise.theory.transformers import transformer_ratio
 
 SEED = 0

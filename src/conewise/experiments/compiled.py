@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from conewise.capture.quiet import quiet
+from conewise.experiments.llama import one_thread
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.experiments.scanning import Scan, scanning
 from conewise.experiments.statistics import trimmed_median
-from conewise.frontends.torch.architectures import ARCHITECTURES
-from conewise.frontends.torch.llama import one_thread
-from conewise.frontends.torch.metrics import logit_diff
-from conewise.frontends.torch.quiet import quiet
+from conewise.model import Model
+from conewise.models.architectures import ARCHITECTURES
+from conewise.runs.metrics import logit_diff
+from conewise.sites.selectors import sites
+from conewise.sweeps.sweep import Sweep
 from conewise.theory.compiled import compiled_ratio
 from conewise.theory.sweeps import full_cost, stale, sweep_costs
-from conewise.workloads.model import Model
-from conewise.workloads.selectors import sites
-from conewise.workloads.sweep import Sweep
 
 SEED = 0
 DEPTHS, POSITIONS, ROUNDS = (2, 5), 12, 9

@@ -22,10 +22,10 @@ from fractions import Fraction
 from functools import partial
 
 from conewise.experiments.clock import SEED, Size, clock, llama_places
+from conewise.experiments.llama import best_device, describe_device, llama, one_thread
 from conewise.experiments.measure import patch_cost, shifted, warm
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.experiments.transformers import Transformer, encoder_style, gpt2_style
-from conewise.frontends.torch.llama import best_device, describe_device, llama, one_thread
 from conewise.theory.transformers import (
     blueprint,
     encoder_cone,

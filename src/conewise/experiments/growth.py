@@ -16,9 +16,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from conewise import ops
 from conewise.engine.world import World
 from conewise.experiments.result import Progress, Result, Row, silent, versions
-from conewise.frontends import ops
 from conewise.graph.block import Block, block
 from conewise.graph.gradients import Gradients, gradients
 from conewise.graph.graph import Graph, Site

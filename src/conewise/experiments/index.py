@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from conewise.capture.quiet import quiet
+from conewise.drawing.folding import fold, node_flops
+from conewise.drawing.parts import group
+from conewise.experiments.llama import one_thread
 from conewise.experiments.result import Number, Progress, Result, Row, silent, versions
-from conewise.frontends.torch.architectures import ARCHITECTURES
-from conewise.frontends.torch.llama import one_thread
-from conewise.frontends.torch.quiet import quiet
-from conewise.frontends.torch.records import Program
-from conewise.frontends.torch.tensors import computing
 from conewise.graph.graph import Graph, Site
+from conewise.model import Model
+from conewise.models.architectures import ARCHITECTURES
+from conewise.program.records import Program
+from conewise.program.tensors import computing
+from conewise.runs.run import Run
+from conewise.sites.selectors import SelectorLike, sites
+from conewise.sweeps.sweep import Sweep
 from conewise.theory.karamata import KaramataIndex, karamata_index
 from conewise.theory.layers import layered_ratio
 from conewise.theory.sweeps import effective_index, sweep_ratio
 from conewise.theory.weights import Weight
-from conewise.workloads.folding import fold, node_flops
-from conewise.workloads.model import Model
-from conewise.workloads.parts import group
-from conewise.workloads.run import Run
-from conewise.workloads.selectors import SelectorLike, sites
-from conewise.workloads.sweep import Sweep
 
 SEED = 0
 LAYERS, POSITIONS, ROUNDS = 4, 12, 5

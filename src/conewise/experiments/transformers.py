@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from conewise.frontends import ops
+from conewise import ops
 from conewise.graph.graph import Graph, Site
 
 Array = npt.NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Vector-Jacobian products: what a rule brings along so that its gradients can be nodes of a graph.
 
-`gradients` reads them; the ops of `frontends.ops` have them, and any other rule may.
+`gradients` reads them; the ops of `ops` have them, and any other rule may.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""A module and an example become a program."""

@@ -1,0 +1,354 @@
+"""From an exported program to records: functional, named by module and operation, sizes apart."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from conewise.errors import CaptureError, RandomnessError
+from conewise.program.aliasing import (
+    HANDED_THROUGH,
+    WriteThrough,
+    functional_twin,
+    is_identity,
+    viewed_argument,
+    written_argument,
+)
+from conewise.program.calls import Call
+from conewise.program.records import (
+    Input,
+    ModuleCall,
+    Program,
+    Record,
+    Ref,
+    SizeRef,
+    Source,
+)
+from conewise.program.sizes import (
+    Size,
+    SizeTable,
+    folded,
+    has_unbacked,
+    is_symbolic,
+    relations_of,
+    size_of,
+)
+from conewise.structure.ports import find_ports, module_stack
+
+_ASSERTIONS = frozenset(
+    {
+        torch.ops.aten._assert_scalar.default,
+        torch.ops.aten._assert_tensor_metadata.default,
+        torch.ops.aten._assert_async.msg,
+        torch.ops.aten.sym_constrain_range.default,
+        torch.ops.aten.sym_constrain_range_for_size.default,
+    }
+)
+_DETACHING = frozenset(
+    {torch.ops.aten.detach.default, torch.ops.aten.detach_.default, torch.ops.aten.alias.default}
+)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """A tensor that owns memory: its current value, and how often it has been written to."""
+
+    value: Ref
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A value as views of a memory, taken one after another; none of them for the memory itself."""
+
+    memory: _Memory
+    steps: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...] = ()
+
+
+def lower(exported: ExportedProgram, example: Call, module_name: str) -> Program:
+    """The records of `exported`, which was made with `example`.
+
+    Operations that hand their input through become no record, and so do sizes, which go to the
+    program's table. Raises RandomnessError when a run would draw random numbers.
+    """
+    lowering = _Lowering(exported, module_name)
+    lowering.bind_leaves(example)
+    for node in exported.graph.nodes:
+        if node.op == "call_function":
+            lowering.add(node)
+        elif node.op not in {"placeholder", "output", "get_attr"}:
+            raise CaptureError(f"torch.export left a {node.op} node, {node.format_node()}.")
+    return lowering.finish()
+
+
+class _Lowering:
+    """The state of one pass over an exported graph."""
+
+    def __init__(self, exported: ExportedProgram, module_name: str) -> None:
+        self.exported, self.module_name = exported, module_name
+        self.sizes = SizeTable()
+        self.records: list[Record] = []
+        self.sources: dict[str, Source] = {}
+        self.inputs: list[Input] = []
+        self.taken: dict[str, int] = {}
+        self.values: dict[fx.Node, Any] = {}
+        self.views: dict[fx.Node, _View] = {}
+        self.seen_version: dict[fx.Node, int] = {}
+        self.written: dict[str, None] = {}
+        self.writes = any(written_argument(n) is not None for n in exported.graph.nodes)
+
+    def bind_leaves(self, example: Call) -> None:
+        """Give every placeholder its source, its input or its constant."""
+        placeholders = {n.name: n for n in self.exported.graph.nodes if n.op == "placeholder"}
+        leaves = iter(example.leaves()[0])
+        by_tensor: dict[int, str] = {}
+        for spec in self.exported.graph_signature.input_specs:
+            node = placeholders[spec.arg.name]
+            if spec.kind is InputKind.USER_INPUT:
+                name, value = next(leaves)
+                self._bind_input(node, name, value)
+            else:
+                assert spec.target is not None
+                tensor = self._stored(spec.target)
+                if not isinstance(tensor, torch.Tensor):
+                    self.values[node] = tensor
+                    continue
+                known = by_tensor.setdefault(id(tensor), spec.target)
+                self._bind_source(node, known, spec.target, tensor, spec.kind is InputKind.PARAMETER)
+        for node in self.exported.graph.nodes:
+            if node.op == "get_attr":
+                self.values[node] = getattr(self.exported.graph_module, str(node.target))
+        fakes = [node.meta.get("val") for node in placeholders.values()]
+        for relation in relations_of(fake for fake in fakes if isinstance(fake, torch.Tensor)):
+            self.sizes.guard(relation)
+
+    def _bind_input(self, node: fx.Node, name: str, value: Any) -> None:
+        fake = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            self.values[node] = value
+            return
+        assert isinstance(fake, torch.Tensor)
+        name = self._unique(name)
+        shape = tuple(size_of(size) for size in fake.shape)
+        self.inputs.append(Input(name, shape, value.dtype, value.device))
+        self.sizes.bind(name, shape)
+        self._own(node, Ref(name))
+
+    def _bind_source(
+        self, node: fx.Node, known: str, target: str, tensor: torch.Tensor, is_parameter: bool
+    ) -> None:
+        if known == target:
+            name = self._unique(target)
+            self.sources[known] = Source(name, tensor, is_parameter)
+        else:
+            old = self.sources[known]
+            self.sources[known] = Source(old.name, old.value, old.is_parameter, (*old.aliases, target))
+        self._own(node, Ref(self.sources[known].name))
+
+    def _stored(self, target: str) -> Any:
+        if target in self.exported.state_dict:
+            return self.exported.state_dict[target]
+        return self.exported.constants[target]
+
+    def add(self, node: fx.Node) -> None:
+        """Lower one operation."""
+        value = node.meta.get("val")
+        if node.target in _ASSERTIONS:
+            return
+        if is_symbolic(value):
+            self._add_size(node, value)
+        elif isinstance(value, int | float | bool):
+            self.values[node] = value
+        elif node.target is not operator.getitem and self._is_random(node):
+            raise RandomnessError(self.module_name, (self._name(node),))
+        elif (position := written_argument(node)) is not None:
+            self._add_write(node, position)
+        elif is_identity(node):
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            self._share(node, source, ())
+        else:
+            self._add_operation(node)
+
+    def _add_size(self, node: fx.Node, value: object) -> None:
+        """A size: a constant, an entry of the table, or (where it depends on values) a node."""
+        expr = folded(value)
+        if isinstance(expr, bool | int | float):
+            self.values[node] = expr
+        elif has_unbacked(expr):
+            self._add_operation(node)
+        else:
+            self.values[node] = SizeRef(self.sizes.index(expr))
+
+    def _add_operation(self, node: fx.Node) -> None:
+        args, kwargs = self._template(node.args), self._template(dict(node.kwargs))
+        reference = self._emit(node, node.target, args, kwargs)  # type: ignore[arg-type]
+        source = viewed_argument(node) if self.writes else None
+        if source is None or source not in self.views or self._is_fresh_tuple(source):
+            self._own(node, reference)
+        else:
+            self._share(node, source, ((node.target, args[1:], kwargs),))
+            self.values[node] = reference
+
+    def _is_fresh_tuple(self, node: fx.Node) -> bool:
+        """Whether the node made several tensors, each of which then owns its memory."""
+        return not isinstance(node.meta.get("val"), torch.Tensor) and not self.views[node].steps
+
+    def _add_write(self, node: fx.Node, position: int) -> None:
+        written = node.args[position]
+        assert isinstance(written, fx.Node)
+        view = self.views[written]
+        args, kwargs = self._template(node.args), self._template(dict(node.kwargs))
+        twin = functional_twin(node, position) if not view.steps else None
+        if twin is not None:
+            fresh = self._emit(node, twin, args, kwargs)
+        else:
+            rest = (*args[:position], *args[position + 1 :])
+            write = WriteThrough(node.target, position)  # type: ignore[arg-type]
+            fresh = self._emit(node, write, (view.memory.value, view.steps, rest, kwargs), {})
+        if any(source.name == view.memory.value.name for source in self.sources.values()):
+            self.written[view.memory.value.name] = None
+        view.memory.value = fresh
+        view.memory.version += 1
+        self._share(node, written, ())
+
+    def _own(self, node: fx.Node, reference: Ref) -> None:
+        self.values[node] = reference
+        self.views[node] = _View(_Memory(reference))
+        self.seen_version[node] = 0
+
+    def _share(self, node: fx.Node, source: fx.Node, steps: tuple[Any, ...]) -> None:
+        """Let `node` be a view of the memory of `source`, `steps` further on."""
+        view = self.views[source]
+        self.views[node] = _View(view.memory, (*view.steps, *steps))
+        if not steps:
+            self.values[node] = self._current(source)
+        self.seen_version[node] = view.memory.version
+
+    def _current(self, node: fx.Node) -> Any:
+        """The node's value as of now: views taken before a write are taken again."""
+        view = self.views.get(node)
+        if view is None or self.seen_version[node] == view.memory.version:
+            return self.values[node]
+        reference = view.memory.value
+        for target, args, kwargs in view.steps:
+            reference = self._emit(node, target, (reference, *args), kwargs)
+        self.values[node] = reference
+        self.seen_version[node] = view.memory.version
+        return reference
+
+    def _template(self, argument: Any) -> Any:
+        match argument:
+            case fx.Node():
+                return self._current(argument)
+            case tuple():
+                return tuple(self._template(item) for item in argument)
+            case list():
+                return [self._template(item) for item in argument]
+            case dict():
+                return {key: self._template(item) for key, item in argument.items()}
+            case slice():
+                parts = (argument.start, argument.stop, argument.step)
+                return slice(*(self._template(part) for part in parts))
+            case _:
+                return argument
+
+    def _emit(self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Ref:
+        fake = node.meta.get("val")
+        shape = dtype = None
+        if isinstance(fake, torch.Tensor):
+            shape, dtype = tuple(size_of(size) for size in fake.shape), fake.dtype
+        if isinstance(target, WriteThrough) or target is not node.target:
+            shape, dtype = self._shape_of(args[0]) if isinstance(args[0], Ref) else (shape, dtype)
+        record = Record(
+            self._unique(self._name(node)), target, args, kwargs, module_calls(node), shape, dtype
+        )
+        self.records.append(record)
+        return Ref(record.name)
+
+    def _shape_of(self, reference: Ref) -> tuple[tuple[Size, ...] | None, torch.dtype | None]:
+        record = next((r for r in reversed(self.records) if r.name == reference.name), None)
+        if record is not None:
+            return record.shape, record.dtype
+        leaf = next((i for i in self.inputs if i.name == reference.name), None)
+        if leaf is not None:
+            return leaf.shape, leaf.dtype
+        value = next(s.value for s in self.sources.values() if s.name == reference.name)
+        return tuple(value.shape), value.dtype
+
+    def _is_random(self, node: fx.Node) -> bool:
+        """Whether the operation draws random numbers, or updates statistics that it then uses."""
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            return False
+        arguments = {
+            argument.name: node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            for i, argument in enumerate(target._schema.arguments)
+        }
+        if "running_mean" in arguments:
+            updates = arguments.get("training", arguments.get("use_input_stats"))
+            return bool(updates) and isinstance(arguments.get("running_mean"), fx.Node)
+        if target not in HANDED_THROUGH and torch.Tag.nondeterministic_seeded not in target.tags:
+            return False
+        rates = [arguments[name] for name in ("p", "dropout", "dropout_p") if name in arguments]
+        trains = arguments.get("train", arguments.get("training", True))
+        return bool(trains) and (any(rates) or not rates) and target not in _DETACHING
+
+    def _name(self, node: fx.Node) -> str:
+        calls = module_calls(node)
+        packet = getattr(node.target, "overloadpacket", node.target)
+        op = str(getattr(packet, "__name__", node.name)).rstrip("_")
+        path = str(calls[-1]) if calls else ""
+        return f"{path}/{op}" if path else op
+
+    def _unique(self, name: str) -> str:
+        count = self.taken.get(name, 0)
+        self.taken[name] = count + 1
+        return self._unique(f"{name}_{count}") if count else name
+
+    def finish(self) -> Program:
+        """The program, without the records that no output depends on."""
+        output = next(n for n in self.exported.graph.nodes if n.op == "output")
+        outputs = tuple(self._template(tuple(output.args[0])))
+        ports = find_ports(self.exported.graph, self._current)
+        records = _live(self.records, outputs)
+        known = {record.name for record in records} | {leaf.name for leaf in self.inputs}
+        spec = self.exported.call_spec.out_spec
+        assert spec is not None
+        used = {name for record in records for name in record.inputs}
+        used |= {out.name for out in outputs if isinstance(out, Ref)}
+        program = Program(
+            records,
+            tuple(source for source in self.sources.values() if source.name in used),
+            tuple(self.inputs),
+            outputs,
+            spec,
+            self.sizes,
+            tuple(port for port in ports(known)),
+            self.module_name,
+            tuple(self.written),
+        )
+        program.check()
+        return program
+
+
+def module_calls(node: fx.Node) -> tuple[ModuleCall, ...]:
+    """The calls of modules that the node was made under, outermost first, the root left out."""
+    return tuple(call for _, call, _ in module_stack(node))
+
+
+def _live(records: Iterable[Record], outputs: Iterable[Any]) -> tuple[Record, ...]:
+    wanted = {out.name for out in outputs if isinstance(out, Ref)}
+    live: list[Record] = []
+    for record in reversed(tuple(records)):
+        if record.name in wanted:
+            wanted.update(record.inputs)
+            live.append(record)
+    return tuple(reversed(live))

@@ -1,0 +1,1 @@
+"""The module itself, with hooks: what all else is compared with."""

@@ -1,0 +1,213 @@
+"""The original module, run with forward hooks that read or replace values: no graph takes part.
+
+A node of the graph can be hooked where it goes into or comes out of a call of a module, as long as the
+hook changes it for all who read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from conewise.program.build import bitwise_same
+from conewise.program.calls import Signature
+from conewise.program.records import ModuleCall, Program, Ref
+
+Tensor = torch.Tensor
+Change = Callable[[Tensor], Tensor]
+Leaves = Callable[[list[Any]], list[Any]]
+
+RESEMBLES, BY_FAR = 0.5, 4
+"""Tensors that are equal up to rounding are no further apart than this share of their length; a tensor is
+the nearest by far when every other is more than so many times as far off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What goes into a call of a module, or comes out of it."""
+
+    call: ModuleCall
+    is_output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One tensor at a boundary: the leaf of that number, in the order of the flattened arguments."""
+
+    boundary: Boundary
+    leaf: int
+
+
+class HookedModule:
+    """A captured module by itself: its forward on a run's inputs, with hooks that are gone afterwards."""
+
+    def __init__(self, module: nn.Module, program: Program, signature: Signature) -> None:
+        self._module = module
+        self._program = program
+        self._signature = signature
+
+    def find(self, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Hook]:
+        """A hook for each node of `values` that has one.
+
+        The graph says at which call of a module a node can be seen, its shape and dtype say which tensor of
+        that call it is. Where several are alike, it is the one whose value in the run of `inputs` is by far
+        the nearest to the node's own. Values need not be equal: a module may round otherwise than its graph.
+        A node without a boundary of its own, or that resembles nothing there, has none.
+        """
+        candidates = {node: tuple(boundaries(self._program, node)) for node in values}
+        seen: dict[Boundary, list[Any]] = {}
+
+        def record(boundary: Boundary) -> Leaves:
+            def keep(leaves: list[Any]) -> list[Any]:
+                seen[boundary] = leaves
+                return leaves
+
+            return keep
+
+        wanted = {boundary for found in candidates.values() for boundary in found}
+        self._forward(inputs, {boundary: record(boundary) for boundary in wanted})
+        hooks: dict[str, Hook] = {}
+        for node, found in candidates.items():
+            for boundary in found:
+                leaf = _nearest(seen.get(boundary, []), values[node])
+                if leaf is not None:
+                    hooks[node] = Hook(boundary, leaf)
+                    break
+        return hooks
+
+    def read(self, hooks: Iterable[Hook], inputs: Mapping[str, Tensor]) -> dict[Hook, Tensor]:
+        """What passes through the hooks in the run of `inputs`."""
+        seen: dict[Hook, Tensor] = {}
+
+        def keep(hook: Hook) -> Change:
+            def change(value: Tensor) -> Tensor:
+                seen[hook] = value.clone()
+                return value
+
+            return change
+
+        self.outputs(inputs, {hook: keep(hook) for hook in hooks})
+        return seen
+
+    def outputs(self, inputs: Mapping[str, Tensor], changes: Mapping[Hook, Change]) -> Any:
+        """What the module returns when the hooked values are changed so."""
+        by_boundary: dict[Boundary, dict[int, Change]] = {}
+        for hook, change in changes.items():
+            by_boundary.setdefault(hook.boundary, {})[hook.leaf] = change
+        return self._forward(inputs, {boundary: _changing(own) for boundary, own in by_boundary.items()})
+
+    def target(self, outputs: Any, node: str) -> Tensor:
+        """The tensor of the module's outputs that the graph has at `node`."""
+        leaves = tree_flatten(outputs)[0]
+        found: Tensor = leaves[self._program.outputs.index(Ref(node))]
+        return found
+
+    @torch.no_grad()
+    def _forward(self, inputs: Mapping[str, Tensor], actions: Mapping[Boundary, Leaves]) -> Any:
+        named, spec = self._signature.example.leaves()
+        args, kwargs = tree_unflatten([inputs.get(name, value) for name, value in named], spec)
+        # Hooks act while something is in it: one that an interruption leaves behind changes nothing.
+        live: list[bool] = []
+        handles: list[Any] = []
+        try:
+            for boundary, action in actions.items():
+                part = self._module.get_submodule(boundary.call.path)
+                if boundary.is_output:
+                    hook = _output_hook(boundary.call.call, action, live)
+                    handles.append(part.register_forward_hook(hook))
+                else:
+                    hook = _input_hook(boundary.call.call, action, live)
+                    handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
+            live.append(True)
+            return self._module(*args, **kwargs)
+        finally:
+            live.clear()
+            try:
+                _remove(handles)
+            except BaseException:  # interrupted: once more, for nothing may stay on the user's module
+                _remove(handles)
+                raise
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def boundaries(program: Program, node: str) -> Iterator[Boundary]:
+    """The boundaries at which a change of the node's value reaches all of its readers, and nothing else."""
+    readers = [record for record in program.records if node in record.inputs]
+    made_under = next((record.modules for record in program.records if record.name == node), ())
+    is_returned = Ref(node) in program.outputs
+    for port in program.ports:
+        inside = sum(port.call in reader.modules for reader in readers)
+        if node in port.outputs and port.call in made_under and not inside:
+            yield Boundary(port.call, is_output=True)
+        if node in port.inputs and port.call not in made_under and inside == len(readers) and not is_returned:
+            yield Boundary(port.call, is_output=False)
+
+
+def _changing(changes: Mapping[int, Change]) -> Leaves:
+    def change(leaves: list[Any]) -> list[Any]:
+        return [changes[i](leaf) if i in changes else leaf for i, leaf in enumerate(leaves)]
+
+    return change
+
+
+def _output_hook(call: int, action: Leaves, live: Sequence[bool]) -> Callable[..., Any]:
+    calls = 0
+
+    def hook(_: nn.Module, __: Any, output: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if not live or calls - 1 != call:
+            return None
+        leaves, spec = tree_flatten(output)
+        return tree_unflatten(action(leaves), spec)
+
+    return hook
+
+
+def _input_hook(call: int, action: Leaves, live: Sequence[bool]) -> Callable[..., Any]:
+    calls = 0
+
+    def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if not live or calls - 1 != call:
+            return None
+        leaves, spec = tree_flatten((args, kwargs))
+        return tree_unflatten(action(leaves), spec)
+
+    return hook
+
+
+def _nearest(leaves: list[Any], value: Any) -> int | None:
+    """The leaf that is `value` up to rounding, if there is one and no other comes near."""
+    if not isinstance(value, Tensor):
+        return None
+    alike = [
+        (_apart(leaf, value), number)
+        for number, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype) == (value.shape, value.dtype)
+    ]
+    if not alike:
+        return None
+    (nearest, number), *others = sorted(alike)
+    is_it = nearest <= RESEMBLES and all(nearest * BY_FAR < other for other, _ in others)
+    return number if is_it else None
+
+
+def _apart(leaf: Tensor, value: Tensor) -> float:
+    """The distance of two tensors, as a share of the second one's length."""
+    one, other = leaf.detach().double(), value.detach().double()
+    far, length = float((one - other).norm()), float(other.norm())
+    if math.isnan(far):
+        return 0.0 if bitwise_same(leaf, value) else math.inf
+    return far / length if length else far

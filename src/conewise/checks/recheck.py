@@ -1,0 +1,149 @@
+"""Cells of a result against the witness: plain full forwards of the original module, with hooks."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+from conewise.checks.reference import (
+    NoReferenceError,
+    Reference,
+    allowed_error,
+    reference_of,
+)
+from conewise.checks.witness import Witness
+from conewise.errors import SweepError, UnhookedWarning, WeightsChangedError
+from conewise.program.tensors import cell_tolerance, largest_difference
+from conewise.runs.filling import joined
+from conewise.sweeps.execution.precision import precision_tolerance
+from conewise.sweeps.result import CellCheck, Result
+
+CAN_FAIL = 1e-3
+"""Where more than this share of the largest value had to be allowed, a comparison could hardly fail."""
+
+
+def recheck(result: Result, n: int, seed: int) -> CellCheck:
+    """Run `n` random cells and the base again, for every prompt, and compare every metric of theirs.
+
+    A serial result has to be equal bit for bit, where the module's own base is. Else numbers may differ by
+    rounding: in float32 and float64 by `cell_tolerance` of the metric's largest value. In half precision and
+    in TF32 that could hide anything: there they may lie no further from the module in a higher precision, nor
+    from its own forwards, than those lie from it, a few times over; see `allowed_error`. Warns of cells that
+    no hook could run.
+    """
+    sweep = result.sweep
+    assert sweep is not None
+    if n < 1:
+        raise SweepError(f"{n} cells to verify; give at least 1.")
+    if sweep.facts.fingerprint != result.provenance["weights"]:
+        raise WeightsChangedError(
+            f"the weights of {sweep.model.name} were written to after this result was made, so the module "
+            "cannot say whether it is right. Put the old weights back, or run the sweep again."
+        )
+    count = len(sweep.cells)
+    chosen = sorted(random.Random(seed).sample(range(count), min(n, count)))
+    module = Witness(sweep, chosen)
+    for place in range(sweep.batches):
+        module.run(sweep._batch(place))
+    unhooked = [sweep.cells[number].name for number in chosen if number not in module.hooked]
+    if unhooked:
+        shown = ", ".join(unhooked[:4]) + (", ..." if len(unhooked) > 4 else "")
+        warnings.warn(
+            f"{len(unhooked)} of {len(chosen)} cells were compared with the captured program alone, not with "
+            f"the module itself, because no module shows their sites: {shown}.",
+            UnhookedWarning,
+            stacklevel=3,
+        )
+    check = CellCheck(len(chosen), len(module.hooked), len(unhooked), 0.0, 0.0, 0.0)
+    if result.plan.evaluator == "serial" and module.is_exact:
+        return _compared(result, module, check, 0.0)
+    rounding = precision_tolerance(sweep.precision, cell_tolerance(sweep.facts.dtype))
+    if rounding <= CAN_FAIL:
+        return _compared(result, module, check, rounding)
+    try:
+        reference = reference_of(sweep.model.module, sweep.facts.dtype)
+        precise = Witness(sweep, sorted(module.hooked), reference)
+        for place in range(sweep.batches):
+            precise.run(sweep._batch(place), module)
+        return _judged(result, module, precise, reference, check)
+    except NoReferenceError as error:
+        why = str(error)
+    except Exception as error:  # noqa: BLE001  # a module in another precision raises whatever it likes
+        why = f"in a higher precision the module raises {type(error).__name__}: {error}"
+    return _compared(result, module, replace(check, unchecked=why), rounding)
+
+
+def _compared(result: Result, module: Witness, check: CellCheck, tolerance: float) -> CellCheck:
+    """How far the result is from full forwards of the module, of the largest value."""
+    apart = list(_differences(result, module, module))
+    return replace(
+        check,
+        largest_deviation=max(far for _, far in apart),
+        relative=max(far / _scale(result, metric) if far else 0.0 for metric, far in apart),
+        tolerance=tolerance,
+    )
+
+
+def _judged(
+    result: Result, module: Witness, precise: Witness, reference: Reference, check: CellCheck
+) -> CellCheck:
+    """How far the result is from the reference, and how far the module itself is: of the worst metric."""
+    found: list[CellCheck] = []
+    for metric in range(len(result.metrics)):
+        scale = _scale(result, metric)
+        own, deviation = _own_error(module, precise, metric), _largest(result, module, module, metric)
+        if not math.isfinite(own):
+            raise NoReferenceError(
+                "the module's own forwards overflow, and in a higher precision they do not"
+            )
+        found.append(
+            replace(
+                check,
+                largest_deviation=deviation,
+                relative=max(deviation, _largest(result, precise, module, metric)) / scale,
+                tolerance=allowed_error(own, reference.own, scale) / scale,
+                own_error=own / scale,
+                reference=reference.name,
+            )
+        )
+    return max(found, key=lambda one: one.excess)
+
+
+def _own_error(module: Witness, precise: Witness, metric: int) -> float:
+    """How far the module's own forwards are from the reference.
+
+    That is the largest error of the cells and bases; where these are few and happen to be exact, it is what
+    errors as large as those of all outputs usually do to the metric.
+    """
+    pairs = list(zip(module.base, precise.base, strict=True))
+    for number, rows in precise.cells.items():
+        pairs += zip(module.cells[number], rows, strict=True)
+    if not pairs:
+        raise NoReferenceError("the module itself could run neither a cell nor the base")
+    shaken = [(one[metric] - other[metric]).square().mean() for one, other in precise.shaken]
+    usual = math.sqrt(sum(map(float, shaken)) / len(shaken))
+    return max(usual, *(largest_difference(one[metric], other[metric]) for one, other in pairs))
+
+
+def _largest(result: Result, witness: Witness, others: Witness, metric: int) -> float:
+    return max(far for number, far in _differences(result, witness, others) if number == metric)
+
+
+def _differences(result: Result, witness: Witness, others: Witness) -> Iterator[tuple[int, float]]:
+    """(metric, difference) of each cell and of the base; `others` ran the cells that `witness` did not."""
+    for metric in range(len(result.metrics)):
+        for number in others.cells:
+            found = joined((witness if number in witness.cells else others).cells[number])[metric]
+            yield metric, largest_difference(found, result.per_prompt[metric, number])
+            yield metric, largest_difference(found.mean(), result.table[metric, number])
+        if result.base_per_prompt is not None and len(witness.base) == len(witness.hooks):
+            yield metric, largest_difference(joined(witness.base)[metric], result.base_per_prompt[metric])
+
+
+def _scale(result: Result, metric: int) -> float:
+    """The largest value of a metric: of the cells and of the base."""
+    values = [*result.per_prompt[metric].reshape(-1).tolist(), float(result.base[metric])]
+    return max((abs(value) for value in values if value == value), default=0.0) or 1.0

@@ -1,0 +1,166 @@
+"""The witness: cells of a sweep, each run again in full by the module itself, with hooks.
+
+No graph and no engine take part, but for cells whose sites no module shows: these are run by the captured
+program, operation by operation, and are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from conewise.capture.sampling import tensor_leaves
+from conewise.checks.hooking import Hook, HookedModule
+from conewise.checks.reference import Reference
+from conewise.errors import SweepError
+from conewise.program.interpret import Interpreter
+from conewise.program.tensors import Tensor, computing, same_bits
+from conewise.runs.filling import stacked
+from conewise.runs.metrics import measured, measured_whole
+from conewise.runs.run import Edit
+from conewise.sweeps.execution.precision import multiplying
+
+if TYPE_CHECKING:
+    from conewise.runs.run import Reading
+    from conewise.sites.places import Place
+    from conewise.sweeps.sweep import Batch, Sweep
+
+
+class Witness:
+    """Cells and the base, run again by the module; or by a more precise copy of it, the reference.
+
+    `cells` and `base` hold metrics [metric, prompt] of each batch; `hooked` are the cells that hooks could
+    run in every batch. `is_exact`: the module's outputs for every base, unpatched, were the graph's bit for
+    bit. `shaken` are pairs of the reference's metrics: of its outputs as they are, and of these with errors
+    as large as the module's own.
+    """
+
+    def __init__(self, sweep: Sweep, chosen: Sequence[int], reference: Reference | None = None) -> None:
+        self.cells: dict[int, list[Tensor]] = {number: [] for number in chosen}
+        self.base: list[Tensor] = []
+        self.hooks: list[dict[str, Hook]] = []
+        self.hooked = set(chosen)
+        self.is_exact = True
+        self.outputs: list[Any] = []
+        self.shaken: list[tuple[Tensor, Tensor]] = []
+        self._sweep, self._reference = sweep, reference
+        module = sweep.model.module if reference is None else reference.module
+        self._module = HookedModule(module, sweep.model.program, sweep.model.signature)
+
+    @cached_property
+    def _interpreter(self) -> Interpreter:
+        return Interpreter(self._sweep.model.program)
+
+    def run(self, batch: Batch, module: Witness | None = None) -> None:
+        """Run the cells of the next batch; the reference with the hooks that were found on the `module`."""
+        base, inputs = batch.base, self._inputs(batch.base)
+        if any(edit.found.result is not None for edit in base.edits):
+            raise SweepError(
+                "the base patches `result`, which no hook on the module can do; it is not verified."
+            )
+        place = len(self.hooks)
+        hooks = self._find(batch) if module is None else module.hooks[place]
+        plain = self._outputs(inputs, {})
+        self.hooks.append(hooks)
+        self.outputs.append(plain)
+        if self._reference is None or module is None:
+            theirs, ours = tensor_leaves(plain), tensor_leaves(_unpatched(base).outputs)
+            self.is_exact &= len(theirs) == len(ours) and all(map(same_bits, theirs, ours))
+        else:
+            true = self._of_module(batch, plain)
+            for outputs in self._reference.shaken(plain, module.outputs[place]):
+                self.shaken.append((true, self._of_module(batch, outputs)))
+        given = self._source_values(batch, hooks)
+        own = self._edits(batch, (), given)
+        if own.keys() <= hooks.keys():
+            outputs = self._outputs(inputs, {hooks[node]: own[node] for node in own}) if own else plain
+            self.base.append(self._of_module(batch, outputs))
+        for number, rows in self.cells.items():
+            changes = self._edits(batch, self._sweep.cells[number].places, given)
+            if changes.keys() <= hooks.keys():
+                outputs = self._outputs(inputs, {hooks[node]: changes[node] for node in changes})
+                rows.append(self._of_module(batch, outputs))
+            else:
+                values = self._interpreter.values(inputs, edits=changes)
+                outputs = self._interpreter.output(values)
+                rows.append(self._metrics(batch, outputs, values.__getitem__))
+                self.hooked.discard(number)
+
+    def _find(self, batch: Batch) -> dict[str, Hook]:
+        """Where the module shows the nodes that the cells and the base patch."""
+        model, base = self._sweep.model, batch.base
+        places = [place for number in self.cells for place in self._sweep.cells[number].places]
+        nodes = {model.locate(place).node for place in places} | {edit.node for edit in base.edits}
+        values = dict(zip(nodes, _unpatched(base).demand(nodes), strict=True))
+        return self._module.find(values, base.inputs)
+
+    def _source_values(self, batch: Batch, hooks: Mapping[str, Hook]) -> dict[str, Tensor]:
+        """The source's values at nodes, as far as hooks read them off the module."""
+        if batch.source is None or batch.source.edits:
+            return {}
+        with multiplying(self._precision):
+            seen = self._module.read(hooks.values(), self._inputs(batch.source))
+        return {node: seen[hook] for node, hook in hooks.items()}
+
+    def _edits(
+        self, batch: Batch, places: Sequence[Place], given: Mapping[str, Tensor]
+    ) -> dict[str, Callable[[Tensor], Tensor]]:
+        """What a world changes, by node: the base's own edits, then those at the places of a cell."""
+        base = batch.base
+        edits: dict[str, list[Edit]] = {}
+        for edit in base.edits:
+            edits.setdefault(edit.node, []).append(Edit(edit.place, edit.found, self._lifted(edit.part)))
+        for place in places:
+            found = base.model.locate(place)
+            part = (
+                found.read(given[found.node], base._sizes)
+                if found.node in given
+                else self._lifted(batch.intervention.part(place, base))
+            )
+            edits.setdefault(found.node, []).append(Edit(place, found, part))
+        return {node: partial(_changed, own, base._sizes) for node, own in edits.items()}
+
+    @property
+    def _precision(self) -> str | None:
+        return self._sweep.precision if self._reference is None else None
+
+    def _outputs(
+        self, inputs: Mapping[str, Tensor], changes: Mapping[Hook, Callable[[Tensor], Tensor]]
+    ) -> Any:
+        with multiplying(self._precision):
+            return self._module.outputs(inputs, changes)
+
+    def _inputs(self, base: Reading) -> Mapping[str, Tensor]:
+        return base.inputs if self._reference is None else self._reference.inputs(base.inputs)
+
+    def _lifted(self, part: Any) -> Any:
+        return part if self._reference is None else self._reference.lifted(part)
+
+    def _of_module(self, batch: Batch, outputs: Any) -> Tensor:
+        return self._metrics(batch, outputs, partial(self._module.target, outputs))
+
+    def _metrics(self, batch: Batch, outputs: Any, target: Callable[[str], Tensor]) -> Tensor:
+        sweep, rows = self._sweep, []
+        prompts = sweep._prompts(batch.base)
+        with computing():
+            for metric in sweep.metrics:
+                if metric.whole:
+                    rows.append(measured_whole(metric, outputs, prompts)[0])
+                else:
+                    node = sweep._target(metric)
+                    stack = sweep.facts.read.arranged(node, target(node), 1, prompts)
+                    rows.append(measured(metric, stack)[0])
+        return stacked(rows)
+
+
+def _unpatched(base: Reading) -> Reading:
+    while base._parent is not None:
+        base = base._parent
+    return base
+
+
+def _changed(edits: Sequence[Edit], sizes: tuple[int, ...], value: Tensor) -> Tensor:
+    for edit in edits:
+        value = edit.applied(value, sizes, set())
+    return value

@@ -1,0 +1,1 @@
+"""What leads to an answer: causal tracing."""

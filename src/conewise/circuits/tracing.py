@@ -1,0 +1,286 @@
+"""Causal tracing: noise on the subject's embeddings, and one clean state at a time restored in that run.
+
+Every (layer, position) is a world on top of the corrupted run, so only what lies below the restored state
+is computed; the samples of the noise are one batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from conewise.engine.world import World
+from conewise.errors import SweepError
+from conewise.markup import heading
+from conewise.model import Model
+from conewise.program.build import run_sources
+from conewise.program.records import SIZES
+from conewise.program.tensors import Tensor
+from conewise.runs.corruption import (
+    Embedding,
+    find_embedding,
+    groups,
+    noisy,
+    repeated_inputs,
+    repeated_part,
+    repeated_rows,
+    sampled,
+)
+from conewise.runs.interventions import Intervention
+from conewise.runs.metrics import as_metric
+from conewise.runs.run import Reading, Run, RunWorld
+from conewise.sites.places import Place
+from conewise.sites.selectors import Cell, Choice, Spread, chosen
+from conewise.sweeps.plan import SweepPlan
+from conewise.sweeps.result import CellCheck, Result, SweepLedger
+from conewise.sweeps.sweep import Sweep
+
+DEVIATIONS = 3.0
+"""How strong noise="auto" is, in standard deviations of the embeddings: that of Meng et al., 2022."""
+
+MOST_SAMPLES = 1_000_000
+"""More samples of the noise than that take more memory than there is, for the shortest prompt."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What restoring each clean state does to the metric of the corrupted run.
+
+    `values` are [layer, pos], averaged over the samples (and over the prompts); `per_sample` are
+    [sample, layer, pos]. `clean` and `corrupted` are the metric without noise, and with noise and nothing
+    restored. `noise` is its standard deviation. All else is in `result`, the result of the sweep: the
+    corrupted run is its base, the clean run its source.
+    """
+
+    result: Result
+    subject: tuple[int, ...]
+    noise: float
+    samples: int
+    window: int
+
+    @property
+    def values(self) -> Tensor:
+        """The metric with each state restored, [layer, pos]."""
+        return self.result.values
+
+    @property
+    def per_sample(self) -> Tensor:
+        """The same for each sample of the noise, [sample, layer, pos]."""
+        rows = self.result.per_prompt[0]
+        by_sample = rows.reshape(len(rows), self.samples, -1).mean(-1)
+        return by_sample.T.reshape(self.samples, *self.values.shape)
+
+    @property
+    def effect(self) -> Tensor:
+        """How far restoring each state moves the metric from the corrupted run: the indirect effect."""
+        return self.values - self.corrupted
+
+    @property
+    def clean(self) -> float:
+        """The metric without noise."""
+        assert self.result.source is not None
+        return float(self.result.source[0])
+
+    @property
+    def corrupted(self) -> float:
+        """The metric with noise and nothing restored, averaged over the samples."""
+        return float(self.result.base[0])
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers of `values`."""
+        return self.result.spreads[0].coordinates[0]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The positions of `values`."""
+        return self.result.spreads[0].coordinates[1]
+
+    @property
+    def plan(self) -> SweepPlan:
+        """What was planned."""
+        return self.result.plan
+
+    @property
+    def ledger(self) -> SweepLedger:
+        """What was done."""
+        return self.result.ledger
+
+    def to_dataframe(self) -> Any:
+        """A table, one row for each state and metric: `base` is the corrupted run, `source` the clean."""
+        return self.result.to_dataframe()
+
+    def plot(self, *args: Any, **options: Any) -> Any:
+        """A figure of `values`; see `Result.plot`."""
+        return self.result.plot(*args, **options)
+
+    def verify(self, n: int = 32, seed: int = 0) -> CellCheck:
+        """Run `n` random states again, each as a full forward; see `Result.verify`."""
+        return self.result.verify(n=n, seed=seed)
+
+    def __repr__(self) -> str:
+        shape = " × ".join(map(str, self.values.shape))
+        return (
+            f"Trace of {self.result.metrics[0]} over {shape} (layer, pos): clean {self.clean:.4g}, corrupted "
+            f"{self.corrupted:.4g} ({self.samples} samples of noise {self.noise:.4g} at {list(self.subject)})"
+        )
+
+    def _repr_html_(self) -> str:
+        return heading("Trace", repr(self).removeprefix("Trace ")) + self.result._repr_html_()
+
+
+def causal_trace(
+    model: Model,
+    inputs: Tensor | Mapping[str, Any] | Run,
+    *,
+    subject: Choice,
+    metric: Any,
+    kind: str = "resid_post",
+    window: int = 1,
+    noise: float | str = "auto",
+    samples: int = 10,
+    seed: int = 0,
+    layers: Choice = ":",
+    positions: Choice = ":",
+    together: int | None = None,
+    evaluator: str = "auto",
+    max_memory: int | str | None = None,
+    progress: bool | Callable[[int, int], None] | None = False,
+) -> Trace:
+    """Which states carry what the model knows of the subject (Meng et al., 2022).
+
+    In the corrupted run, the embeddings at the positions `subject` have Gaussian noise added. For each
+    layer and position, the clean state of that `kind` (resid_post, mlp_out, attn_out, ...) is put back,
+    and the metric is read.
+
+    `inputs`: the tokens, a mapping of the module's inputs, or their run. `window`: restore so many layers
+    around each. `noise`: the standard deviation; "auto" is three times that of the table of embeddings.
+    `samples`: how often noise is drawn; sample i is the same for the same seed, however many there are.
+    `together`: how many samples are computed as one batch; all of them, unless memory is short.
+    """
+    clean = _clean_run(model, inputs)
+    embedding = find_embedding(model.program)
+    scale = DEVIATIONS * embedding.deviation if noise == "auto" else _number(noise)
+    for name, value in (("samples", samples), ("window", window), ("together", together or 1)):
+        if value < 1:
+            raise SweepError(f"{name} is {value}; it is 1 or more.")
+    if samples > MOST_SAMPLES:
+        raise SweepError(f"samples is {samples}; it is {MOST_SAMPLES:,} or fewer.")
+    tokens = clean.inputs[embedding.input]
+    layout = model.program.dimensions
+    if layout.doubt or layout.is_unbatched or model.locate(embedding.node).view.axes[0] == "pos":
+        raise SweepError(
+            f"causal tracing stacks samples along dimension 0 of {embedding.input!r}, which has to be "
+            f"the batch: {layout.doubt or 'here it is positions'}. Wrap the module so that it takes "
+            "[batch, position]."
+        )
+    prompts = tokens.shape[0]
+    subjects = tuple(chosen(subject, tokens.shape[1], "pos", "the subject"))
+    spread = _spread(model, clean, kind, window, layers, positions)
+    corruption = Corruption(model, clean, embedding, subjects, scale, seed)
+    size = 1 if model.batch_is_fixed else min(together or samples, samples)
+    corrupted = Corrupted(corruption, groups(samples, size))
+    sweep = Sweep(
+        model,
+        [cell.places for cell in spread.cells],
+        base=corrupted if len(corrupted) > 1 else corrupted[0],
+        source=_restored(clean, prompts),
+        metric=[sampled(as_metric(one), prompts) for one in _listed(metric)],
+    )
+    result = sweep.run(evaluator=evaluator, max_memory=max_memory, progress=progress)
+    known = sweep._read_metrics(clean)
+    result = replace(
+        result, spreads=(spread,), source=known.mean(-1), source_per_prompt=repeated_rows(known, samples)
+    )
+    return Trace(result, subjects, scale, samples, window)
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """How a corrupted run is made of the clean one."""
+
+    model: Model
+    clean: Run
+    embedding: Embedding
+    subject: tuple[int, ...]
+    scale: float
+    seed: int
+
+    def of(self, samples: Sequence[int]) -> RunWorld:
+        """The corrupted runs of some samples, as one batch: [sample, prompt]."""
+        inputs = repeated_inputs(self.model.program, self.clean.inputs, len(samples))
+        sources = run_sources(self.model.program, inputs)
+        world = World(self.model.graph)
+        for name, value in sources.items():
+            world.set(name, value)
+        # Nothing is demanded of this run but the embeddings: all the rest is computed with noise, once.
+        run = Run(self.model, world, sources[SIZES], inputs)
+        axes = self.model.locate(Place(self.embedding.node)).view.axes
+        place = Place(self.embedding.node, part=MappingProxyType({axes[1]: self.subject}))
+        fork = run.fork()
+        fork.patch(place, noisy(run.read(place), self.scale, self.seed, samples))
+        return fork
+
+
+class Corrupted(Sequence[Any]):
+    """The corrupted runs of groups of samples, each made when it is asked for."""
+
+    def __init__(self, corruption: Corruption, numbers: Sequence[Sequence[int]]) -> None:
+        self._corruption, self._numbers = corruption, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._corruption.of(self._numbers[place])
+
+
+def _clean_run(model: Model, inputs: Tensor | Mapping[str, Any] | Run) -> Run:
+    if isinstance(inputs, Run):
+        if inputs.model is not model:
+            raise SweepError(f"the clean run is one of another model ({inputs.model.name}).")
+        return inputs
+    return model.run(**inputs) if isinstance(inputs, Mapping) else model.run(inputs)
+
+
+def _restored(clean: Run, prompts: int) -> Intervention:
+    """Put back the clean value, in every sample."""
+
+    def part(place: Place, base: Reading) -> Tensor:
+        rows = base.read(place).shape[0]
+        return repeated_part(clean[place], rows // prompts)
+
+    return Intervention("clean", part, ("clean", clean), runs=(clean,))
+
+
+def _spread(model: Model, clean: Run, kind: str, window: int, layers: Choice, positions: Choice) -> Spread:
+    """The cells: for each layer and position, the states of the layers in the window around it."""
+    known = model.sites.layers(kind)
+    if not known:
+        model.locate(Place(kind, 0))  # says why there is none
+    first = Place(kind, known[0])
+    lengths = dict(zip(model.locate(first).view.axes, clean[first].shape, strict=True))
+    if "pos" not in lengths:
+        raise SweepError(f"{kind} has no positions to restore; its axes are {', '.join(lengths)}.")
+    picked = chosen(layers, known[-1] + 1, "layer", kind)
+    along = chosen(positions, lengths["pos"], "pos", kind)
+    cells = []
+    for layer, pos in itertools.product(picked, along):
+        part = MappingProxyType({"pos": pos})
+        near = [one for one in known if layer - window // 2 <= one < layer - (-window // 2)]
+        places = tuple(Place(kind, one, part=part) for one in near)
+        cells.append(Cell(places, 0, MappingProxyType({"layer": layer, "pos": pos})))
+    return Spread(kind, ("layer", "pos"), (tuple(picked), tuple(along)), tuple(cells))
+
+
+def _listed(metric: Any) -> list[Any]:
+    return list(metric) if isinstance(metric, list | tuple) else [metric]
+
+
+def _number(noise: float | str) -> float:
+    if isinstance(noise, str) or not float(noise) > 0:
+        raise SweepError(f"noise is {noise!r}; it is 'auto' or a standard deviation above 0.")
+    return float(noise)

@@ -1,0 +1,258 @@
+"""`conewise sweep` and `conewise plan`: patch every site, or say what that would cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from conewise.cli import options as opt
+from conewise.cli.failing import (
+    CHECK_FAILED,
+    CommandError,
+    Interrupted,
+    command_of,
+    shown_command,
+)
+from conewise.cli.helping import shown
+from conewise.cli.loading import Named
+from conewise.cli.questions import DEFAULT_SITES, Wanted, show_question, told_question
+from conewise.cli.results import show_plan, show_result, told_plan, told_result
+from conewise.cli.showing import Counting, Teller, expect_writable_file, print_json, stdout
+from conewise.cli.stored import Stored, write_report
+
+if TYPE_CHECKING:
+    from conewise.models.load import Loaded
+    from conewise.prompts.questions import Question
+    from conewise.sweeps.result import Result
+
+FORWARDS = 3
+"""How many full forwards are timed, for the comparison with full re-runs."""
+
+SWEEP_HELP = """Patch every site in a world of its own, and say what each does to the metric.
+
+Only what depends on a patched site is computed again. The strongest sites are shown, with what the run cost;
+--report writes a page with heatmaps, --out keeps the run.
+
+\b
+Examples:
+  conewise sweep tiny
+  conewise sweep smollm2-135m \\
+    --clean 'When Mary and John went to the store, John gave a drink to' \\
+    --corrupted 'When Mary and John went to the store, Mary gave a drink to' \\
+    --answer ' Mary' --wrong ' John' --report ioi.html
+  conewise sweep ./my-model --prompts pairs.json --sites resid_pre --pos :
+  conewise sweep tiny --patch mean --metric prob --verify 16 --json
+  conewise sweep openai-community/gpt2 --prompts pairs.csv --out run
+"""
+
+PLAN_HELP = """Say what a sweep would cost, and run nothing of it.
+
+Takes what `conewise sweep` takes. The counts are exact: a run computes just that.
+
+\b
+Examples:
+  conewise plan tiny
+  conewise plan smollm2-135m --prompts pairs.json --pos : --max-memory 4GiB
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(
+        "sweep", help=shown(SWEEP_HELP), short_help="Patch every site, and say what each does to the metric."
+    )(sweep)
+    app.command("plan", help=shown(PLAN_HELP), short_help="Say what a sweep would cost; run nothing.")(plan)
+
+
+def sweep(
+    ctx: typer.Context,
+    model: opt.Model,
+    clean: opt.Clean = None,
+    corrupted: opt.Corrupted = None,
+    answer: opt.Answer = None,
+    wrong: opt.Wrong = None,
+    prompts: opt.Prompts = None,
+    as_written: opt.AsWritten = False,
+    batch_size: opt.BatchSize = None,
+    sites: opt.Sites = DEFAULT_SITES,
+    pos: opt.Pos = None,
+    patch: opt.PatchWith = opt.Patch.SOURCE,
+    noise_scale: opt.NoiseScale = 1.0,
+    direction: opt.Way = None,
+    metric: opt.Read = opt.Metric.LOGIT_DIFF,
+    evaluator: opt.Evaluate = opt.Evaluator.AUTO,
+    tf32: opt.Tf32 = False,
+    max_memory: opt.MaxMemory = None,
+    verify: opt.Verify = 0,
+    seed: opt.Seed = 0,
+    out: opt.Out = None,
+    resume: opt.Resume = False,
+    report: opt.Report = None,
+    top: opt.Top = 10,
+    progress: opt.Progress = None,
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    attention: opt.Attention = None,
+    revision: opt.Revision = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Patch every site in a world of its own; see `SWEEP_HELP`."""
+    if resume and out is None:
+        raise CommandError("--resume without --out: say in which folder the run was stored.")
+    if report is not None:
+        expect_writable_file(report, "--report")
+    stored = None if out is None else Stored(out, resume)
+    tell = Teller(quiet)
+    named = Named(model, device, dtype, attention, revision, trust_remote_code)
+    loaded, question = Wanted(
+        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, as_written, batch_size,
+        sites, pos, patch, noise_scale, direction, metric, seed, tf32,
+    ).ask(tell)  # fmt: skip
+    command = command_of(ctx)
+    if stored is not None:
+        if not stored.is_begun:
+            # What cannot run leaves no folder that is taken.
+            question.plan(max_memory, evaluator.value, tell.counting("prompts planned"))
+        stored.begin(question, command)
+    how: dict[str, Any] = {"evaluator": evaluator.value, "max_memory": max_memory, "verify": verify}
+    counting = Counting(tell, is_shown=progress is True and not sys.stderr.isatty())
+    is_drawn = sys.stderr.isatty() and (not quiet if progress is None else progress)
+    with _interruptible(question, stored, counting, command), tell.noting():
+        result = _run(question, how, stored, counting, is_drawn=is_drawn)
+        finish(
+            loaded, question, result, shown_command(command),
+            stored=stored, report=report, tell=tell, as_json=json, top=top,
+        )  # fmt: skip
+
+
+def plan(
+    model: opt.Model,
+    clean: opt.Clean = None,
+    corrupted: opt.Corrupted = None,
+    answer: opt.Answer = None,
+    wrong: opt.Wrong = None,
+    prompts: opt.Prompts = None,
+    as_written: opt.AsWritten = False,
+    batch_size: opt.BatchSize = None,
+    sites: opt.Sites = DEFAULT_SITES,
+    pos: opt.Pos = None,
+    patch: opt.PatchWith = opt.Patch.SOURCE,
+    noise_scale: opt.NoiseScale = 1.0,
+    direction: opt.Way = None,
+    metric: opt.Read = opt.Metric.LOGIT_DIFF,
+    evaluator: opt.Evaluate = opt.Evaluator.AUTO,
+    tf32: opt.Tf32 = False,
+    max_memory: opt.MaxMemory = None,
+    seed: opt.Seed = 0,
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    attention: opt.Attention = None,
+    revision: opt.Revision = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Say what a sweep would cost; see `PLAN_HELP`."""
+    tell = Teller(quiet)
+    named = Named(model, device, dtype, attention, revision, trust_remote_code)
+    loaded, question = Wanted(
+        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, as_written, batch_size,
+        sites, pos, patch, noise_scale, direction, metric, seed, tf32,
+    ).ask(tell)  # fmt: skip
+    with tell.doing("planning"):
+        found = question.plan(max_memory, evaluator.value, tell.counting("prompts planned"))
+    if json:
+        print_json("plan", {**told_question(loaded, question), "plan": told_plan(found)})
+        return
+    console = stdout()
+    show_question(console, loaded, question)
+    show_plan(console, found)
+
+
+def _run(
+    question: Question, how: dict[str, Any], stored: Stored | None, counting: Counting, *, is_drawn: bool
+) -> Result:
+    """Run the question with progress."""
+    from conewise.sweeps.facts import facts_of
+    from conewise.sweeps.progress import bar
+
+    drawn = bar(None, _cells(question), facts_of(question.model).device) if is_drawn else nullcontext()
+    with drawn as advance:
+        counting.advance = advance
+        return question.run(
+            **how,
+            out=None if stored is None else stored.folder,
+            resume=stored is not None and stored.resume,
+            progress=counting,
+        )
+
+
+@contextmanager
+def _interruptible(
+    question: Question, stored: Stored | None, counting: Counting, command: list[str]
+) -> Iterator[None]:
+    """Ctrl-C says what was kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = f"{counting.done} of {_cells(question)} cells"
+        if stored is None:
+            raise Interrupted(
+                f"interrupted after {done}; nothing was kept. With --out DIR what is done is kept, and "
+                "--resume goes on from there."
+            ) from None
+        again = command if "--resume" in command else [*command, "--resume"]
+        raise Interrupted(
+            f"interrupted: {done} are kept in {stored.folder}. Go on with:\n  {shown_command(again)}"
+        ) from None
+
+
+def _cells(question: Question) -> int:
+    """How many cells there are, over all groups of prompts."""
+    return len(question.cells) * len(question.asked.groups)
+
+
+def finish(
+    loaded: Loaded,
+    question: Question,
+    result: Result,
+    command: str,
+    *,
+    stored: Stored | None,
+    report: Path | None,
+    tell: Teller,
+    as_json: bool,
+    top: int,
+) -> None:
+    """Keep, draw and print a result; fail when its check failed."""
+    story = question.story(loaded.name, command, FORWARDS)
+    folded = None
+    if stored is not None or report is not None:
+        folded = question.folded()
+    if stored is not None:
+        stored.finish(result, story, folded)
+        tell(f"kept the run in {stored.folder}")
+    if report is not None:
+        write_report(report, result, story, folded)
+        tell(f"wrote {report}")
+    files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
+    if as_json:
+        print_json(
+            "sweep",
+            {**told_question(loaded, question), **told_result(result, story), "files": files},
+        )
+    else:
+        console = stdout()
+        show_question(console, loaded, question)
+        show_result(console, result, story, top)
+    check = result.verification
+    if check is not None and not check.ok:
+        tell.warn(f"verification {check}")
+        raise typer.Exit(CHECK_FAILED)

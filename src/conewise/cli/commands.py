@@ -1,0 +1,86 @@
+"""All commands, as the parser has them.
+
+What a command needs is imported when it runs, so that `conewise --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from conewise import __version__
+from conewise.cli import (
+    asking,
+    cones,
+    demonstrating,
+    listing,
+    reporting,
+    reproducing,
+    schemas,
+    tracing,
+    verifying,
+)
+from conewise.cli.failing import Commands
+from conewise.cli.helping import MARKUP, shown
+
+HELP = """Take a trained network apart, and pay only for what each change touches.
+
+\b
+  conewise sweep tiny --report ioi.html   every head and MLP, one page
+  conewise plan tiny                      what that costs; nothing is run
+  conewise sites tiny                     what can be patched
+
+Every command has --help with examples. With --json a command prints one JSON object on stdout and nothing
+else there (`conewise schema COMMAND` describes it). Progress and messages go to stderr.
+"""
+
+EPILOG = """Exit codes:
+
+\b
+    0  all went well
+    1  a check failed: verified numbers differ, an experiment does not match
+    2  the command, a file or a model is not as it has to be
+   70  an error inside conewise itself; --debug shows where
+   74  the output cannot be written: stdout is closed, or its disk is full
+  130  interrupted; with --out what is done is kept, and --resume goes on
+  141  nobody reads the output any more
+"""
+
+app = typer.Typer(
+    name="conewise",
+    cls=Commands,
+    help=shown(HELP),
+    epilog=shown(EPILOG),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=MARKUP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"conewise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def conewise(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", envvar="CONEWISE_DEBUG", help="Show where an error comes from."),
+    ] = False,
+) -> None:
+    """Take a trained network apart, and pay only for what each change touches."""
+    del version, debug  # the one is answered at once, the other is read by `Commands`
+
+
+for module in (
+    asking, listing, cones, verifying, tracing, reporting, reproducing, demonstrating, schemas,
+):  # fmt: skip
+    module.register(app)

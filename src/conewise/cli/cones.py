@@ -1,0 +1,116 @@
+"""`conewise cone`: what depends on a site, drawn on the model's layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError
+from conewise.cli.helping import literal, shown
+from conewise.cli.loading import EXAMPLE, Named
+from conewise.cli.selecting import placed
+from conewise.cli.showing import Teller, expect_writable_file, print_json, stdout
+
+if TYPE_CHECKING:
+    from conewise.drawing.folding import Cone, Folded
+
+HELP = """Draw the cone of a site: all that a patch there recomputes, on the model's layers.
+
+In the terminal a row for each layer; with -o a drawing (.svg) or a page to step through (.html).
+
+\b
+Examples:
+  conewise cone tiny 'z[layer=1]'
+  conewise cone smollm2-135m 'mlp_out[layer=12]' -o cone.svg
+  conewise cone smollm2-135m blocks.29.attn.hook_z -o cone.html
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("cone", help=shown(HELP), short_help="Draw what depends on a site.")(cone)
+
+
+def cone(
+    model: opt.Model,
+    site: Annotated[
+        str,
+        typer.Argument(
+            metavar="SITE", help=literal("'z[layer=1]', 'z[layer=1, head=2]', or a name."), show_default=False
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A .svg or .html file.", show_default=False),
+    ] = None,
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    attention: opt.Attention = None,
+    revision: opt.Revision = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Draw the cone of a site; see `HELP`."""
+    if output is not None and output.suffix.lower() not in {".svg", ".html"}:
+        raise CommandError(f"-o {output}: a cone is drawn as .svg or as .html.")
+    if output is not None:
+        expect_writable_file(output, "-o")
+    tell = Teller(quiet)
+    named = Named(model, device, dtype, attention, revision, trust_remote_code)
+    loaded, found = named.capture(tell)
+    place = placed(site, found)
+    from conewise.drawing.folding import fold
+    from conewise.runs.answers import token_rows
+    from conewise.sweeps.facts import facts_of
+
+    base = found.run(input_ids=token_rows([EXAMPLE], facts_of(found).device))
+    base[place]  # says what is wrong with its part
+    folded = fold(found, [place], base=base)
+    one = folded.cone(str(place))
+    if output is not None:
+        _draw(output, folded, str(place))
+        tell(f"wrote {output}")
+    if json:
+        told = _told(folded, one)
+        print_json("cone", {"model": loaded.name, "site": str(place), **told, "file": output and str(output)})
+        return
+    from conewise.drawing.wave import cone_text
+
+    stdout().print(cone_text(folded, str(place)), markup=False)
+
+
+def _draw(path: Path, folded: Folded, site: str) -> None:
+    from conewise.drawing.wave import cone_svg, wave_page
+    from conewise.files import write_whole
+
+    text = cone_svg(folded, site) if path.suffix.lower() == ".svg" else wave_page(folded)
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise CommandError(f"the cone cannot be written to {path}: {error.strerror}.") from None
+
+
+def _told(folded: Folded, one: Cone) -> dict[str, Any]:
+    return {
+        "node_evaluations": one.node_evaluations,
+        "full_evaluations": folded.full_evaluations,
+        "flops": sum(one.flops),
+        "full_flops": folded.full_flops,
+        "reused": sum(one.reused),
+        "parts": [
+            {
+                "row": part.row,
+                "part": part.label,
+                "layer": part.layer,
+                "nodes": part.nodes,
+                "recomputed": one.recomputed[number],
+                "reused": one.reused[number],
+                "is_patched": number in one.at,
+            }
+            for number, part in enumerate(folded.parts)
+        ],
+    }

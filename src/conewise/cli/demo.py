@@ -1,0 +1,243 @@
+"""`conewise demo` and `make demo`: a language model taken apart, and a page to look at.
+
+Who gets the drink? Every head and every MLP of the run that answers wrongly gets, in a world of its own, the
+value that it has in the run that answers rightly; what brings the answer back takes part in finding it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from conewise.cli.failing import CHECK_FAILED
+from conewise.cli.loading import Named
+from conewise.cli.questions import told_question
+from conewise.cli.results import told_result
+from conewise.cli.showing import Teller, expect_writable, print_json
+from conewise.cli.stored import write_report
+from conewise.errors import LoadError, SweepError
+from conewise.files import is_leftover
+
+if TYPE_CHECKING:
+    from conewise.drawing.folding import Folded
+    from conewise.models.load import Loaded
+    from conewise.prompts.pairs import Pair
+    from conewise.prompts.questions import Question
+    from conewise.prompts.story import Story
+    from conewise.sweeps.plan import SweepPlan
+    from conewise.sweeps.result import Result
+
+MODEL, TINY = "smollm2-135m", "tiny"
+OUT = Path("demo-report")
+PAGE, RUN = "index.html", "run"
+TITLE = "Who gets the drink?"
+
+TEMPLATE = "When {first} and {second} went to the {place}, {giver} gave a {thing} to"
+SCENES = (
+    ("Mary", "John", "store", "drink"),
+    ("Anna", "Paul", "school", "book"),
+    ("Sarah", "Mark", "house", "key"),
+)
+
+FORWARDS = 6
+"""How many full forwards are timed, for the speed against full re-runs."""
+
+CHECKED = 8
+"""How many random cells are run again by the module itself."""
+
+STEPS, LEAST = 10, 16 << 20
+"""The run is cut into about so many chunks, for a bar that moves; but not below so many bytes."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """All that the demo found out: what it prints and what it writes are made of it.
+
+    `forwards` are the seconds of the full forwards that were timed; the story has their mean.
+    """
+
+    loaded: Loaded
+    question: Question
+    plan: SweepPlan
+    result: Result
+    story: Story
+    folded: Folded
+    forwards: tuple[float, ...]
+
+    @property
+    def full_seconds(self) -> float:
+        """What a full forward for each world would take, from those that were timed."""
+        assert self.story.forward_seconds is not None
+        return self.story.forward_seconds * self.plan.worlds
+
+
+def main(tiny: bool = False, out: Path = OUT, json: bool = False) -> None:
+    """Take a model apart, say what was found, and write the page and the run into the folder `out`.
+
+    SmolLM2-135M, or with `tiny` the small model that comes with conewise. With `json` one object is printed,
+    as `conewise sweep --json` prints it. Exits with 1 when the numbers do not stand up to the check.
+    """
+    expect_ours(out)
+    expect_writable(out, "--out")
+    from conewise.cli.demo_text import show_cost, show_files, show_question, show_sites, stdout
+
+    started = time.perf_counter()
+    name = TINY if tiny else MODEL
+    tell = Teller()
+    console = stdout(quiet=json)
+    console.rule(f"{TITLE} {name} taken apart", align="left")
+    loaded, question = ask(name, tell)
+    with tell.doing("planning"):
+        plan = question.plan(budget(question))
+    show_question(console, loaded, question, plan)
+    found = run(loaded, question, plan, command(tiny, out), tell)
+    page, folder = write(found, out, tell)
+    if json:
+        files = {"out": str(folder), "report": str(page)}
+        print_json(
+            "demo",
+            {**told_question(loaded, question), **told_result(found.result, found.story), "files": files},
+        )
+    show_sites(console, found)
+    show_cost(console, found)
+    show_files(console, page, folder, time.perf_counter() - started)
+    check = found.result.verification
+    if check is not None and not check.ok:
+        tell.warn(f"verification {check}")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def ask(name: str, tell: Teller) -> tuple[Loaded, Question]:
+    """Load a model, and ask it about all of its heads and MLPs."""
+    try:
+        loaded = Named(name).load(tell)
+    except LoadError as error:
+        if name != TINY:
+            error.add_note("`conewise demo --tiny` takes a small model apart that needs no download.")
+        raise
+    with tell.doing(f"capturing {name} as a graph"):
+        from conewise.model import capture
+        from conewise.prompts.prompts import asked
+        from conewise.prompts.questions import Question
+        from conewise.sites.selectors import sites
+
+        prompts = asked(pairs(name), loaded.tokenizer)
+        # Full forwards are compared with this: they should not pay for logits that nobody reads.
+        model = capture(loaded.module, logits_to_keep=1, **prompts.inputs_of(0, "clean"))
+    chosen = sites("z", layer=":", head=":") + sites("mlp_out", layer=":")
+    return loaded, Question(model, prompts, chosen)
+
+
+def pairs(name: str) -> list[Pair]:
+    """The prompts: those that come with the tiny model, or scenes in which each of two people gives once."""
+    from conewise.prompts.pairs import Pair, read_pairs
+
+    if name == TINY:
+        from conewise.models.tiny import PROMPTS
+
+        return read_pairs(PROMPTS)
+    found = []
+    for first, second, place, thing in SCENES:
+        for giver, other in ((second, first), (first, second)):
+            clean, corrupted = (
+                TEMPLATE.format(first=first, second=second, place=place, thing=thing, giver=who)
+                for who in (giver, other)
+            )
+            found.append(Pair(clean, corrupted, (f" {other}",), (f" {giver}",)))
+    return found
+
+
+def budget(question: Question) -> int:
+    """An amount of memory with which the run is cut into some chunks: a bar is told after each."""
+    return max(question.plan().peak_bytes // STEPS, LEAST)
+
+
+def run(loaded: Loaded, question: Question, plan: SweepPlan, typed: str, tell: Teller) -> Demo:
+    """Run the sweep, and samples of full forwards: some for their time, some for their numbers.
+
+    Half of those that are timed run before the sweep and half after it, so that a machine that is busier
+    for a while slows down both.
+    """
+    forwards = timed(question, "before", tell)
+    result = question.run(max_memory=plan.max_memory, progress=True)
+    forwards += timed(question, "after", tell)
+    with tell.doing(f"checking {CHECKED} random cells by the module itself, with hooks"):
+        result = replace(result, verification=result.verify(n=CHECKED))
+    story = replace(
+        question.story(loaded.name, typed),
+        title=f"{TITLE} {loaded.name} taken apart",
+        forwards_timed=len(forwards),
+        forward_seconds=sum(forwards) / len(forwards),
+    )
+    return Demo(loaded, question, plan, result, story, question.folded(), forwards)
+
+
+def timed(question: Question, when: str, tell: Teller) -> tuple[float, ...]:
+    """The seconds of some full forwards, each of all prompts."""
+    with tell.doing(f"timing full forwards {when} the sweep"):
+        return tuple(question.forward_seconds(1) for _ in range(FORWARDS // 2))
+
+
+def command(tiny: bool, out: Path) -> str:
+    """What makes this again."""
+    given = ["conewise", "demo"] + (["--tiny"] if tiny else [])
+    return shlex.join(given if out == OUT else [*given, "--out", str(out)])
+
+
+# -- the folder ----------------------------------------------------------------------------------
+
+
+def expect_ours(out: Path) -> None:
+    """Refuse, before the run, to write over what no demo wrote."""
+    page = out / PAGE
+    try:
+        is_other = page.exists() and b"conewise" not in page.read_bytes().lower()
+    except OSError as error:
+        raise SweepError(f"cannot read {page}: {error.strerror}. Name another folder with --out.") from None
+    if is_other or ((out / RUN).exists() and not _is_demo(out / RUN)):
+        raise SweepError(
+            f"{out} holds {PAGE if is_other else RUN}, which no demo wrote; it was left as it is. Name "
+            "another folder with --out."
+        )
+
+
+def _is_demo(folder: Path) -> bool:
+    """Whether a folder holds a run that a demo wrote, or nothing yet."""
+    from conewise.prompts.story import Story
+    from conewise.report.rundir import STORY
+
+    if folder.is_dir() and all(map(is_leftover, folder.iterdir())):
+        return True
+    try:
+        told = Story.from_json((folder / STORY).read_text(encoding="utf-8")).command
+    except (OSError, ValueError, SweepError):
+        return False
+    return told is not None and told.startswith("conewise demo")
+
+
+def write(found: Demo, out: Path, tell: Teller) -> tuple[Path, Path]:
+    """Write the run, in place of that of an earlier demo, and its page."""
+    from conewise.report.rundir import write_run
+    from conewise.sweeps.storage.archive import MANIFEST
+
+    page, folder = out / PAGE, out / RUN
+    with tell.doing(f"writing {page}"):
+        # Without its manifest the old run is none, and is replaced. The story stays there all the time: it
+        # says that this is a demo's folder.
+        (folder / MANIFEST).unlink(missing_ok=True)
+        write_run(folder, found.result, found.story, found.folded, unfinished=True)
+        write_report(page, found.result, found.story, found.folded)
+    return page, folder
+
+
+if __name__ == "__main__":
+    from conewise.cli import main as command_line
+
+    # As a command, so that errors and Ctrl-C end as they do there.
+    command_line(["demo", *sys.argv[1:]])

@@ -1,0 +1,80 @@
+"""The installed command: one way in, and one way out with a code that means something.
+
+Imports next to nothing, so that Ctrl-C is met from the first moment on.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from conewise.cli.streams import Told
+
+FINE, CHECK_FAILED, USAGE, INTERNAL, UNWRITTEN, INTERRUPTED, UNREAD = 0, 1, 2, 70, 74, 130, 141
+
+
+def main(words: list[str] | None = None) -> "NoReturn":
+    """Run the command with these words, or with those that were typed, and end the process.
+
+    Whatever happens, the code is one of those that `conewise --help` lists, and without `--debug` there is no
+    traceback.
+    """
+    try:
+        import signal
+
+        from conewise.cli.streams import open_streams
+
+        code = _ended(words, open_streams())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # What is left to do takes no time.
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        _say("interrupted")
+    if code == INTERRUPTED:
+        # At once: an interpreter that saw an interruption may end itself by that signal, whoever caught it.
+        os._exit(code)
+    sys.exit(code)
+
+
+def _ended(words: list[str] | None, stdout: "Told") -> int:
+    """Run the command; returns its code."""
+    from conewise.cli.streams import UnwrittenError
+
+    try:
+        code = _run(words)
+        stdout.flush()
+    except UnwrittenError:
+        code = UNWRITTEN
+    if stdout.error is not None:  # Others may have caught it.
+        if stdout.error.is_unread:
+            return UNREAD
+        _say(f"error: {stdout.error}")
+        return UNWRITTEN
+    return code
+
+
+def _run(words: list[str] | None) -> int:
+    from conewise.cli.streams import UnwrittenError
+
+    try:
+        from conewise.cli.commands import app
+
+        app(words, prog_name="conewise")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FINE if end.code is None else CHECK_FAILED
+    except UnwrittenError:
+        raise
+    except Exception as error:  # noqa: BLE001 - before or after a command, and so without its way to fail
+        if os.environ.get("CONEWISE_DEBUG") or "--debug" in (words or sys.argv):
+            import traceback
+
+            traceback.print_exc()
+        _say(f"error inside conewise: {type(error).__name__}: {error}")
+        return INTERNAL
+    return FINE
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)

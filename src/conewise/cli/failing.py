@@ -1,0 +1,126 @@
+"""How commands end: errors as one message on stderr, and exit codes that mean something."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from conewise.cli.entry import CHECK_FAILED, INTERNAL, INTERRUPTED, USAGE
+from conewise.cli.streams import UnwrittenError
+from conewise.errors import ConewiseError, OutOfMemoryError, is_out_of_memory
+from conewise.reading import lone_surrogate
+
+__all__ = [
+    "CHECK_FAILED",
+    "CommandError",
+    "Commands",
+    "Interrupted",
+    "as_options",
+    "command_of",
+    "shown_command",
+]
+
+_COMMAND = "conewise.command"
+
+
+class CommandError(ConewiseError):
+    """Something that the command line itself finds wrong; its message is all that there is to say."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The person pressed Ctrl-C; the message says what was kept and how to go on."""
+
+
+class Commands(TyperGroup):
+    """The commands, with one way for all of them to fail."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep what was typed, for messages and provenance."""
+        ctx.meta[_COMMAND] = ["conewise", *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what it raises becomes a message and an exit code."""
+        try:
+            _expect_utf8(command_of(ctx))
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupted:
+            _say(str(interrupted) or "interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except UnwrittenError:
+            raise
+        except ConewiseError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            _say(f"error: {as_options(str(error))}", *getattr(error, "__notes__", ()))
+            raise typer.Exit(USAGE) from None
+        except Exception as error:
+            if _is_click(error):
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            if is_out_of_memory(error):
+                _say(f"error: {as_options(str(OutOfMemoryError('this command', error)))}")
+                raise typer.Exit(USAGE) from None
+            _say(
+                f"error inside conewise: {type(error).__name__}: {error}",
+                "This is a defect: please report it with what `conewise --debug ...` prints.",
+            )
+            raise typer.Exit(INTERNAL) from None
+
+
+def _expect_utf8(words: list[str]) -> None:
+    """Refuse an argument whose bytes are not UTF-8: no file or terminal could be given it again."""
+    for word in words:
+        if lone_surrogate(word) is not None:
+            raise CommandError(
+                f"the argument {word!a} is not UTF-8. Write it so; a file of another name can be renamed."
+            )
+
+
+def command_of(ctx: typer.Context) -> list[str]:
+    """What was typed, from `conewise` on."""
+    typed: list[str] = ctx.meta.get(_COMMAND, ["conewise"])
+    return typed
+
+
+def shown_command(words: list[str]) -> str:
+    """A command as it can be pasted into a shell."""
+    return shlex.join(words)
+
+
+_OPTIONS = {
+    r"resume=True": "--resume",
+    r"\bas_written=True": "--as-written",
+    r"\bout=": "--out",
+    r"\bmax_memory=(\d+)": r"--max-memory \1",
+    r"\bevaluator='(\w+)'": r"--evaluator \1",
+    r"`precision`": "--tf32",
+    r"`max_memory`": "--max-memory",
+    r'`dtype="bfloat16"`': "--dtype bfloat16",
+    r"`model\.sites\.to_dataframe\(\)`": "--kind all",
+    r"\btrust_remote_code=True\b": "--trust-remote-code",
+}
+
+
+def as_options(message: str) -> str:
+    """A message of the library with its arguments as the command line writes them."""
+    for argument, option in _OPTIONS.items():
+        message = re.sub(argument, option, message)
+    return message
+
+
+def _is_click(error: Exception) -> bool:
+    """Whether the parser raised it: usage errors and exits, which it shows itself."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"ClickException", "Exit", "Abort"})
+
+
+def _say(*lines: str) -> None:
+    print(*lines, sep="\n", file=sys.stderr, flush=True)

@@ -1,0 +1,116 @@
+"""MODEL as people name it, loaded and captured."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conewise.cli.failing import CommandError
+from conewise.cli.showing import Teller
+
+if TYPE_CHECKING:
+    from conewise.model import Model
+    from conewise.models.load import Loaded
+
+EXAMPLE = tuple(range(8))
+"""The tokens that a model is captured with where no prompt is at hand; any do, their number may vary."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model as it was asked for on the command line."""
+
+    name: str
+    device: str | None = None
+    dtype: str | None = None
+    attention: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def load(self, tell: Teller) -> Loaded:
+        """The module and its tokenizer."""
+        with tell.doing(f"loading {self.name}"), _stdout_kept_free():
+            from conewise.models.load import load
+
+            return load(
+                self.name,
+                revision=self.revision,
+                dtype=self.dtype,
+                device=self.device,
+                attn_implementation=self.attention,
+                trust_remote_code=self.trust_remote_code,
+                progress=tell if self._may_take_long() else None,
+            )
+
+    def _may_take_long(self) -> bool:
+        return self.name != "tiny"
+
+    def capture(self, tell: Teller) -> tuple[Loaded, Model]:
+        """The module, and the model that it is captured as, without a prompt."""
+        loaded = self.load(tell)
+        return loaded, captured(loaded, [EXAMPLE], tell)
+
+
+@contextmanager
+def _stdout_kept_free() -> Iterator[None]:
+    """What libraries print in the block goes to stderr: some of them print to stdout themselves."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with suppress(OSError):
+            os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def told_model(loaded: Loaded, model: Model) -> dict[str, str]:
+    """A model as JSON tells of it."""
+    from conewise.sweeps.facts import facts_of
+
+    facts = facts_of(model)
+    return {
+        "name": loaded.name,
+        "source": loaded.source,
+        "fingerprint": facts.fingerprint,
+        "device": str(facts.device),
+        "dtype": str(facts.dtype).removeprefix("torch."),
+    }
+
+
+def captured(
+    loaded: Loaded, rows: Sequence[Sequence[int]], tell: Teller, *, reads_last: bool = False
+) -> Model:
+    """The module as a graph, captured with these tokens.
+
+    With `reads_last` it computes the logits of the last position alone, where it can: nobody reads the
+    others, and the full forwards that a sweep is compared with should not pay for them.
+    """
+    module: Any = loaded.module
+    config = getattr(module, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise CommandError(
+            f"{loaded.name} is an encoder-decoder model, which has two inputs; the command line asks models "
+            "that read one text. Capture it from Python: `cw.capture(module, input_ids=..., "
+            "decoder_input_ids=...)`."
+        )
+    parameters = inspect.signature(module.forward).parameters
+    if "input_ids" not in parameters:
+        raise CommandError(
+            f"{loaded.name} ({type(module).__name__}) reads no tokens: its forward has no `input_ids`. The "
+            "command line asks language models; capture it from Python with `cw.capture(module, ...)`."
+        )
+    with tell.doing(f"capturing {loaded.name} as a graph"), tell.noting():
+        from conewise.model import capture
+        from conewise.runs.answers import token_rows
+
+        last = {"logits_to_keep": 1} if reads_last and "logits_to_keep" in parameters else {}
+        return capture(module, input_ids=token_rows(rows, next(module.parameters()).device), **last)

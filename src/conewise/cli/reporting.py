@@ -1,0 +1,80 @@
+"""`conewise report`: the page of a run that was kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError, shown_command
+from conewise.cli.helping import shown
+from conewise.cli.results import show_cost, told_plan
+from conewise.cli.showing import print_json, stdout
+from conewise.cli.stored import read_question, write_report
+from conewise.reading import is_there
+
+HELP = """Make a page of a run that was kept with --out (or with `result.save`): one file, without a network.
+
+\b
+Examples:
+  conewise report run
+  conewise report run -o ioi.html
+"""
+
+PAGE = "report.html"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("report", help=shown(HELP), short_help="Make a page of a run that was kept.")(report)
+
+
+def report(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The folder of the run.", show_default=False)
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where the page goes.", show_default=f"RUN_DIR/{PAGE}"
+        ),
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """Make a page of a run; see `HELP`."""
+    if not is_there(run_dir, Path.is_dir):
+        raise CommandError(
+            f"there is no folder {run_dir}. A run is kept with `conewise sweep ... --out DIR`."
+        )
+    from conewise.report.rundir import read_run
+    from conewise.sweeps.storage.archive import is_result
+
+    asked = read_question(run_dir)
+    if asked is not None and not is_result(run_dir):
+        raise CommandError(
+            f"the run in {run_dir} is not finished. Go on with it:\n"
+            f"  {shown_command([*asked.command, '--resume'])}"
+        )
+    result, story, folded = read_run(run_dir)
+    path = output or run_dir / PAGE
+    write_report(path, result, story, folded)
+    if json:
+        print_json(
+            "report",
+            {
+                "run": str(run_dir),
+                "report": str(path),
+                "bytes": path.stat().st_size,
+                "cells": len(result.cells),
+                "metrics": list(result.metrics),
+                "has_story": story is not None,
+                "has_cones": folded is not None,
+                "plan": told_plan(result.plan),
+            },
+        )
+        return
+    console = stdout()
+    console.print(f"wrote {path}: {len(result.cells):,} cells of {', '.join(result.metrics)}", markup=False)
+    show_cost(console, result, story)

@@ -1,0 +1,95 @@
+"""`conewise reproduce`: the paper's experiments on real graphs, beside its printed figures."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conewise.cli.failing import CHECK_FAILED, CommandError
+from conewise.cli.helping import shown
+from conewise.cli.showing import expect_writable, print_as_json
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+HELP = """Run the paper's experiments on real graphs, and compare with its printed figures.
+
+Exits with 1 when something that is exact does not match.
+
+\b
+Examples:
+  conewise reproduce all
+  conewise reproduce e4 e7 --json
+  conewise reproduce e9 --out paper-report
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("reproduce", help=shown(HELP), short_help="Run the paper's experiments.")(reproduce)
+
+
+def reproduce(
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="locality, e4, e5, e7, drift, compiled, e9, skips, growth, index, or all.",
+            show_default="all",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Write a page, figures and tables there.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Run the paper's experiments; see `HELP`."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from conewise.experiments import registry
+    from conewise.report import report, tables
+
+    errors = Console(stderr=True)
+    names = registry.choose(experiments or [])
+    if out is not None:
+        expect_writable(out, "--out")
+        report.expect_ours(out)
+
+    results = []
+    with Progress(
+        TextColumn("{task.description:>6}"), BarColumn(), TimeElapsedColumn(), console=errors
+    ) as progress:
+        for name in names:
+            bar = progress.add_task(name)
+            results.append(registry.run(name, partial(_advance, progress, bar)))
+
+    if json:
+        print_as_json(report.as_dict(results))
+    else:
+        console = Console()
+        for result in results:
+            console.print(tables.table(result))
+            console.print(
+                f"[dim]Compared: {result.compared}. {result.seconds:.1f} s[/dim]\n", highlight=False
+            )
+    if out is not None:
+        try:
+            written = report.write_report(results, out)
+        except OSError as error:
+            raise CommandError(f"the report cannot be written: {error.filename}: {error.strerror}.") from None
+        errors.print(f"wrote {len(written)} files; open {escape(str(written[0]))}", highlight=False)
+    if not all(result.all_match for result in results):
+        failed = ", ".join(result.name for result in results if not result.all_match)
+        errors.print(f"[red]does not match:[/red] {failed}", highlight=False)
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _advance(progress: Progress, bar: TaskID, done: int, total: int) -> None:
+    progress.update(bar, completed=done, total=total)

@@ -1,0 +1,101 @@
+"""Sites as they are written on the command line: kinds, parts of kinds, names."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from conewise.cli.failing import CommandError
+from conewise.sites.places import Place, site
+from conewise.sites.selectors import AXES, Choice, Selectors, as_selectors, sites
+
+if TYPE_CHECKING:
+    from conewise.model import Model
+
+_NAME = re.compile(r"\s*(?P<name>[^\[\],]+?)\s*(?:\[(?P<part>[^\[\]]*)\])?\s*(?:,|$)")
+_CHOICE = re.compile(r"-?\d+|-?\d*:-?\d*(?::-?\d*)?")
+
+
+def selected(text: str, pos: str | None, model: Model) -> Selectors:
+    """The sites of `--sites` and `--pos`, every layer and head of a kind unless its part says otherwise."""
+    chosen: Selectors | None = None
+    for name, part in _written(text):
+        choices = _usual(model, name, pos) | part
+        selector = as_selectors(sites(name, stack="", **choices))
+        chosen = selector if chosen is None else chosen + selector
+    if chosen is None:
+        raise CommandError("--sites names none; write, for one, --sites z,mlp_out.")
+    return chosen
+
+
+def placed(text: str, model: Model) -> Place:
+    """One site as `conewise cone` takes it: 'z[layer=1, head=2]', or a name."""
+    written = _written(text)
+    if len(written) != 1:
+        raise CommandError(f"{text!r} is not one site; write, for one, 'z[layer=1, head=2]'.")
+    ((name, part),) = written
+    for axis, choice in part.items():
+        if not isinstance(choice, int):
+            raise CommandError(f"{text!r}: {axis}={choice} is no single number, and a site has one cone.")
+    layer = part.pop("layer", None)
+    if layer is None and name in model.sites.kinds:
+        layers = model.sites.layers(name)
+        raise CommandError(
+            f"{name!r} is a kind of site, in layers {layers[0]} to {layers[-1]}; say which, for one "
+            f"'{name}[layer={layers[0]}]'."
+        )
+    assert layer is None or isinstance(layer, int)
+    place = site(
+        name,
+        layer=layer,
+        stack="",
+        **{axis: choice for axis, choice in part.items() if isinstance(choice, int)},
+    )
+    model.locate(place)  # says what is wrong with it
+    return place
+
+
+def _written(text: str) -> list[tuple[str, dict[str, Choice]]]:
+    found, at = [], 0
+    while at < len(text.rstrip()):
+        match = _NAME.match(text, at)
+        if match is None:
+            raise CommandError(
+                f"cannot read the sites {text!r} from {text[at:]!r} on. Write kinds or names separated by "
+                "commas, each with a part if you like: z,mlp_out or 'z[layer=2:5, head=0],mlp_out'."
+            )
+        found.append((match["name"], _part(match["part"], match[0].strip(" ,"))))
+        at = match.end()
+    return found
+
+
+def _part(text: str | None, where: str) -> dict[str, Choice]:
+    choices: dict[str, Choice] = {}
+    for item in (text or "").split(",") if text and text.strip() else ():
+        axis, _, choice = (word.strip() for word in item.partition("="))
+        if axis not in AXES or not _CHOICE.fullmatch(choice):
+            raise CommandError(
+                f"cannot read {item.strip()!r} in {where!r}. A part is AXIS=CHOICE: the axis one of "
+                f"{', '.join(AXES)}, the choice a number or a slice like ':' or '2:5'."
+            )
+        choices[axis] = as_choice(choice)
+    return choices
+
+
+def as_choice(text: str) -> Choice:
+    """A number where it is one, so that results do not have an axis for it; else a slice as written."""
+    bare = text.strip()
+    return int(bare) if re.fullmatch(r"-?\d{1,18}", bare) else bare  # more digits are out of any range
+
+
+def _usual(model: Model, name: str, pos: str | None) -> dict[str, Choice]:
+    """What is chosen along each axis where nothing is said: every layer, every head."""
+    layers = model.sites.layers(name) if name in model.sites.kinds else ()
+    axes = model.locate(Place(name, layers[0] if layers else None)).view.axes
+    choices: dict[str, Choice] = {"layer": ":"} if layers else {}
+    choices |= {axis: ":" for axis in ("head", "kv_head") if layers and axis in axes}
+    if pos is not None:
+        if "pos" not in axes:
+            raise CommandError(f"--pos {pos}: {name} has no positions; its axes are {', '.join(axes)}.")
+        choices["pos"] = as_choice(pos)
+    return choices

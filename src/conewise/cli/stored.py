@@ -1,0 +1,134 @@
+"""The folder of `--out`: what was asked there, what is done of it, and the result in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conewise.cli.failing import CommandError, shown_command
+from conewise.cli.showing import expect_writable
+from conewise.errors import SweepError
+from conewise.reading import is_there, read_json
+
+if TYPE_CHECKING:
+    from conewise.drawing.folding import Folded
+    from conewise.prompts.questions import Question
+    from conewise.prompts.story import Story
+    from conewise.sweeps.result import Result
+
+QUESTION = "question.json"
+KIND, FORMAT = "conewise question", 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked in a folder: by which command, and all that the question says."""
+
+    kind: str
+    format: int
+    command: tuple[str, ...]
+    question: dict[str, Any]
+
+
+class Stored:
+    """The run in a folder; made before a model is loaded, so that a taken folder is refused at once."""
+
+    def __init__(self, folder: Path, resume: bool) -> None:
+        self.folder, self.resume = folder, resume
+        self._known = read_question(folder)
+        if self._known is not None and not resume:
+            raise CommandError(
+                f"--out {folder} holds a run already, which was left as it is. Go on with it, or see its "
+                f"result again, with --resume, or give another folder. It was made by:\n"
+                f"  {shown_command([*self._known.command])}"
+            )
+        if self._known is None:
+            self._expect_free()
+        expect_writable(folder, "--out")
+
+    def _expect_free(self) -> None:
+        """Nothing stands where the run will be kept: what is there later, and is not whole, is its own."""
+        from conewise.report.rundir import FILES
+
+        # Not `Path.exists`, which raises for a name that is too long: that is said further on.
+        taken = [name for name in FILES if os.path.lexists(self.folder / name)]
+        if taken:
+            raise CommandError(
+                f"--out {self.folder} holds {taken[0]} already, and no run of a command; it was left as it "
+                "is. Give another folder."
+            )
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the folder holds a run that goes on."""
+        return self._known is not None
+
+    def begin(self, question: Question, command: list[str]) -> None:
+        """Write down what is asked; where a run goes on, refuse another question."""
+        asked = asdict(Asked(KIND, FORMAT, tuple(_begun(command)), question.described()))
+        if self._known is None:
+            from conewise.files import write_whole
+
+            text = json.dumps(asked, indent=2, ensure_ascii=False)
+            try:
+                write_whole(self.folder / QUESTION, f"{text}\n".encode())
+            except OSError as error:
+                raise CommandError(f"{self.folder / QUESTION} cannot be written: {error.strerror}.") from None
+            return
+        from conewise.sweeps.storage.differences import differences
+
+        found = differences(self._known.question, json.loads(json.dumps(asked["question"])))
+        if found:
+            lines = "\n".join(f"  {line}" for line in found)
+            raise SweepError(
+                f"the run in {self.folder} asks something else, so it cannot go on as this one. What "
+                f"differs, there and now:\n{lines}\nThe folder was left as it is; its own run goes on with:\n"
+                f"  {shown_command([*self._known.command, '--resume'])}"
+            )
+
+    def finish(self, result: Result, story: Story, folded: Folded | None) -> None:
+        """Keep the result; one that is there already must be the same."""
+        from conewise.report.rundir import write_run
+        from conewise.sweeps.storage.archive import is_result, load_result
+
+        if not is_result(self.folder):
+            # What is there of it was left by a process that died while it wrote.
+            write_run(self.folder, result, story, folded, unfinished=True)
+        elif not load_result(self.folder).equals(result):
+            raise SweepError(
+                f"the result in {self.folder} has other numbers than its store gives now. It was left as it "
+                "is; run the question again in another folder."
+            )
+
+
+def read_question(folder: Path) -> Asked | None:
+    """What was asked in a folder; None where nothing was."""
+    path = folder / QUESTION
+    if not is_there(path, Path.exists):
+        return None
+    from conewise.sweeps.storage.decoding import decoded
+
+    try:
+        found: Asked = decoded(read_json(path), Asked, "it")
+        if found.kind != KIND or found.format > FORMAT:
+            raise ValueError(f"it is a {found.kind!r} of format {found.format}")
+    except (OSError, ValueError) as error:
+        raise SweepError(f"{path} cannot be understood: {error}. Give another folder.") from None
+    return found
+
+
+def write_report(path: Path, result: Result, story: Story | None, folded: Folded | None) -> None:
+    """Write the page of a run."""
+    from conewise.report.page import write_page
+
+    try:
+        write_page(path, result, story, folded)
+    except OSError as error:
+        raise CommandError(f"the report cannot be written to {path}: {error.strerror}.") from None
+
+
+def _begun(command: list[str]) -> list[str]:
+    return [word for word in command if word != "--resume"]

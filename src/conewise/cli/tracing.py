@@ -1,0 +1,235 @@
+"""`conewise trace`: causal tracing of one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conewise.cli import options as opt
+from conewise.cli.failing import CHECK_FAILED, CommandError, command_of, shown_command
+from conewise.cli.helping import shown
+from conewise.cli.loading import Named, captured, told_model
+from conewise.cli.results import show_cost, told_plan
+from conewise.cli.selecting import as_choice
+from conewise.cli.showing import (
+    Teller,
+    add_row,
+    expect_writable_file,
+    print_json,
+    stdout,
+    table,
+    watched,
+)
+from conewise.cli.stored import write_report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conewise.circuits.tracing import Trace
+    from conewise.models.load import Loaded
+    from conewise.prompts.prompts import Asked
+    from conewise.prompts.story import Story
+
+HELP = """Trace which states carry what the model knows of a subject (Meng et al., 2022).
+
+Noise is added to the subject's embeddings; then the clean state of one layer and position at a time is put
+back, and the probability of the answer is read; with --wrong, its logit less that of the wrong answer.
+
+\b
+Examples:
+  conewise trace smollm2-135m --prompt 'The Eiffel Tower is in the city of' \\
+    --subject 'The Eiffel Tower' --answer ' Paris' --report trace.html
+  conewise trace tiny --subject John --answer ' Mary' --kind mlp_out \\
+    --prompt 'When Mary and John went to the store, John gave a drink to'
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("trace", help=shown(HELP), short_help="Trace which states carry what is known of a subject.")(
+        trace
+    )
+
+
+def trace(
+    ctx: typer.Context,
+    model: opt.Model,
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="The prompt.", show_default=False)],
+    subject: Annotated[
+        str,
+        typer.Option(
+            "--subject", metavar="TEXT", help="The words of it that noise is put on.", show_default=False
+        ),
+    ],
+    answer: Annotated[
+        str, typer.Option("--answer", metavar="TOK", help="What comes next: one token.", show_default=False)
+    ],
+    wrong: Annotated[
+        str | None,
+        typer.Option("--wrong", metavar="TOK", help="What does not come next.", show_default=False),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option("--kind", metavar="KIND", help="The states: resid_post, mlp_out, attn_out.")
+    ] = "resid_post",
+    window: Annotated[
+        int, typer.Option("--window", metavar="N", min=1, help="Put back so many layers around each.")
+    ] = 1,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            "--noise",
+            metavar="S",
+            help="Its standard deviation.",
+            show_default="three times that of the embeddings",
+        ),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=1, help="How often noise is drawn.")
+    ] = 10,
+    layers: Annotated[str, typer.Option("--layers", metavar="CHOICE", help="':', '4:8' or '6'.")] = ":",
+    positions: Annotated[str, typer.Option("--pos", metavar="CHOICE", help="':', '2:5' or '-1'.")] = ":",
+    evaluator: opt.Evaluate = opt.Evaluator.AUTO,
+    max_memory: opt.MaxMemory = None,
+    verify: opt.Verify = 0,
+    seed: opt.Seed = 0,
+    report: opt.Report = None,
+    top: opt.Top = 10,
+    progress: opt.Progress = None,
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    attention: opt.Attention = None,
+    revision: opt.Revision = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Trace which states carry what is known of a subject; see `HELP`."""
+    if noise is not None and noise <= 0:
+        raise CommandError(f"--noise {noise:g}: a standard deviation is above 0.")
+    if report is not None:
+        expect_writable_file(report, "--report")
+    tell = Teller(quiet)
+    loaded = Named(model, device, dtype, attention, revision, trust_remote_code).load(tell)
+    from conewise.circuits.tracing import causal_trace
+    from conewise.prompts.pairs import Pair
+    from conewise.prompts.prompts import asked
+    from conewise.prompts.subjects import subject_positions
+    from conewise.sweeps.facts import facts_of
+
+    wrongs = () if wrong is None else (wrong,)
+    prompts = asked([Pair(prompt, prompt, (answer,), wrongs, "the options")], loaded.tokenizer)
+    for note in prompts.notes:
+        tell.warn(note)
+    metric = "prob" if wrong is None else "logit_diff"
+    noised = subject_positions(prompt, subject, loaded.tokenizer)
+    found = captured(loaded, prompts.clean, tell, reads_last=True)
+    traced = causal_trace(
+        found,
+        prompts.inputs_of(0, "clean", facts_of(found).device),
+        subject=noised,
+        metric=prompts.metric(0, metric),
+        kind=kind,
+        window=window,
+        noise="auto" if noise is None else noise,
+        samples=samples,
+        seed=seed,
+        layers=as_choice(layers),
+        positions=as_choice(positions),
+        evaluator=evaluator.value,
+        max_memory=max_memory,
+        progress=watched(tell, progress),
+    )
+    if verify:
+        with tell.noting():
+            check = traced.verify(n=verify, seed=seed)
+        traced = replace(traced, result=replace(traced.result, verification=check))
+    story = _story(loaded, prompts, traced, metric, shown_command(command_of(ctx)), seed)
+    if report is not None:
+        from conewise.drawing.folding import fold
+
+        sweep = traced.result.sweep
+        assert sweep is not None
+        folded = fold(found, sweep.cells, targets=sweep.targets(), base=sweep._batch(0).base)
+        write_report(report, traced.result, story, folded)
+        tell(f"wrote {report}")
+    if json:
+        told = {"model": told_model(loaded, found), "notes": list(prompts.notes), **_told(story, traced)}
+        print_json("trace", {**told, "report": report and str(report)})
+    else:
+        _show(stdout(), loaded, story, traced, top)
+    if traced.result.verification is not None and not traced.result.verification.ok:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _story(loaded: Loaded, prompts: Asked, traced: Trace, metric: str, command: str, seed: int) -> Story:
+    from conewise.prompts.prompts import METRICS
+    from conewise.prompts.story import Story
+
+    (told,) = prompts.told()
+    pair = replace(told, corrupted_tokens=told.clean_tokens, noised=traced.subject)
+    return Story(
+        model=loaded.name,
+        prompts=(pair,),
+        base="corrupted",
+        source="clean",
+        patch="source",
+        metric=METRICS[metric],
+        command=command,
+        seed=seed,
+    )
+
+
+def _told(story: Story, traced: Trace) -> dict[str, Any]:
+    (pair,) = story.prompts
+    check = traced.result.verification
+    return {
+        "prompt": pair.clean,
+        "tokens": list(pair.clean_tokens),
+        "subject": list(traced.subject),
+        "answers": list(pair.answers),
+        "wrong_answers": list(pair.wrong_answers),
+        "metric": traced.result.metrics[0],
+        "clean": traced.clean,
+        "corrupted": traced.corrupted,
+        "noise": traced.noise,
+        "samples": traced.samples,
+        "window": traced.window,
+        "seed": story.seed,
+        "kind": traced.result.spreads[0].name,
+        "layers": list(traced.layers),
+        "positions": list(traced.positions),
+        "values": traced.values.tolist(),
+        "plan": told_plan(traced.plan),
+        "measured": asdict(traced.ledger),
+        "verification": None if check is None else {**asdict(check), "ok": check.ok, "passed": check.passed},
+    }
+
+
+def _show(console: Console, loaded: Loaded, story: Story, traced: Trace, top: int) -> None:
+    """The question, the states that restore most, and the cost."""
+    (pair,) = story.prompts
+    tokens = pair.clean_tokens
+    words = " ".join(
+        f"*{text.strip()}*" if at in pair.noised else text.strip() for at, text in enumerate(tokens)
+    )
+    answers = ", ".join(map(repr, pair.answers))
+    console.print(f"{loaded.name}: {words} →{answers}  (noise on *these*)", markup=False)
+    ends = f"clean {traced.clean:.4g}, with noise {traced.corrupted:.4g}"
+    kind = traced.result.spreads[0].name
+    cells = len(traced.result.cells)
+    lines = table(
+        f"The strongest {min(top, cells)} of {cells} states, {kind} ({traced.result.metrics[0]}: {ends})",
+        ("", "layer", "pos", "token", "effect", "value"),
+        right=(0, 1, 2, 4, 5),
+    )
+    for rank, (cell, effect, value) in enumerate(traced.result.strongest(count=top), 1):
+        layer, pos = cell.at["layer"], cell.at["pos"]
+        add_row(lines, str(rank), str(layer), str(pos), tokens[pos], f"{effect:+.4f}", f"{value:.4f}")
+    console.print(lines)
+    console.print(
+        f"{traced.samples} samples of noise, standard deviation {traced.noise:.3g}, seed {story.seed}",
+        markup=False,
+    )
+    show_cost(console, traced.result, None)

@@ -1,0 +1,59 @@
+"""`conewise verify`: the captured graph against the module itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from conewise.cli import options as opt
+from conewise.cli.failing import CHECK_FAILED
+from conewise.cli.helping import shown
+from conewise.cli.loading import Named
+from conewise.cli.showing import Teller, print_json, stdout
+
+HELP = """Check the captured graph against the model itself, on random inputs: bit for bit, every output.
+
+Exits with 1 when they differ, unless the model computes otherwise while it is captured than when it runs, and
+they differ by no more than rounding; what was found is said.
+
+\b
+Examples:
+  conewise verify tiny
+  conewise verify ./my-model --samples 10 --dtype bfloat16 --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("verify", help=shown(HELP), short_help="Check the captured graph against the model.")(verify)
+
+
+def verify(
+    model: opt.Model,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=1, help="Random inputs of the captured size.")
+    ] = 3,
+    seed: opt.Seed = 0,
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    attention: opt.Attention = None,
+    revision: opt.Revision = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Check the captured graph; see `HELP`."""
+    tell = Teller(quiet)
+    named = Named(model, device, dtype, attention, revision, trust_remote_code)
+    loaded, found = named.capture(tell)
+    with tell.doing("comparing with the model itself"):
+        check = found.verify(seed=seed, samples=samples)
+    if json:
+        told = {**asdict(check), "notes": list(check.notes), "ok": check.ok, "seed": seed}
+        print_json("verify", {"model": loaded.name, "fingerprint": loaded.fingerprint(), **told})
+    else:
+        stdout().print(f"{loaded.name}: {check}", markup=False)
+    if not check.ok:
+        raise typer.Exit(CHECK_FAILED)

@@ -1,0 +1,1 @@
+"""Models, cones and waves as pictures."""

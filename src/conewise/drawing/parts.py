@@ -1,0 +1,312 @@
+"""Parts: every node of a captured model in one of a few dozen, row by row as the model is drawn.
+
+A transformer's rows are its layers, found from its attentions and its residual sums; a module without
+layers is folded by its submodules. Nothing here knows an architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from conewise.program.records import ModuleCall, Program
+from conewise.structure.attention import Attention, find_attention
+from conewise.structure.blocks import Block, find_blocks
+from conewise.structure.wiring import LAYOUT, Wiring
+
+LABELS: Mapping[str, str] = {
+    "norm": "norm",
+    "qkv": "q k v",
+    "heads": "heads",
+    "out": "out",
+    "add": "+",
+    "cross_norm": "norm",
+    "cross_qkv": "q k v",
+    "cross_heads": "cross heads",
+    "cross_out": "out",
+    "cross_add": "+",
+    "mlp_norm": "norm",
+    "mlp": "MLP",
+    "mlp_out": "out",
+    "mlp_add": "+",
+    "after": "after",
+    "rest": "other",
+}
+"""The roles of a layer's parts in the order of computation, and what each is called in a drawing."""
+
+MEANINGS: Mapping[str, str] = {
+    "norm": "norm before attention",
+    "qkv": "queries, keys and values",
+    "heads": "attention heads",
+    "out": "attention output",
+    "add": "stream + attention",
+    "cross_norm": "norm before cross-attention",
+    "cross_qkv": "queries, keys and values of cross-attention",
+    "cross_heads": "cross-attention heads",
+    "cross_out": "cross-attention output",
+    "cross_add": "stream + cross-attention",
+    "mlp_norm": "norm before the MLP",
+    "mlp": "MLP neurons",
+    "mlp_out": "MLP output",
+    "mlp_add": "stream + MLP",
+    "after": "what follows the last sum",
+    "rest": "other operations",
+}
+"""The same roles in words."""
+
+ENTRANCES: Mapping[str, tuple[str, str]] = {
+    "positions": ("positions, mask", "positions and mask, computed once for all layers"),
+    "embedding": ("", "makes the stream that enters the layers"),
+}
+"""The roles of what stands before a stack's layers: labels and words; the embedding has its row's name."""
+
+_MOVES = LAYOUT | {"to", "_to_copy"}
+
+
+@dataclass(slots=True)
+class Grouped:
+    """The nodes of one part: its row, its role (a column of the drawing), its names, its nodes."""
+
+    row: str
+    role: str
+    label: str
+    meaning: str
+    layer: int | None = None
+    stack: str = ""
+    nodes: list[str] = field(default_factory=list)
+
+
+def group(program: Program) -> list[Grouped]:
+    """The parts of a program, inputs first; every input and every record stands in exactly one of them."""
+    wiring = Wiring(program)
+    blocks = find_blocks(wiring, find_attention(wiring))
+    found = list(_by_layer(wiring, blocks) if blocks else _by_module(program))
+    inputs = [leaf.name for leaf in program.inputs]
+    given = Grouped(
+        found[0].row if blocks else "input", "input", "input", "what a run is given", nodes=inputs
+    )
+    return [given, *found]
+
+
+# -- a transformer ---------------------------------------------------------------------------
+
+
+def _by_layer(wiring: Wiring, blocks: list[Block]) -> Iterator[Grouped]:
+    inside: dict[str, int] = {}
+    for place, block in enumerate(blocks):
+        for name in block.members:
+            inside.setdefault(name, place)
+    last, feeds = _around(wiring, inside)
+    outside = [name for name in wiring.records if name not in inside]
+    entrances = _entrances(wiring, blocks, {name for name in outside if name not in last})
+    for place, block in enumerate(blocks):
+        for role, names in entrances.pop(block.stack, {}).items():
+            row = f"{block.stack} embedding".strip()
+            label, meaning = ENTRANCES[role]
+            yield Grouped(row, role, label or row, meaning, stack=block.stack, nodes=names)
+        yield from _layer(wiring, block, [name for name in wiring.records if inside.get(name) == place])
+        joined = [name for name in outside if last.get(name) == place and name in feeds]
+        if joined:
+            label = f"after {block.stack} layer {block.layer}".replace("  ", " ")
+            yield Grouped(label, "between", label, "between layers", nodes=joined)
+    yield from _ending(wiring, [name for name in outside if name in last and name not in feeds])
+
+
+def _around(wiring: Wiring, inside: Mapping[str, int]) -> tuple[dict[str, int], set[str]]:
+    """For each node the last block that it is in or depends on; and the nodes that some block reads."""
+    last: dict[str, int] = {}
+    for name, record in wiring.records.items():
+        above = [last[read] for read in record.inputs if read in last]
+        above += [inside[name]] if name in inside else []
+        if above:
+            last[name] = max(above)
+    feeds: set[str] = set()
+    for name in reversed(wiring.records):
+        if any(reader.name in inside or reader.name in feeds for reader in wiring.readers.get(name, ())):
+            feeds.add(name)
+    return last, feeds
+
+
+def _entrances(wiring: Wiring, blocks: list[Block], unplaced: set[str]) -> dict[str, dict[str, list[str]]]:
+    """For each stack what makes the stream that enters it; for the first also what all layers share."""
+    made: dict[str, set[str]] = {}
+    for block in blocks:
+        if block.stack not in made:
+            stream = block.nodes.get("resid_pre")
+            found = _above(wiring, stream, unplaced) if stream else unplaced & wiring.varying
+            made[block.stack] = found.difference(*made.values())
+    shared = unplaced.difference(*made.values())
+    # Positions that both a stream and the mask are made from stand with the mask, in front.
+    shared |= {n for one in shared for n in _above(wiring, one, unplaced) if n not in wiring.varying}
+    entrances = {stack: {"embedding": names - shared} for stack, names in made.items()}
+    first = blocks[0].stack
+    entrances[first] = {"positions": shared, **entrances[first]}
+    return {
+        stack: {role: [n for n in wiring.records if n in names] for role, names in roles.items() if names}
+        for stack, roles in entrances.items()
+    }
+
+
+def _ending(wiring: Wiring, names: list[str]) -> Iterator[Grouped]:
+    """What follows the layers: a norm up to the first weight, then the projection onto the outputs."""
+    weighted = _weighted(wiring, names)
+    roles = dict.fromkeys(weighted, "unembedding")
+    _lead(wiring, names, roles, lambda _: "final_norm")
+    last = "unembedding" if _reaches_vocabulary(wiring, weighted) else "output"
+    for role, label in (("final_norm", "final norm"), ("unembedding", last)):
+        found = [name for name in names if roles[name] == role]
+        if found:
+            yield Grouped("output", role, label, f"{label}, after the last layer", nodes=found)
+
+
+def _reaches_vocabulary(wiring: Wiring, names: Collection[str]) -> bool:
+    """Whether a product among `names` has as many outputs as an embedding has rows."""
+    rows = {source.name: source.value.shape[:1] for source in wiring.program.sources}
+    tables = {
+        rows[read]
+        for record in wiring.records.values()
+        if record.op == "embedding"
+        for read in record.inputs
+        if read in rows
+    }
+    shapes = (wiring.shape(name) for name in names)
+    return any(shape is not None and tuple(shape[-1:]) in tables for shape in shapes)
+
+
+def _layer(wiring: Wiring, block: Block, names: list[str]) -> Iterator[Grouped]:
+    roles = _roles(wiring, block, names)
+    row = f"{block.stack} {block.layer}".strip()
+    for role, label in LABELS.items():
+        found = [name for name in names if roles[name] == role]
+        if found:
+            yield Grouped(row, role, label, MEANINGS[role], block.layer, block.stack, found)
+
+
+def _roles(wiring: Wiring, block: Block, names: list[str]) -> dict[str, str]:
+    """The role of each node of a layer: told by what lies between the sums of its stream."""
+    members, nodes = set(names), block.nodes
+    roles: dict[str, str] = {}
+    last = "mlp_add" if "mlp_out" in nodes else "add"
+    for kind, role in (("resid_mid", "add"), ("resid_mid_cross", "cross_add"), ("resid_post", last)):
+        if nodes.get(kind) in members:
+            roles[nodes[kind]] = role
+    for kind, prefix, attention in (
+        ("attn_out", "", block.attention),
+        ("cross_attn_out", "cross_", block.cross),
+    ):
+        if attention is not None:
+            term = nodes.get(kind, attention.core.name)
+            _attention_roles(wiring, attention, _above(wiring, term, members - set(roles)), prefix, roles)
+    if "mlp_out" in nodes:
+        _mlp_roles(wiring, nodes, _above(wiring, nodes["mlp_out"], members - set(roles)), roles)
+    # Sums of several steps lie in front of the last one, a norm of the sum behind it.
+    total = nodes.get("resid_post")
+    summed = _above(wiring, total, members) if total else set()
+    behind = wiring.cone(total, frozenset(members)) if total else frozenset()
+    changed = [name for name in names if name in wiring.varying and name not in roles]
+    started: set[str] = {*roles}
+    for name in changed:
+        if any(read in started for read in wiring.records[name].inputs):
+            roles[name] = last if name in summed else "after" if name in behind else "rest"
+            started.add(name)
+    _lead(wiring, names, roles, lambda _: "rest")
+    return roles
+
+
+def _attention_roles(
+    wiring: Wiring, attention: Attention, names: set[str], prefix: str, roles: dict[str, str]
+) -> None:
+    """Norm, q k v, heads, output: cut where queries meet keys, and behind z."""
+    within = frozenset(names)
+    core, places = attention.core.name, attention.places
+    scored = {core} | wiring.cone(core, within)
+    if "rot_q" in places and "rot_k" in places:
+        scored |= wiring.cone(places["rot_q"].node, within) & wiring.cone(places["rot_k"].node, within)
+    out: frozenset[str] = frozenset()
+    if "z" in places and places["z"].node in scored:
+        out = wiring.cone(places["z"].node, within)
+    elif attention.projection is not None:
+        out = wiring.cone(attention.projection.name, within) | {attention.projection.name}
+    ordered = [name for name in wiring.records if name in names]
+    for name in _weighted(wiring, ordered) | (scored & within):
+        roles[name] = prefix + ("out" if name in out else "heads" if name in scored else "qkv")
+    _lead(wiring, ordered, roles, lambda name: prefix + "norm" if name in wiring.varying else "")
+
+
+def _mlp_roles(wiring: Wiring, nodes: Mapping[str, str], names: set[str], roles: dict[str, str]) -> None:
+    """Norm, neurons, output: cut behind the neurons where they are known."""
+    post = nodes.get("post")
+    out = wiring.cone(post, frozenset(names)) if post in names else frozenset()
+    ordered = [name for name in wiring.records if name in names]
+    for name in _weighted(wiring, ordered):
+        roles[name] = "mlp_out" if name in out else "mlp"
+    _lead(wiring, ordered, roles, lambda name: "mlp_norm" if name in wiring.varying else "")
+
+
+def _weighted(wiring: Wiring, names: Iterable[str]) -> set[str]:
+    """Those of `names`, given inputs first, that are a product with a weight or depend on one among them."""
+    found: set[str] = set()
+    for name in names:
+        record = wiring.records[name]
+        if wiring.is_linear(record) or not found.isdisjoint(record.inputs):
+            found.add(name)
+    return found
+
+
+def _lead(wiring: Wiring, names: list[str], roles: dict[str, str], own: Callable[[str], str]) -> None:
+    """Give a role to those of `names` that have none: their own, or that of their reader.
+
+    What only moves values about, and what has no role of its own (`own` says ''), belongs to its reader.
+    """
+    for name in reversed(names):
+        if name in roles:
+            continue
+        read_as = [roles[reader.name] for reader in wiring.readers.get(name, ()) if reader.name in roles]
+        role = own(name)
+        is_moved = wiring.records[name].op in _MOVES and all(other != role for other in read_as)
+        roles[name] = read_as[0] if read_as and (is_moved or not role) else role or "rest"
+
+
+def _above(wiring: Wiring, name: str | None, members: Collection[str]) -> set[str]:
+    """`name` and all it depends on, as far as it lies within `members`."""
+    found: set[str] = set()
+    stack = [name] if name in members else []
+    while stack:
+        at = stack.pop()
+        if at is not None and at not in found:
+            found.add(at)
+            stack += [read for read in wiring.records[at].inputs if read in members]
+    return found
+
+
+# -- any other module ------------------------------------------------------------------------
+
+
+def _by_module(program: Program) -> Iterator[Grouped]:
+    """A part for each call of a submodule, and one for each run of operations between such calls.
+
+    The submodules are the outermost that do not hold the whole; a list of layers counts as its layers.
+    """
+    paths = [record.modules for record in program.records]
+    whole = {call for call in paths[0] if all(call in modules for modules in paths)} if paths else set()
+    held = {call for modules in paths for call in modules[-1:]} - whole
+    for record in program.records:
+        for at, call in enumerate(record.modules):
+            numbered = record.modules[at + 1 : at + 2]
+            if numbered and call not in held and numbered[0].path.rpartition(".")[2].isdigit():
+                whole.add(call)
+    current: Grouped | None = None
+    made: dict[ModuleCall, Grouped] = {}
+    for record in program.records:
+        outer = next((call for call in record.modules if call not in whole), None)
+        if outer is None:
+            if current is None:
+                current = Grouped(f"between {len(made)}", "ops", "operations", "operations between modules")
+                yield current
+            current.nodes.append(record.name)
+            continue
+        current = None
+        if outer not in made:
+            made[outer] = Grouped(str(outer), "module", str(outer), f"module {outer}")
+            yield made[outer]
+        made[outer].nodes.append(record.name)

@@ -1,1 +1,0 @@
-"""Where graphs come from."""

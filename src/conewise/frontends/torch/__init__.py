@@ -1,1 +1,0 @@
-"""PyTorch modules as graphs; the one place below `workloads` that imports torch."""

@@ -1,0 +1,1 @@
+"""Values, functions, inputs and programs as short texts."""

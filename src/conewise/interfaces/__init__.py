@@ -1,1 +1,0 @@
-"""How people see it; computes nothing."""

@@ -1,0 +1,34 @@
+"""What a name or a folder stands for: a model with its weights, or the saved result of a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from conewise.errors import SweepError
+from conewise.models.load import KNOWN, Loaded
+from conewise.models.load import load as load_model
+from conewise.reading import as_path, is_there
+from conewise.sweeps.result import Result
+from conewise.sweeps.storage.archive import is_result, load_result
+
+
+@overload
+def load(name: Literal["smollm2-135m", "tiny"], **how: Any) -> Loaded: ...
+@overload
+def load(name: str | Path, **how: Any) -> Loaded | Result: ...
+def load(name: str | Path, **how: Any) -> Loaded | Result:
+    """A model by its name, folder or GGUF file; or a `Result`, from a folder that `result.save` wrote.
+
+    How a model is loaded (`dtype`, `device`, `revision`, ...) is told in
+    `conewise.models.load.load`; a result is loaded as it is. Where a type checker should know which
+    of the two it is, call that function, or `conewise.sweeps.storage.archive.load_result`.
+    """
+    folder = as_path(name)
+    if str(name) in KNOWN or not is_there(folder, Path.is_dir) or not is_result(folder):
+        return load_model(name, **how)
+    if how:
+        raise SweepError(
+            f"{folder} holds a saved result, which is loaded as it is: leave out {', '.join(how)}."
+        )
+    return load_result(folder)

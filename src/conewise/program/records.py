@@ -1,0 +1,182 @@
+"""A captured program as plain data: one record per operation, inputs first.
+
+A record's arguments are a template: `Ref` stands for another value of the program, `SizeRef`
+for a size that depends on the shapes of a run's inputs, all else stands for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec
+
+from conewise.program.sizes import Size, SizeTable
+
+SIZES = "$sizes"
+"""The name of the source that holds a run's sizes: the tuple that `SizeTable.of` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value of a source or of an earlier record."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRef:
+    """Entry `index` of a run's sizes."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module: its path (the root's is empty) and how many calls went before."""
+
+    path: str
+    call: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.path}@{self.call}" if self.call else self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One operation: `target(*args, **kwargs)` once every reference is replaced by its value.
+
+    `modules` are the calls it was made under, outermost first. `shape` and `dtype` are those of
+    its value, None when the value is not a tensor; a size that varies from run to run is a
+    symbolic expression. `inputs` are the names that a rule takes, in order: each name once, and
+    `SIZES` last where a size is used.
+    """
+
+    name: str
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    modules: tuple[ModuleCall, ...] = ()
+    shape: tuple[Size, ...] | None = None
+    dtype: torch.dtype | None = None
+    inputs: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = dict.fromkeys(leaf.name for leaf in self.leaves() if isinstance(leaf, Ref))
+        if any(isinstance(leaf, SizeRef) for leaf in self.leaves()):
+            names[SIZES] = None
+        object.__setattr__(self, "inputs", tuple(names))
+
+    def leaves(self) -> Iterator[Any]:
+        """The leaves of the argument template, positional ones first."""
+        yield from _leaves(self.args)
+        yield from _leaves(tuple(self.kwargs.values()))
+
+    @property
+    def op(self) -> str:
+        """The operation's bare name: `linear`, `add`, `getitem`."""
+        packet = getattr(self.target, "overloadpacket", None)
+        return str(getattr(packet or self.target, "__name__", type(self.target).__name__))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A leaf of the program: a parameter, a buffer or a constant, with its value.
+
+    The value is the module's own tensor, `requires_grad` included, because kernels are chosen by
+    it (`matmul` folds a batch when the smaller operand wants a gradient). Records are therefore
+    computed under `torch.no_grad()`. `aliases` are the other names of the same tensor (tied
+    weights).
+    """
+
+    name: str
+    value: torch.Tensor
+    is_parameter: bool
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor that a run must give: its name, shape (symbolic where it may vary) and dtype."""
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePort:
+    """What goes into and comes out of one call of a module, as names of the program.
+
+    `inputs` stand in the order of first use, `outputs` in the order of computation. Parameters
+    are not inputs. A module that hands a value through unchanged (dropout in eval mode) has it
+    on both sides.
+    """
+
+    call: ModuleCall
+    type_name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Which sizes of the inputs are the batch's and which are positions', by their symbols.
+
+    `is_unbatched`: the inputs are one prompt, without a batch. `doubt` says why it is not known which
+    dimension is the batch; where it is empty and no symbol is the batch's, the batch is fixed, and is
+    dimension 0.
+    """
+
+    batch: frozenset[str] = frozenset()
+    positions: frozenset[str] = frozenset()
+    is_unbatched: bool = False
+    doubt: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A module's forward pass, functional: no record writes to a value it did not make.
+
+    Invariants: each record stands after all that it refers to; names are unique over sources,
+    inputs and records; `outputs` are the leaves of `output_spec`, a `Ref` for each computed one.
+    `written` are the sources that the module itself writes to whenever it runs, as a counter of calls is.
+    `dimensions` says what the sizes of its inputs mean.
+    """
+
+    records: tuple[Record, ...]
+    sources: tuple[Source, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Any, ...]
+    output_spec: TreeSpec
+    sizes: SizeTable
+    ports: tuple[ModulePort, ...]
+    module_name: str
+    written: tuple[str, ...] = ()
+    dimensions: Dimensions = Dimensions()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        leaves = [SIZES, *(s.name for s in self.sources), *(i.name for i in self.inputs)]
+        known = set(leaves)
+        assert len(known) == len(leaves), leaves
+        for record in self.records:
+            assert record.name not in known, record.name
+            assert known.issuperset(record.inputs), record
+            known.add(record.name)
+        assert all(out.name in known for out in self.outputs if isinstance(out, Ref))
+
+
+def _leaves(template: Any) -> Iterator[Any]:
+    if isinstance(template, tuple | list):
+        for item in template:
+            yield from _leaves(item)
+    elif isinstance(template, dict):
+        yield from _leaves(tuple(template.values()))
+    elif isinstance(template, slice):
+        yield from _leaves((template.start, template.stop, template.step))
+    else:
+        yield template

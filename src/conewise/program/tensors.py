@@ -1,0 +1,106 @@
+"""What the layers above need of tensors, so that they need not import torch themselves."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from conewise.program.build import bitwise_same
+
+Tensor = torch.Tensor
+
+
+def computing() -> AbstractContextManager[None]:
+    """The context in which a captured graph is computed: no gradients are recorded."""
+    return torch.no_grad()
+
+
+def as_tensor(value: object) -> Tensor | None:
+    """`value` where it is a tensor; a parameter counts as one."""
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def copy_of(value: Tensor) -> Tensor:
+    """A copy that shares no memory with `value`, of the same strides."""
+    return value.detach().clone()
+
+
+def writes_to(value: object) -> int:
+    """How often a tensor's memory has been written to in place; 0 where torch does not count."""
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return 0
+    return value._version
+
+
+def zeros_like(part: Tensor) -> Tensor:
+    """Zeros in place of `part`."""
+    return torch.zeros_like(part)
+
+
+def mean_of(shown: Tensor, axes: tuple[str, ...]) -> Tensor:
+    """The mean over the batch and the positions, at every place; `axes` are those of `shown`.
+
+    Raises ValueError where there is nothing to take a mean of.
+    """
+    over = [dim for dim, axis in enumerate(axes) if axis in {"batch", "pos"}]
+    if not over or not (shown.is_floating_point() or shown.is_complex()):
+        raise ValueError(f"{shown.dtype} with the axes {', '.join(axes)}")
+    return shown.mean(dim=over, keepdim=True).expand_as(shown)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal bit for bit: NaN equal to NaN, 0 not to -0."""
+    return bitwise_same(one, other)
+
+
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """Max |one − other|, where equal infinities and NaN on both sides differ by 0, NaN on one by ∞."""
+    if one.shape != other.shape:
+        return math.inf
+    if one.numel() == 0:
+        return 0.0
+    left, right = one.to(torch.float64), other.to(torch.float64)
+    apart = (left - right).abs()
+    apart[(left == right) | (left.isnan() & right.isnan())] = 0.0
+    return float(apart.nan_to_num(nan=math.inf).max())
+
+
+def storage_bytes(values: list[Any]) -> int:
+    """The bytes that these values hold in memory, shared storage counted once."""
+    storages: dict[int, int] = {}
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, tuple | list):
+            stack.extend(value)
+        elif isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def is_half(value: Tensor) -> bool:
+    """Whether the numbers have so few bits that roundings cannot be told from errors by their size."""
+    return value.is_floating_point() and torch.finfo(value.dtype).bits <= 16
+
+
+def row_tolerance(value: Tensor) -> float:
+    """How far a row of a batch may lie from the row alone: 100 roundings of the dtype.
+
+    Batched kernels sum in another order; the deviation grows with depth, not with the batch. In half
+    precision that would allow anything; see `is_half`.
+    """
+    return 100 * torch.finfo(value.dtype).eps
+
+
+def cell_tolerance(dtype: torch.dtype) -> float:
+    """How far a cell of a wavefront may lie from a full forward, relative to the metric's largest value.
+
+    Batched kernels sum in another order, so that every operation may round otherwise, and a metric such as
+    a difference of logits is smaller than what it is made of: 840 roundings, which is 1e-4 in float32. In
+    half precision that would allow anything; see `is_half`.
+    """
+    return 840 * torch.finfo(dtype).eps

@@ -1,0 +1,1 @@
+"""Prompts, answers, and questions about them."""

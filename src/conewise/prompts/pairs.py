@@ -1,0 +1,249 @@
+"""Pairs: a clean prompt, its corrupted twin and their answers as texts, and the files that hold them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conewise.errors import PromptError, nearest_names
+from conewise.files import write_whole
+from conewise.reading import as_path, parse_json, read_bounded
+
+FIELDS = ("clean", "corrupted", "answers", "wrong_answers")
+ALIASES = {"corrupt": "corrupted"}
+"""Other names of fields that prompt files of the field have."""
+
+MOST = 256 * 2**20
+"""Bytes of the largest file of prompts that is read."""
+
+BETWEEN = "|"
+"""What stands between the answers in a CSV file."""
+
+_LINES = (".jsonl", ".ndjson")
+_EXAMPLE = (
+    '[{"clean": "... John gave a drink to", "corrupted": "... Mary gave a drink to", '
+    '"answers": [" Mary"], "wrong_answers": [" John"]}]'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two prompts that differ in what is studied, and what should and should not come next in the clean one.
+
+    `where` says in words where it was read, for messages; it is not compared.
+    """
+
+    clean: str
+    corrupted: str
+    answers: tuple[str, ...] = ()
+    wrong_answers: tuple[str, ...] = ()
+    where: str = field(default="", compare=False)
+
+
+def read_pairs(path: str | Path) -> list[Pair]:
+    """The pairs of a file: JSON, JSON lines or CSV, by its suffix.
+
+    JSON: a list of rows `{clean, corrupted, answers, wrong_answers}`, or `{"prompts": [rows]}`; `corrupt` is
+    read as `corrupted`, and the answers are a text or a list of texts. JSON lines: a row on each line. CSV:
+    the same names as a header, and several answers separated by `|`. `answers` and `wrong_answers` may be
+    missing; other fields are not read. Raises PromptError, which names the file, the row and the field.
+    """
+    path = as_path(path)
+    try:
+        data = read_bounded(path, MOST)
+        text = None if data is None else data.decode("utf-8-sig")
+    except OSError as error:
+        raise PromptError(f"the prompts {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"the prompts {path} are not UTF-8 text ({error.reason} at byte {error.start}). Save them so."
+        ) from None
+    if text is None:
+        raise PromptError(
+            f"the prompts {path} are more than {MOST:,} bytes, too many for one sweep. Split them into "
+            "several files."
+        )
+    rows = list(_csv_rows(path, text) if path.suffix.lower() == ".csv" else _json_rows(path, text))
+    if not rows:
+        raise PromptError(f"{path} holds no prompts. Expected, for one: {_EXAMPLE}")
+    return [_pair(where, row) for where, row in rows]
+
+
+def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> Path:
+    """Write pairs as JSON, JSON lines or CSV, by the suffix; `read_pairs` reads them back."""
+    path, rows = Path(path), [_row(pair) for pair in pairs]
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        text = _as_csv(rows)
+    elif suffix in _LINES:
+        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    elif suffix == ".json":
+        text = json.dumps(rows, ensure_ascii=False, indent=2) + "\n"
+    else:
+        raise PromptError(f"{path}: prompts are written as .json, .jsonl or .csv, not as {suffix or 'that'}.")
+    try:
+        write_whole(path, text.encode())
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"the prompts cannot be written to {path}: they hold half of a surrogate pair, "
+            f"{error.object[error.start]!r}, which is no character."
+        ) from None
+    except OSError as error:
+        raise PromptError(f"the prompts cannot be written to {path}: {error.strerror}.") from None
+    return path
+
+
+# -- rows of a file, each with where it stands --------------------------------------------------
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    if path.suffix.lower() in _LINES:
+        yield from _lines(path, text)
+        return
+    try:
+        found = parse_json(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and error.lineno > 1:
+            yield from _lines(path, text)
+            return
+        raise _not_json(path, error) from None
+    except ValueError as error:
+        raise _unusable(str(path), error) from None
+    if isinstance(found, Mapping) and "prompts" in found:
+        found = found["prompts"]
+    if not isinstance(found, list):
+        raise PromptError(
+            f"{path} holds {_kind(found)} where a list of rows is expected, for one: {_EXAMPLE}, or the same "
+            'list under "prompts".'
+        )
+    for number, row in enumerate(found, 1):
+        yield f"{path}, row {number}", row
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield f"{path}, line {number}", parse_json(line)
+            except json.JSONDecodeError as error:
+                raise _not_json(path, error, number) from None
+            except ValueError as error:
+                raise _unusable(f"{path}, line {number}", error) from None
+
+
+def _not_json(path: Path, error: json.JSONDecodeError, line: int | None = None) -> PromptError:
+    return PromptError(
+        f"{path} is not JSON: {error.msg}, line {line or error.lineno}, column {error.colno}. Prompts are "
+        "read from JSON, from JSON lines (.jsonl) and from CSV (.csv)."
+    )
+
+
+def _unusable(where: str, error: ValueError) -> PromptError:
+    return PromptError(f"{where} cannot be used: {error}. Expected, for one: {_EXAMPLE}")
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in row or None in row.values():
+                found = (
+                    sum(value is not None for value in row.values())
+                    + len(row.get(None) or ())
+                    - (None in row)
+                )
+                raise PromptError(
+                    f"{where} has {found} values for {len(reader.fieldnames or ())} columns. Put a text that "
+                    "holds a comma into double quotes."
+                )
+            answers = {
+                name: [one for one in value.split(BETWEEN) if one]
+                for name, value in row.items()
+                if name in FIELDS[2:]
+            }
+            yield where, {**row, **answers}
+    except csv.Error as error:
+        raise PromptError(f"{path}, line {reader.line_num} is not CSV: {error}.") from None
+
+
+# -- one row ------------------------------------------------------------------------------------
+
+
+def _pair(where: str, row: Any) -> Pair:
+    if not isinstance(row, Mapping):
+        raise PromptError(f"{where} is {_kind(row)}, and a row is expected, for one: {_EXAMPLE[1:-1]}")
+    named = {ALIASES.get(str(name), str(name)): value for name, value in row.items()}
+    texts = [_text(where, named, name) for name in FIELDS[:2]]
+    answers, wrong = (_texts(where, named.get(name), name) for name in FIELDS[2:])
+    return Pair(texts[0], texts[1], answers, wrong, where)
+
+
+def _text(where: str, row: Mapping[str, Any], name: str) -> str:
+    if name not in row:
+        near = nearest_names(name, [str(key) for key in row])
+        hint = f" Did you mean {name!r} where it says {near[0]!r}?" if near else ""
+        raise PromptError(
+            f"{where} has no field {name!r}; it has {', '.join(map(str, row)) or 'none'}. A row has "
+            f"{', '.join(FIELDS)}.{hint}"
+        )
+    value = row[name]
+    if not isinstance(value, str):
+        raise PromptError(f"{where}, field {name!r} is {_kind(value)}; a text is expected.")
+    if not value.strip():
+        raise PromptError(f"{where}, field {name!r} is empty; a text is expected.")
+    return value
+
+
+def _texts(where: str, value: Any, name: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, Sequence):
+        raise PromptError(
+            f"{where}, field {name!r} is {_kind(value)}; a text or a list of texts is expected."
+        )
+    for one in listed:
+        if not isinstance(one, str) or not one:
+            raise PromptError(
+                f"{where}, field {name!r} holds {_kind(one) if one != '' else 'an empty text'}; each answer "
+                'is the text of one token, for one " Mary".'
+            )
+    return tuple(listed)
+
+
+def _kind(value: Any) -> str:
+    """A JSON value in a few words."""
+    if value is None:
+        return "null"
+    names = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list"}
+    return names.get(type(value), "an object")
+
+
+def _row(pair: Pair) -> dict[str, Any]:
+    return {
+        "clean": pair.clean,
+        "corrupted": pair.corrupted,
+        "answers": list(pair.answers),
+        "wrong_answers": list(pair.wrong_answers),
+    }
+
+
+def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    for number, row in enumerate(rows, 1):
+        for name in FIELDS[2:]:
+            if any(BETWEEN in one for one in row[name]):
+                raise PromptError(
+                    f"row {number}, field {name!r} holds {BETWEEN!r}, which separates answers in CSV. "
+                    "Write JSON instead."
+                )
+        writer.writerow({**row, **{name: BETWEEN.join(row[name]) for name in FIELDS[2:]}})
+    return text.getvalue()

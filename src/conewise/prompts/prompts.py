@@ -1,0 +1,245 @@
+"""Prompts as a model is asked them: tokens, checked, in groups of one length, with the answers of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conewise.errors import PromptError
+from conewise.program.tensors import Tensor
+from conewise.prompts.pairs import Pair, read_pairs, write_pairs
+from conewise.prompts.story import ToldPair
+from conewise.prompts.tokenizing import token_ids, told_tokens, unknown_token
+from conewise.runs.answers import answer_diff, answer_prob, token_rows
+from conewise.runs.metrics import Metric, kl_to
+
+__all__ = ["METRICS", "Asked", "Pair", "Tokens", "asked", "read_pairs", "write_pairs"]
+
+Tokens = tuple[int, ...]
+
+METRICS: Mapping[str, str] = {
+    "logit_diff": "the logit of the answer less that of the wrong answer",
+    "prob": "the probability of the answer",
+    "kl": "how far the prediction lies from that of the clean prompt (KL divergence)",
+}
+"""What can be read off prompts and answers, in words; all at the last position."""
+
+BATCH = 256
+"""How many prompts are run as one batch at the most, unless that is said."""
+
+Progress = Callable[[int, int], None]
+"""Is told how many are done, of how many."""
+
+_READS = {"logit_diff": ("answers", "wrong_answers"), "prob": ("answers",), "kl": ()}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Pairs of prompts in the tokens of one model.
+
+    `clean`, `corrupted`, `answers` and `wrong_answers` are the tokens of each pair, in the order of `pairs`.
+    `groups` are the numbers of the pairs that are run as one batch: all of a group have one length. `notes`
+    say in words what a careful person would want to know of how the texts were read.
+    """
+
+    pairs: tuple[Pair, ...]
+    clean: tuple[Tokens, ...]
+    corrupted: tuple[Tokens, ...]
+    answers: tuple[Tokens, ...]
+    wrong_answers: tuple[Tokens, ...]
+    groups: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...] = ()
+    tokenizer: Any = field(default=None, repr=False, compare=False)
+
+    def inputs(self, run: str, device: Any = None) -> list[dict[str, Tensor]]:
+        """The inputs of each group's "clean" or "corrupted" run."""
+        return [self.inputs_of(group, run, device) for group in range(len(self.groups))]
+
+    def inputs_of(self, group: int, run: str, device: Any = None) -> dict[str, Tensor]:
+        """The inputs of one group's "clean" or "corrupted" run."""
+        rows: Sequence[Tokens] = getattr(self, run)
+        return {"input_ids": token_rows([rows[number] for number in self.groups[group]], device)}
+
+    def metric(self, group: int = 0, kind: str = "logit_diff", clean: Any = None) -> Metric:
+        """One of `METRICS` for one group, reading each prompt's own answers. `kl` needs the clean run."""
+        self.expect_answers(kind, self.groups[group])
+        answers = [self.answers[number] for number in self.groups[group]]
+        if kind == "logit_diff":
+            return answer_diff(answers, [self.wrong_answers[number] for number in self.groups[group]])
+        if kind == "prob":
+            return answer_prob(answers)
+        return kl_to(clean)
+
+    def expect_answers(self, kind: str, numbers: Sequence[int] | None = None) -> None:
+        """Raise PromptError when a pair lacks what a metric reads: any pair, or one of `numbers`."""
+        if kind not in METRICS:
+            raise PromptError(f"no metric {kind!r} for prompts; there are {', '.join(METRICS)}.")
+        for number in range(len(self.pairs)) if numbers is None else numbers:
+            pair = self.pairs[number]
+            for name in _READS[kind]:
+                if not getattr(pair, name):
+                    raise PromptError(
+                        f"{_where(pair, number)} has no {name}, and the metric {kind} reads them. Give them, "
+                        "or choose another metric."
+                    )
+            both = set(self.answers[number]) & set(self.wrong_answers[number])
+            if both and kind == "logit_diff":
+                shown = told_tokens(self.tokenizer, sorted(both))[0]
+                raise PromptError(
+                    f"{_where(pair, number)} has {shown!r} among its answers and among its wrong answers: "
+                    "their difference says nothing."
+                )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The tokens of each group's prompts, in the order of the groups."""
+        return tuple(len(self.clean[group[0]]) for group in self.groups)
+
+    def told(self) -> tuple[ToldPair, ...]:
+        """The pairs with their tokens as text, in their own order."""
+        return tuple(
+            ToldPair(
+                pair.clean,
+                pair.corrupted,
+                told_tokens(self.tokenizer, self.clean[number]),
+                told_tokens(self.tokenizer, self.corrupted[number]),
+                told_tokens(self.tokenizer, self.answers[number]),
+                told_tokens(self.tokenizer, self.wrong_answers[number]),
+            )
+            for number, pair in enumerate(self.pairs)
+        )
+
+
+def asked(
+    pairs: Iterable[Pair],
+    tokenizer: Any,
+    *,
+    batch_size: int | None = None,
+    as_written: bool = False,
+    progress: Progress | None = None,
+) -> Asked:
+    """Tokenise pairs, check them, and group them by length, at most `batch_size` (else `BATCH`) in a group.
+
+    A prompt is tokenised as the tokenizer does by default, with the special tokens that it adds. Clean and
+    corrupted must have equally many tokens, for a position to mean the same in both.
+
+    An answer is one token. It is taken as written where that is one token, else with a leading space added or
+    removed where that is; `notes` say so. A word without a leading space after a prompt that ends in a letter
+    ("... gave a drink to" and "Mary") is refused where it is a token with the space as well: a model that has
+    both would be asked for the wrong one. With `as_written` it is taken. Raises PromptError, which names the
+    file, the row and the field, and shows the tokens.
+    """
+    listed = tuple(pairs)
+    if not listed:
+        raise PromptError("no prompts: give at least one pair of a clean and a corrupted prompt.")
+    if tokenizer is None:
+        raise PromptError(
+            "this model has no tokenizer, so texts cannot be asked of it. Add its tokenizer files to its "
+            "folder, or run the sweep from Python with tokens of your own (`model.sweep`)."
+        )
+    if batch_size is not None and batch_size < 1:
+        raise PromptError(f"a batch size of {batch_size}; it is 1 or more.")
+    reader = _Reader(tokenizer, as_written)
+    clean, corrupted, answers, wrong = [], [], [], []
+    for number, pair in enumerate(listed):
+        where = _where(pair, number)
+        clean.append(reader.prompt(pair.clean, f"{where}, field 'clean'"))
+        corrupted.append(reader.prompt(pair.corrupted, f"{where}, field 'corrupted'"))
+        reader.expect_aligned(clean[-1], corrupted[-1], where)
+        answers.append(reader.answers(pair.answers, pair, f"{where}, field 'answers'"))
+        wrong.append(reader.answers(pair.wrong_answers, pair, f"{where}, field 'wrong_answers'"))
+        if progress is not None:
+            progress(number + 1, len(listed))
+    groups = _groups([len(tokens) for tokens in clean], batch_size or BATCH)
+    notes = tuple(dict.fromkeys(reader.notes))
+    return Asked(
+        listed, tuple(clean), tuple(corrupted), tuple(answers), tuple(wrong), groups, notes, tokenizer
+    )
+
+
+def _where(pair: Pair, number: int) -> str:
+    return pair.where or f"prompt {number + 1}"
+
+
+def _groups(lengths: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
+    """Numbers of equal length together, shorter ones first, at most `size` in a group."""
+    by_length: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        by_length.setdefault(length, []).append(number)
+    return tuple(
+        tuple(numbers[start : start + size])
+        for _, numbers in sorted(by_length.items())
+        for start in range(0, len(numbers), size)
+    )
+
+
+class _Reader:
+    """Reads texts as tokens, and notes what is worth a word."""
+
+    def __init__(self, tokenizer: Any, as_written: bool) -> None:
+        self._tokenizer, self._as_written = tokenizer, as_written
+        self._unknown = unknown_token(tokenizer)
+        self._known: dict[str, Tokens] = {}
+        self.notes: list[str] = []
+
+    def prompt(self, text: str, where: str) -> Tokens:
+        tokens = token_ids(self._tokenizer, text)
+        if not tokens:
+            raise PromptError(f"{where}: {text!r} has no tokens.")
+        if self._unknown in tokens:
+            self.notes.append(
+                f"{where}: part of {text!r} is not in the vocabulary ({self._shown(tokens)}); the model sees "
+                "an unknown token there"
+            )
+        return tokens
+
+    def expect_aligned(self, clean: Tokens, corrupted: Tokens, where: str) -> None:
+        if len(clean) != len(corrupted):
+            raise PromptError(
+                f"{where}: clean has {len(clean)} tokens and corrupted {len(corrupted)}, so positions do "
+                "not mean the same in both. Reword one until they are equally long.\n"
+                f"  clean:     {self._shown(clean)}\n  corrupted: {self._shown(corrupted)}"
+            )
+
+    def answers(self, texts: Sequence[str], pair: Pair, where: str) -> Tokens:
+        return tuple(self._answer(text, pair, where) for text in texts)
+
+    def _answer(self, text: str, pair: Pair, where: str) -> int:
+        other = text[1:] if text.startswith(" ") else f" {text}"
+        written, toggled = self._bare(text), self._bare(other)
+        if self._is_one(written):
+            is_ambiguous = self._is_one(toggled) and toggled != written and _lacks_space(text, pair)
+            if is_ambiguous and not self._as_written:
+                raise PromptError(
+                    f"{where}: {text!r} and {other!r} are both a token, and after a prompt that ends in "
+                    f"{pair.clean.split()[-1]!r} the one with the space comes next. Write {other!r}; if you "
+                    f"do mean {text!r}, glued to the word before it, say as_written=True."
+                )
+            return written[0]
+        if self._is_one(toggled):
+            self.notes.append(f"{where}: {text!r} was read as {other!r}, which is one token")
+            return toggled[0]
+        if self._unknown in written:
+            raise PromptError(f"{where}: {text!r} is not in the vocabulary of this model.")
+        raise PromptError(
+            f"{where}: {text!r} is not one token: it splits into {self._shown(written)}, and {other!r} into "
+            f"{self._shown(toggled)}. Choose answers of one token; most words are one with a leading space."
+        )
+
+    def _bare(self, text: str) -> Tokens:
+        """The tokens of an answer; the same few are given again and again."""
+        if text not in self._known:
+            self._known[text] = token_ids(self._tokenizer, text, add_special_tokens=False) if text else ()
+        return self._known[text]
+
+    def _is_one(self, tokens: Tokens) -> bool:
+        return len(tokens) == 1 and tokens[0] != self._unknown
+
+    def _shown(self, tokens: Tokens) -> str:
+        return " ".join(f"[{text}]" for text in told_tokens(self._tokenizer, tokens))
+
+
+def _lacks_space(text: str, pair: Pair) -> bool:
+    """Whether an answer would be glued to the last word of its prompt."""
+    return text[:1].isalnum() and pair.clean[-1:].isalnum()

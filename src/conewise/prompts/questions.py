@@ -1,0 +1,347 @@
+"""A question: prompts with their answers, sites, and what is put there; one sweep for each group of prompts.
+
+Prompts of several lengths cannot stand in one batch, and each has answers of its own. So every group is a
+sweep, and the question plans and runs them as one: its counts are the sums of theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from conewise.checks.hooking import HookedModule
+from conewise.drawing.folding import Folded, fold
+from conewise.errors import PromptError, SweepError
+from conewise.model import Model
+from conewise.program.tensors import Tensor
+from conewise.prompts.prompts import METRICS, Asked, Progress
+from conewise.prompts.story import PATCHES, Story
+from conewise.runs.filling import joined
+from conewise.runs.interventions import mean, noise
+from conewise.runs.run import Run
+from conewise.sites.selectors import Cell, Selector, SelectorLike, as_selectors
+from conewise.sweeps.facts import facts_of
+from conewise.sweeps.plan import SweepPlan
+from conewise.sweeps.planning.costs import synchronize
+from conewise.sweeps.progress import Shown, bar
+from conewise.sweeps.result import CellCheck, Result, SweepLedger, most
+from conewise.sweeps.sweep import Sweep
+
+DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")}
+"""Which run is the base, and which the source, of each direction."""
+
+
+def usual_direction(patch: str) -> str:
+    """What people mean who do not say: put clean values into the corrupted run, and ablate the clean one."""
+    return "denoise" if patch == "source" else "noise"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every site does to the metric, when `patch` is put there in one run of each pair.
+
+    `direction`: "denoise" changes the corrupted run and takes values from the clean one, "noise" the other
+    way round. `patch` is "source" (the other run's values), "zero", "mean" (over the base's prompts and
+    positions, of all groups) or "noise" (Gaussian, of standard deviation `scale`). `metric` is one of
+    `METRICS`; "kl" compares with the clean run. `precision`: see `Sweep`.
+    """
+
+    model: Model
+    asked: Asked
+    sites: SelectorLike
+    direction: str = "denoise"
+    patch: str = "source"
+    metric: str = "logit_diff"
+    scale: float = 1.0
+    seed: int = 0
+    precision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.direction not in DIRECTIONS:
+            raise SweepError(f"no direction {self.direction!r}; there are {', '.join(DIRECTIONS)}.")
+        if self.patch not in PATCHES:
+            raise SweepError(f"no patch {self.patch!r}; there are {', '.join(PATCHES)}.")
+        self.asked.expect_answers(self.metric)
+        lengths = sorted(set(self.asked.lengths))
+        if len(lengths) > 1 and any(
+            isinstance(part, Selector) and "pos" in part.choices for part in as_selectors(self.sites).parts
+        ):
+            raise PromptError(
+                f"the prompts have {_listed(lengths)} tokens, so that a position does not mean the same in "
+                "all of them. Sweep by position over prompts of one length, or leave positions out."
+            )
+
+    # -- the sweeps --------------------------------------------------------------------------
+
+    @property
+    def base(self) -> str:
+        """The run that is changed: "clean" or "corrupted"."""
+        return DIRECTIONS[self.direction][0]
+
+    @property
+    def source(self) -> str | None:
+        """The run that values are taken from; None where they come from none."""
+        return DIRECTIONS[self.direction][1] if self.patch == "source" else None
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells, the same in every group."""
+        return self._first.cells
+
+    def sweep(self, group: int) -> Sweep:
+        """The sweep of one group."""
+        if group == 0:
+            return self._first
+        found = self._sweep(group)
+        if [cell.name for cell in found.cells] != [cell.name for cell in self.cells]:
+            raise SweepError(
+                "the sites have different parts in prompts of different lengths; sweep them apart."
+            )
+        return found
+
+    @cached_property
+    def _first(self) -> Sweep:
+        return self._sweep(0)
+
+    def _sweep(self, group: int) -> Sweep:
+        device = facts_of(self.model).device
+        runs: dict[str, Run] = {}
+
+        def run(which: str) -> Run:
+            if which not in runs:
+                runs[which] = self.model.run(**self.asked.inputs_of(group, which, device))
+            return runs[which]
+
+        metric = self.asked.metric(group, self.metric, run("clean") if self.metric == "kl" else None)
+        source = self._put if self.source is None else run(self.source)
+        return Sweep(
+            self.model,
+            self.sites,
+            base=run(self.base),
+            source=source,
+            metric=metric,
+            precision=self.precision,
+        )
+
+    @cached_property
+    def _put(self) -> Any:
+        """What is put at the sites, where it does not come from a run; one for all groups."""
+        if self.patch == "mean":
+            return mean(self.model, self.asked.inputs(self.base, facts_of(self.model).device))
+        return noise(self.scale, self.seed) if self.patch == "noise" else self.patch
+
+    # -- planned and run as one --------------------------------------------------------------
+
+    def plan(
+        self,
+        max_memory: int | str | None = None,
+        evaluator: str = "auto",
+        progress: Progress | None = None,
+    ) -> SweepPlan:
+        """What all sweeps together will compute, and at what cost; nothing of it is computed.
+
+        `progress` is told how many prompts are planned, of how many.
+        """
+        plans, done = [], 0
+        for group, numbers in enumerate(self.asked.groups):
+            plans.append(self.sweep(group).plan(max_memory, evaluator))
+            done += len(numbers)
+            if progress is not None:
+                progress(done, len(self.asked.pairs))
+        return _whole_plan(plans)
+
+    def run(
+        self,
+        *,
+        evaluator: str = "auto",
+        max_memory: int | str | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        progress: Shown = None,
+        verify: int = 0,
+    ) -> Result:
+        """Run every sweep; see `Sweep.run`. The result has the prompts in the order of `asked.pairs`.
+
+        With several groups, each is stored in a folder of its own in `out`.
+        """
+        results = []
+        total = len(self.asked.groups) * len(self.cells)
+        with bar(progress, total, facts_of(self.model).device) as tell:
+            for group in range(len(self.asked.groups)):
+                folder = None if out is None else self.folder_of(Path(out), group)
+                results.append(
+                    self.sweep(group).run(
+                        evaluator=evaluator,
+                        max_memory=max_memory,
+                        out=folder,
+                        resume=resume,
+                        progress=_passed_on(tell),
+                        verify=verify,
+                    )
+                )
+        return results[0] if len(results) == 1 else _whole(results, self.asked.groups)
+
+    def folder_of(self, out: Path, group: int) -> Path:
+        """Where a group's sweep is stored."""
+        return out if len(self.asked.groups) == 1 else out / f"group-{group + 1}"
+
+    # -- what is told of it ------------------------------------------------------------------
+
+    def story(self, model: str, command: str | None = None, forwards: int = 0) -> Story:
+        """The question in the words of who asked it; so many full forwards are timed for it."""
+        return Story(
+            model=model,
+            prompts=self.asked.told(),
+            base=self.base,
+            source=self.source,
+            patch=self.patch,
+            metric=METRICS[self.metric],
+            command=command,
+            seed=self.seed,
+            forwards_timed=forwards,
+            forward_seconds=self.forward_seconds(forwards) if forwards else None,
+        )
+
+    def forward_seconds(self, times: int) -> float:
+        """What one full forward of all prompts by the module itself takes: the mean of so many, after one."""
+        device = facts_of(self.model).device
+        module = HookedModule(self.model.module, self.model.program, self.model.signature)
+        inputs = self.asked.inputs(self.base, device)
+        started = 0.0
+        for number in range(times + 1):
+            if number == 1:  # the first is not counted: kernels are chosen and memory is taken in it
+                started = time.perf_counter()
+            for one in inputs:
+                module.outputs(one, {})
+            synchronize(device)
+        return (time.perf_counter() - started) / times
+
+    def folded(self) -> Folded:
+        """The model folded by layer, with the cone of every cell, for drawings."""
+        base, is_function = self._first._batch(0).base, self.patch == "noise"
+        return fold(self.model, self.cells, targets=self._first.targets(), base=base, whole=not is_function)
+
+    def described(self) -> dict[str, Any]:
+        """All that is asked, as plain values: equal questions have equal ones."""
+        return {
+            "direction": self.direction,
+            "patch": [self.patch, *([self.scale, self.seed] if self.patch == "noise" else [])],
+            "metric": self.metric,
+            "sites": [cell.name for cell in self.cells],
+            "prompts": [
+                [pair.clean, pair.corrupted, list(pair.answers), list(pair.wrong_answers)]
+                for pair in self.asked.pairs
+            ],
+            "groups": [list(group) for group in self.asked.groups],
+        }
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _passed_on(tell: Callable[[int], None]) -> Callable[[int, int], None]:
+    """Progress of one sweep, told as cells that were just done."""
+    before = 0
+
+    def progress(done: int, _: int) -> None:
+        nonlocal before
+        tell(done - before)
+        before = done
+
+    return progress
+
+
+def _whole_plan(plans: Sequence[SweepPlan]) -> SweepPlan:
+    """The plans of all groups as one: counts are added up, the peak is the largest.
+
+    `chunks` are those of the group that is cut most.
+    """
+    if len(plans) == 1:
+        return plans[0]
+    seconds = [plan.seconds for plan in plans if plan.seconds is not None]
+    return replace(
+        plans[0],
+        batches=sum(plan.batches for plan in plans),
+        node_evaluations=sum(plan.node_evaluations for plan in plans),
+        full_evaluations=sum(plan.full_evaluations for plan in plans),
+        launches=sum(plan.launches for plan in plans),
+        flops=sum(plan.flops for plan in plans),
+        full_flops=sum(plan.full_flops for plan in plans),
+        peak_bytes=max(plan.peak_bytes for plan in plans),
+        chunks=max((plan.chunks for plan in plans), key=len),
+        evaluator=" and ".join(dict.fromkeys(plan.evaluator for plan in plans)),
+        why=" and ".join(dict.fromkeys(plan.why for plan in plans)),
+        seconds=sum(seconds) if len(seconds) == len(plans) else None,
+    )
+
+
+def _whole(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> Result:
+    """The results of all groups as one, each prompt weighing the same, in the order of the pairs."""
+    numbers = [number for group in groups for number in group]
+    order = sorted(range(len(numbers)), key=numbers.__getitem__)
+
+    def together(parts: Iterator[Tensor | None]) -> Tensor | None:
+        known = [part for part in parts if part is not None]
+        return joined(known)[..., order] if len(known) == len(results) else None
+
+    per_prompt = together(result.per_prompt for result in results)
+    base = together(result.base_per_prompt for result in results)
+    source = together(result.source_per_prompt for result in results)
+    assert per_prompt is not None
+    assert base is not None
+    return Result(
+        _whole_plan([result.plan for result in results]),
+        _whole_ledger([result.ledger for result in results]),
+        results[0].spreads,
+        results[0].metrics,
+        per_prompt.mean(-1),
+        per_prompt,
+        base.mean(-1),
+        None if source is None else source.mean(-1),
+        _whole_provenance([dict(result.provenance) for result in results]),
+        _whole_check([result.verification for result in results]),
+        base_per_prompt=base,
+        source_per_prompt=source,
+    )
+
+
+def _whole_ledger(ledgers: Sequence[SweepLedger]) -> SweepLedger:
+    return SweepLedger(
+        sum(one.node_evaluations for one in ledgers),
+        sum(one.launches for one in ledgers),
+        sum(one.resumed for one in ledgers),
+        sum(one.seconds for one in ledgers),
+        sum(one.compute_seconds for one in ledgers),
+        most(one.peak_bytes for one in ledgers),
+        most(one.reserved_bytes for one in ledgers),
+    )
+
+
+def _whole_provenance(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all groups share, their batches one after another, and every metric that was read."""
+    metrics = [metric for one in told for metric in one["metrics"]]
+    return {
+        **told[0],
+        "metrics": [metric for place, metric in enumerate(metrics) if metric not in metrics[:place]],
+        "batches": [batch for one in told for batch in one["batches"]],
+    }
+
+
+def _whole_check(checks: Sequence[CellCheck | None]) -> CellCheck | None:
+    """The same cells were checked in every group: the worst deviation counts."""
+    known = [check for check in checks if check is not None]
+    if len(known) < len(checks):
+        return None
+    hooked = min(check.hooked for check in known)
+    worst = max(known, key=lambda check: (bool(check.unchecked), check.excess))
+    return replace(
+        worst,
+        hooked=hooked,
+        interpreted=worst.cells - hooked,
+        largest_deviation=max(check.largest_deviation for check in known),
+    )

@@ -1,0 +1,113 @@
+"""The story of a sweep: what was asked, in the words of the person who asked it.
+
+A result holds numbers and digests. A story holds what they are about: the prompts with their tokens, which of
+them is changed and where the values come from, the metric in words, the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from conewise.errors import SweepError
+from conewise.reading import parse_json
+from conewise.sweeps.storage.decoding import decoded
+
+RUNS = ("clean", "corrupted")
+PATCHES = ("source", "zero", "mean", "noise")
+"""What is put in place of a site's own value: the source run's, zeros, the mean over prompts, noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldPair:
+    """A prompt, its counterfactual, and what the model should say to each.
+
+    `clean_tokens` and `corrupted_tokens` are the tokens as text, one for each position; `corrupted` may be
+    empty where there is no second prompt. `noised` are the positions whose embeddings have noise added in the
+    corrupted run, as causal tracing does it.
+    """
+
+    clean: str
+    corrupted: str = ""
+    clean_tokens: tuple[str, ...] = ()
+    corrupted_tokens: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    wrong_answers: tuple[str, ...] = ()
+    noised: tuple[int, ...] = ()
+
+    @property
+    def differing(self) -> frozenset[int]:
+        """The positions at which the two prompts have different tokens, or only one of them has any."""
+        one, other = self.clean_tokens, self.corrupted_tokens
+        if not one or not other:
+            return frozenset()
+        shared = min(len(one), len(other))
+        apart = {place for place in range(shared) if one[place] != other[place]}
+        return frozenset(apart | set(range(shared, max(len(one), len(other)))))
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What a sweep was about, as plain data: JSON both ways.
+
+    `model` is the model as the user named it. `prompts` are in the order of the result's prompts. `base` is
+    the run that is changed and `source` the one that the values come from, each "clean" or "corrupted";
+    `source` is None where `patch` is not "source". `metric` says in words what the first metric measures.
+    `forward_seconds` is the time that one full forward of all prompts took, the mean of `forwards_timed` of
+    them; 0 means that none was timed.
+    """
+
+    model: str
+    prompts: tuple[ToldPair, ...] = ()
+    base: str = "corrupted"
+    source: str | None = "clean"
+    patch: str = "source"
+    metric: str = ""
+    command: str | None = None
+    seed: int | None = None
+    forwards_timed: int = 0
+    forward_seconds: float | None = None
+    title: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.base not in RUNS or self.source not in (*RUNS, None):
+            raise SweepError(
+                f"the story of a sweep from {self.source!r} to {self.base!r}: base and source are each one "
+                f"of {', '.join(RUNS)}, and source may be None."
+            )
+        if self.patch not in PATCHES:
+            raise SweepError(f"the patch {self.patch!r} in a story; it is one of {', '.join(PATCHES)}.")
+        if (self.source is None) == (self.patch == "source"):
+            raise SweepError(
+                f"a story with the patch {self.patch!r} and the source {self.source!r}: a source is named "
+                "when the patch is 'source', and None otherwise."
+            )
+
+    @property
+    def unit(self) -> str:
+        """What the result has one value of for each cell: a prompt, or a sample of the noise."""
+        return "sample" if any(pair.noised for pair in self.prompts) else "prompt"
+
+    @property
+    def direction(self) -> str:
+        """Which run is changed, and what is put there, in a sentence."""
+        put = {
+            "source": f"one site given the value that it has on the {self.source} prompt",
+            "zero": "one site set to zero",
+            "mean": "one site set to its mean over the prompts",
+            "noise": "noise added to one site",
+        }[self.patch]
+        return f"Each world runs the {self.base} prompt with {put}."
+
+    def to_json(self) -> str:
+        """The story as JSON."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Story:
+        """The story that `to_json` wrote. Raises SweepError for any other text."""
+        try:
+            story: Story = decoded(parse_json(text), cls, "the story")
+        except ValueError as error:
+            raise SweepError(f"this is not the story of a sweep: {error}.") from None
+        return story

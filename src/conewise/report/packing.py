@@ -1,0 +1,166 @@
+"""A result as the data of its page: numbers as bytes, names of sites as a rule and not as a list.
+
+A million cells are 8 MB of values; their names, written out, would be 40 MB more. So names are sent as pieces
+of text between the numbers along the axes wherever every cell's name is really that, and listed otherwise.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from plotly.colors import diverging, unlabel_rgb
+
+from conewise.drawing.folded import Folded
+from conewise.program.tensors import Tensor
+from conewise.prompts.story import Story
+from conewise.sites.places import Place
+from conewise.sites.selectors import Spread
+from conewise.sweeps.plots import COLOURS
+from conewise.sweeps.result import Result
+
+MOST_PER_PROMPT = 4_000_000
+"""How many numbers of single prompts a page holds at most; above that it has the means alone."""
+
+COLUMNS = {"layer": ("layer",), "head": ("head", "kv_head"), "pos": ("pos",), "neuron": ("neuron",)}
+"""The coordinates that a table shows, and the axes that they are."""
+
+MISSING = -(2**31)
+
+# From the colour of a dark page outwards: 0 is dark, both ends are light. Red and blue, as on a light page.
+DARK_COLOURS = (
+    (255, 210, 194),
+    (247, 155, 128),
+    (214, 95, 77),
+    (141, 55, 51),
+    (35, 39, 46),
+    (43, 84, 120),
+    (63, 138, 192),
+    (131, 191, 227),
+    (207, 232, 247),
+)
+
+
+def packed(result: Result, story: Story | None, folded: Folded | None = None) -> dict[str, Any]:
+    """All numbers of a result, what it takes to name each cell, and what each costs."""
+    metrics, cells = result.table.shape
+    prompts = result.per_prompt.shape[-1]
+    whole = prompts > 1 and metrics * cells * prompts <= MOST_PER_PROMPT
+    return {
+        "metrics": list(result.metrics),
+        "table": floats(result.table),
+        "base": floats(result.base),
+        "source": floats(result.source),
+        "prompts": prompts,
+        "unit": "prompt" if story is None else story.unit,
+        "perPrompt": floats(result.per_prompt) if whole else None,
+        "basePerPrompt": floats(result.base_per_prompt) if whole else None,
+        "sourcePerPrompt": floats(result.source_per_prompt) if whole else None,
+        "parts": [_part(part, start) for part, start in result.parts()],
+        "tokens": tokens(story),
+        "told": [pair.clean if story.base == "clean" else pair.corrupted for pair in story.prompts]
+        if story
+        else [],
+        "costs": _costs(result, folded),
+        "colours": {"light": [unlabel_rgb(one) for one in getattr(diverging, COLOURS)], "dark": DARK_COLOURS},
+    }
+
+
+def floats(numbers: Tensor | None) -> str | None:
+    """Numbers as the base64 of their 64 bits each, low byte first: NaN and infinities as they are."""
+    if numbers is None:
+        return None
+    return _bytes(np.asarray(numbers.detach().cpu().numpy(), dtype="<f8"))
+
+
+def tokens(story: Story | None) -> list[str | None]:
+    """The token at each position of the base prompt; None where prompts have different ones."""
+    if story is None or not story.prompts:
+        return []
+    rows = [pair.clean_tokens if story.base == "clean" else pair.corrupted_tokens for pair in story.prompts]
+    rows = [row or pair.clean_tokens for row, pair in zip(rows, story.prompts, strict=True)]
+    if len({len(row) for row in rows}) != 1:
+        return []
+    return [column[0] if len(set(column)) == 1 else None for column in zip(*rows, strict=True)]
+
+
+def _costs(result: Result, folded: Folded | None) -> dict[str, Any] | None:
+    """What the cones of the cells cost; None where it is not known, or known of other cells."""
+    if folded is None or sum(count for _, count in folded.runs) != len(result.cells):
+        return None
+    return {
+        "runs": folded.runs,
+        "evaluations": [cone.node_evaluations for cone in folded.cones],
+        "flops": [sum(cone.flops) for cone in folded.cones],
+        "full": [folded.full_evaluations, folded.full_flops],
+    }
+
+
+def _part(part: Spread, start: int) -> dict[str, Any]:
+    kinds = [cell.kind for cell in part.cells]
+    pieces = _pieces(part)
+    return {
+        "name": part.name,
+        "axes": list(part.axes),
+        "coordinates": [list(along) for along in part.coordinates],
+        "start": start,
+        "count": len(part.cells),
+        "pieces": pieces,
+        "names": None if pieces else [cell.name for cell in part.cells],
+        "kind": kinds[0] if len(set(kinds)) == 1 else None,
+        "kinds": None if len(set(kinds)) == 1 else kinds,
+        "at": {
+            name: found
+            for name, axes in COLUMNS.items()
+            if (found := _column(part, [_first(cell.at, axes) for cell in part.cells])) is not None
+        },
+    }
+
+
+def _first(at: Any, axes: Sequence[str]) -> int:
+    return next((at[axis] for axis in axes if axis in at), MISSING)
+
+
+def _column(part: Spread, values: list[int]) -> dict[str, Any] | None:
+    """A coordinate of every cell: the same for all, the number along an axis, or a list."""
+    column = np.asarray(values, dtype=np.int64)
+    if (column == column[0]).all():
+        return None if values[0] == MISSING else {"fixed": values[0]}
+    if column.size == np.prod(part.shape):
+        for axis, along in enumerate(part.coordinates):
+            shape = [-1 if place == axis else 1 for place in range(len(part.shape))]
+            if (column.reshape(part.shape) == np.asarray(along).reshape(shape)).all():
+                return {"axis": axis}
+    return {"list": _bytes(column.astype("<i4"))}
+
+
+def _pieces(part: Spread) -> list[str | int] | None:
+    """A cell's name as texts and numbers of axes in turn, if that is the name of every cell."""
+    is_grid = len(part.cells) == math.prod(part.shape)
+    if "site" in part.axes or not is_grid or len(part.cells[0].places) != 1:
+        return None
+    pieces = _name(part.cells[0].places[0], part.axes)
+    for cell, point in zip(part.cells, itertools.product(*part.coordinates), strict=True):
+        own = (piece if isinstance(piece, str) else str(point[piece]) for piece in pieces)
+        if "".join(own) != cell.name:
+            return None
+    return pieces
+
+
+def _name(place: Place, axes: Sequence[str]) -> list[str | int]:
+    """A place's name, cut where the numbers along `axes` stand in it."""
+    pieces: list[str | int] = [f"{place.name}["]
+    where = ({} if place.layer is None else {"layer": place.layer}) | dict(place.part)
+    for number, (axis, index) in enumerate(where.items()):
+        pieces.append(f"{', ' if number else ''}{axis}=")
+        pieces.append(axes.index(axis) if axis in axes else str(index))
+    pieces.append(f"{', ' if where else ''}stack={place.stack!r}]" if place.stack else "]")
+    return pieces if where or place.stack else [place.name]
+
+
+def _bytes(array: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")

@@ -1,0 +1,87 @@
+"""The folder of a run: the result, its story and its folded graph, so that a page can be made of it later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conewise.errors import SweepError
+from conewise.files import write_whole
+from conewise.prompts.story import Story
+from conewise.sweeps.result import Result
+from conewise.sweeps.storage.archive import MANIFEST, VALUES, load_result, save
+
+if TYPE_CHECKING:
+    from conewise.drawing.folding import Folded
+
+STORY, FOLDED = "story.json", "folded.json"
+FILES = [STORY, FOLDED, VALUES, MANIFEST]
+"""The files of a run, in the order in which they are written."""
+
+
+def write_run(
+    folder: str | Path,
+    result: Result,
+    story: Story | None = None,
+    folded: Folded | None = None,
+    *,
+    unfinished: bool = False,
+) -> Path:
+    """Write all of a run to a folder that holds none yet; returns the folder.
+
+    The result goes last, and its manifest last of all: a folder that has one has the rest too. `unfinished`:
+    what is there without a manifest was left by a process that died while it wrote, and is replaced.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = [MANIFEST] if unfinished else FILES
+        taken = [name for name in taken if (folder / name).exists()]
+        if taken:
+            raise SweepError(
+                f"{folder} holds {taken[0]} already; it was left as it is. Write to another folder, or "
+                "delete the old run first."
+            )
+        for name, told in ((STORY, story), (FOLDED, folded)):
+            if told is not None:
+                write_whole(folder / name, f"{told.to_json()}\n".encode())
+    except OSError as error:
+        raise SweepError(f"the run cannot be written to {folder}: {error.strerror or error}.") from None
+    return save(result, folder, unfinished=unfinished)
+
+
+def read_run(folder: str | Path) -> tuple[Result, Story | None, Folded | None]:
+    """The result in a folder, and its story and folded graph where they are known.
+
+    Raises SweepError when there is no result, or when something in the folder is damaged.
+    """
+    folder = Path(folder)
+    result = load_result(folder)
+    return result, _story(folder / STORY), _folded(folder / FOLDED)
+
+
+def _story(path: Path) -> Story | None:
+    if not path.exists():
+        return None
+    try:
+        return Story.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SweepError) as error:
+        raise _damaged(path, error) from None
+
+
+def _folded(path: Path) -> Folded | None:
+    if not path.exists():
+        return None
+    from conewise.drawing.folding import Folded
+
+    try:
+        return Folded.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SweepError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> SweepError:
+    return SweepError(
+        f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a sound copy "
+        "in its place, or delete it: the result itself can be read."
+    )

@@ -1,0 +1,1 @@
+"""Runs of a captured model: patches, interventions, metrics."""

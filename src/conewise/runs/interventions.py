@@ -1,0 +1,185 @@
+"""Interventions: what is put into a site, given what stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conewise.errors import PatchError, describe
+from conewise.identity.digests import inputs_digest
+from conewise.identity.identity import Keyed, expect_key
+from conewise.program.tensors import Tensor, zeros_like
+from conewise.program.weights import Sums
+from conewise.runs.filling import added, averaged, has_nan, noised, resampled, spread_out
+from conewise.sites.places import Place
+
+if TYPE_CHECKING:
+    from conewise.model import Model
+    from conewise.runs.run import Reading
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervention:
+    """`part(place, base)` is what a world puts at `place` of the run `base`; `name` says what it is.
+
+    `described` is all that it depends on: equal ones mean the same intervention. With `is_function`, the part
+    is a function of what would have been there: in a world that patches several places, that need not be
+    what stands in the base. `runs` are those that it reads; `begin`, where there is one, is called with the
+    bits of the weights before a sweep reads parts.
+    """
+
+    name: str
+    part: Callable[[Place, Reading], Tensor | Callable[[Tensor], Tensor]]
+    described: tuple[Any, ...] = ()
+    is_function: bool = False
+    runs: tuple[Reading, ...] = ()
+    begin: Callable[[Sums], None] | None = None
+
+
+def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
+    """A function of what would have been there, under a key of its own.
+
+    A stored sweep goes on only if what it puts in is the same. A plain function is told by its code and by
+    all that it reads: globals, closures, helper modules, weights. Where that cannot be known for certain (it
+    reads a file, an iterator, a foreign object), storing is refused, and the key says it instead: equal keys
+    mean the same function. Give another key whenever it means something else.
+
+    It can be given wherever the function can: as `source`, and to `world.patch`.
+    """
+    if not callable(function):
+        raise PatchError(
+            f"an intervention is a function of what would have been there, not {describe(function)}."
+        )
+    return Keyed(function, expect_key(key, PatchError))
+
+
+def add(vector: Tensor, scale: float = 1.0) -> Intervention:
+    """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape."""
+    return Intervention(
+        f"add(scale={scale})",
+        lambda place, _: lambda present: added(present, vector, scale, str(place)),
+        ("add", scale, vector),
+        is_function=True,
+    )
+
+
+def noise(scale: float, seed: int = 0) -> Intervention:
+    """Add Gaussian noise of standard deviation `scale`.
+
+    It is the same for the same seed, place and inputs, on every device and however the worlds are evaluated.
+    """
+
+    def part(place: Place, base: Reading) -> Callable[[Tensor], Tensor]:
+        drawn = f"{seed}/{place}/{inputs_digest(base.inputs)}"
+        return lambda present: noised(present, scale, drawn)
+
+    return Intervention(f"noise(scale={scale}, seed={seed})", part, ("noise", scale, seed), is_function=True)
+
+
+def resample(run: Reading, seed: int = 0) -> Intervention:
+    """Take for each prompt the values of another prompt of `run`, the same one at every place.
+
+    Where `run` has as many prompts as the base, no prompt gets those of its own row; else they are drawn with
+    replacement.
+    """
+
+    def part(place: Place, base: Reading) -> Tensor:
+        axes = base.model.locate(place).part_axes
+        if "batch" not in axes:
+            raise PatchError(
+                f"{place} has no prompts to exchange: its axes are {', '.join(axes) or 'none'}. Resample a "
+                "place that has all of the batch."
+            )
+        return resampled(run.read(place), base.read(place), axes.index("batch"), str(seed))
+
+    return Intervention(f"resample(seed={seed})", part, ("resample", seed, run), runs=(run,))
+
+
+def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bool = False) -> Intervention:
+    """Take the mean over a dataset: over its prompts and positions, or `per_position` over prompts alone.
+
+    The dataset is a list of the model's inputs, or anything that can be gone through again. It is streamed,
+    one batch in memory at a time: once for each kind of site that is asked for, for all layers together.
+    """
+    batches = list(dataset) if isinstance(dataset, Iterator) else dataset
+    over = ("batch",) if per_position else ("batch", "pos")
+    means: dict[str, Tensor] = {}
+    made_with: list[Sums] = []
+
+    def begin(weights: Sums) -> None:
+        """Forget the means of other weights."""
+        if made_with != [weights]:
+            means.clear()
+            made_with[:] = [weights]
+
+    def gather(place: Place) -> None:
+        wanted = _alike(model, place)
+        sums: dict[str, tuple[Tensor, int]] = {}
+        for batch in batches:
+            run = model.run(**batch, keep=wanted)
+            for one in wanted:
+                axes = model.locate(one).view.axes
+                sums[str(one)] = averaged(sums.get(str(one)), run.read(one), axes, over, str(one))
+        if not sums:
+            raise PatchError("the mean over a dataset without a batch: give at least one.")
+        means.update({name: total / count for name, (total, count) in sums.items()})
+
+    def part(place: Place, base: Reading) -> Tensor:
+        whole = Place(place.name, place.layer, place.stack)
+        if str(whole) not in means:
+            gather(whole)
+        return spread_out(means[str(whole)], base.read(whole), base.model.locate(place).view.axes, place.part)
+
+    described = ("mean", per_position, batches, model)
+    return Intervention("mean over a dataset", part, described, begin=begin)
+
+
+def _alike(model: Model, place: Place) -> list[Place]:
+    """The place, and those of its kind in the other layers."""
+    if place.layer is None:
+        return [place]
+    return [Place(place.name, layer, place.stack) for layer in model.sites.layers(place.name, place.stack)]
+
+
+def as_intervention(given: Any, model: Model) -> Intervention:
+    """What people may give as `source`: a run, "zero", "mean", an intervention, or a function."""
+    from conewise.runs.run import Reading  # noqa: PLC0415  # a run makes interventions, and is one
+
+    if isinstance(given, Intervention):
+        return given
+    if isinstance(given, Reading):
+        return _from(given, model)
+    if isinstance(given, str) and given == "zero":
+        return Intervention("zero", lambda place, base: zeros_like(base.read(place)), ("zero",))
+    if isinstance(given, str) and given == "mean":
+        return Intervention("mean", _own_mean, ("mean",))
+    if callable(given):
+        name = getattr(given, "__name__", "function")
+        return Intervention(name, lambda *_: given, ("function", given), is_function=True)
+    raise PatchError(
+        f"cannot patch with {given!r}: source is a run, 'zero', 'mean', `noise(...)`, `add(...)`, "
+        "`resample(...)`, `mean(...)` or a function of what would have been there."
+    )
+
+
+def _from(source: Reading, model: Model) -> Intervention:
+    if source.model is not model:
+        raise PatchError(
+            f"the source is a run of another model ({source.model.name}); base and source must be runs of "
+            f"the same captured model ({model.name})."
+        )
+
+    def part(place: Place, _: Reading) -> Tensor:
+        value = source.read(place)
+        if has_nan(value):
+            raise PatchError(f"the source's value at {place} has NaN in it; nothing was patched.")
+        return value
+
+    return Intervention("source", part, ("source",))
+
+
+def _own_mean(place: Place, base: Reading) -> Tensor:
+    """The site's mean over the base's own prompts and positions."""
+    found = base.model.locate(place)
+    return found.mean(base._present(found), base._sizes, place)

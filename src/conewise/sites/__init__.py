@@ -1,0 +1,1 @@
+"""Names for parts of a model, and many of them at once."""

@@ -1,0 +1,201 @@
+"""The sites of a model as a table: to print, to search, to turn into a DataFrame."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from conewise.graph.cones import cone_sizes
+from conewise.graph.graph import Graph
+from conewise.markup import heading, table
+from conewise.program.records import Program
+from conewise.sites.head_result import AXES as RESULT_AXES
+from conewise.sites.sites import WHERE, Site, SiteTable
+from conewise.structure.views import View
+
+COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")
+SUMMARY = ("kind", "layers", "heads", "axes", "cone", "where it lies")
+
+
+class Listing:
+    """Every place that can be patched, with its kind, layer, axes, shape and cone size.
+
+    `head` is the number of heads where the site has them (of keys and values: their own number),
+    `pos` says whether positions can be selected, `cone` is how many operations depend on it. A `note` on the
+    model, where it has one, is its last line.
+    """
+
+    def __init__(self, table: SiteTable, graph: Graph, program: Program, note: str = "") -> None:
+        self._table = table
+        self._graph = graph
+        self._program = program
+        self._note = note
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._table)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of a transformer that this model has."""
+        return self._table.kinds
+
+    def layers(self, kind: str, stack: str = "") -> tuple[int, ...]:
+        """The layers that have this kind."""
+        return self._table.layers(kind, stack)
+
+    @cached_property
+    def _cones(self) -> dict[str, int]:
+        return cone_sizes(self._graph)
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[Any, ...] | None]:
+        shapes: dict[str, tuple[Any, ...] | None] = {r.name: r.shape for r in self._program.records}
+        return shapes | {i.name: i.shape for i in self._program.inputs}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row for each site."""
+        for site in self._table:
+            yield {
+                "name": site.name,
+                "kind": site.kind,
+                "layer": site.layer,
+                "head": self._heads(site),
+                "pos": site.view is not None and any("pos" in axis for axis in site.view.axes),
+                "shape": self.shape_of(site),
+                "cone": self._cones[site.node],
+                "node": site.node,
+            }
+
+    def to_dataframe(self) -> Any:
+        """The table as a pandas DataFrame."""
+        import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
+
+        frame = pd.DataFrame(list(self.rows()), columns=list(COLUMNS))
+        return frame.astype({"layer": "Int64", "head": "Int64"})
+
+    def _heads(self, site: Site) -> int | None:
+        if site.view is None:
+            return None
+        for axis in ("head", "kv_head"):
+            if axis in site.view.axes:
+                length = site.view.lengths.get(axis)
+                if isinstance(length, int):
+                    return length
+                dim = next(d for d, packed in enumerate(site.view.packing) if axis in packed)
+                size = (self._shapes[site.node] or ())[dim]
+                return size if isinstance(size, int) else None
+        return None
+
+    def shape_of(self, site: Site) -> str:
+        """The axes of a site's value in words, with the lengths that no run changes."""
+        shape = self._shapes[site.node]
+        if site.result is not None:
+            return "[" + ", ".join(RESULT_AXES) + "]"
+        if site.view is not None:
+            return "[" + ", ".join(self._sized(site.view, shape or ())) + "]"
+        return "several values" if shape is None else "[" + ", ".join(map(str, shape)) + "]"
+
+    def _sized(self, view: View, shape: tuple[Any, ...]) -> Iterator[str]:
+        """The axes of a view, with their lengths where no run changes them."""
+        for axis in view.axes:
+            dim = next(d for d, packed in enumerate(view.packing) if axis in packed)
+            length = view.lengths.get(axis, shape[dim] if len(view.packing[dim]) == 1 else None)
+            yield f"{axis}={length}" if isinstance(length, int) else axis
+
+    def _summary(self) -> list[tuple[str, ...]]:
+        """One line for each kind: layers, heads, axes, cone sizes, where it lies."""
+        by_kind: dict[tuple[str, str], list[Site]] = {}
+        for site in self._table:
+            if site.layer is not None:
+                by_kind.setdefault((site.stack, site.kind), []).append(site)
+        lines: list[tuple[str, ...]] = []
+        for (stack, kind), sites in by_kind.items():
+            layers = sorted(site.layer for site in sites if site.layer is not None)
+            cones = sorted(self._cones[site.node] for site in sites)
+            heads = self._heads(sites[0])
+            lines.append(
+                (
+                    f"{stack}.{kind}" if stack else kind,
+                    _spans(layers),
+                    "" if heads is None else str(heads),
+                    self.shape_of(sites[0]),
+                    _span(cones),
+                    WHERE.get(kind.removeprefix("cross_"), ""),
+                )
+            )
+        return lines
+
+    def missing(self) -> list[tuple[str, str, str]]:
+        """The kinds that are not there: which, in which layers, and why in the first of these."""
+        by_reason: dict[tuple[str, str], tuple[str, dict[str, None], dict[int, None]]] = {}
+        for (kind, stack, layer), reason in self._table.missing.items():
+            _, kinds, layers = by_reason.setdefault((stack, re.sub(r"\d+", "#", reason)), (reason, {}, {}))
+            kinds[f"{stack}.{kind}" if stack else kind] = None
+            layers[layer] = None
+        return [
+            (", ".join(kinds), _spans(sorted(layers)), reason) for reason, kinds, layers in by_reason.values()
+        ]
+
+    def _not_there(self) -> list[str]:
+        return [f"not there: {kinds} (layer {layers}): {reason}." for kinds, layers, reason in self.missing()]
+
+    def __str__(self) -> str:
+        lines = [SUMMARY, *self._summary()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(SUMMARY) - 1)]
+        text = [
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]
+            ).rstrip()
+            for line in lines
+        ]
+        text.insert(1, "-" * max(map(len, text)))
+        if len(lines) == 1:
+            text = [self._no_kinds()]
+        return "\n".join([*text, *self._not_there(), *self._last()])
+
+    def _last(self) -> list[str]:
+        """The other sites in number, and the note."""
+        return [self._others(), *([self._note] if self._note else [])]
+
+    def _others(self) -> str:
+        """How many sites there are that have no kind."""
+        modules = sum(site.kind.startswith("module") for site in self._table)
+        operations = sum(site.kind == "op" for site in self._table)
+        return (
+            f"and {modules} module inputs and outputs by path, {operations} inputs and operations by name: "
+            "`model.sites.to_dataframe()` lists all."
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        lines = self._summary()
+        kinds = table(lines, SUMMARY, numbers=(2, 4)) if lines else heading("", self._no_kinds())
+        missing = "".join(heading("", line) for line in self._not_there())
+        last = "".join(heading("", line) for line in self._last())
+        return heading(f"{len(self):,} sites") + kinds + missing + last
+
+    def _no_kinds(self) -> str:
+        """Why no site of the model has a kind."""
+        why = self._table.why_no_kinds
+        return f"{why[:1].upper()}{why[1:]}: this model's sites are its modules and operations."
+
+
+def _spans(numbers: list[int]) -> str:
+    """Ascending numbers in short: 0-3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(_span(run) for run in runs)
+
+
+def _span(numbers: list[int]) -> str:
+    return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}-{numbers[-1]}"

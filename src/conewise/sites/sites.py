@@ -1,0 +1,290 @@
+"""Sites: the named places of a captured model, found from its graph and its module tree."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from conewise.errors import MissingSiteError
+from conewise.program.records import ModulePort, Program
+from conewise.program.sizes import Size
+from conewise.sites.head_result import HeadResult
+from conewise.structure.attention import find_attention, natural_axes, weight_of
+from conewise.structure.axes import Axes, Axis, regroup
+from conewise.structure.blocks import Block, find_blocks
+from conewise.structure.views import View, view_of
+from conewise.structure.wiring import Wiring
+
+STREAM = ("batch", "pos", "d_model")
+NEURONS = ("batch", "pos", "neuron")
+
+WHERE: Mapping[str, str] = {
+    "resid_pre": "the residual stream as it enters the block, before the block's first norm",
+    "resid_mid": "resid_pre + attn_out: the sum itself, before any norm of it",
+    "resid_mid_cross": "the stream plus cross_attn_out: the sum itself, before any norm of it",
+    "resid_post": "the last sum of the layer, usually the stream plus mlp_out: before any norm of it",
+    "attn_out": "what attention adds to the stream, after the output projection and any post-norm",
+    "cross_attn_out": "what cross-attention adds to the stream, after any post-norm",
+    "mlp_out": "what the MLP adds to the stream, after the down projection and any post-norm",
+    "q": "the queries as projected, bias included, before any q-norm, scaling and rotary embedding",
+    "k": "the keys as projected, before any k-norm and rotary embedding, not repeated",
+    "v": "the values as projected, not repeated",
+    "rot_q": "the queries that enter the scores, after q-norm and rotary embedding",
+    "rot_k": "the keys that enter the scores, after k-norm and rotary embedding, not repeated",
+    "attn_scores": "what the softmax reads: scaled, capped and masked",
+    "pattern": "the attention weights that multiply the values",
+    "z": "each head's result, in front of the output projection",
+    "result": "each head's share of the output projection, without its bias; computed from z",
+    "pre": "the neurons before the activation (of the gate, in a gated MLP)",
+    "pre_linear": "the neurons of a gated MLP that are not activated, before the product",
+    "post": "the neurons as the down projection reads them: activated, and gated",
+}
+"""Where each kind lies; the test suite checks every line against hooks on the module."""
+
+_HOOKS = {
+    **{kind: f"attn.hook_{kind}" for kind in ("q", "k", "v", "rot_q", "rot_k", "z", "result")},
+    **{kind: f"attn.hook_{kind}" for kind in ("attn_scores", "pattern")},
+    **{kind: f"mlp.hook_{kind}" for kind in ("pre", "pre_linear", "post")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place whose value can be read and replaced.
+
+    `view` shows the node's value in natural axes; None where the value is shown as it is. Where
+    `result` is given, the site is not a node's value but is computed from it; see `HeadResult`.
+    """
+
+    name: str
+    kind: str
+    node: str
+    view: View | None
+    layer: int | None = None
+    stack: str = ""
+    result: HeadResult | None = None
+
+
+class SiteTable:
+    """All sites of a program, by name and by (kind, layer).
+
+    Names are, in this order: the TransformerLens spelling of a transformer's kinds
+    (`blocks.9.attn.hook_z`), module paths (`transformer.h.9.mlp`, with `.input` for what goes
+    in), and the graph's own names, one for each operation.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._wiring = Wiring(program)
+        attentions = find_attention(self._wiring)
+        self.blocks = find_blocks(self._wiring, attentions)
+        self.why_no_kinds = "" if self.blocks else _why_no_kinds(len(attentions))
+        self._by_name: dict[str, Site] = {}
+        self._by_kind: dict[tuple[str, str, int], Site] = {}
+        self._missing: dict[tuple[str, str, int], str] = {}
+        for block in self.blocks:
+            for site in _block_sites(self._wiring, block):
+                self._by_name[site.name] = site
+                self._by_kind[site.kind, site.stack, site.layer or 0] = site
+            self._note_missing(block)
+        for port in program.ports:
+            for site in _module_sites(self._wiring, port):
+                self._by_name.setdefault(site.name, site)
+        for name in (*(i.name for i in program.inputs), *(r.name for r in program.records)):
+            self._by_name.setdefault(name, Site(name, "op", name, None))
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that this model has."""
+        return tuple(dict.fromkeys(kind for kind, _, _ in self._by_kind))
+
+    def layers(self, kind: str, stack: str = "") -> tuple[int, ...]:
+        """The layers that have this kind."""
+        return tuple(sorted(layer for k, s, layer in self._by_kind if (k, s) == (kind, stack)))
+
+    @property
+    def missing(self) -> Mapping[tuple[str, str, int], str]:
+        """Why kinds are not there, by (kind, stack, layer)."""
+        return self._missing
+
+    def find(self, kind_or_name: str, layer: int | None = None, stack: str = "") -> Site:
+        """The site of a name, or of a kind and a layer (negative ones count from the end).
+
+        Raises MissingSiteError with the reason where it is known, else with the nearest names.
+        """
+        if layer is None:
+            if kind_or_name in self._by_name:
+                return self._by_name[kind_or_name]
+            if kind_or_name in self.kinds:
+                raise MissingSiteError(
+                    f"{kind_or_name!r} is a kind of site, one in each layer: say which, as in "
+                    f"`site({kind_or_name!r}, layer=0)`."
+                )
+            raise self._unknown(kind_or_name)
+        stacks = list(dict.fromkeys(block.stack for block in self.blocks))
+        if stack not in stacks and stacks:
+            raise MissingSiteError(
+                f"this model has the stacks {', '.join(map(repr, stacks))}; say which one with stack=."
+            )
+        known = sorted({block.layer for block in self.blocks if block.stack == stack})
+        if layer < 0 and known:
+            layer += known[-1] + 1
+        site = self._by_kind.get((kind_or_name, stack, layer))
+        if site is not None:
+            return site
+        having = self.layers(kind_or_name, stack)
+        at = layer if layer in known or having else min(known, default=layer)
+        reason = self._missing.get((kind_or_name, stack, at))
+        if reason:
+            raise MissingSiteError(f"layer {at} has no {kind_or_name!r}: {reason}.")
+        if having and layer not in known:
+            raise MissingSiteError(_no_layer(layer, known))
+        if having:
+            raise MissingSiteError(
+                f"layer {layer} has no {kind_or_name!r}; layers that have it: {spans(having)}."
+            )
+        raise self._unknown(kind_or_name)
+
+    def _unknown(self, name: str) -> MissingSiteError:
+        for (kind, stack, layer), reason in self._missing.items():
+            if name == _name(kind, stack, layer):
+                return MissingSiteError(f"no site {name!r}: {reason}.")
+            if name == kind and kind not in self.kinds:
+                return MissingSiteError(f"no site {name!r} in layer {layer}: {reason}.")
+        near = difflib.get_close_matches(name, [*self.kinds, *self._by_name], n=3, cutoff=0.5)
+        nearest = f" Nearest: {', '.join(near)}." if near else ""
+        kinds = ", ".join(self.kinds) or f"none: {self.why_no_kinds}"
+        return MissingSiteError(f"no site {name!r} in this model.{nearest} Its kinds are {kinds}.")
+
+    def _note_missing(self, block: Block) -> None:
+        reasons = {**block.missing, **block.attention.missing}
+        if ("result", block.stack, block.layer) not in self._by_kind:
+            reasons.setdefault("result", "its output projection could not be told from the graph")
+        if block.cross is not None:
+            reasons |= {f"cross_{kind}": reason for kind, reason in block.cross.missing.items()}
+        for kind, reason in reasons.items():
+            self._missing[kind, block.stack, block.layer] = reason
+
+
+def _name(kind: str, stack: str, layer: int) -> str:
+    prefix = f"{stack}.blocks.{layer}" if stack else f"blocks.{layer}"
+    if kind.startswith("cross_") and kind != "cross_attn_out":
+        return f"{prefix}.cross_attn.hook_{kind.removeprefix('cross_')}"
+    return f"{prefix}.{_HOOKS.get(kind, f'hook_{kind}')}"
+
+
+def _block_sites(wiring: Wiring, block: Block) -> Iterator[Site]:
+    def site(kind: str, node: str, view: View | None, result: HeadResult | None = None) -> Site:
+        name = _name(kind, block.stack, block.layer)
+        return Site(name, kind, node, view, block.layer, block.stack, result)
+
+    for kind, node in block.nodes.items():
+        natural = NEURONS if kind in {"pre", "pre_linear", "post"} else STREAM
+        yield site(kind, node, _stream_view(wiring, block, node, natural))
+    for prefix, attention in (("", block.attention), ("cross_", block.cross)):
+        if attention is None:
+            continue
+        for kind, place in attention.places.items():
+            yield site(prefix + kind, place.node, place.view)
+        if attention.projection is None or "z" not in attention.places:
+            continue
+        weight, place = weight_of(wiring, attention.projection), attention.places["z"]
+        lead = _lead_of(attention.operand)
+        if weight is not None and lead and place.view.axes == ("batch", "pos", "head", "d_head"):
+            result = HeadResult(attention.projection, *weight, is_pos_first=lead[0] == "pos")
+            yield site(f"{prefix}result", place.node, place.view, result)
+
+
+def _lead_of(operand: Axes | None) -> tuple[str, ...]:
+    """The order of batch and positions in what a projection reads; empty where it is another, or unknown."""
+    names = tuple(axis.name for packed in operand or () for axis in packed)
+    is_by_head = names[2:] in {("head", "d_head"), ("d_head",)}
+    return names[:2] if is_by_head and set(names[:2]) == {"batch", "pos"} else ()
+
+
+def _stream_view(wiring: Wiring, block: Block, node: str, natural: tuple[str, str, str]) -> View | None:
+    """The view of a stream's value, wherever batch and positions lie, flattened into one or not."""
+    shape, lead = wiring.shape(node), block.attention.lead
+    if shape is None or not block.has_features_last:
+        return None
+    if lead is None:
+        lead = _lead_by_sizes(wiring, _stream_shape(wiring, block))
+    if lead is None:
+        return None
+    axes: Axes = (*((axis,) for axis in lead), (Axis(natural[-1], shape[-1]),))
+    lying = regroup(axes, shape)
+    return view_of(lying, natural_axes(wiring, lying or (), natural), wiring.program.sizes)
+
+
+def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis, ...] | None:
+    """The axes in front of a stream's features, told by their sizes; a fixed batch comes first."""
+    known = wiring.program.dimensions
+    if shape is None or len(shape) != 3 or known.doubt or known.is_unbatched:
+        return None
+    for dim in (0, 1):
+        role, other = ("batch", "pos") if str(shape[dim]) in known.batch else ("pos", "batch")
+        if str(shape[dim]) in known.batch | known.positions:
+            names = (role, other) if dim == 0 else (other, role)
+            return tuple(Axis(name, size) for name, size in zip(names, shape[:2], strict=True))
+    return None if known.batch else (Axis("batch", shape[0]), Axis("pos", shape[1]))
+
+
+def _stream_shape(wiring: Wiring, block: Block) -> tuple[Size, ...] | None:
+    """The shape of the stream, where a value of it is known."""
+    kinds = ("attn_out", "resid_pre", "resid_post", "mlp_out")
+    return next((wiring.shape(block.nodes[kind]) for kind in kinds if kind in block.nodes), None)
+
+
+def _module_sites(wiring: Wiring, port: ModulePort) -> Iterator[Site]:
+    """A module's output under its path, its first input under `path.input`; several are numbered.
+
+    Of several outputs, the one shaped like the first input has the bare path.
+    """
+    path = str(port.call)
+    primary = port.outputs
+    if len(primary) > 1 and port.inputs:
+        shape = wiring.shape(port.inputs[0])
+        primary = tuple(name for name in primary if wiring.shape(name) == shape)
+    if len(primary) == 1:
+        yield Site(path, "module", primary[0], None)
+    if port.inputs:
+        yield Site(f"{path}.input", "module input", port.inputs[0], None)
+    for way, kind, names in (("output", "module", port.outputs), ("input", "module input", port.inputs)):
+        if len(names) > 1:
+            for i, node in enumerate(names):
+                yield Site(f"{path}.{way}.{i}", kind, node, None)
+
+
+def _why_no_kinds(attentions: int) -> str:
+    if not attentions:
+        return "no attention was found in its graph"
+    return (
+        f"{attentions} attentions were found, several in one module, so no path says which layer each is of"
+    )
+
+
+def _no_layer(layer: int, known: Sequence[int]) -> str:
+    if known == list(range(len(known))):
+        return f"no layer {layer}: this model's layers are {spans(known)}."
+    return (
+        f"no kinds in layer {layer}: the layers with attention are {spans(known)}. What other layers hold is "
+        "there by module path."
+    )
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers in words: 0 to 3, 5 and 7 to 9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    said = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return " and ".join(filter(None, (", ".join(said[:-1]), said[-1]))) if said else "none"

@@ -1,0 +1,1 @@
+"""What is found in a program: attention, blocks, dimensions, axes, names."""

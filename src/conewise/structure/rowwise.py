@@ -1,0 +1,288 @@
+"""Each position by itself: whether a branch takes it so, known from its operations.
+
+A branch that does is an MLP for certain where it has a projection, a nonlinearity and another projection.
+Axes are followed from the stream to the term, and every operation has to act on features alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from conewise.program.operations import CONCATENATIONS, NORMS, SOFTMAX, SPLITS
+from conewise.program.records import Record, Ref
+from conewise.program.sizes import Size
+from conewise.structure.axes import Axes, Axis, after
+from conewise.structure.branches import REDUCTIONS, Branch, is_elementwise
+from conewise.structure.wiring import LAYOUT, MATMULS, PARTS, Wiring
+
+_ALONG = SOFTMAX | {"topk", "sort", "argsort", "cumsum", "argmax", "argmin", "max", "min"}
+_DISPATCH = frozenset(
+    {
+        "index", "index_select", "index_put", "index_add", "gather", "scatter", "scatter_add", "one_hot",
+        "repeat", "repeat_interleave", "zeros_like", "empty_like", "full_like", "ones_like", "new_zeros",
+        "new_empty", "new_ones", "sum", "stack",
+    }
+)  # fmt: skip
+"""What hands rows to experts and puts them back, in the order that a router chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a branch takes each position by itself; `doubt` says why not, '' where it does.
+
+    `is_routed`: it is handed to experts, each position by itself, by what a router chose for it.
+    """
+
+    doubt: str = ""
+    is_routed: bool = False
+
+
+def by_position(wiring: Wiring, branch: Branch) -> Verdict:
+    """Whether the branch takes each position by itself, as far as its operations tell."""
+    if len(branch.entries) != 1 or branch.term in branch.entries:
+        return Verdict("is no function of one value of the stream")
+    entry = branch.entries[0]
+    shape = wiring.shape(entry)
+    for name in branch.foreign:
+        if shape is None or _has_rows(wiring.shape(name), shape):
+            return Verdict(f"reads {name!r}, which is no value of the stream")
+    known = _entered(wiring, entry)
+    lost: dict[str, Record] = {}
+    for record in branch.records:
+        reads = [name for name in wiring.operands(record) if name in known or name in lost]
+        if not reads:
+            continue
+        found = None if any(name in lost for name in reads) else _followed(wiring, record, known)
+        if found is None:
+            lost[record.name] = record
+        else:
+            known[record.name] = found
+    if not lost and _in_order(known[branch.term]) == _in_order(known[entry]):
+        return Verdict()
+    is_routed = any(
+        record.op in {"topk", "argmax", "max"} and record.name in known for record in branch.records
+    )
+    culprits = [record for record in lost.values() if not (is_routed and _is_dispatched(wiring, record))]
+    if not culprits and lost:
+        return Verdict(is_routed=True)
+    culprit = next((record for record in culprits), wiring.records[branch.term])
+    return Verdict(f"passes through {culprit.name!r}, which may mix positions")
+
+
+def has_features_last(wiring: Wiring, branch: Branch) -> bool | None:
+    """Whether the last dimension of the stream holds its features, by the first norm or projection.
+
+    None where there is none before the axes are lost.
+    """
+    known: dict[str, Axes] = {}
+    for entry in branch.entries:
+        known |= _entered(wiring, entry)
+    for record in branch.records:
+        reads = wiring.operands(record)
+        if not reads or any(name not in known for name in reads):
+            continue
+        found = _followed(wiring, record, known)
+        if record.op in NORMS | REDUCTIONS or wiring.is_weighted(record):
+            return found is not None
+        if found is not None:
+            known[record.name] = found
+    return None
+
+
+def _entered(wiring: Wiring, entry: str) -> dict[str, Axes]:
+    """The axes of a value of the stream: rows, and features last."""
+    shape = wiring.shape(entry) or ()
+    rows = tuple((Axis(f"row{dim}", size),) for dim, size in enumerate(shape[:-1]))
+    return {entry: (*rows, *((Axis("feature", size),) for size in shape[-1:]))}
+
+
+def _is_dispatched(wiring: Wiring, record: Record) -> bool:
+    """Whether the record may hand rows to experts, compute there, or put them back."""
+    if record.op in {"sort", "argsort", "cumsum", "histc", "bincount", "item"}:
+        given = wiring.records.get(wiring.operands(record)[0])
+        is_count = given is not None and given.op in {"histc", "bincount", "sum", "to", "_to_copy"}
+        is_number = given is not None and given.dtype is not None and not given.dtype.is_floating_point
+        return is_count or is_number
+    if wiring.is_weighted(record):
+        return record.op in MATMULS or "grouped_mm" in record.op
+    if wiring.is_product(record):
+        return False
+    if record.op in NORMS | REDUCTIONS | _ALONG:
+        return record.op == "sum" or _is_over_last(wiring, record)
+    return is_elementwise(record) or record.op in LAYOUT | PARTS | CONCATENATIONS | _DISPATCH
+
+
+def _is_over_last(wiring: Wiring, record: Record) -> bool:
+    """Whether a norm or a reduction is over the last dimension alone."""
+    shape = wiring.shape(wiring.operands(record)[0]) or ()
+    if record.op in NORMS:
+        return len(record.args[1]) == 1
+    dims = _dims_of(record)
+    return len(dims) == 1 and dims[0] in {-1, len(shape) - 1}
+
+
+def _has_rows(shape: Sequence[Size] | None, stream: Sequence[Size]) -> bool:
+    """Whether a value may hold something else for each row of the stream."""
+    return shape is None or (
+        len(shape) >= len(stream) - 1 and all(size != 1 for size in shape[: len(stream) - 1])
+    )
+
+
+def _rows(axes: Axes | None) -> tuple[tuple[str, ...], ...] | None:
+    """The axes of each dimension, by name, features taken together."""
+    if axes is None:
+        return None
+    return tuple(_in_order((packed,)) for packed in axes)
+
+
+def _in_order(axes: Axes) -> tuple[str, ...]:
+    """The axes one behind the other, whether or not rows are flattened into one dimension."""
+    names = (axis.name.partition(".")[0] for packed in axes for axis in packed)
+    return tuple(name for name, _ in groupby(names))
+
+
+def _is_feature(axes: Axes, dim: int) -> bool:
+    return all(axis.name.startswith("feature") for axis in axes[dim])
+
+
+def _followed(wiring: Wiring, record: Record, known: dict[str, Axes]) -> Axes | None:
+    """The axes of the record's value, where it acts on features alone; None where it may not."""
+    reads = [name for name in wiring.operands(record) if name in known]
+    axes = known[reads[0]]
+    if wiring.is_linear(record):
+        return _projected_axes(record, reads, axes)
+    if record.op in LAYOUT and record.op not in {"clone", "contiguous"}:
+        return after(record, axes)
+    if is_elementwise(record):
+        return _broadcast(record, [known[name] for name in reads])
+    if len(reads) > 1 and record.op not in CONCATENATIONS | {"stack"}:
+        return None
+    dims = len(axes)
+    match record.op:
+        case op if op in NORMS:
+            return axes if len(record.args[1]) == 1 and _is_feature(axes, dims - 1) else None
+        case op if op in REDUCTIONS:
+            return _reduced(record, axes)
+        case op if op in _ALONG:
+            along = _dims_of(record)
+            return axes if along and _is_feature(axes, along[0] % dims) else None
+        case op if op in SPLITS:
+            dim = _dim_of(record, 2, 0)
+            return axes if dim is not None and _is_feature(axes, dim % dims) else None
+        case "unbind" | "select":
+            dim = _dim_of(record, 1, 0)
+            if dim is None or not _is_feature(axes, dim % dims):
+                return None
+            return axes[: dim % dims] + axes[dim % dims + 1 :]
+        case "getitem":
+            found = after(record, axes)
+            return found if found is not None and _rows(found) == _rows(axes) else None
+        case "slice" | "narrow":
+            dim = _dim_of(record, 1, 0)
+            if dim is None or not (_is_feature(axes, dim % dims) or record.shape == wiring.shape(reads[0])):
+                return None
+            return after(record, axes)
+        case op if op in CONCATENATIONS:
+            return _concatenated(wiring, record, [known[name] for name in reads])
+        case "stack":
+            dim = _dim_of(record, 1, 0)
+            rows = {_rows(known[name]) for name in reads}
+            if (
+                dim is None
+                or record.shape is None
+                or len(rows) != 1
+                or len(reads) != len(wiring.operands(record))
+            ):
+                return None
+            place = dim % len(record.shape)
+            return (*axes[:place], (Axis("feature", record.shape[place]),), *axes[place:])
+        case "pad" | "constant_pad_nd":
+            return after(record, axes) if len(record.args[1]) == 2 and _is_feature(axes, dims - 1) else None
+        case _:
+            return None
+
+
+def _dim_of(record: Record, place: int, default: int = -1) -> int | None:
+    dim = record.args[place] if len(record.args) > place else record.kwargs.get("dim", default)
+    return dim if isinstance(dim, int) else None
+
+
+def _projected_axes(record: Record, reads: Sequence[str], axes: Axes) -> Axes | None:
+    """The axes behind a product with a weight, where it contracts features alone."""
+    shape = record.shape
+    if shape is None or len(reads) != 1:
+        return None
+    if record.op == "einsum":
+        return _einsum_axes(record, reads[0], axes)
+    factors = [arg.name for arg in record.args if isinstance(arg, Ref)]
+    first = factors[1 if record.op in {"addmm", "baddbmm"} else 0]
+    if first != reads[0] or len(shape) != len(axes) or not _is_feature(axes, len(axes) - 1):
+        return None
+    return (*axes[:-1], (Axis("feature", shape[-1]),))
+
+
+def _einsum_axes(record: Record, read: str, axes: Axes) -> Axes | None:
+    equation = str(record.args[0]).replace(" ", "")
+    factors, _, result = equation.partition("->")
+    operands = [arg.name for arg in record.args[1] if isinstance(arg, Ref)]
+    letters = factors.split(",")[operands.index(read)]
+    if not equation.replace("->", "").replace(",", "").isalpha() or record.shape is None:
+        return None
+    if not all(_is_feature(axes, dim) for dim, letter in enumerate(letters) if letter not in result):
+        return None
+    return tuple(
+        axes[letters.index(letter)] if letter in letters else (Axis("feature", size),)
+        for letter, size in zip(result, record.shape, strict=True)
+    )
+
+
+def _broadcast(record: Record, found: Sequence[Axes]) -> Axes | None:
+    """The axes of an elementwise value: in each dimension those of the operand that extends there.
+
+    Where just a constant does, these are features: a position has its own row already.
+    """
+    if record.shape is None:
+        return None
+    merged: list[tuple[Axis, ...]] = []
+    for back in range(len(record.shape), 0, -1):
+        packs = [axes[-back] for axes in found if len(axes) >= back and axes[-back]]
+        names = {tuple(axis.name.partition(".")[0] for axis in pack) for pack in packs}
+        if len(names) > 1:
+            return None
+        size = record.shape[-back]
+        merged.append(packs[0] if packs else () if size == 1 else (Axis("feature", size),))
+    return tuple(merged)
+
+
+def _dims_of(record: Record) -> list[int]:
+    """The dimensions that a reduction is over; empty where it is over all."""
+    place = 2 if record.op in {"linalg_vector_norm", "norm", "topk"} else 1
+    default = -1 if record.op in _ALONG else None
+    given = record.args[place] if len(record.args) > place else record.kwargs.get("dim", default)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return [given]
+    return [dim for dim in given if isinstance(dim, int)] if isinstance(given, list | tuple) else []
+
+
+def _reduced(record: Record, axes: Axes) -> Axes | None:
+    dims = _dims_of(record)
+    if not dims or record.shape is None:
+        return None
+    places = {dim % len(axes) for dim in dims}
+    if not all(_is_feature(axes, dim) for dim in places):
+        return None
+    if len(record.shape) == len(axes):
+        return tuple(() if dim in places else packed for dim, packed in enumerate(axes))
+    return tuple(packed for dim, packed in enumerate(axes) if dim not in places)
+
+
+def _concatenated(wiring: Wiring, record: Record, found: Sequence[Axes]) -> Axes | None:
+    dim = _dim_of(record, 1, 0)
+    if dim is None or record.shape is None or len(found) != len(wiring.operands(record)):
+        return None
+    place = dim % len(record.shape)
+    if any(not _is_feature(axes, place) or _rows(axes) != _rows(found[0]) for axes in found):
+        return None
+    return (*found[0][:place], (Axis("feature", record.shape[place]),), *found[0][place + 1 :])

@@ -1,0 +1,205 @@
+"""The residual stream: the sums by which branches are added to it, one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import sympy  # type: ignore[import-untyped]
+
+from conewise.program.records import Record, Ref
+from conewise.program.sizes import Size, is_equal
+from conewise.structure.branches import is_light, is_rearranging
+from conewise.structure.wiring import LAYOUT, Wiring
+
+UNCHANGED = LAYOUT | {"to", "_to_copy", "type_as", "float"}
+"""Operations that hand on the numbers that they are given, rearranged or in another precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """One sum along the stream: `total` is `carried` plus every one of `terms`.
+
+    `carried` is made of `source`, an earlier value of the stream, without any weight: it is that value, or a
+    norm of it, or it scaled. A term may itself be a sum, of values that nothing else reads.
+    """
+
+    total: str
+    carried: str
+    source: str
+    terms: tuple[str, ...]
+
+
+class Stream:
+    """The additions among some records of a program: those of a block, or all.
+
+    An addition is told by its form: x + f(x), where f has weights. Nothing is assumed of module names, nor of
+    what enters: the sum of two embeddings is no addition, because neither is made of the other.
+    """
+
+    def __init__(self, wiring: Wiring, members: frozenset[str]) -> None:
+        self.wiring = wiring
+        self.members = members
+        self._additions: dict[str, Addition | None] = {}
+
+    def first_with(self, core: str) -> Addition | None:
+        """The addition of an attention's result to the stream that it reads; None where there is none."""
+        cone, above = self.wiring.cone(core, self.members), self._above(core)
+        for total in self.totals:
+            found = self.addition(total) if total in cone else None
+            if found is None or found.carried in cone or found.carried == core:
+                continue
+            between = self.wiring.cone(found.source, self.members) & above
+            if any(self.wiring.is_weighted(self.wiring.records[name]) for name in between):
+                return found
+        return None
+
+    def behind(self, additions: Sequence[Addition]) -> list[Addition]:
+        """The additions to the last total of `additions`, which follow each other along the stream.
+
+        Usually one. Several are a stream that forks; none of them is a step within a term of another.
+        """
+        values = {value for one in additions for value in (one.source, one.total)}
+        last = additions[-1].total
+        cone = self.wiring.cone(last, self.members)
+        found: list[Addition] = []
+        for total in self.totals:
+            if total in cone:
+                addition = self.addition(total)
+                if addition is None or addition.source != last:
+                    addition = self._added_late(total, last, values)
+                if addition is not None:
+                    found.append(addition)
+        return [one for one in found if not any(self._is_inside(one, other) for other in found)]
+
+    def _added_late(self, total: str, last: str, values: Collection[str]) -> Addition | None:
+        """The stream plus a branch that was computed from an earlier value of it."""
+        one, other = self.sums[total]
+        for carried, term in ((one, other), (other, one)):
+            if self.source(carried) == last:
+                branch = self._above(term, frozenset({last}))
+                read = {name for one in branch for name in self.wiring.operands(self.wiring.records[one])}
+                if not read.isdisjoint(values):
+                    return Addition(total, carried, last, (term,))
+        return None
+
+    def _is_inside(self, one: Addition, other: Addition) -> bool:
+        """Whether `one` is a step within a term of `other`."""
+        return one.total != other.total and any(
+            one.total in self._above(term, frozenset({other.source})) for term in other.terms
+        )
+
+    # -- sums ----------------------------------------------------------------------------------
+
+    @cached_property
+    def sums(self) -> dict[str, tuple[str, str]]:
+        """Every sum of two varying values of one shape, with its operands."""
+        found: dict[str, tuple[str, str]] = {}
+        for record in self.wiring.program.records:
+            if record.name in self.members and (operands := summed(self.wiring, record)):
+                found[record.name] = operands
+        return found
+
+    @cached_property
+    def totals(self) -> tuple[str, ...]:
+        """The sums that are no mere step of another one, in order."""
+        return tuple(name for name in self.sums if not self.is_step(name))
+
+    def is_step(self, name: str) -> bool:
+        """Whether a value is a sum that only another sum reads."""
+        readers = self.wiring.readers.get(name, ())
+        return (
+            name in self.sums
+            and len(readers) == 1
+            and readers[0].name in self.sums
+            and Ref(name) not in self.wiring.program.outputs
+        )
+
+    def operands(self, name: str) -> tuple[str, str] | None:
+        """What a step adds up; None where `name` is no step."""
+        return self.sums[name] if self.is_step(name) else None
+
+    def addition(self, total: str) -> Addition | None:
+        """The sum as an addition to a stream; None where it is none."""
+        if total not in self._additions:
+            self._additions[total] = self._addition(total) if total in self.sums else None
+        return self._additions[total]
+
+    def _addition(self, total: str) -> Addition | None:
+        one, other = self.sums[total]
+        for carried, term in ((one, other), (other, one)):
+            source = self.source(carried)
+            if source is not None and self._is_branch_of(source, term):
+                return Addition(total, carried, source, (term,))
+        for step, term in ((one, other), (other, one)):
+            inner = self.addition(step) if self.is_step(step) else None
+            if inner is not None:
+                return Addition(total, inner.carried, inner.source, (*inner.terms, term))
+        return None
+
+    def source(self, name: str) -> str | None:
+        """The one value of the stream that `name` is made of without any weight; None where there is none."""
+        if self.is_step(name):
+            return None
+        shape, stops = self.wiring.shape(name), set()
+        queue, seen = [name], {name}
+        while queue:
+            current = queue.pop()
+            record = self.wiring.records.get(current)
+            if record is None or current not in self.members or current in self.sums or not is_light(record):
+                if are_alike(self.wiring.shape(current), shape):
+                    stops.add(current)
+                continue
+            fresh = [read for read in self.wiring.operands(record) if read not in seen]
+            seen.update(fresh)
+            queue += fresh
+        return stops.pop() if len(stops) == 1 else None
+
+    def _is_branch_of(self, source: str, term: str) -> bool:
+        """Whether `term` is made of `source` by more than norms, scaling and rearrangement."""
+        between = self.wiring.cone(source, self.members) & self._above(term, frozenset({source}))
+        return any(not is_rearranging(self.wiring.records[name]) for name in between)
+
+    def _above(self, name: str, until: frozenset[str] = frozenset()) -> frozenset[str]:
+        return self.wiring.above(name, self.members, until)
+
+    def unchanged(self, name: str) -> str:
+        """The value that `name` is, before it was rearranged or cast."""
+        record = self.wiring.records.get(name)
+        while record is not None and name in self.members and record.op in UNCHANGED:
+            name = self.wiring.operands(record)[0]
+            record = self.wiring.records.get(name)
+        return name
+
+
+def summed(wiring: Wiring, record: Record) -> tuple[str, str] | None:
+    """The two varying values of one shape that the record adds up, or None."""
+    if record.op != "add" or len(record.args) < 2 or record.kwargs.get("alpha", 1) != 1:
+        return None
+    names = [leaf.name for leaf in record.leaves() if isinstance(leaf, Ref)]
+    if len(set(names)) != 2 or len(names) != 2 or not wiring.varying.issuperset(names):
+        return None
+    first, second = names
+    shape = wiring.shape(first)
+    return (first, second) if shape and len(shape) >= 2 and are_alike(shape, wiring.shape(second)) else None
+
+
+def are_alike(one: tuple[Size, ...] | None, other: tuple[Size, ...] | None) -> bool:
+    """Whether values of these shapes have the same elements, rearranged at most.
+
+    Sizes that vary need not be written alike: a sum of two of them takes them for equal.
+    """
+    if not one or not other:
+        return False
+    if len(one) == len(other):
+        return all(map(_may_equal, one, other))
+    elements = (math.prod(shape, start=sympy.Integer(1)) for shape in (one, other))
+    return one[-1] == other[-1] and is_equal(*elements)
+
+
+def _may_equal(one: Size, other: Size) -> bool:
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return 1 not in {one, other}

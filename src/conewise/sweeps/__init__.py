@@ -1,0 +1,1 @@
+"""Sweeps: many worlds, one baseline, one demand."""

@@ -1,0 +1,1 @@
+"""Plans of sweeps, run over tensors."""

@@ -1,0 +1,207 @@
+"""How much memory work takes: measured, and on the CPU kept to what was planned.
+
+On the CPU it is the process that grows. The C library keeps what is freed, in holes that later blocks may not
+fit, so that a process can grow by twice what its tensors hold. glibc gives holes back when it is told to, and
+is told to before something is computed that would go beyond the plan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch
+
+from conewise.identity.machine import memory_held
+
+SMALL = 16 << 20
+"""A process grows by this much for reasons of its own: what is planned to take less is measured, not held."""
+
+SLACK = 0.05
+"""How far a process may go beyond what was planned, relative to that, before holes are given back."""
+
+INTERVAL = 0.005
+"""Seconds from one look at the process to the next."""
+
+STATM, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
+
+
+class Watch(Protocol):
+    """What is held beyond what was held when the watch began.
+
+    When it has ended, `peak` says how much that was at most, and `reserved` how much more the allocator of a
+    GPU then had from the driver; None where nothing measures it.
+    """
+
+    peak: int | None
+    reserved: int | None
+
+    def room_for(self, size: int) -> None:
+        """Be told that so many bytes will be taken."""
+
+    def settle(self) -> None:
+        """Be told that what was taken is free again."""
+
+
+@contextmanager
+def watching(device: torch.device, planned: int, budget: int | None = None) -> Iterator[Watch]:
+    """Watch work on a device that is planned to take so many bytes, of a budget.
+
+    On a CUDA device this resets the peaks that torch keeps. Elsewhere it is the process that is watched, and
+    nothing that others measure is changed.
+    """
+    if device.type == "cuda":
+        with DeviceWatch(device) as device_watch:
+            yield device_watch
+        return
+    with process_meter() as meter, ProcessWatch(meter, planned, budget) as process_watch:
+        yield process_watch
+
+
+# -- the process -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """How much a process holds now, and held at most in its life; 0 where the system does not say.
+
+    `give_back` returns holes to the system, where that can be done.
+    """
+
+    held: Callable[[], int]
+    record: Callable[[], int]
+    give_back: Callable[[], object] | None = None
+
+
+class ProcessWatch:
+    """The watch of a process.
+
+    `peak` is exact where the process broke its own record; else it is the highest of many looks.
+    """
+
+    def __init__(self, meter: Meter, planned: int, budget: int | None = None) -> None:
+        self._meter, self._lock, self._ended = meter, threading.Lock(), threading.Event()
+        self._floor = self._top = self._level = meter.held()
+        self._record = meter.record()
+        is_large = planned >= SMALL and self._floor > 0
+        self._give_back = meter.give_back if is_large else None
+        self._looking = threading.Thread(target=self._look_often, daemon=True) if is_large else None
+        allowed = int(planned * (1 + SLACK))
+        self._limit = self._floor + (allowed if budget is None else max(planned, min(allowed, budget)))
+        self.peak: int | None = None
+        self.reserved: int | None = None
+
+    def room_for(self, size: int) -> None:
+        """Before so many bytes are taken, give holes back where the process would go beyond the plan."""
+        if self._give_back is None:
+            return
+        self._level += size  # no look is needed as long as this, the most that it can be, is allowed
+        if self._level <= self._limit:
+            return
+        held = self._look()
+        if held + size > self._limit:
+            self._give_back()
+            held = self._look()
+            self._limit = max(self._limit, held + size)  # what is left is no hole, and would stay
+        self._level = held + size
+
+    def settle(self) -> None:
+        """Give holes back where the process has gone beyond the plan."""
+        if self._give_back is not None and self._look() > self._limit:
+            self._give_back()
+            self._level = self._look()
+            self._limit = max(self._limit, self._level)
+
+    def _look(self) -> int:
+        with self._lock:
+            held = self._meter.held()
+            self._top = max(self._top, held)
+        return held
+
+    def _look_often(self) -> None:
+        while not self._ended.wait(INTERVAL):
+            self._look()
+
+    def __enter__(self) -> Self:
+        if self._looking is not None:
+            self._looking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._looking is not None:
+            self._looking.join()
+        held, record = self._look(), self._meter.record()
+        if self._floor:
+            self.peak = max(self._top, record if record > self._record else 0) - self._floor
+        if self._give_back is not None and held - self._floor > SMALL:
+            self._give_back()
+
+
+@contextmanager
+def process_meter() -> Iterator[Meter]:
+    """The meter of this process; elsewhere than on Linux the record is all that a system says."""
+    if not STATM.exists():
+        record = functools.partial(memory_held, torch.device("cpu"))
+        yield Meter(record, record)
+        return
+    page = os.sysconf("SC_PAGE_SIZE")
+    with STATM.open("rb", buffering=0) as statm:
+
+        def held() -> int:
+            return int(os.pread(statm.fileno(), 128, 0).split()[1]) * page
+
+        yield Meter(held, _record, _give_back())
+
+
+def _record() -> int:
+    found = re.search(rb"VmHWM:\s*(\d+) kB", STATUS.read_bytes())
+    return int(found[1]) * 1024 if found else 0
+
+
+@functools.cache
+def _give_back() -> Callable[[], object] | None:
+    """`malloc_trim` of glibc, None where there is another C library."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+    trim.argtypes = [ctypes.c_size_t]
+    return functools.partial(trim, 0)
+
+
+# -- a GPU -------------------------------------------------------------------------------------
+
+
+class DeviceWatch:
+    """The watch of a CUDA device: what torch's tensors take there, exactly."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._allocated = self._reserved = 0
+        self.peak: int | None = None
+        self.reserved: int | None = None
+
+    def room_for(self, size: int) -> None:
+        """Torch's allocator uses its holes again."""
+
+    def settle(self) -> None:
+        """Torch's allocator uses its holes again."""
+
+    def __enter__(self) -> Self:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._allocated = torch.cuda.memory_allocated(self._device)
+        self._reserved = torch.cuda.memory_reserved(self._device)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.peak = torch.cuda.max_memory_allocated(self._device) - self._allocated
+        self.reserved = torch.cuda.max_memory_reserved(self._device) - self._reserved

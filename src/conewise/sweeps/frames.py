@@ -1,0 +1,70 @@
+"""Results as tidy tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from conewise.program.tensors import Tensor
+
+if TYPE_CHECKING:
+    from conewise.sweeps.result import Result
+
+TYPES: dict[str, str] = {
+    "site": "str",
+    "kind": "str",
+    "layer": "Int64",
+    "head": "Int64",
+    "pos": "Int64",
+    "metric": "str",
+    "value": "float64",
+    "base": "float64",
+    "source": "float64",
+    "effect": "float64",
+    "normalised": "float64",
+}
+"""The columns of a result's table, in order; missing is <NA> in the numbers of places and NaN in values."""
+
+
+def frame(result: Result) -> pd.DataFrame:
+    """One row for each metric and cell, averaged over prompts."""
+    return _frame(result, result.table, result.base, result.source)
+
+
+def prompts_frame(result: Result) -> pd.DataFrame:
+    """One row for each prompt, metric and cell; base and source are missing where they are not known."""
+    base, source = result.base_per_prompt, result.source_per_prompt
+    frames = []
+    for prompt in range(result.per_prompt.shape[-1]):
+        one = _frame(
+            result,
+            result.per_prompt[..., prompt],
+            None if base is None else base[:, prompt],
+            None if source is None else source[:, prompt],
+        )
+        one.insert(len(one.columns), "prompt", prompt)
+        frames.append(one)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _frame(result: Result, table: Tensor, base: Tensor | None, source: Tensor | None) -> pd.DataFrame:
+    cells, metrics = result.cells, result.metrics
+    places: dict[str, list[Any]] = {
+        "site": [cell.name for cell in cells],
+        "kind": [cell.kind for cell in cells],
+        "layer": [cell.at.get("layer") for cell in cells],
+        "head": [cell.at.get("head", cell.at.get("kv_head")) for cell in cells],
+        "pos": [cell.at.get("pos") for cell in cells],
+    }
+    columns: dict[str, list[Any]] = {name: column * len(metrics) for name, column in places.items()}
+    columns["metric"] = [name for name in metrics for _ in cells]
+    columns["value"] = table.flatten().tolist()
+    for name, runs in (("base", base), ("source", source)):
+        known = [None] * len(metrics) if runs is None else runs.tolist()
+        columns[name] = [value for value in known for _ in cells]
+    found = pd.DataFrame(columns).astype({name: kind for name, kind in TYPES.items() if name in columns})
+    found["effect"] = found["value"] - found["base"]
+    span = found["source"] - found["base"]
+    found["normalised"] = found["effect"] / span.where(span != 0)
+    return found[list(TYPES)]

@@ -1,0 +1,1 @@
+"""What a sweep will compute, and at what cost."""

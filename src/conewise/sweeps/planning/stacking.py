@@ -1,0 +1,231 @@
+"""Stacks: the values of one node in several worlds, laid one behind the other along the batch.
+
+`torch.export` keeps the batch size symbolic, so the same rules compute a stack of k worlds when every
+size that depends on the batch is evaluated for k batches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from conewise.program.records import SIZES, Program, Record
+from conewise.program.rules import Rule, compile_rule
+from conewise.program.sizes import Size, dim_along, symbols_in
+
+Tensor = torch.Tensor
+
+
+class Layout:
+    """Where the batch and the positions lie in each value of a program, for runs of one shape."""
+
+    def __init__(self, program: Program, symbols: dict[str, int]) -> None:
+        self.program = program
+        self.symbols = symbols
+        bound, known = program.sizes.symbols, program.dimensions
+        self._batch = self.batch_symbols = set(known.batch)
+        self._positions = self.position_symbols = set(known.positions)
+        self.batch = next((symbols[symbol] for symbol in bound if symbol in self._batch), 1)
+        self._lengths: dict[str, int] = {}
+        self.batch_dim: dict[str, int | None] = {}
+        self.pos_dim: dict[str, int | None] = {}
+        shapes: dict[str, tuple[Size, ...] | None] = {r.name: r.shape for r in program.records}
+        shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
+        for name, shape in shapes.items():
+            self.batch_dim[name] = dim_along(shape, self._batch)
+            self.pos_dim[name] = dim_along(shape, self._positions)
+            self._lengths[name] = self._length(shape)
+        self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
+        self.varying = self._varying()
+
+    def _length(self, shape: tuple[Size, ...] | None) -> int:
+        """How many positions a value of this shape has: an encoder's may differ from a decoder's."""
+        for size in shape or ():
+            for symbol in symbols_in(size) & self._positions:
+                return self.symbols[symbol]
+        return 1
+
+    def _varying(self) -> frozenset[str]:
+        """The names whose values depend on a run's inputs, beyond their shapes."""
+        varying = {leaf.name for leaf in self.program.inputs}
+        for record in self.program.records:
+            if any(name in varying for name in record.inputs):
+                varying.add(record.name)
+        return frozenset(varying)
+
+    def sizes(self, worlds: int, rows: int | None = None) -> tuple[int, ...]:
+        """The sizes of a stack of `worlds`; with `rows`, of so many of its last positions."""
+        key = worlds, rows
+        if key not in self._sizes:
+            values = dict(self.symbols)
+            values |= {symbol: worlds * values[symbol] for symbol in self._batch & set(values)}
+            if rows is not None:
+                values |= dict.fromkeys(self._positions & set(values), rows)
+            self._sizes[key] = self.program.sizes.of(values)
+        return self._sizes[key]
+
+    def length(self, name: str) -> int:
+        """How many positions a value has."""
+        return self._lengths[name]
+
+    @property
+    def lengths(self) -> set[int]:
+        """The lengths of a run's inputs: an encoder's may differ from a decoder's."""
+        return {self.symbols[symbol] for symbol in self._positions if symbol in self.symbols}
+
+    def tail(self, name: str, value: Tensor, rows: int, of: int | None = None) -> Tensor:
+        """The last `rows` positions of a value, or of a stack; it has `of` of them, all unless said."""
+        dim = self.pos_dim.get(name)
+        if dim is None:
+            return value
+        have = self._lengths[name] if of is None else of
+        if have == rows:
+            return value
+        if dim == self.batch_dim.get(name):
+            apart = value.unflatten(dim, (-1, have))  # type: ignore[no-untyped-call]
+            part: Tensor = apart.narrow(dim + 1, have - rows, rows).flatten(dim, dim + 1)
+            return part
+        return value.narrow(dim, have - rows, rows)
+
+    def extended(self, name: str, base: Tensor, value: Tensor, rows: int) -> Tensor:
+        """A stack of the last `rows` positions, with those before them, which are the baseline's."""
+        dim, batch = self.pos_dim.get(name), self.batch_dim.get(name)
+        if dim is None or rows == self._lengths[name]:
+            return value
+        assert batch is not None
+        before = self._lengths[name] - rows
+        if dim == batch:
+            front = base.unflatten(dim, (-1, self._lengths[name])).narrow(dim + 1, 0, before)  # type: ignore[no-untyped-call]
+            back = value.unflatten(dim, (-1, rows))  # type: ignore[no-untyped-call]
+            front = repeated(front, dim, back.shape[dim] // front.shape[dim])
+            whole: Tensor = torch.cat([front, back], dim + 1).flatten(dim, dim + 1)
+            return whole
+        front = base.narrow(dim, 0, before)
+        front = repeated(front, batch, value.shape[batch] // front.shape[batch])
+        return torch.cat([front, value], dim)
+
+
+def repeated(value: Tensor, dim: int, times: int) -> Tensor:
+    """`value` `times` times along `dim`; without a copy where it has one row there."""
+    if times == 1:
+        return value
+    if value.shape[dim] == 1:
+        shape = list(value.shape)
+        shape[dim] = times
+        return value.expand(shape)
+    return torch.cat([value] * times, dim)
+
+
+def members(worlds: int) -> list[int]:
+    """The worlds of a mask, first to last."""
+    found = []
+    while worlds:
+        bit = worlds & -worlds
+        found.append(bit.bit_length() - 1)
+        worlds &= ~bit
+    return found
+
+
+def positions_in(worlds: int, among: int) -> list[int]:
+    """For each world of the mask `worlds`, its place among the worlds of the mask `among`, or -1."""
+    places = []
+    place = 0
+    rest_worlds, rest_among = worlds, among
+    while rest_worlds:
+        bit = rest_worlds & -rest_worlds
+        below = rest_among & (bit - 1)
+        place += below.bit_count()
+        rest_among &= ~(bit - 1)
+        if rest_among & bit:
+            places.append(place)
+            place += 1
+            rest_among &= ~bit
+        else:
+            places.append(-1)
+        rest_worlds &= ~bit
+    return places
+
+
+class Constants:
+    """Values that depend on no input, but on the batch size: masks, index ranges.
+
+    Where all rows are alike, a row is repeated; else the value is computed for the stacked size.
+    """
+
+    def __init__(self, layout: Layout, read: Callable[[str], Any]) -> None:
+        self._layout = layout
+        self._read = read
+        self._records = {record.name: record for record in layout.program.records}
+        self._alike: dict[str, bool] = {}
+        self._at: dict[tuple[str, int], Any] = {}
+
+    def rebase(self, read: Callable[[str], Any]) -> None:
+        """Read another baseline of the same shape: its constants are the same."""
+        self._read = read
+
+    def stacked(self, name: str, worlds: int) -> Any:
+        """The constant `name` for a stack of `worlds`."""
+        dim = self._layout.batch_dim.get(name)
+        if dim is None and name in self._records and self._records[name].shape is not None:
+            return self._read(name)
+        if name not in self._records:
+            return self._read(name)
+        if self.alike(name):
+            assert dim is not None
+            return repeated(self._read(name), dim, worlds)
+        return self._computed(name, worlds)
+
+    def alike(self, name: str) -> bool:
+        """Whether every world has the same value of a constant that extends along the batch."""
+        if name not in self._alike:
+            two, dim = self._computed(name, 2), self._layout.batch_dim.get(name)
+            self._alike[name] = (
+                isinstance(two, torch.Tensor)
+                and dim is not None
+                and torch.equal(*two.chunk(2, dim))
+                and two.shape[dim] == 2 * self._read(name).shape[dim]
+            )
+        return self._alike[name]
+
+    def _computed(self, name: str, worlds: int) -> Any:
+        if name == SIZES:
+            return self._layout.sizes(worlds)
+        record = self._records.get(name)
+        if record is None:
+            return self._read(name)
+        key = name, worlds
+        if key not in self._at:
+            rule = compile_rule(record)
+            self._at[key] = rule(*[self._computed(read, worlds) for read in record.inputs])
+        return self._at[key]
+
+
+def masked_rows(value: Tensor, dim: int, batch: int, places: Sequence[int]) -> Tensor:
+    """The worlds at `places` of a stack, in that order."""
+    if list(places) == list(range(value.shape[dim] // batch)):
+        return value
+    if places and list(places) == list(range(places[0], places[0] + len(places))):
+        return value.narrow(dim, places[0] * batch, len(places) * batch)
+    rows = tuple(place * batch + row for place in places for row in range(batch))
+    return value.index_select(dim, index_tensor(rows, value.device))
+
+
+@functools.lru_cache(maxsize=4096)
+def index_tensor(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Indices as a tensor; kept, since making one waits for the device and cannot be captured."""
+    return torch.tensor(places, dtype=torch.long, device=device)
+
+
+def compile_stacked_rule(record: Record) -> Rule:
+    """The rule of a record for stacks: a view becomes a reshape.
+
+    A stack is put together anew, so its strides need not be those of the module's own value, and what was a
+    view of that may need a copy here. The numbers are the same.
+    """
+    if record.target is torch.ops.aten.view.default:
+        return compile_rule(replace(record, target=torch.ops.aten.reshape.default))
+    return compile_rule(record)

@@ -1,0 +1,111 @@
+"""Results as figures: effects in natural axes, in colours that colour-blind readers tell apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from conewise.sites.selectors import Spread
+
+if TYPE_CHECKING:
+    from conewise.sweeps.result import Result
+
+COLOURS = "RdBu"
+"""ColorBrewer's red to blue, white between: negative to positive, distinct to colour-blind readers too."""
+
+LETTERS = {"layer": "L", "head": "H", "kv_head": "K", "pos": "P", "neuron": "N"}
+
+HOVER = "<b>%{customdata[0]}</b><br>value %{customdata[1]:.6g}<br>effect %{customdata[2]:+.6g}<extra></extra>"
+
+
+def figure(result: Result) -> go.Figure:
+    """The effects of the first metric, one panel for each selector; 0 is white, and one scale is for all."""
+    parts = result.parts()
+    effects = (result.table[0] - result.base[0]).tolist()
+    values = result.table[0].tolist()
+    drawn = make_subplots(
+        cols=len(parts),
+        subplot_titles=[part.name for part, _ in parts] if len(parts) > 1 else None,
+        column_widths=[max(_columns(part), 4) ** 0.5 for part, _ in parts],
+        horizontal_spacing=0.25 / max(len(parts), 2),
+    )
+    for column, (part, start) in enumerate(parts, start=1):
+        stop = start + len(part.cells)
+        _panel(drawn, part, effects[start:stop], values[start:stop], column)
+    largest = max((abs(effect) for effect in effects if math.isfinite(effect)), default=0.0) or 1.0
+    metric = result.metrics[0]
+    name = parts[0][0].name if len(parts) == 1 else "the sites"
+    drawn.update_layout(
+        title=f"Effect of patching {name} on {metric}",
+        coloraxis={
+            "colorscale": COLOURS,
+            "cmin": -largest,
+            "cmid": 0,
+            "cmax": largest,
+            "colorbar": {"title": f"{metric} − base"},
+        },
+        showlegend=False,
+        plot_bgcolor="rgba(0,0,0,0)",
+    )
+    return drawn
+
+
+def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[float], column: int) -> None:
+    told = [
+        [cell.name, value, effect] for cell, value, effect in zip(part.cells, values, effects, strict=True)
+    ]
+    if len(part.axes) < 2:
+        axis = part.axes[0] if part.axes else "site"
+        labels = (
+            [cell.name for cell in part.cells]
+            if axis == "site"
+            else [str(number) for number in part.coordinates[0]]
+        )
+        bars = go.Bar(
+            x=labels,
+            y=effects,
+            customdata=told,
+            hovertemplate=HOVER,
+            marker={"color": effects, "coloraxis": "coloraxis", "line": {"color": "#8a8f98", "width": 1}},
+        )
+        drawn.add_trace(bars, row=1, col=column)
+        drawn.update_xaxes(title_text=axis, type="category", row=1, col=column)
+        drawn.update_yaxes(title_text="effect", row=1, col=column)
+        return
+    width = _columns(part)
+    heat = go.Heatmap(
+        z=_rows(effects, width),
+        x=[str(number) for number in part.coordinates[-1]],
+        y=_row_labels(part),
+        customdata=_rows(told, width),
+        hovertemplate=HOVER,
+        coloraxis="coloraxis",
+    )
+    drawn.add_trace(heat, row=1, col=column)
+    drawn.update_xaxes(title_text=part.axes[-1], type="category", row=1, col=column)
+    # The first layer stands at the top, as in the tables.
+    title = " × ".join(part.axes[:-1])
+    drawn.update_yaxes(title_text=title, type="category", autorange="reversed", row=1, col=column)
+
+
+def _columns(part: Spread) -> int:
+    return part.shape[-1] if part.shape else 1
+
+
+def _rows(flat: list[Any], width: int) -> list[list[Any]]:
+    return [flat[start : start + width] for start in range(0, len(flat), width)]
+
+
+def _row_labels(part: Spread) -> list[str]:
+    """The numbers along the first of two axes; along the first of more, numbers with letters: L0 H3."""
+    if len(part.axes) == 2:
+        return [str(number) for number in part.coordinates[0]]
+    letters = [LETTERS.get(axis, f"{axis} ") for axis in part.axes[:-1]]
+    return [
+        " ".join(f"{letter}{number}" for letter, number in zip(letters, point, strict=True))
+        for point in itertools.product(*part.coordinates[:-1])
+    ]

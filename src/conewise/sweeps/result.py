@@ -1,0 +1,356 @@
+"""The result of a sweep: the metric in every world, in natural axes, with its cost and its provenance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conewise.errors import SweepError
+from conewise.markup import heading, table, verdict
+from conewise.program.tensors import Tensor, same_bits
+from conewise.runs.filling import joined, stacked
+from conewise.sites.selectors import Cell, Spread
+from conewise.sweeps.plan import SweepPlan, shown_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from plotly.graph_objects import Figure
+
+    from conewise.sweeps.sweep import Sweep
+
+
+@dataclass(slots=True)
+class SweepLedger:
+    """What a run of a sweep did: counted while it did it.
+
+    `peak_bytes` is the most that the process grew by while chunks were computed, on a GPU the most that
+    tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
+    had from a GPU. None where nothing was computed, or nothing measures it.
+    """
+
+    node_evaluations: int = 0
+    launches: int = 0
+    resumed: int = 0
+    seconds: float = 0.0
+    compute_seconds: float = 0.0
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+    def note_memory(self, peak: int | None, reserved: int | None) -> None:
+        """Keep the most that was taken."""
+        self.peak_bytes = most([self.peak_bytes, peak])
+        self.reserved_bytes = most([self.reserved_bytes, reserved])
+
+
+def most(amounts: Iterable[int | None]) -> int | None:
+    """The largest of those that are known; None where none is."""
+    return max((amount for amount in amounts if amount is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class CellCheck:
+    """Cells of a result against plain full forwards of the original module, with hooks.
+
+    `hooked` cells were run again by the module itself. The sites of the `interpreted` ones lie at no boundary
+    of a module, so that the captured operations were all run again, one by one, without an engine: that the
+    program itself is right, they do not show. `largest_deviation` is from these forwards.
+
+    `relative` has to be at most `tolerance`; both are shares of the metric's largest value. With a
+    `reference`, the module in that higher precision, `relative` is the result's distance from it, or from the
+    module's own forwards where that is larger, and `own_error` is that of these forwards from the reference;
+    else it is the largest deviation. `unchecked` says why there is no reference where there has to be one,
+    and is empty otherwise.
+    """
+
+    cells: int
+    hooked: int
+    interpreted: int
+    largest_deviation: float
+    relative: float
+    tolerance: float
+    own_error: float | None = None
+    reference: str = ""
+    unchecked: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found to be wrong; `passed` says whether the module itself says so."""
+        return self.relative <= self.tolerance and not self.unchecked
+
+    @property
+    def excess(self) -> float:
+        """How much more was found than is allowed, as a factor; 0 where nothing was found."""
+        return self.relative / self.tolerance if self.tolerance else math.inf if self.relative else 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether every cell was run again by the module itself, and was right."""
+        return self.ok and not self.interpreted
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        return f"{self._verdict()}: largest deviation {self.largest_deviation:.3g}, {self._sizes()}"
+
+    def _verdict(self) -> str:
+        alone = "the captured program alone, operation by operation (no module shows the site)"
+        with_hooks = f"{self.hooked} with hooks on the module"
+        if self.ok and not self.hooked:
+            return f"not checked by the module: {self.cells} random cells agree with {alone}"
+        word = "passed in part" if self.interpreted else "passed"
+        if not self.ok:
+            word = "FAILED" if self.excess > 1 else "NOT CHECKED"
+        ways = [with_hooks] if self.hooked else []
+        ways += [f"{self.interpreted} against {alone}"] if self.interpreted else []
+        return f"{word}: {self.cells} random cells against full forwards, {' and '.join(ways)}"
+
+    def _sizes(self) -> str:
+        if self.unchecked:
+            return f"{self.relative:.2g} of the largest value, which says nothing here: {self.unchecked}"
+        if not self.reference:
+            return f"{self.relative:.2g} of the largest value (allowed: {self.tolerance:.0e})"
+        return (
+            f"{self.relative:.2g} of the largest value from the module in {self.reference}, where the "
+            f"module's own forwards are {self.own_error:.2g} off (allowed: {self.tolerance:.2g})"
+        )
+
+    def __repr__(self) -> str:
+        return f"CellCheck {self}"
+
+    def _repr_html_(self) -> str:
+        return verdict(self.ok, str(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Values by cell, in the order of the sites.
+
+    `table` is [metric, cell] in float64, averaged over prompts; `per_prompt` is [metric, cell, prompt].
+    `base` and `source` are the metrics of the runs themselves, [metric], and `base_per_prompt` and
+    `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
+    come from a run.
+    """
+
+    plan: SweepPlan
+    ledger: SweepLedger
+    spreads: tuple[Spread, ...]
+    metrics: tuple[str, ...]
+    table: Tensor
+    per_prompt: Tensor
+    base: Tensor
+    source: Tensor | None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    verification: CellCheck | None = None
+    sweep: Sweep | None = field(default=None, repr=False)
+    base_per_prompt: Tensor | None = None
+    source_per_prompt: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sweep: Sweep,
+        plan: SweepPlan,
+        ledger: SweepLedger,
+        values: Sequence[Sequence[Tensor]],
+        base: Sequence[Tensor],
+        source: Sequence[Tensor | None],
+    ) -> Result:
+        """A result from rows [world][metric, prompt] of each batch, worlds in the sweep's own order."""
+        place = {number: world for world, number in enumerate(sweep._order)}
+        cells = range(len(sweep.cells))
+        batches = [stacked([rows[place[number]] for number in cells], dim=1) for rows in values]
+        per_prompt, bases = joined(batches), joined(list(base))
+        known = [one for one in source if one is not None]
+        sources = joined(known) if len(known) == len(source) else None
+        return cls(
+            plan,
+            ledger,
+            sweep.spreads,
+            tuple(metric.name for metric in sweep.metrics),
+            per_prompt.mean(-1),
+            per_prompt,
+            bases.mean(-1),
+            None if sources is None else sources.mean(-1),
+            sweep.provenance(),
+            None,
+            sweep,
+            bases,
+            sources,
+        )
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell, in the order of the sites."""
+        return tuple(cell for part in self.spreads for cell in part.cells)
+
+    # -- in natural axes -----------------------------------------------------------------------
+
+    @property
+    def values(self) -> Tensor:
+        """The first metric: in natural axes for one selector, flat for a sum of several."""
+        return self._shaped(self.table[0])
+
+    @property
+    def effect(self) -> Tensor:
+        """The first metric less its value in the base, shaped like `values`."""
+        return self._shaped(self.table[0] - self.base[0])
+
+    @property
+    def normalised(self) -> Tensor:
+        """The first metric with 0 for the base and 1 for the source, shaped like `values`."""
+        if self.source is None:
+            raise SweepError("nothing to normalise by: the values did not come from a source run.")
+        span = self.source[0] - self.base[0]
+        if float(span) == 0:
+            raise SweepError("nothing to normalise by: base and source have the same value of the metric.")
+        return self._shaped((self.table[0] - self.base[0]) / span)
+
+    def metric(self, name: str) -> Tensor:
+        """One of several metrics, shaped like `values`."""
+        return self._shaped(self.table[self._number(name)])
+
+    def select(self, metric: str) -> Result:
+        """The result of one of several metrics, as if it had been read alone."""
+        row = slice(self._number(metric), self._number(metric) + 1)
+        return replace(
+            self,
+            metrics=(metric,),
+            table=self.table[row],
+            per_prompt=self.per_prompt[row],
+            base=self.base[row],
+            source=None if self.source is None else self.source[row],
+            base_per_prompt=None if self.base_per_prompt is None else self.base_per_prompt[row],
+            source_per_prompt=None if self.source_per_prompt is None else self.source_per_prompt[row],
+        )
+
+    def __getitem__(self, part: str | int) -> Tensor:
+        """One selector's part of the first metric, by its kind or its number, in its natural axes."""
+        found = [
+            (spread, start)
+            for number, (spread, start) in enumerate(self.parts())
+            if part in (spread.name, number)
+        ]
+        if len(found) == 1:
+            spread, start = found[0]
+            return self.table[0][start : start + len(spread.cells)].reshape(spread.shape)
+        names = ", ".join(f"{number}: {spread.name}" for number, spread in enumerate(self.spreads))
+        if found:
+            raise SweepError(f"several parts of this result are named {part!r}; choose by number of {names}.")
+        raise SweepError(f"no part {part!r} in this result; its parts are {names}.")
+
+    def parts(self) -> list[tuple[Spread, int]]:
+        """The selectors' cells, and where each begins in the order of all cells."""
+        starts = accumulate((len(spread.cells) for spread in self.spreads), initial=0)
+        return list(zip(self.spreads, starts, strict=False))
+
+    def _shaped(self, row: Tensor) -> Tensor:
+        return row.reshape(self.spreads[0].shape) if len(self.spreads) == 1 else row
+
+    def _number(self, metric: str) -> int:
+        if metric not in self.metrics:
+            raise SweepError(f"no metric {metric!r} in this result; there are {', '.join(self.metrics)}.")
+        return self.metrics.index(metric)
+
+    # -- as a table, as a figure, as files -----------------------------------------------------
+
+    def to_dataframe(self, *, per_prompt: bool = False) -> pd.DataFrame:
+        """A tidy table: one row for each metric and cell, averaged over prompts.
+
+        Its columns are site, kind, layer, head, pos, metric, value, base, source, effect and normalised; what
+        a cell does not have is missing. With `per_prompt` there is a row for each prompt, and its number in
+        the column `prompt`.
+        """
+        from conewise.sweeps.frames import frame, prompts_frame  # noqa: PLC0415  # needs pandas
+
+        return prompts_frame(self) if per_prompt else frame(self)
+
+    def plot(self, *, metric: str | None = None) -> Figure:
+        """A Plotly figure of the effects (value − base) of a metric, the first unless it is named.
+
+        Two axes give a heatmap, one a row of bars; selectors that were added up stand side by side.
+        """
+        from conewise.sweeps.plots import figure  # noqa: PLC0415  # needs plotly
+
+        return figure(self if metric is None else self.select(metric))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the values (Parquet) and a manifest (JSON) to a folder; `cw.load(folder)` reads them."""
+        from conewise.sweeps.storage.archive import save  # noqa: PLC0415  # needs pyarrow
+
+        return save(self, Path(folder))
+
+    def equals(self, other: Result) -> bool:
+        """Whether both have the same cells and metrics, and equal numbers in every bit.
+
+        What the numbers cost to compute is not compared.
+        """
+        numbers = [
+            (self.table, other.table),
+            (self.per_prompt, other.per_prompt),
+            (self.base, other.base),
+            (self.source, other.source),
+            (self.base_per_prompt, other.base_per_prompt),
+            (self.source_per_prompt, other.source_per_prompt),
+        ]
+        return (self.spreads, self.metrics) == (other.spreads, other.metrics) and all(
+            one is other if one is None or other is None else same_bits(one, other) for one, other in numbers
+        )
+
+    def verify(self, n: int = 32, seed: int = 0) -> CellCheck:
+        """Run `n` random cells again as plain full forwards of the original module, with hooks."""
+        if self.sweep is None:
+            raise SweepError("a loaded result has no model at hand; run its sweep again to verify it.")
+        from conewise.checks.recheck import recheck  # noqa: PLC0415
+
+        return recheck(self, n, seed)
+
+    # -- as text -------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{part.name}{list(part.shape)}" for part in self.spreads)
+        resumed = f", {self.ledger.resumed} cells resumed" if self.ledger.resumed else ""
+        planned, peak = shown_bytes(self.plan.peak_bytes), self.ledger.peak_bytes
+        memory = "" if peak is None else f", peak memory {shown_bytes(peak)} (planned {planned})"
+        return (
+            f"Result of {', '.join(self.metrics)} over {shown}: {len(self.cells)} cells, "
+            f"{self.plan.evaluator}, {self.ledger.seconds:.3g} s{resumed}{memory}"
+        )
+
+    def __str__(self) -> str:
+        lines = [repr(self)]
+        for name in self.metrics:
+            lines.append(f"  {name}: {self._ends(name)}; the largest effects:")
+            for cell, effect, value in self.strongest(name):
+                lines.append(f"    {effect:+.6g}  {cell.name}  ({value:.6g})")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        parts = [heading("Result", repr(self).removeprefix("Result "))]
+        for name in self.metrics:
+            rows = [
+                (cell.name, f"{effect:+.6g}", f"{value:.6g}") for cell, effect, value in self.strongest(name)
+            ]
+            parts.append(heading(name, f"{self._ends(name)}; the largest effects:"))
+            parts.append(table(rows, ("site", "effect", "value"), numbers=(1, 2)))
+        if self.verification is not None:
+            parts.append(verdict(self.verification.ok, str(self.verification)))
+        return "".join(parts)
+
+    def _ends(self, metric: str) -> str:
+        """What a metric is in the base and, where there is one, in the source."""
+        row = self._number(metric)
+        source = "" if self.source is None else f", source {float(self.source[row]):.6g}"
+        return f"base {float(self.base[row]):.6g}{source}"
+
+    def strongest(self, metric: str | None = None, count: int = 5) -> list[tuple[Cell, float, float]]:
+        """The cells with the largest effects of a metric, either way: cell, effect, value."""
+        row = 0 if metric is None else self._number(metric)
+        cells, base = self.cells, float(self.base[row])
+        values = self.table[row].tolist()
+        order = sorted(range(len(cells)), key=lambda number: -abs(values[number] - base))
+        return [(cells[number], values[number] - base, values[number]) for number in order[:count]]

@@ -1,0 +1,1 @@
+"""Sweeps that are kept: stores, archives, what identifies them."""

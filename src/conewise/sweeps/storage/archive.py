@@ -1,0 +1,350 @@
+"""Results on disk: a folder with the values as Parquet, and a manifest as JSON that says all about them.
+
+`values.parquet` is the table of `Result.to_dataframe()` with one more column, `per_prompt`, so that other
+programs read it as it is. The manifest is written last: a folder that has one is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from conewise.capture.foreign import within_memory
+from conewise.errors import SweepError
+from conewise.files import conewise_version, write_whole
+from conewise.program.tensors import Tensor
+from conewise.reading import read_json
+from conewise.sites.places import Index, Place
+from conewise.sites.selectors import Cell, Spread
+from conewise.sweeps.frames import frame
+from conewise.sweeps.plan import SweepPlan
+from conewise.sweeps.result import CellCheck, Result, SweepLedger
+from conewise.sweeps.storage import store
+from conewise.sweeps.storage.decoding import decoded
+from conewise.sweeps.storage.tensor_packing import from_rows, unpacked
+
+MANIFEST, VALUES = "manifest.json", "values.parquet"
+KIND = "conewise result"
+FORMAT = 1
+
+_LARGEST = 2**31
+"""No coordinate of a site is as large as this: pages have 32 bits for each."""
+
+_MOST_VALUES = 10**8
+"""Values of single prompts that are read where nothing says how many there are."""
+
+
+def save(result: Result, folder: Path, *, unfinished: bool = False) -> Path:
+    """Write a result to a folder that holds none yet; the folder's other files stay as they are.
+
+    The manifest is written last. Values without one were left by a process that died while it saved: they
+    are replaced where they are the same, or where `unfinished` says that they are.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        values = _values(result)
+        taken = [name for name in (MANIFEST, VALUES) if (folder / name).exists()]
+        if taken == [VALUES] and (unfinished or (folder / VALUES).read_bytes() == values):
+            taken = []
+        if taken:
+            raise SweepError(
+                f"{folder} holds {taken[0]} already; it was left as it is. Save to another folder, or delete "
+                "the old result first."
+            )
+        write_whole(folder / VALUES, values)
+        manifest = _manifest(result, hashlib.sha256(values).hexdigest())
+        text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False)
+        write_whole(folder / MANIFEST, f"{text}\n".encode())
+    except OSError as error:
+        raise SweepError(f"the result cannot be saved in {folder}: {error.strerror or error}.") from None
+    return folder
+
+
+def is_result(folder: Path) -> bool:
+    """Whether a folder was written by `save`."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("kind") == KIND
+
+
+def load_result(folder: str | Path) -> Result:
+    """The result that was saved in a folder, equal to it bit for bit. It has no model at hand.
+
+    Raises SweepError when there is none, or when it is damaged or of a newer version.
+    """
+    folder = Path(folder)
+    manifest = _read_manifest(folder)
+    try:
+        values = (folder / VALUES).read_bytes()
+    except OSError as error:
+        raise _damaged(folder, f"{VALUES} cannot be read ({error.strerror})") from None
+    if hashlib.sha256(values).hexdigest() != manifest.get("values_sha256"):
+        raise _damaged(folder, f"{VALUES} does not have the checksum that {MANIFEST} tells")
+    try:
+        with within_memory(f"the result in {folder}"):
+            return _result(folder, manifest, values)
+    except KeyError as error:
+        raise _damaged(folder, f"{MANIFEST} cannot be understood: something in it has no {error}") from None
+    except ValueError as error:
+        raise _damaged(folder, f"{MANIFEST} cannot be understood: {error}") from None
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        if (folder / store.FILE).is_file():
+            raise SweepError(
+                f"{folder} holds the store of a sweep, and no saved result. Make the same sweep and call "
+                f"`sweep.run(out={str(folder)!r}, resume=True)`: what is stored is not computed again. Then "
+                "save the result."
+            )
+        raise SweepError(f"{folder} holds no saved result: there is no {MANIFEST} in it.")
+    try:
+        manifest = read_json(path)
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, f"{MANIFEST} cannot be read ({error})") from None
+    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
+        raise SweepError(f"{path} is not the manifest of a saved result.")
+    if not isinstance(manifest.get("format"), int) or manifest["format"] > FORMAT:
+        raise SweepError(
+            f"{folder} has the format {manifest.get('format')}, and this version of conewise reads up to "
+            f"{FORMAT}. Load it with the version that wrote it (conewise {manifest.get('conewise')})."
+        )
+    return manifest
+
+
+def _damaged(folder: Path, what: str) -> SweepError:
+    return SweepError(f"the result in {folder} is damaged: {what}. Put a sound copy in its place.")
+
+
+def _values(result: Result) -> bytes:
+    table = pa.Table.from_pandas(frame(result), preserve_index=False)
+    prompts = pa.array(result.per_prompt.flatten(0, 1).tolist(), pa.list_(pa.float64()))
+    written = io.BytesIO()
+    pq.write_table(table.append_column("per_prompt", prompts), written)
+    return written.getvalue()
+
+
+def _manifest(result: Result, checksum: str) -> dict[str, Any]:
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv) if sys.argv and sys.argv[0] else None,
+        "conewise": conewise_version(),
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "sweep": dict(result.provenance),
+        "plan": asdict(result.plan),
+        "measured": asdict(result.ledger),
+        "verification": None if result.verification is None else asdict(result.verification),
+        "metrics": list(result.metrics),
+        # Hexadecimal, because a metric may be infinite, which JSON cannot say.
+        "base": _exact(result.base),
+        "source": _exact(result.source),
+        "base_per_prompt": _exact(result.base_per_prompt),
+        "source_per_prompt": _exact(result.source_per_prompt),
+        "parts": [_part(part) for part in result.spreads],
+        "values_sha256": checksum,
+    }
+
+
+def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> Result:
+    """The result; every count and type is looked at. Raises KeyError and ValueError for what cannot be."""
+    parts = manifest["parts"]
+    if not isinstance(parts, list) or not parts:
+        raise ValueError("parts is not a list of at least one")
+    spreads = tuple(_spread(part, number) for number, part in enumerate(parts))
+    metrics: tuple[str, ...] = decoded(manifest["metrics"], tuple[str, ...], "metrics")
+    if not metrics or len(set(metrics)) < len(metrics):
+        raise ValueError("metrics is not a list of at least one, each of its own name")
+    cells = sum(len(spread.cells) for spread in spreads)
+    base_per_prompt = _tensor(manifest["base_per_prompt"], "base_per_prompt", len(metrics), None)
+    source_per_prompt = _tensor(manifest["source_per_prompt"], "source_per_prompt", len(metrics), None)
+    base = _tensor(manifest["base"], "base", len(metrics))
+    if base is None:
+        raise ValueError("base has no metrics")
+    try:
+        known = None if base_per_prompt is None else base_per_prompt.shape[-1]
+        table, per_prompt = _read_values(values, len(metrics) * cells, known)
+    except (ValueError, pa.ArrowException, OSError) as error:
+        raise _damaged(folder, f"{VALUES} cannot be understood: {error}") from None
+    prompts = per_prompt.shape[-1]
+    if source_per_prompt is not None and source_per_prompt.shape[-1] != prompts:
+        found = source_per_prompt.shape[-1]
+        raise ValueError(f"source_per_prompt is of {found} prompts, and the values are of {prompts}")
+    sweep = manifest["sweep"]
+    if not isinstance(sweep, dict):
+        raise ValueError("sweep is not an object")
+    return Result(
+        decoded(manifest["plan"], SweepPlan, "plan"),
+        decoded(manifest["measured"], SweepLedger, "measured"),
+        spreads,
+        metrics,
+        table.reshape(len(metrics), cells),
+        per_prompt.reshape(len(metrics), cells, -1),
+        base,
+        _tensor(manifest["source"], "source", len(metrics)),
+        sweep,
+        decoded(manifest["verification"], CellCheck | None, "verification"),
+        base_per_prompt=base_per_prompt,
+        source_per_prompt=source_per_prompt,
+    )
+
+
+def _read_values(values: bytes, rows: int, prompts: int | None) -> tuple[Tensor, Tensor]:
+    """The values [row], and those of each prompt [row, prompt], of a table that must have so many.
+
+    How much there is to read is looked at first: a small file can hold any number of equal values. Where the
+    number of prompts is not known, it is bounded.
+    """
+    file = pq.ParquetFile(io.BytesIO(values))
+    found = file.metadata
+    if found.num_rows != rows:
+        raise ValueError(f"it has {found.num_rows:,} rows, and {MANIFEST} tells of {rows:,} values")
+    held = {"value": 0, "per_prompt": 0}
+    for group in range(found.num_row_groups):
+        for place in range(found.num_columns):
+            column = found.row_group(group).column(place)
+            name = column.path_in_schema.partition(".")[0]
+            if name in held:
+                held[name] += column.num_values
+    of_prompts = held["per_prompt"]
+    is_whole = of_prompts == rows * prompts if prompts is not None else 0 < of_prompts <= _MOST_VALUES
+    if held["value"] != rows or of_prompts % rows or not is_whole:
+        raise ValueError(
+            f"it has {held['value']:,} values, and {of_prompts:,} of single prompts, in {rows:,} rows"
+        )
+    table = file.read(columns=list(held))
+    single = pc.list_flatten(table["per_prompt"].combine_chunks())
+    columns = {"value": table["value"], "per_prompt": single}
+    for name, column in columns.items():
+        if column.type != pa.float64() or column.null_count or len(column) != held[name]:
+            raise ValueError(f"{name} is not a column of {held[name]:,} numbers")
+    lengths = pc.list_value_length(table["per_prompt"])
+    if pc.count_distinct(lengths).as_py() != 1:
+        raise ValueError("the values are not all of equally many prompts")
+    flat = [unpacked(column.to_numpy().tobytes(), (-1,)) for column in columns.values()]
+    return flat[0], flat[1].reshape(rows, -1)
+
+
+def _exact(numbers: Tensor | None) -> Any:
+    """Nested lists of numbers with all their bits, as text."""
+    return None if numbers is None else _mapped(numbers.tolist(), float.hex)
+
+
+def _tensor(numbers: Any, where: str, *shape: int | None) -> Tensor | None:
+    """The tensor of nested lists of numbers as text; None is of any length."""
+    return None if numbers is None else from_rows(_numbers(numbers, where, shape))
+
+
+def _numbers(value: Any, where: str, shape: Sequence[int | None]) -> Any:
+    if not shape:
+        try:
+            return float.fromhex(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{where} holds {value!r:.40}, where a number as text is expected") from None
+    if not isinstance(value, list) or len(value) != (len(value) if shape[0] is None else shape[0]):
+        raise ValueError(f"{where} is not a list of {'numbers' if shape[0] is None else shape[0]}")
+    return [_numbers(item, where, shape[1:]) for item in value]
+
+
+def _mapped(numbers: Any, function: Any) -> Any:
+    return [_mapped(item, function) for item in numbers] if isinstance(numbers, list) else function(numbers)
+
+
+def _part(spread: Spread) -> dict[str, Any]:
+    return {
+        "name": spread.name,
+        "axes": list(spread.axes),
+        "coordinates": [list(along) for along in spread.coordinates],
+        "cells": [
+            {"at": dict(cell.at), "places": [_place(place) for place in cell.places]} for cell in spread.cells
+        ],
+    }
+
+
+def _spread(part: Any, number: int) -> Spread:
+    where = f"parts[{number}]"
+    _expect(isinstance(part, dict), f"{where} is not an object")
+    name = decoded(part["name"], str, f"{where}.name")
+    axes = decoded(part["axes"], tuple[str, ...], f"{where}.axes")
+    coordinates = decoded(part["coordinates"], tuple[tuple[int, ...], ...], f"{where}.coordinates")
+    _expect(isinstance(part["cells"], list), f"{where}.cells is not a list")
+    count = math.prod(len(along) for along in coordinates)
+    _expect(
+        len(axes) == len(coordinates) and count == len(part["cells"]) > 0,
+        f"{where} has {len(part['cells'])} cells, and {count} in its {len(axes)} axes",
+    )
+    return Spread(name, axes, coordinates, tuple(_cell(cell, number, where) for cell in part["cells"]))
+
+
+def _cell(cell: Any, number: int, where: str) -> Cell:
+    _expect(isinstance(cell, dict), f"a cell of {where} is not an object")
+    at, places = cell["at"], cell["places"]
+    _expect(
+        isinstance(at, dict)
+        and all(type(index) is int and -_LARGEST <= index < _LARGEST for index in at.values()),
+        f"a cell of {where} is not at numbers along axes",
+    )
+    _expect(isinstance(places, list) and len(places) > 0, f"a cell of {where} has no list of places")
+    return Cell(tuple(_as_place(place, where) for place in places), number, MappingProxyType(at))
+
+
+def _expect(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ValueError(otherwise)
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {
+        "name": place.name,
+        "layer": place.layer,
+        "stack": place.stack,
+        "part": {axis: _index(index) for axis, index in place.part.items()},
+    }
+
+
+def _as_place(given: Any, where: str) -> Place:
+    _expect(
+        isinstance(given, dict) and isinstance(given["part"], dict), f"a place of {where} is not an object"
+    )
+    return Place(
+        decoded(given["name"], str, f"a place's name in {where}"),
+        decoded(given["layer"], int | None, f"a place's layer in {where}"),
+        decoded(given["stack"], str, f"a place's stack in {where}"),
+        MappingProxyType({axis: _as_index(index, where) for axis, index in given["part"].items()}),
+    )
+
+
+def _index(index: Index) -> Any:
+    if isinstance(index, slice):
+        return {"slice": [index.start, index.stop, index.step]}
+    return index if isinstance(index, int) else list(index)
+
+
+def _as_index(index: Any, where: str) -> Index:
+    if isinstance(index, dict):
+        bound = int | None
+        return slice(*decoded(index["slice"], tuple[bound, bound, bound], f"a slice in {where}"))
+    if isinstance(index, list):
+        found: tuple[int, ...] = decoded(index, tuple[int, ...], f"an index in {where}")
+        return found
+    return int(decoded(index, int, f"an index in {where}"))

@@ -1,0 +1,467 @@
+"""Where a long sweep keeps its finished chunks, so that it can be cut off at any moment and go on.
+
+A store is one SQLite file, `sweep.sqlite`, beside a readable copy of its manifest, `sweep.json`. A chunk is
+committed when it is computed, with full synchronisation: what was committed survives the death of the
+process, and a power cut as far as the disk keeps its promises. What was being written is rolled back when
+the store is next opened. The file is locked for as long as a run has it open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import secrets
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from conewise.errors import SweepError
+from conewise.files import conewise_version, write_whole
+from conewise.identity.machine import numerics
+from conewise.program.tensors import Tensor
+from conewise.reading import parse_json
+from conewise.sweeps.plan import SweepPlan, as_json
+from conewise.sweeps.storage.decoding import decoded
+from conewise.sweeps.storage.differences import differences
+from conewise.sweeps.storage.tensor_packing import packed, unpacked
+
+if TYPE_CHECKING:
+    from conewise.sweeps.sweep import Sweep
+
+FILE, MANIFEST = "sweep.sqlite", "sweep.json"
+FORMAT = 2
+MARK = 0x434F4E45
+"""What says in a SQLite header that the file is ours: "CONE"."""
+
+SMALLEST = 512
+"""Bytes of the smallest SQLite database."""
+
+_FOREIGN = "does not have the checksum it was stored with: it is damaged, or from another run"
+
+_TABLES = (
+    "CREATE TABLE manifest (body TEXT NOT NULL, checksum TEXT NOT NULL)",
+    "CREATE TABLE plans (batch INTEGER PRIMARY KEY, body TEXT NOT NULL, checksum TEXT NOT NULL)",
+    """CREATE TABLE chunks (batch INTEGER NOT NULL, piece INTEGER NOT NULL, shape TEXT NOT NULL,
+    numbers BLOB NOT NULL, checksum TEXT NOT NULL, PRIMARY KEY (batch, piece))""",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """How the stored run was cut up: another cut would round differently."""
+
+    evaluator: str
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """The plan of a batch as it is stored: its cut, and the metrics of its runs with all their bits."""
+
+    evaluator: str
+    max_memory: int | None
+    chunks: tuple[int, ...]
+    base: tuple[str, ...]
+    source: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredManifest:
+    """What has to be in a manifest that is stored, whatever else is."""
+
+    cells: int
+    sweep: dict[str, Any]
+    order: str
+    machine: dict[str, Any]
+
+
+class Recorder(Protocol):
+    """What a run asks of its store."""
+
+    def agreed(self, batch: int, evaluator: str) -> Agreed | None:
+        """The cut of a batch that was begun before, or None. An evaluator that contradicts it is refused."""
+
+    def begin(self, batch: int, plan: SweepPlan, base: Tensor, source: Tensor | None) -> None:
+        """Keep the cut of a batch and its runs' own metrics; of one begun before, compare the metrics."""
+
+    def get(self, batch: int, piece: int, worlds: int) -> Tensor | None:
+        """A finished chunk as [world, metric, prompt], or None."""
+
+    def put(self, batch: int, piece: int, rows: Tensor) -> None:
+        """Keep a finished chunk."""
+
+
+class Nowhere:
+    """The recorder of a run that is not stored."""
+
+    def agreed(self, batch: int, evaluator: str) -> Agreed | None:
+        """Nothing was stored."""
+        del batch, evaluator
+        return None
+
+    def begin(self, batch: int, plan: SweepPlan, base: Tensor, source: Tensor | None) -> None:
+        """Nothing is stored."""
+
+    def get(self, batch: int, piece: int, worlds: int) -> Tensor | None:
+        """Nothing was stored."""
+        del batch, piece, worlds
+        return None
+
+    def put(self, batch: int, piece: int, rows: Tensor) -> None:
+        """Nothing is stored."""
+
+
+@contextmanager
+def recorder(sweep: Sweep, out: str | Path | None, resume: bool) -> Iterator[Recorder]:
+    """The recorder of one run. A run that is cut off says where it can go on."""
+    if out is None:
+        if resume:
+            raise SweepError("resume=True without out=: say in which folder the run was stored.")
+        yield Nowhere()
+        return
+    store = Store(sweep, Path(out), resume=resume)
+    try:
+        yield store
+    except SweepError:
+        raise
+    except BaseException as error:
+        error.add_note(store.how_to_go_on())
+        raise
+    finally:
+        store.close()
+
+
+class Store:
+    """The recorder of a run that is stored in `folder`.
+
+    It is made for a new run in a folder that holds none, or with `resume` for one that goes on. Raises
+    SweepError, and changes nothing, when the folder holds a run that cannot go on as this sweep.
+    """
+
+    def __init__(self, sweep: Sweep, folder: Path, *, resume: bool) -> None:
+        self.folder, self.path = folder, folder / FILE
+        self.cells, self.stored = len(sweep.cells) * sweep.batches, 0
+        self._worlds = len(sweep.cells)
+        self._shapes: dict[int, tuple[int, ...]] = {}
+        manifest = manifest_of(sweep)
+        self._identity = ""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SweepError(f"{folder} cannot be a folder for a sweep's store: {error.strerror}.") from None
+        self._expect_not_empty()
+        self._connection = self._locked()
+        try:
+            found = self._found()
+            if found is None:
+                self._create(manifest)
+                found = manifest
+            else:
+                self._expect_same(found, manifest, resume)
+            self._write_manifest(found)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- opening -----------------------------------------------------------------------------
+
+    def _expect_not_empty(self) -> None:
+        """Refuse what SQLite would take for an empty database, and write to."""
+        if self.path.exists() and not self.path.is_file():
+            raise self._not_ours()
+        # The size is looked at from outside: a file that is opened and closed loses the locks of its process.
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        if size == 0 and (self.folder / MANIFEST).exists():
+            raise self._damaged(f"it is missing or empty, and {MANIFEST} beside it tells of a run")
+        if 0 < size < SMALLEST:
+            raise self._not_ours()
+
+    def _locked(self) -> sqlite3.Connection:
+        """A connection that has the file for itself, until it is closed or the process dies."""
+        try:
+            connection = sqlite3.connect(self.path, timeout=0.2, isolation_level=None)
+        except sqlite3.Error as error:
+            raise SweepError(f"{self.path} cannot be opened: {error}.") from None
+        try:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._refused(error) from None
+        return connection
+
+    def _refused(self, error: sqlite3.Error) -> SweepError:
+        code = getattr(error, "sqlite_errorname", "")
+        if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            return SweepError(
+                f"another run is using the store in {self.folder}. Wait until it has ended, or give this one "
+                "another folder with out=."
+            )
+        if code == "SQLITE_NOTADB":
+            return self._not_ours()
+        if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+            return SweepError(f"{self.path} cannot be written: {error}. Give a folder of your own with out=.")
+        if code.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+            return self._no_room(error)
+        return self._damaged(str(error))
+
+    def _not_ours(self) -> SweepError:
+        return SweepError(
+            f"{self.path} is not a sweep's store, or its first page is damaged. It was left as it is; give "
+            "another folder with out=."
+        )
+
+    def _damaged(self, what: str) -> SweepError:
+        return SweepError(
+            f"the store {self.path} is damaged: {what}. It was left as it is. Put a sound copy in its "
+            "place, or start again in another folder."
+        )
+
+    def _no_room(self, error: sqlite3.Error) -> SweepError:
+        return SweepError(
+            f"nothing more can be stored in {self.folder}: {error}. Make room on that disk, then go on. "
+            + self.how_to_go_on()
+        )
+
+    def _found(self) -> dict[str, Any] | None:
+        """The manifest of the run that is stored here, all of it checked; None where there is none."""
+        try:
+            ((mark,),) = self._connection.execute("PRAGMA application_id")
+            ((version,),) = self._connection.execute("PRAGMA user_version")
+            ((tables,),) = self._connection.execute("SELECT count(*) FROM sqlite_master")
+            if not mark and not tables:
+                return None
+            if mark != MARK:
+                raise self._not_ours()
+            if version != FORMAT:
+                raise SweepError(
+                    f"{self.path} has the format {version}, and this version of conewise reads {FORMAT}. It "
+                    f"was left as it is. Go on with the {'newer' if version > FORMAT else 'older'} version "
+                    "that wrote it, or start again in another folder."
+                )
+            return self._checked()
+        except sqlite3.Error as error:
+            raise self._refused(error) from None
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise self._damaged(f"something in it cannot be read ({error})") from None
+
+    def _checked(self) -> dict[str, Any]:
+        """The manifest, after every page and every checksum was looked at."""
+        query = self._connection.execute
+        ((verdict,), *_) = query("PRAGMA integrity_check")
+        if verdict != "ok":
+            raise self._damaged(str(verdict).splitlines()[0])
+        rows = list(query("SELECT body, checksum FROM manifest"))
+        if len(rows) != 1 or _checksum("manifest", rows[0][0]) != rows[0][1]:
+            raise self._damaged("its manifest does not have the checksum it was stored with")
+        self._identity = rows[0][1]
+        for batch, body, checksum in query("SELECT batch, body, checksum FROM plans"):
+            if self._bound("plan", batch, body) != checksum:
+                raise self._damaged(f"the plan of batch {batch} {_FOREIGN}")
+        for row in query("SELECT batch, piece, shape, numbers, checksum FROM chunks"):
+            self.stored += self._chunk(*row).shape[0]
+        found: dict[str, Any] = parse_json(rows[0][0])
+        decoded(found, StoredManifest, "its manifest")
+        return found
+
+    def _chunk(self, batch: int, piece: int, shape: str, numbers: bytes, checksum: str) -> Tensor:
+        if self._bound("chunk", batch, piece, shape, numbers) != checksum:
+            raise self._damaged(f"chunk {piece} of batch {batch} {_FOREIGN}")
+        sizes = decoded(parse_json(shape), tuple[int, int, int], "the shape of a chunk")
+        if min(sizes) < 0:
+            raise ValueError(f"a chunk of shape {sizes}")
+        return unpacked(numbers, sizes)
+
+    def _bound(self, *parts: object) -> str:
+        """A checksum that holds in this store alone: a row that was stored in another does not have it."""
+        return _checksum(self._identity, *parts)
+
+    def _create(self, manifest: dict[str, Any]) -> None:
+        body = as_json(manifest)
+        self._identity = _checksum("manifest", body)
+        try:
+            # A rollback journal, not a write-ahead log: nothing but this one file has to be kept or copied,
+            # and it works in network folders. EXTRA: a commit is on the disk, directory entry included.
+            self._connection.execute("PRAGMA journal_mode = DELETE")
+            self._connection.execute("PRAGMA synchronous = EXTRA")
+            self._connection.execute("BEGIN EXCLUSIVE")
+            for table in _TABLES:
+                self._connection.execute(table)
+            self._connection.execute(f"PRAGMA application_id = {MARK}")
+            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+            self._connection.execute("INSERT INTO manifest VALUES (?, ?)", (body, self._identity))
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._refused(error) from None
+
+    def _expect_same(self, stored: dict[str, Any], manifest: dict[str, Any], resume: bool) -> None:
+        if not resume:
+            raise SweepError(
+                f"{self.folder} holds a run already, with {self.stored} of {stored['cells']} cells done; it "
+                "was left as it is. Go on with it with resume=True, or give another folder with out=."
+            )
+        found = differences(_compared(stored), json.loads(as_json(_compared(manifest))))
+        if any(line.startswith("sites") for line in found):
+            found = [line for line in found if not line.startswith("order of worlds")]  # follows from them
+        if found:
+            lines = "\n".join(f"  {line}" for line in found)
+            raise SweepError(
+                f"the run in {self.folder} cannot go on as this sweep, because its numbers would not be "
+                f"those of one run. What differs, in the store and now:\n{lines}\n"
+                "The store was left as it is. Make the sweep as it was, or give another folder with out=."
+            )
+        self._connection.execute("PRAGMA synchronous = EXTRA")
+
+    def _write_manifest(self, manifest: dict[str, Any]) -> None:
+        """A copy of the manifest for people to read; the store itself does not need it."""
+        path = self.folder / MANIFEST
+        if path.exists():
+            return
+        try:
+            write_whole(path, (json.dumps(manifest, indent=2, default=str) + "\n").encode())
+        except OSError as error:
+            raise SweepError(f"{path} cannot be written: {error.strerror}. " + self.how_to_go_on()) from None
+
+    # -- the recorder ------------------------------------------------------------------------
+
+    def agreed(self, batch: int, evaluator: str) -> Agreed | None:
+        """See `Recorder`."""
+        body = self._plan(batch)
+        if body is None:
+            return None
+        if evaluator not in {"auto", body.evaluator}:
+            raise SweepError(
+                f"the run in {self.folder} was begun with evaluator={body.evaluator!r}, so it cannot go "
+                f"on with {evaluator!r}. Leave evaluator out, or give another folder with out=."
+            )
+        return Agreed(body.evaluator, body.chunks)
+
+    def begin(self, batch: int, plan: SweepPlan, base: Tensor, source: Tensor | None) -> None:
+        """See `Recorder`."""
+        runs = {"base": _exact(base), "source": None if source is None else _exact(source)}
+        self._shapes[batch] = tuple(base.shape)
+        stored = self._plan(batch)
+        if stored is None:
+            body = as_json(
+                {"evaluator": plan.evaluator, "max_memory": plan.max_memory, "chunks": plan.chunks, **runs}
+            )
+            self._insert("plans", (batch, body, self._bound("plan", batch, body)))
+            return
+        for (name, now), then in zip(runs.items(), (stored.base, stored.source), strict=True):
+            if then != now:
+                raise SweepError(
+                    f"the {name} run of batch {batch} has the metrics {_shown(now)} now, and had "
+                    f"{_shown(then)} when the run in {self.folder} was begun: something that is not "
+                    "in its manifest changed (a function's data, the machine). Start again in another folder."
+                )
+
+    def get(self, batch: int, piece: int, worlds: int) -> Tensor | None:
+        """See `Recorder`."""
+        query = "SELECT batch, piece, shape, numbers, checksum FROM chunks WHERE batch = ? AND piece = ?"
+        try:
+            row = self._connection.execute(query, (batch, piece)).fetchone()
+        except sqlite3.Error as error:
+            raise self._refused(error) from None
+        if row is None:
+            return None
+        rows = self._chunk(*row)
+        if rows.shape[0] != worlds:
+            raise self._damaged(f"chunk {piece} of batch {batch} has {rows.shape[0]} worlds, not {worlds}")
+        if rows.shape[1:] != self._shapes.get(batch, rows.shape[1:]):
+            raise self._damaged(f"chunk {piece} of batch {batch} has other metrics or prompts than the run")
+        return rows
+
+    def put(self, batch: int, piece: int, rows: Tensor) -> None:
+        """See `Recorder`."""
+        shape, numbers = json.dumps(list(rows.shape)), packed(rows)
+        checksum = self._bound("chunk", batch, piece, shape, numbers)
+        self._insert("chunks", (batch, piece, shape, numbers, checksum))
+        self.stored += rows.shape[0]
+
+    def how_to_go_on(self) -> str:
+        """What is stored, and how a run goes on with it."""
+        return (
+            f"{self.stored} of {self.cells} cells are stored in {self.folder}: "
+            f"`sweep.run(out={str(self.folder)!r}, resume=True)` goes on from there."
+        )
+
+    def close(self) -> None:
+        """Give the file free. What was not committed is rolled back."""
+        with suppress(sqlite3.Error):
+            self._connection.close()
+
+    def _plan(self, batch: int) -> StoredPlan | None:
+        try:
+            query = "SELECT body FROM plans WHERE batch = ?"
+            row = self._connection.execute(query, (batch,)).fetchone()
+        except sqlite3.Error as error:
+            raise self._refused(error) from None
+        if row is None:
+            return None
+        try:
+            plan: StoredPlan = decoded(parse_json(row[0]), StoredPlan, "the plan")
+            for metric in (*plan.base, *(plan.source or ())):
+                float.fromhex(metric)
+        except (ValueError, OverflowError) as error:
+            raise self._damaged(f"the plan of batch {batch} cannot be read ({error})") from None
+        is_cut = min(plan.chunks, default=0) > 0 and sum(plan.chunks) == self._worlds
+        if plan.evaluator not in {"serial", "wavefront"} or not is_cut:
+            raise self._damaged(f"the plan of batch {batch} is not one of {self._worlds} worlds")
+        return plan
+
+    def _insert(self, table: str, values: tuple[Any, ...]) -> None:
+        """One row in a transaction of its own: all of it is stored, or nothing is."""
+        marks = ", ".join("?" * len(values))
+        try:
+            self._connection.execute(f"INSERT INTO {table} VALUES ({marks})", values)
+        except sqlite3.Error as error:
+            raise self._refused(error) from None
+
+
+def manifest_of(sweep: Sweep) -> dict[str, Any]:
+    """All that a stored run depends on, and when and with what it was begun."""
+    order = "\n".join(sweep.cells[number].name for number in sweep._order)
+    return {
+        "format": FORMAT,
+        "cells": len(sweep.cells) * sweep.batches,
+        "sweep": sweep.provenance(strict=True),
+        "order": hashlib.sha256(order.encode()).hexdigest(),
+        "machine": {
+            "conewise": conewise_version(),
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            **numerics(sweep.facts.device),
+        },
+        "begun_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run": secrets.token_hex(16),
+    }
+
+
+def _compared(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal for a run to go on."""
+    return {**manifest["sweep"], "order of worlds": manifest["order"], "machine": manifest["machine"]}
+
+
+def _checksum(*parts: object) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(f"{len(data)}:".encode() + data)
+    return digest.hexdigest()
+
+
+def _exact(metrics: Tensor) -> tuple[str, ...]:
+    """Every number with all its bits."""
+    return tuple(number.hex() for number in metrics.flatten().tolist())
+
+
+def _shown(metrics: Sequence[str] | None) -> str:
+    if metrics is None:
+        return "none"
+    shown = ", ".join(repr(float.fromhex(number)) for number in metrics[:4])
+    return f"{shown}, ..." if len(metrics) > 4 else shown

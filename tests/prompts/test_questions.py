@@ -1,0 +1,258 @@
+"""Questions on the tiny model: prompts of several lengths, each with answers of its own, as one sweep."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import conewise as cw
+from conewise.errors import PromptError, SweepError
+from conewise.model import Model
+from conewise.models.load import load
+from conewise.models.tiny import PROMPTS
+from conewise.prompts.pairs import Pair, read_pairs
+from conewise.prompts.prompts import Asked, asked
+from conewise.prompts.questions import Question, usual_direction
+from conewise.sweeps.result import Result
+
+assert_alike = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
+"""Equal but for rounding: a batch of prompts is computed by other kernels than one prompt alone."""
+
+SITES = cw.sites("z", layer=":", head=":") + cw.sites("mlp_out", layer=":")
+
+
+def pairs() -> list[Pair]:
+    """Five pairs of two lengths, mixed; one has two answers, one has two wrong answers."""
+    found = read_pairs(PROMPTS)[:5]
+    shorter = [
+        Pair(pair.clean.split(", ")[1], pair.corrupted.split(", ")[1], pair.answers, pair.wrong_answers)
+        for pair in found
+    ]
+    mixed = [found[0], shorter[1], found[2], shorter[3], shorter[4]]
+    more, less = found[3].answers[0], found[4].wrong_answers[0]
+    mixed[1] = Pair(mixed[1].clean, mixed[1].corrupted, (*mixed[1].answers, more), mixed[1].wrong_answers)
+    mixed[2] = Pair(mixed[2].clean, mixed[2].corrupted, mixed[2].answers, (*mixed[2].wrong_answers, less))
+    return mixed
+
+
+@cache
+def tiny() -> tuple[Model, Any]:
+    loaded = load("tiny")
+    return cw.capture(loaded.module, input_ids=torch.zeros(2, 9, dtype=torch.long)), loaded.tokenizer
+
+
+def ask(given: list[Pair], **how: Any) -> Asked:
+    return asked(given, tiny()[1], **how)
+
+
+def question(given: list[Pair], **how: Any) -> Question:
+    return Question(tiny()[0], ask(given), SITES, **how)
+
+
+@cache
+def whole() -> Result:
+    return question(pairs()).run(evaluator="serial")
+
+
+def rows(result: Result) -> torch.Tensor:
+    """The metrics of the base for each prompt."""
+    assert result.base_per_prompt is not None
+    return result.base_per_prompt
+
+
+def test_the_fixture_has_two_lengths_that_are_mixed() -> None:
+    assert [len(group) for group in ask(pairs()).groups] == [3, 2]
+    assert ask(pairs()).groups == ((1, 3, 4), (0, 2))
+
+
+def test_each_prompt_of_several_lengths_has_the_numbers_that_it_has_alone() -> None:
+    """Its own answers are read: any mix-up of rows or of answers shows here."""
+    for number, pair in enumerate(pairs()):
+        alone = question([pair]).run(evaluator="serial")
+        assert_alike(whole().per_prompt[..., number], alone.per_prompt[..., 0])
+        assert_alike(rows(whole())[:, number], rows(alone)[:, 0])
+    torch.testing.assert_close(whole().table, whole().per_prompt.mean(-1))
+
+
+def test_every_prompt_weighs_the_same_whatever_its_group() -> None:
+    by_group = [
+        question([pairs()[n] for n in group]).run(evaluator="serial") for group in ((1, 3, 4), (0, 2))
+    ]
+    weighed = (3 * by_group[0].table + 2 * by_group[1].table) / 5
+    assert_alike(whole().table, weighed)
+
+
+def test_the_answers_are_read_off_the_module_itself() -> None:
+    """Two answers count by their mean, computed here from plain forwards."""
+    model, tokenizer = tiny()
+    base = []
+    for pair in pairs():
+        with torch.no_grad():
+            logits = model.module(torch.tensor([tokenizer(pair.corrupted)["input_ids"]])).logits[0, -1]
+        right, wrong = (
+            [tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in texts]
+            for texts in (pair.answers, pair.wrong_answers)
+        )
+        base.append(float(logits[right].mean() - logits[wrong].mean()))
+    assert rows(whole())[0].tolist() == pytest.approx(base, rel=1e-4)
+
+
+def test_the_counts_are_sums_and_are_those_of_the_plan() -> None:
+    asking = question(pairs())
+    plan = asking.plan()
+    parts = [asking.sweep(group).plan() for group in range(2)]
+    assert plan.node_evaluations == sum(part.node_evaluations for part in parts)
+    assert plan.flops == sum(part.flops for part in parts)
+    assert plan.full_flops == sum(part.full_flops for part in parts)
+    assert plan.peak_bytes == max(part.peak_bytes for part in parts)
+    assert (plan.worlds, plan.batches) == (len(asking.cells), 2)
+    result = asking.run()
+    assert result.ledger.node_evaluations == plan.node_evaluations
+    assert result.ledger.launches == plan.launches
+
+
+def test_wavefront_and_serial_agree_and_random_cells_stand_up_to_hooks() -> None:
+    result = question(pairs()).run(evaluator="wavefront", verify=4)
+    torch.testing.assert_close(result.table, whole().table, rtol=1e-4, atol=1e-4)
+    assert result.verification is not None
+    assert result.verification.ok
+    assert result.verification.cells == 4
+    serial = question(pairs()).run(evaluator="serial", verify=4)
+    assert serial.verification is not None
+    assert serial.verification.largest_deviation == 0
+
+
+@pytest.mark.parametrize(
+    ("direction", "base", "source"), [("denoise", "corrupted", "clean"), ("noise", "clean", "corrupted")]
+)
+def test_a_direction_says_which_run_is_changed(direction: str, base: str, source: str) -> None:
+    asking = question(pairs()[:1], direction=direction)
+    assert (asking.base, asking.source) == (base, source)
+    result = asking.run()
+    ends = {name: question(pairs()[:1], direction=name).run().base for name in ("denoise", "noise")}
+    assert result.source is not None
+    assert torch.equal(result.base, ends[direction])
+    assert torch.equal(result.source, ends["noise" if direction == "denoise" else "denoise"])
+
+
+def test_ablations_change_the_clean_run_unless_it_is_said_otherwise() -> None:
+    assert [usual_direction(patch) for patch in ("source", "zero", "mean", "noise")] == [
+        "denoise",
+        "noise",
+        "noise",
+        "noise",
+    ]
+
+
+def test_the_mean_is_that_of_all_groups() -> None:
+    """A mean of each group's own prompts would be another one."""
+    model, _ = tiny()
+    asking = question(pairs(), direction="noise", patch="mean")
+    site, batches = cw.site("mlp_out", layer=1), ask(pairs()).inputs("clean")
+    overall = torch.cat([model.run(**batch)[site].flatten(0, 1) for batch in batches]).mean(0)
+    for group, batch in enumerate(batches):
+        base = model.run(**batch)
+        part = asking.sweep(group)._batch(0).intervention.part(site, base)
+        assert isinstance(part, torch.Tensor)
+        torch.testing.assert_close(part, overall.expand_as(part), rtol=1e-4, atol=1e-5)
+    assert asking.run().source is None
+
+
+@pytest.mark.parametrize("patch", ["zero", "noise"])
+def test_every_patch_gives_what_a_world_gives(patch: str) -> None:
+    asking = question(pairs()[:1], direction="noise", patch=patch, scale=0.5, seed=3)
+    result = asking.run(evaluator="serial")
+    model, _ = tiny()
+    base = model.run(**asking.asked.inputs_of(0, "clean"))
+    put: Any = "zero" if patch == "zero" else cw.noise(0.5, seed=3)
+    by_hand = model.sweep(SITES, base=base, source=put, metric=asking.asked.metric(0)).run(evaluator="serial")
+    assert torch.equal(result.table, by_hand.table)
+
+
+def test_kl_is_to_the_clean_run() -> None:
+    noised = question(pairs(), metric="kl", direction="noise").run()
+    assert noised.base.abs().max() < 1e-6
+    denoised = question(pairs(), metric="kl").run()
+    assert denoised.source is not None
+    assert denoised.source.abs().max() < 1e-6
+    assert denoised.base.min() > 0.1
+
+
+def test_positions_of_prompts_of_several_lengths_are_refused() -> None:
+    sites = cw.sites("z", layer=":", pos=":")
+    with pytest.raises(PromptError, match=r"the prompts have \d+ and \d+ tokens"):
+        Question(tiny()[0], ask(pairs()), sites)
+    assert len(Question(tiny()[0], ask(pairs()[:1]), sites).cells) > 4
+
+
+def test_a_word_that_is_no_direction_or_patch_is_refused() -> None:
+    with pytest.raises(SweepError, match="no direction 'sideways'"):
+        question(pairs(), direction="sideways")
+    with pytest.raises(SweepError, match="no patch 'ones'"):
+        question(pairs(), patch="ones")
+
+
+def test_a_run_that_was_cut_off_in_the_second_group_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+    def cut(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    asking = question(pairs())
+    with pytest.raises(KeyboardInterrupt):
+        asking.run(evaluator="serial", out=tmp_path, progress=cut)
+    told: list[tuple[int, int]] = []
+    result = asking.run(
+        evaluator="serial", out=tmp_path, resume=True, progress=lambda *done: told.append(done)
+    )
+    assert result.ledger.resumed > len(asking.cells)
+    assert result.equals(whole())
+    assert result.ledger.node_evaluations == whole().ledger.node_evaluations
+    assert told[-1] == (2 * len(asking.cells), 2 * len(asking.cells))
+
+
+def test_the_story_tells_what_was_asked(tmp_path: Path) -> None:
+    asking = question(pairs(), seed=4)
+    story = asking.story("tiny", "conewise sweep tiny", forwards=2)
+    assert [pair.clean for pair in story.prompts] == [pair.clean for pair in pairs()]
+    assert (story.base, story.source, story.patch, story.seed) == ("corrupted", "clean", "source", 4)
+    assert (story.forwards_timed, story.command) == (2, "conewise sweep tiny")
+    assert story.forward_seconds is not None
+    assert story.forward_seconds > 0
+    assert asking.folded().node_evaluations * 2 == whole().plan.node_evaluations
+    whole().save(tmp_path)
+    assert cw.load(tmp_path).equals(whole())  # type: ignore[union-attr]
+
+
+def test_equal_questions_are_described_alike_and_others_are_not() -> None:
+    asking = question(pairs()).described()
+    assert asking == question(pairs()).described()
+    for other in (
+        question(pairs()[::-1]),
+        question(pairs(), direction="noise"),
+        question(pairs(), patch="zero"),
+        question(pairs(), metric="prob"),
+    ):
+        assert other.described() != asking
+    assert (
+        question(pairs(), patch="noise", scale=1.0).described()
+        != question(pairs(), patch="noise", scale=2.0).described()
+    )
+
+
+def test_many_prompts_are_read_and_planned_in_batches_that_are_counted() -> None:
+    """A hundred thousand prompts are no one batch, and whoever waits for them sees how far they are."""
+    read: list[tuple[int, int]] = []
+    planned: list[tuple[int, int]] = []
+    many = read_pairs(PROMPTS)[:3] * 200
+    found = ask(many, progress=lambda done, total: read.append((done, total)))
+    assert [len(group) for group in found.groups] == [256, 256, 88]
+    assert read == [(number + 1, 600) for number in range(600)]
+    plan = Question(tiny()[0], found, cw.sites("mlp_out", layer=":")).plan(
+        progress=lambda done, total: planned.append((done, total))
+    )
+    assert planned == [(256, 600), (512, 600), (600, 600)]
+    assert plan.batches == 3

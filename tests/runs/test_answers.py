@@ -1,0 +1,64 @@
+import pytest
+import torch
+
+from conewise.errors import MetricError
+from conewise.runs.answers import answer_diff, answer_prob, token_rows
+from conewise.runs.metrics import logit_diff, prob
+
+ANSWERS = [[3], [1, 4], [0, 2, 5]]
+WRONG = [[6, 2], [5], [7]]
+
+
+def logits() -> torch.Tensor:
+    """[world, prompt, vocabulary]."""
+    return torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_several_answers_count_by_their_mean_logit() -> None:
+    given = logits()
+    found = answer_diff(ANSWERS, WRONG).compute(given)
+    for world in range(4):
+        for prompt in range(3):
+            row = given[world, prompt]
+            expected = row[ANSWERS[prompt]].mean() - row[WRONG[prompt]].mean()
+            assert torch.isclose(found[world, prompt], expected)
+
+
+def test_several_answers_count_by_the_sum_of_their_probabilities() -> None:
+    given = logits()
+    found = answer_prob(ANSWERS).compute(given)
+    for prompt in range(3):
+        expected = given[:, prompt].softmax(-1)[:, ANSWERS[prompt]].sum(-1)
+        assert torch.allclose(found[:, prompt], expected)
+
+
+def test_one_answer_for_each_prompt_is_the_plain_metric() -> None:
+    given, answers, wrong = logits(), [[3], [1], [0]], [[6], [5], [7]]
+    plain = logit_diff([3, 1, 0], [6, 5, 7])
+    found = answer_diff(answers, wrong)
+    assert found.described == plain.described
+    assert torch.equal(found.compute(given), plain.compute(given))
+    assert answer_prob(answers).described == prob([3, 1, 0]).described
+
+
+def test_only_the_columns_that_are_read_are_needed() -> None:
+    given, metric = logits(), answer_diff(ANSWERS, WRONG)
+    columns = sorted(set(metric.tokens))
+    assert columns == [0, 1, 2, 3, 4, 5, 6, 7]
+    metric = answer_diff([[3], [1, 4], [4]], [[6], [3], [1]])
+    columns = sorted(set(metric.tokens))
+    assert columns == [1, 3, 4, 6]
+    assert metric.among is not None
+    few = metric.among({token: at for at, token in enumerate(columns)})
+    assert torch.equal(few.compute(given[..., columns]), metric.compute(given))
+
+
+def test_answers_for_other_prompts_than_there_are_are_refused() -> None:
+    with pytest.raises(MetricError, match="answers for 3 prompts, and this run has 2"):
+        answer_diff(ANSWERS, WRONG).compute(logits()[:, :2])
+
+
+def test_tokens_are_whole_numbers_in_rows() -> None:
+    rows = token_rows([(1, 2), (3, 4)])
+    assert rows.dtype == torch.int64
+    assert rows.tolist() == [[1, 2], [3, 4]]

@@ -1,0 +1,196 @@
+"""What a watch measures, and when it has memory given back."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from conewise.sweeps.execution.growth import SMALL, Meter, ProcessWatch, process_meter, watching
+
+MB = 1_000_000
+PLANNED = 100 * MB
+
+
+class Process:
+    """A process whose blocks leave holes: `held` is what it has from the system, `live` what it uses."""
+
+    def __init__(self, live: int = 300 * MB, highest: int = 0) -> None:
+        self.live = self.held = live
+        self.highest = max(highest, live)
+        self.given_back = 0
+
+    def take(self, size: int) -> None:
+        """Take a block that fits no hole."""
+        self.live += size
+        self.held += size
+        self.highest = max(self.highest, self.held)
+
+    def free(self, size: int) -> None:
+        self.live -= size
+
+    def give_back(self) -> None:
+        self.held = self.live
+        self.given_back += 1
+
+    @property
+    def meter(self) -> Meter:
+        return Meter(lambda: self.held, lambda: self.highest, self.give_back)
+
+
+def test_holes_are_given_back_before_the_process_would_go_beyond_the_plan() -> None:
+    process = Process()
+    with ProcessWatch(process.meter, PLANNED) as watch:
+        for _ in range(10):
+            watch.room_for(60 * MB)
+            process.take(60 * MB)
+            process.free(60 * MB)
+    assert watch.peak == 60 * MB
+    assert process.given_back >= 9
+    assert process.held == 300 * MB, "what is left at the end is given back"
+
+
+def test_without_a_watch_the_same_grows_tenfold() -> None:
+    process = Process()
+    for _ in range(10):
+        process.take(60 * MB)
+        process.free(60 * MB)
+    assert process.held == 900 * MB
+
+
+def test_nothing_is_given_back_within_the_plan() -> None:
+    process = Process()
+    with ProcessWatch(process.meter, PLANNED) as watch:
+        for size in (40, 30, 30):
+            watch.room_for(size * MB)
+            process.take(size * MB)
+        watch.settle()
+        assert process.given_back == 0
+        process.free(100 * MB)
+    assert watch.peak == 100 * MB
+
+
+def test_blocks_that_fit_into_holes_are_looked_at_and_nothing_is_given_back() -> None:
+    """What was announced is more than what the process grew by."""
+    process = Process()
+    with ProcessWatch(process.meter, PLANNED) as watch:
+        for _ in range(20):
+            watch.room_for(30 * MB)
+        assert process.given_back == 0
+    assert watch.peak == 0
+
+
+def test_what_is_no_hole_is_not_given_back_again_and_again() -> None:
+    process = Process()
+    with ProcessWatch(process.meter, PLANNED) as watch:
+        process.take(500 * MB)  # by someone else
+        for _ in range(10):
+            watch.room_for(MB)
+        watch.settle()
+        assert process.given_back == 1
+    assert watch.peak == 500 * MB
+
+
+def test_a_budget_is_kept_where_the_plan_would_allow_for_more() -> None:
+    for budget, given_back in ((None, 0), (102 * MB, 1)):
+        process = Process()
+        with ProcessWatch(process.meter, PLANNED, budget) as watch:
+            watch.room_for(50 * MB)
+            process.take(50 * MB)
+            process.free(50 * MB)
+            watch.room_for(54 * MB)
+            assert process.given_back == given_back
+
+
+def test_a_process_that_went_too_far_is_settled() -> None:
+    process = Process()
+    with ProcessWatch(process.meter, PLANNED) as watch:
+        process.take(150 * MB)
+        process.free(150 * MB)
+        watch.settle()
+        assert (process.given_back, process.held) == (1, 300 * MB)
+    assert watch.peak == 150 * MB
+
+
+def test_a_broken_record_is_the_peak_and_else_the_highest_look() -> None:
+    process = Process(highest=400 * MB)
+    with ProcessWatch(process.meter, 0) as watch:
+        process.take(250 * MB)
+        process.held -= 250 * MB
+    assert watch.peak == 250 * MB
+    process = Process(highest=900 * MB)
+    with ProcessWatch(process.meter, PLANNED) as watch:
+        process.take(40 * MB)
+        watch.settle()
+        process.held -= 40 * MB
+    assert watch.peak == 40 * MB
+
+
+def test_small_work_is_measured_and_left_alone() -> None:
+    process = Process()
+    with ProcessWatch(process.meter, SMALL - 1) as watch:
+        process.take(80 * MB)
+        watch.room_for(80 * MB)
+        watch.settle()
+    assert process.given_back == 0
+    assert watch.peak == 80 * MB
+
+
+def test_a_system_that_says_nothing_measures_nothing() -> None:
+    with ProcessWatch(Meter(lambda: 0, lambda: 0), PLANNED) as watch:
+        watch.room_for(PLANNED)
+        watch.settle()
+    assert watch.peak is None
+
+
+def test_a_system_that_tells_its_record_alone_measures_how_far_it_was_broken() -> None:
+    process = Process()
+    with ProcessWatch(Meter(lambda: process.highest, lambda: process.highest), PLANNED) as watch:
+        process.take(70 * MB)
+        watch.room_for(PLANNED)
+    assert watch.peak == 70 * MB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_this_process_is_measured() -> None:
+    size = 64 << 20
+    with watching(torch.device("cpu"), size) as watch:
+        block = torch.ones(size // 4)
+        del block
+    assert watch.peak is not None
+    assert 0.9 * size <= watch.peak <= size + SMALL
+    assert watch.reserved is None
+    with process_meter() as meter:
+        assert 0 < meter.held() <= meter.record() + SMALL
+
+
+class Gpu:
+    """What `torch.cuda` says of a device."""
+
+    def __init__(self) -> None:
+        self.allocated, self.most, self.reserved = 7, 50, 20
+
+    def reset_peak_memory_stats(self, _: torch.device) -> None:
+        self.most = self.allocated
+
+    def memory_allocated(self, _: torch.device) -> int:
+        return self.allocated
+
+    def max_memory_allocated(self, _: torch.device) -> int:
+        return self.most
+
+    def memory_reserved(self, _: torch.device) -> int:
+        return self.reserved
+
+    max_memory_reserved = memory_reserved
+
+
+def test_a_gpu_is_measured_by_what_tensors_take_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu()
+    monkeypatch.setattr(torch, "cuda", gpu)
+    with watching(torch.device("cuda"), 10) as watch:
+        watch.room_for(10)
+        watch.settle()
+        gpu.most, gpu.reserved = 19, 64
+    assert (watch.peak, watch.reserved) == (12, 44)

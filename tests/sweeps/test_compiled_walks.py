@@ -1,0 +1,72 @@
+"""A compiled sweep walks its graph while it is planned, and not while it runs: β, counted."""
+
+from __future__ import annotations
+
+import pytest
+
+import conewise as cw
+from conewise import theory
+from conewise.experiments.scanning import Scan, scanning
+from conewise.model import Model
+from conewise.sweeps.sweep import Sweep
+from tests.sweeps.small import HEADS, LAYERS, LENGTH, model, prompts, sweep_over
+
+
+@pytest.fixture(scope="module")
+def captured() -> Model:
+    return model()
+
+
+def nodes_of(sweep: Sweep) -> list[str]:
+    """The node that each world patches."""
+    return [sweep.model.locate(place).node for cell in sweep.cells for place in cell.places]
+
+
+def test_a_plan_evaluates_every_cone_and_launches_their_union(captured: Model) -> None:
+    sweep = sweep_over(captured)
+    graph, sites, demand = captured.graph, nodes_of(sweep), sweep.targets()
+    plan = sweep.plan(evaluator="wavefront")
+    schedule = sweep.planner.prepare(sweep._batch(0)).schedule
+    union = set().union(*(theory.stale(graph, site, demand) for site in sites))
+
+    assert plan.node_evaluations == theory.sweep_cost(graph, sites, demand)
+    assert set(graph.names(node for node, _ in schedule.steps)) == union
+    assert schedule.launches == len(union) >= plan.launches
+
+
+def test_a_compiled_sweep_that_runs_again_looks_at_no_node_of_the_graph(captured: Model) -> None:
+    sweep = sweep_over(captured)
+    first = sweep.run(evaluator="wavefront")
+    with scanning(captured.graph) as scan:
+        again = sweep.run(evaluator="wavefront")
+        assert scan == Scan()
+        sweep.run(evaluator="serial")
+    assert again.ledger.node_evaluations == first.ledger.node_evaluations
+    # One world after another walks what is stale in each: the demands of the interpreter.
+    assert scan.up.nodes.total() >= again.ledger.node_evaluations
+
+
+def test_a_second_baseline_of_the_shape_is_not_planned_again(captured: Model) -> None:
+    bases = [captured.run(input_ids=prompts(seed, 2)) for seed in (3, 4, 5)]
+    sources = [captured.run(input_ids=prompts(seed, 2)) for seed in (6, 7, 8)]
+    walked = []
+    for count in (1, 3):
+        sweep = sweep_over(captured, base=bases[:count], source=sources[:count])
+        with scanning(captured.graph) as scan:
+            sweep.run(evaluator="wavefront")
+        walked.append(scan)
+    assert walked[0] == walked[1] != Scan()
+
+
+def test_planning_walks_as_far_for_few_worlds_as_for_many(captured: Model) -> None:
+    """Sets of worlds are bit masks, so one walk serves them all."""
+    few = sweep_over(captured, cw.sites("z", layer=0, head=0, pos=":"))
+    many = sweep_over(captured, cw.sites("z", layer=":", head=":", pos=":"))
+    assert (len(few.cells), len(many.cells)) == (LENGTH, LAYERS * HEADS * LENGTH)
+    walked = []
+    for sweep in (few, many):
+        with scanning(captured.graph) as scan:
+            sweep.plan(evaluator="wavefront")
+        walked.append(scan.up)
+    assert walked[0].nodes == walked[1].nodes
+    assert max(walked[0].nodes.values()) < LENGTH * LAYERS

@@ -1,0 +1,73 @@
+"""Every architecture of the zoo: a small sweep as a wavefront, one world after another, and by hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import conewise as cw
+from conewise.model import Model
+from conewise.sites.places import Place
+from conewise.sweeps.facts import facts_of
+from tests.capture.zoo import ZOO
+
+# One implementation of attention for each: sdpa where it has it, eager else and for every third.
+EVERY = [(name, case.attention[-1 if n % 3 else 0]) for n, (name, case) in enumerate(ZOO.items())]
+KINDS = ("resid_pre", "k", "z", "post", "mlp_out", "cross_k")
+
+SERIAL = {"mixtral": "experts/"}
+"""The architectures that mix the rows of a batch, and where: experts are given the tokens of all rows."""
+
+TYPICAL = 2e-6
+"""How far a wavefront lies from serial on one thread, relative to the largest value: 840 roundings of
+float32 are allowed, and twenty are enough for every architecture here."""
+
+
+def sites_of(model: Model, stack: str) -> Any:
+    """Of each kind two layers: two heads, or the first and the last position; of a plain network, modules."""
+    chosen: Any = []
+    for kind in KINDS:
+        layers = model._table.layers(kind, stack)
+        if not layers:
+            continue
+        axes = model.locate(Place(kind, layers[0], stack)).view.axes
+        heads = {axis: ":2" for axis in axes if axis in {"head", "kv_head"}}
+        choices: Any = heads or ({"pos": [0, -1]} if "pos" in axes else {})
+        selector = cw.sites(kind, stack=stack, layer=list(layers[-2:]), **choices)
+        chosen = selector if not chosen else chosen + selector
+    return chosen or [site.name for site in model._table if site.kind == "module"][:6]
+
+
+def total(outputs: Any) -> Tensor:
+    value: Tensor = outputs if isinstance(outputs, Tensor) else outputs["sum"]
+    return value.flatten(1)[:, :3].sum(-1)
+
+
+@pytest.mark.parametrize(("name", "attention"), EVERY)
+def test_a_wavefront_is_serial_and_both_are_the_module(name: str, attention: str) -> None:
+    case = ZOO[name]
+    module = case.make(attention)
+    model = cw.capture(module, **case.example(2, case.lengths[0]))
+    base = model.run(**case.example(2, case.lengths[0]))
+    source = model.run(**case.example(2, case.lengths[0]))
+    metric = cw.logit_diff(1, 3) if "logits" in facts_of(model).fields else total
+    sites = sites_of(model, "decoder" if name == "t5" else "")
+    sweep = model.sweep(sites, base=base, source=source, metric=metric)
+    serial, result = sweep.run(evaluator="serial"), sweep.run()
+    assert (serial.values - serial.base[0]).abs().max() > 1e-3, "nothing that is patched matters"
+    deviation = (result.per_prompt - serial.per_prompt).abs().max() / serial.per_prompt.abs().max()
+    assert deviation <= TYPICAL
+    counts = {result.plan.node_evaluations, result.ledger.node_evaluations, serial.ledger.node_evaluations}
+    assert len(counts) == 1
+    if name in SERIAL:
+        assert result.plan.evaluator == "serial"
+        assert SERIAL[name] in result.plan.why
+        assert "mixes the rows of the batch" in result.plan.why
+    else:
+        assert result.plan.evaluator == "wavefront"
+    for one in (serial, result):
+        check = one.verify(n=3)
+        assert check.ok, check
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
