@@ -69,7 +69,7 @@ screenshots: $(VENV)/.browser chromium demo ## write docs/images/report-*.png, f
 	$(BIN)/python -m tests.browser.screenshots demo-report/index.html docs/images
 
 coverage: setup ## write docs/coverage.md: what works on which architecture; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.capture.coverage_table
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.capturing.coverage_table
 
 lint: setup ## check format and lint
 	$(BIN)/ruff format --check .

@@ -18,8 +18,8 @@ import transformers
 from rich.console import Console
 
 import conewise as cw
-from conewise.capture.foreign import told, told_as
-from conewise.capture.quiet import quiet
+from conewise.capturing.foreign import told, told_as
+from conewise.capturing.quiet import quiet
 from conewise.cli.loading import Named
 from conewise.cli.results import show_cost
 from conewise.cli.showing import Teller
@@ -37,7 +37,7 @@ from conewise.report.rundir import FOLDED, STORY, read_run, write_run
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.archive import MANIFEST, VALUES
 from conewise.sweeps.sweep import Sweep
-from tests.capture.small_llama import small_llama, small_tokenizer, write_gguf
+from tests.capturing.small_llama import small_llama, small_tokenizer, write_gguf
 from tests.cli.commands import CLEAN, CORRUPTED
 from tests.damage import count, damaged_bytes, damaged_json
 from tests.doors import all_ours

@@ -13,9 +13,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What each room may import of the rest, besides itself. A new room is a decision, and is made here. The root,
 # `""`, is the public face: only the command line imports it, for it imports the package.
-FOUNDATION = {"errors", "reading", "files", "markup", "graph", "engine", "theory", "ops"}
+FOUNDATION = {"errors", "amounts", "reading", "files", "markup", "graph", "engine", "theory", "ops"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "amounts": {"errors"},
     "reading": set(),
     "files": {"errors"},
     "markup": set(),
@@ -29,8 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 WITH_TORCH = (
     "program",
     "structure",
-    "capture",
-    "sites",
+    "capturing",
+    "locations",
     "identity",
     "runs",
     "checks",
@@ -60,6 +61,23 @@ ONLY_IN: dict[str, set[str]] = {
     "torch": {*WITH_TORCH},
     "pandas": {*WITH_TORCH},
 }
+
+# Modules that still import what their room may not, and those that still import each other. These lists only
+# get shorter: one that no longer has to be here fails the test.
+OWING = {
+    "checks.recheck",
+    "checks.witness",
+    "locations.selectors",
+    "report.report",
+    "sweeps.execution.evaluating",
+    "sweeps.planning.arrangement",
+    "sweeps.planning.filled",
+    "sweeps.planning.planning",
+    "sweeps.planning.preparing",
+    "sweeps.storage.archive",
+    "sweeps.storage.store",
+}
+CYCLES = {"checks.recheck", "cli", "engine.ledger", "graph.block"}  # the first of each
 
 
 def name_of(path: Path) -> str:
@@ -127,7 +145,9 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
         forward, backward = _reached(first, rest), _reached(first, _turned(rest))
         if together := forward & backward:
             found.append(sorted(together))
-        rest = {node: reads - together - {first} for node, reads in rest.items() if node not in together | {first}}
+        rest = {
+            node: reads - together - {first} for node, reads in rest.items() if node not in together | {first}
+        }
     return found
 
 
@@ -149,11 +169,13 @@ def _turned(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
 def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
     room = room_of(name_of(path))
     assert room or path.parent == PACKAGE, "say in MAY_IMPORT what it may import"
-    assert breaches(room, path.read_text(encoding="utf-8")) == []
+    found = breaches(room, path.read_text(encoding="utf-8"))
+    assert bool(found) == (name_of(path) in OWING), found
 
 
 def test_no_modules_import_each_other() -> None:
-    assert cycles({name_of(path): own_imports(path.read_text("utf-8")) for path in MODULES}) == []
+    found = cycles({name_of(path): own_imports(path.read_text("utf-8")) for path in MODULES})
+    assert {one[0] for one in found} == CYCLES, found
 
 
 def test_a_cycle_is_found() -> None:
@@ -200,7 +222,7 @@ def test_a_forbidden_import_is_found(room: str, source: str) -> None:
         ("graph", "import numpy as np\nfrom conewise.errors import ConewiseError"),
         ("graph", "from conewise.graph.node import Node"),
         ("engine", "from conewise import errors, graph"),
-        ("capture", "import torch.export"),
+        ("capturing", "import torch.export"),
         ("sweeps", "from conewise.sweeps.planning.schedule import Schedule"),
         ("compat", "import torch\nfrom conewise.sweeps.sweep import Sweep"),
         ("cli", "import conewise as cw\nfrom conewise.experiments import e4"),

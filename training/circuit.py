@@ -131,6 +131,7 @@ def measure(folder: Path) -> Circuit:
     ranked = sorted(found, key=lambda head: -head.restored)
     strongest = [head for head in ranked if head.restored >= STRONG]
     weakest = sorted(found, key=lambda head: abs(head.restored))[: len(strongest)]
+    assert restored.source is not None
     return Circuit(
         tuple(found),
         tuple(mlps.normalised.tolist()),

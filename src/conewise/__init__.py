@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from conewise.graph.gradients import gradients
     from conewise.graph.graph import Graph, Node
     from conewise.loading import load
+    from conewise.locations.places import Place, site
+    from conewise.locations.selectors import sites
     from conewise.model import Model, capture
     from conewise.runs.interventions import add, intervention, mean, noise, resample
     from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.runs.run import Run
-    from conewise.sites.places import Place, site
-    from conewise.sites.selectors import sites
     from conewise.sweeps.result import Result
     from conewise.sweeps.sweep import Sweep
 
@@ -78,7 +78,7 @@ _HOMES = {
     "Ledger": "conewise.engine.ledger",
     "Model": "conewise.model",
     "Node": "conewise.graph.graph",
-    "Place": "conewise.sites.places",
+    "Place": "conewise.locations.places",
     "Plan": "conewise.engine.plan",
     "Result": "conewise.sweeps.result",
     "Run": "conewise.runs.run",
@@ -102,8 +102,8 @@ _HOMES = {
     "ops": "conewise.ops",
     "prob": "conewise.runs.metrics",
     "resample": "conewise.runs.interventions",
-    "site": "conewise.sites.places",
-    "sites": "conewise.sites.selectors",
+    "site": "conewise.locations.places",
+    "sites": "conewise.locations.selectors",
 }
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from playwright.sync_api import expect
 
+from conewise.locations.places import Place
+from conewise.locations.selectors import Cell, Spread
 from conewise.report.page import write_page
-from conewise.sites.places import Place
-from conewise.sites.selectors import Cell, Spread
 from conewise.sweeps.result import Result
 from tests.browser.conftest import Opener
 from tests.report.swept import swept

@@ -16,9 +16,9 @@ import pytest
 import torch
 from playwright.sync_api import Locator, Page, expect
 
+from conewise.locations.selectors import Cell
 from conewise.prompts.story import Story, ToldPair
 from conewise.report.page import write_page
-from conewise.sites.selectors import Cell
 from tests.browser.conftest import Opener
 from tests.report.swept import HEADS, HOSTILE, LAYERS, LENGTH, swept
 

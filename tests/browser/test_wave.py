@@ -15,7 +15,7 @@ import conewise as cw
 from conewise.drawing.folding import Cone, Folded, fold
 from conewise.drawing.wave import cone_section, wave_page, wave_section
 from conewise.drawing.waves import GraphWave
-from conewise.sites.selectors import Cell
+from conewise.locations.selectors import Cell
 from tests.browser.conftest import Opener
 from tests.sweeps import small
 

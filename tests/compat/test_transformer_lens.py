@@ -15,7 +15,7 @@ from torch import Tensor
 import conewise as cw
 import conewise.compat.transformer_lens as patching
 from conewise.errors import MetricError, PatchError, SweepError
-from conewise.sites.places import Place
+from conewise.locations.places import Place
 from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, hooks, logits, prompts, tiny, value
 
 BATCHED = 1e-4

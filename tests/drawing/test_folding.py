@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.capture.export import export
+from conewise.capturing.export import export
 from conewise.drawing.folded import without_part
 from conewise.drawing.folding import Folded, fold
 from conewise.drawing.parts import LABELS, MEANINGS, group
 from conewise.errors import MissingSiteError, SweepError
+from conewise.locations.selectors import Cell
 from conewise.model import Model
 from conewise.program.streaming import output_names
-from conewise.sites.selectors import Cell
+from conewise.runs.baseline import baseline
 from conewise.sweeps.sweep import Sweep
-from tests.capture.zoo import ZOO
+from tests.capturing.zoo import ZOO
 from tests.structure import made
 from tests.sweeps import small
 from tests.sweeps.captured import inputs
@@ -134,7 +135,7 @@ def test_every_role_of_a_layer_has_a_name_and_words() -> None:
 )
 def test_the_sum_of_the_cones_is_what_the_plan_says(name: str, sites: Any, metric: Any) -> None:
     sweep = sweep_of(name, sites, metric)
-    folded = folded_of(sweep, sweep.model.run(**inputs(name, seed=1)))
+    folded = folded_of(sweep, baseline(sweep.model, (), inputs(name, seed=1)))
     plan = sweep.plan(evaluator="serial")
     assert folded.node_evaluations == plan.node_evaluations
     assert folded.flops == plan.flops

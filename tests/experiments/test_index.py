@@ -7,7 +7,7 @@ import conewise as cw
 from conewise.experiments import index
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
-from tests.capture.zoo import ZOO
+from tests.capturing.zoo import ZOO
 from tests.experiments.quick import quick
 
 

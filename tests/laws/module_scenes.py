@@ -102,7 +102,7 @@ class Scene:
         base, source = (self.model.run(**self.inputs(seed)) for seed in (1, 2))
         places = [place for place, *_ in self.cells]
         sweep = self.model.sweep(places, base=base, source=source, metric=metric)
-        return sweep.run(evaluator=evaluator).per_prompt[0]  # type: ignore[no-any-return]
+        return sweep.run(evaluator=evaluator).per_prompt[0]
 
 
 def _cells(choices: Choices, model: Model) -> Iterator[tuple[cw.Place, str, int, int | None]]:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import MetricError, PatchError
+from conewise.locations.places import Place
 from conewise.model import Model
 from conewise.program.interpret import Interpreter
 from conewise.program.records import Ref
 from conewise.runs.metrics import Metric, measured, measured_whole
 from conewise.runs.run import Edit, Run
-from conewise.sites.places import Place
 from conewise.sweeps.sweep import Sweep
 
 VOCABULARY = 61
@@ -206,11 +206,11 @@ def places(draw: st.DrawFn, name: str, base: Run, targets: tuple[str, ...]) -> P
     """A named site, or any operation that the targets depend on, whole or a part of it."""
     model = captured(name)
     support = set(model.graph.support(targets))
-    kinds = [k for k in model._table.kinds if k != "result"]
+    kinds = [k for k in model.site_table.kinds if k != "result"]
     by_kind: bool = draw(st.booleans())
     if kinds and by_kind:
         kind = draw(st.sampled_from(kinds))
-        place = cw.site(kind, layer=draw(st.sampled_from(model._table.layers(kind))))
+        place = cw.site(kind, layer=draw(st.sampled_from(model.site_table.layers(kind))))
         if model.locate(place).node not in support:
             place = cw.site(kind, layer=0)
     else:

@@ -13,12 +13,12 @@ import torch
 import transformers
 from torch import nn
 
-from conewise.capture.foreign import told, told_as, within_memory
+from conewise.capturing.foreign import told, told_as, within_memory
 from conewise.errors import ConewiseError, LoadError, OutOfMemoryError, is_out_of_memory
 from conewise.models.configs import bounded
 from conewise.models.load import load
 from conewise.models.weight_files import Held
-from tests.capture.small_llama import small_llama
+from tests.capturing.small_llama import small_llama
 from tests.damage import DEEP, LONG
 from tests.doors import limited
 

@@ -23,7 +23,7 @@ from conewise.errors import ConewiseError, LoadError
 from conewise.identity.fingerprint import fingerprint
 from conewise.models import cache
 from conewise.models.load import DEFAULT, Loaded, load
-from tests.capture.small_llama import interleaved, small_llama, small_tokenizer, write_gguf
+from tests.capturing.small_llama import interleaved, small_llama, small_tokenizer, write_gguf
 
 
 def assert_same_weights(module: nn.Module, expected: nn.Module) -> None:

@@ -17,7 +17,7 @@ from conewise.errors import LoadError
 from conewise.models.hub import why_not_reached
 from conewise.models.load import load
 from conewise.models.weight_files import INDEX, WEIGHTS
-from tests.capture.small_llama import small_llama, small_tokenizer
+from tests.capturing.small_llama import small_llama, small_tokenizer
 from tests.models.fake_hub import COMMIT, serving
 
 

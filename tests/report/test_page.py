@@ -17,13 +17,13 @@ from plotly.offline import get_plotlyjs
 
 from conewise.drawing.document import inert
 from conewise.errors import SweepError
+from conewise.locations.places import Place
+from conewise.locations.selectors import Cell, Spread
 from conewise.prompts.story import Story, ToldPair
 from conewise.report import packing
 from conewise.report.packing import MISSING, packed
 from conewise.report.page import heading, sweep_page, write_page
 from conewise.report.telling import number
-from conewise.sites.places import Place
-from conewise.sites.selectors import Cell, Spread
 from conewise.sweeps.result import CellCheck, Result
 from tests.report.swept import HOSTILE, swept
 

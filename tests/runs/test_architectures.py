@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import conewise as cw
+from conewise.locations.places import Place
 from conewise.model import Model
-from conewise.sites.places import Place
-from tests.capture.zoo import ZOO
+from tests.capturing.zoo import ZOO
 from tests.runs.state import assert_untouched, state_of
 from tests.sweeps.captured import assert_same, hook_of, hooked, inputs, module_outputs
 

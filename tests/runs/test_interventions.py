@@ -12,9 +12,9 @@ from torch import Tensor
 
 import conewise as cw
 from conewise.errors import PatchError, SweepError
+from conewise.locations.places import Place
 from conewise.model import Model
 from conewise.runs.run import Run
-from conewise.sites.places import Place
 from tests.sweeps.tiny import LAYERS, LENGTH, Change, logits, prompts, tiny, value
 
 BATCHED = 1e-4

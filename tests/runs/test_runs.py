@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import conewise as cw
+from conewise.amounts import as_bytes
 from conewise.errors import GradientError, InputMismatchError, PatchError
 from conewise.program.streaming import output_names
 from conewise.program.tensors import storage_bytes
-from conewise.sweeps.plan import as_bytes
-from tests.capture.zoo import ZOO
+from tests.capturing.zoo import ZOO
 from tests.sweeps.captured import assert_same, inputs, module_outputs, small
 
 MODELS = ["gpt2", "llama", "bert", "t5", "skips", "two_and_two"]
@@ -221,7 +221,7 @@ def test_a_run_keeps_no_more_than_its_budget_and_computes_the_rest_again(budget:
     model = small()
     run, whole = model.run(**inputs(), keep=budget), model.run(**inputs())
     held = [run.world.is_stale(name) for name in model.graph.computed]
-    sizes = model._estimated_bytes(run.inputs)
+    sizes = model.estimated_bytes(run.inputs)
     outputs = set(output_names(model.program))
     kept = sum(
         sizes.get(name, 0)

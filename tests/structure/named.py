@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conewise.capture.export import export
+from conewise.capturing.export import export
 from conewise.errors import MissingSiteError
+from conewise.locations.sites import Site, SiteTable
 from conewise.program.interpret import Interpreter
 from conewise.program.records import SIZES
-from conewise.sites.sites import Site, SiteTable
 
 KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "pre", "post")
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from tests.capture.zoo import VOCABULARY, pixels, tokens, two_sequences
+from tests.capturing.zoo import VOCABULARY, pixels, tokens, two_sequences
 from tests.structure.named import Expected, because, mlp, neurons, without
 
 PARALLEL = {"resid_mid": "computed in parallel"}

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from conewise.capture.export import export
+from conewise.capturing.export import export
 from conewise.errors import MissingSiteError
-from conewise.sites.sites import SiteTable
+from conewise.locations.sites import SiteTable
 from tests.structure import made
-from tests.identity.made import (
+from tests.structure.made import (
     LENGTH,
     WIDTH,
     WORDS,

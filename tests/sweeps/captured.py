@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 import conewise as cw
 from conewise.model import Model
-from tests.capture.zoo import ZOO, Case
+from conewise.runs.captured import Captured
+from tests.capturing.zoo import ZOO, Case
 
 Change = Callable[[Tensor], Tensor]
 
@@ -34,7 +35,7 @@ def inputs(name: str = "gpt2", batch: int = 2, length: int = 12, seed: int = 1) 
     return ZOO[name].example(batch, length)
 
 
-def module_outputs(model: Model, given: dict[str, Any]) -> list[Tensor]:
+def module_outputs(model: Captured, given: dict[str, Any]) -> list[Tensor]:
     """What the module itself returns, called as it was captured."""
     constants = {"use_cache": False} if "use_cache" in model.signature.example.kwargs else {}
     with torch.no_grad():

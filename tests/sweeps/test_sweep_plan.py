@@ -95,7 +95,7 @@ def model(name: str) -> Model:
     return _CAPTURED[name]
 
 
-SITES = {
+SITES: dict[str, Any] = {
     "heads and MLPs": cw.sites("z", layer=":", head=":") + cw.sites("mlp_out", layer=":"),
     "positions": cw.sites("resid_pre", layer=":", pos=":"),
     "late": cw.sites("resid_post", layer=LAYERS - 1, pos=":"),

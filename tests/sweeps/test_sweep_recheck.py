@@ -18,7 +18,8 @@ from conewise.errors import InexactCaptureWarning, SweepError, UnhookedWarning
 from conewise.model import Model
 from conewise.program.tensors import cell_tolerance
 from conewise.sweeps.result import Result
-from tests.capture.zoo import ZOO
+from conewise.sweeps.sweep import Sweep
+from tests.capturing.zoo import ZOO
 from tests.sweeps.small import model as small_model
 from tests.sweeps.small import prompts, sweep_over
 
@@ -319,7 +320,7 @@ def test_every_intervention_is_lifted_to_the_reference(source: Any) -> None:
     assert sweep is not None
     base = sweep._batch(0).base
     sites = cw.sites("mlp_out", layer=":", pos=[1, 3])
-    result = sweep.model.sweep(sites, base=base, source=source, metric=cw.logit_diff(3, 4)).run()
+    result = Sweep(sweep.model, sites, base=base, source=source, metric=cw.logit_diff(3, 4)).run()
     assert result.verify(n=2).passed
 
 
@@ -344,7 +345,7 @@ def test_a_function_that_insists_on_its_precision_is_said() -> None:
     sweep = half("gpt2", torch.bfloat16).sweep
     assert sweep is not None
     sites, base = cw.sites("mlp_out", layer=":"), sweep._batch(0).base
-    result = sweep.model.sweep(sites, base=base, source=halved, metric=cw.logit_diff(3, 4)).run()
+    result = Sweep(sweep.model, sites, base=base, source=halved, metric=cw.logit_diff(3, 4)).run()
     check = result.verify(n=1)
     assert not check.ok
     assert "in a higher precision the module raises PatchError" in check.unchecked

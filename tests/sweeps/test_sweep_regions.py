@@ -112,7 +112,7 @@ def causal() -> Model:
     return cw.capture(module(Attention(is_causal=True)), input_ids=ids(2, LENGTH, 0))
 
 
-CELLS = [
+CELLS: list[Any] = [
     (cw.site("embed", pos=4), cw.site("between", pos=2)),
     (cw.site("embed", pos=[1, 5]), cw.site("mlp", pos=slice(3, 5))),
     ("embed", cw.site("mlp", pos=5)),

@@ -15,7 +15,7 @@ from conewise.errors import UnhookedWarning
 from conewise.model import Model
 from conewise.program.tensors import cell_tolerance
 from conewise.sweeps.sweep import Sweep
-from tests.capture.zoo import VOCABULARY, ZOO
+from tests.capturing.zoo import VOCABULARY, ZOO
 from tests.laws.swept import read_all, read_last
 
 HEADS = cw.sites("z", layer=":", head=":")

@@ -8,10 +8,10 @@ import pytest
 from torch import Tensor
 
 import conewise as cw
+from conewise.locations.places import Place
 from conewise.model import Model
-from conewise.sites.places import Place
 from conewise.sweeps.facts import facts_of
-from tests.capture.zoo import ZOO
+from tests.capturing.zoo import ZOO
 
 # One implementation of attention for each: sdpa where it has it, eager else and for every third.
 EVERY = [(name, case.attention[-1 if n % 3 else 0]) for n, (name, case) in enumerate(ZOO.items())]
@@ -29,7 +29,7 @@ def sites_of(model: Model, stack: str) -> Any:
     """Of each kind two layers: two heads, or the first and the last position; of a plain network, modules."""
     chosen: Any = []
     for kind in KINDS:
-        layers = model._table.layers(kind, stack)
+        layers = model.site_table.layers(kind, stack)
         if not layers:
             continue
         axes = model.locate(Place(kind, layers[0], stack)).view.axes
@@ -37,7 +37,7 @@ def sites_of(model: Model, stack: str) -> Any:
         choices: Any = heads or ({"pos": [0, -1]} if "pos" in axes else {})
         selector = cw.sites(kind, stack=stack, layer=list(layers[-2:]), **choices)
         chosen = selector if not chosen else chosen + selector
-    return chosen or [site.name for site in model._table if site.kind == "module"][:6]
+    return chosen or [site.name for site in model.site_table if site.kind == "module"][:6]
 
 
 def total(outputs: Any) -> Tensor:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from conewise.capture.sampling import Sampler, module_leaves, tensor_leaves
+from conewise.capturing.sampling import Sampler, module_leaves, tensor_leaves
 from conewise.checks.reference import (
     NoReferenceError,
     Reference,
@@ -25,9 +24,8 @@ from conewise.program.tensors import (
     same_bits,
     zeros_like,
 )
-
-if TYPE_CHECKING:
-    from conewise.model import Model
+from conewise.runs.baseline import baseline
+from conewise.runs.captured import Captured
 
 FIXED_LENGTH = "the sequence length is fixed in this capture"
 SMALLEST = 1e-30
@@ -99,7 +97,7 @@ class Verification:
 class _Precise:
     """The module in a higher precision, made when it is asked for; `missing` says why there is none."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Captured) -> None:
         self._model = model
         self._reference: Reference | None = None
         self.missing = ""
@@ -124,7 +122,7 @@ class _Precise:
         return [one.to(other.device) for one, other in zip(found, like, strict=True)]
 
 
-def verify(model: Model, *, seed: int, samples: int) -> Verification:
+def verify(model: Captured, *, seed: int, samples: int) -> Verification:
     """Run the graph and the module on random inputs of several sizes, and compare all outputs."""
     sampler = Sampler(model.signature, model.program, model.module)
     sizes: list[tuple[int | None, int | None]] = [(None, None)] * samples
@@ -143,7 +141,7 @@ def verify(model: Model, *, seed: int, samples: int) -> Verification:
     for place, (batch, length) in enumerate(sizes):
         call = sampler.draw(seed + place, batch=batch, length=length)
         try:
-            run = model.run(*call.args, **call.kwargs)
+            run = baseline(model, call.args, call.kwargs)
         except InputMismatchError:
             if length is None:
                 raise
@@ -206,7 +204,7 @@ def _excesses(
 
 
 def _row_deviations(
-    model: Model,
+    model: Captured,
     sampler: Sampler,
     call: Call,
     row: int,
@@ -216,7 +214,7 @@ def _row_deviations(
 ) -> Iterator[tuple[float, float]]:
     """How far each output's row lies from the row alone, relative to the largest; and its tolerance."""
     solo, length = sampler.alone(call, row)
-    alone = tensor_leaves(model.run(*solo.args, **solo.kwargs).outputs)
+    alone = tensor_leaves(baseline(model, solo.args, solo.kwargs).outputs)
     # Outputs may be cast to more bits than they were computed with.
     few_bits = any(map(is_half, (*alone, *(source.value for source in model.program.sources))))
     own = module_leaves(model.module, solo) if few_bits else alone

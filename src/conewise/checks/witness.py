@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from conewise.capture.sampling import tensor_leaves
+from conewise.capturing.sampling import tensor_leaves
 from conewise.checks.hooking import Hook, HookedModule
 from conewise.checks.reference import Reference
 from conewise.errors import SweepError
@@ -22,8 +22,8 @@ from conewise.runs.run import Edit
 from conewise.sweeps.execution.precision import multiplying
 
 if TYPE_CHECKING:
+    from conewise.locations.places import Place
     from conewise.runs.run import Reading
-    from conewise.sites.places import Place
     from conewise.sweeps.sweep import Batch, Sweep
 
 

@@ -14,11 +14,14 @@ from typing import Any
 
 from conewise.engine.world import World
 from conewise.errors import SweepError
+from conewise.locations.places import Place
+from conewise.locations.selectors import Cell, Choice, Spread, chosen
 from conewise.markup import heading
-from conewise.model import Model
 from conewise.program.build import run_sources
 from conewise.program.records import SIZES
 from conewise.program.tensors import Tensor
+from conewise.runs.baseline import baseline
+from conewise.runs.captured import Captured
 from conewise.runs.corruption import (
     Embedding,
     find_embedding,
@@ -32,8 +35,6 @@ from conewise.runs.corruption import (
 from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import as_metric
 from conewise.runs.run import Reading, Run, RunWorld
-from conewise.sites.places import Place
-from conewise.sites.selectors import Cell, Choice, Spread, chosen
 from conewise.sweeps.plan import SweepPlan
 from conewise.sweeps.result import CellCheck, Result, SweepLedger
 from conewise.sweeps.sweep import Sweep
@@ -133,7 +134,7 @@ class Trace:
 
 
 def causal_trace(
-    model: Model,
+    model: Captured,
     inputs: Tensor | Mapping[str, Any] | Run,
     *,
     subject: Choice,
@@ -202,7 +203,7 @@ def causal_trace(
 class Corruption:
     """How a corrupted run is made of the clean one."""
 
-    model: Model
+    model: Captured
     clean: Run
     embedding: Embedding
     subject: tuple[int, ...]
@@ -238,12 +239,12 @@ class Corrupted(Sequence[Any]):
         return self._corruption.of(self._numbers[place])
 
 
-def _clean_run(model: Model, inputs: Tensor | Mapping[str, Any] | Run) -> Run:
+def _clean_run(model: Captured, inputs: Tensor | Mapping[str, Any] | Run) -> Run:
     if isinstance(inputs, Run):
         if inputs.model is not model:
             raise SweepError(f"the clean run is one of another model ({inputs.model.name}).")
         return inputs
-    return model.run(**inputs) if isinstance(inputs, Mapping) else model.run(inputs)
+    return baseline(model, (), inputs) if isinstance(inputs, Mapping) else baseline(model, (inputs,), {})
 
 
 def _restored(clean: Run, prompts: int) -> Intervention:
@@ -256,7 +257,7 @@ def _restored(clean: Run, prompts: int) -> Intervention:
     return Intervention("clean", part, ("clean", clean), runs=(clean,))
 
 
-def _spread(model: Model, clean: Run, kind: str, window: int, layers: Choice, positions: Choice) -> Spread:
+def _spread(model: Captured, clean: Run, kind: str, window: int, layers: Choice, positions: Choice) -> Spread:
     """The cells: for each layer and position, the states of the layers in the window around it."""
     known = model.sites.layers(kind)
     if not known:

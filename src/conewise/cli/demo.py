@@ -122,10 +122,10 @@ def ask(name: str, tell: Teller) -> tuple[Loaded, Question]:
             error.add_note("`conewise demo --tiny` takes a small model apart that needs no download.")
         raise
     with tell.doing(f"capturing {name} as a graph"):
+        from conewise.locations.selectors import sites
         from conewise.model import capture
         from conewise.prompts.prompts import asked
         from conewise.prompts.questions import Question
-        from conewise.sites.selectors import sites
 
         prompts = asked(pairs(name), loaded.tokenizer)
         # Full forwards are compared with this: they should not pay for logits that nobody reads.

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from conewise.amounts import shown_bytes
 from conewise.cli.showing import table
-from conewise.sweeps.plan import shown_bytes
 
 if TYPE_CHECKING:
     from conewise.cli.demo import Demo

@@ -15,6 +15,7 @@ from conewise.cli.showing import Teller
 if TYPE_CHECKING:
     from conewise.model import Model
     from conewise.models.load import Loaded
+    from conewise.runs.captured import Captured
 
 EXAMPLE = tuple(range(8))
 """The tokens that a model is captured with where no prompt is at hand; any do, their number may vary."""
@@ -72,7 +73,7 @@ def _stdout_kept_free() -> Iterator[None]:
         os.close(kept)
 
 
-def told_model(loaded: Loaded, model: Model) -> dict[str, str]:
+def told_model(loaded: Loaded, model: Captured) -> dict[str, str]:
     """A model as JSON tells of it."""
     from conewise.sweeps.facts import facts_of
 

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from conewise import __version__
+from conewise.amounts import shown_bytes
 from conewise.cli.showing import add_row, table
-from conewise.sweeps.plan import shown_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

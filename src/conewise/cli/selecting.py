@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from conewise.cli.failing import CommandError
-from conewise.sites.places import Place, site
-from conewise.sites.selectors import AXES, Choice, Selectors, as_selectors, sites
+from conewise.locations.places import Place, site
+from conewise.locations.selectors import AXES, Choice, Selectors, as_selectors, sites
 
 if TYPE_CHECKING:
     from conewise.model import Model

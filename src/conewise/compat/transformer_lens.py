@@ -24,11 +24,11 @@ import torch
 from conewise.compat.last_position import LastPosition, ReadsMoreError, reads_only_last
 from conewise.compat.patching_result import PatchingResult, ranges_frame, stacked_types
 from conewise.errors import MetricError, NoEffectWarning, PatchError
+from conewise.locations.places import Place
 from conewise.model import Model
 from conewise.runs.interventions import Intervention, as_intervention
 from conewise.runs.metrics import Metric
 from conewise.runs.run import Reading
-from conewise.sites.places import Place
 from conewise.structure.selections import resolved
 from conewise.sweeps.sweep import Sweep
 

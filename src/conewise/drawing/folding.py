@@ -5,29 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from conewise.drawing.folded import Cone, Folded, Part
 from conewise.drawing.parts import group
 from conewise.errors import SweepError
+from conewise.locations.places import Place, PlaceLike, as_place
+from conewise.locations.selectors import Cell
 from conewise.program.streaming import output_names
-from conewise.sites.places import Place, PlaceLike, as_place
-from conewise.sites.selectors import Cell
+from conewise.runs.captured import Captured
+from conewise.runs.run import Reading
 from conewise.sweeps.planning.costs import Costs
 from conewise.sweeps.planning.schedule import schedule
 from conewise.sweeps.planning.stacking import Layout
-
-if TYPE_CHECKING:
-    from conewise.model import Model
-    from conewise.runs.run import Reading
 
 __all__ = ["Cone", "Folded", "Part", "fold"]
 
 
 def fold(
-    model: Model,
+    model: Captured,
     cells: Iterable[Cell | PlaceLike],
     *,
     targets: Sequence[str] | None = None,
@@ -84,7 +82,7 @@ Patched = tuple[tuple[int, bool], ...]
 
 
 def _patches(
-    model: Model, cells: Iterable[Cell | PlaceLike], base: Reading | None, whole: bool
+    model: Captured, cells: Iterable[Cell | PlaceLike], base: Reading | None, whole: bool
 ) -> tuple[dict[Patched, int], list[dict[str, None]], tuple[tuple[int, int], ...]]:
     """The sets of patched nodes (and whether whole), each once; the names of the places there; the runs."""
     found: dict[Patched, int] = {}
@@ -107,7 +105,7 @@ def _patches(
     return found, names, tuple((cone, count) for cone, count in runs)
 
 
-def _patched(model: Model, places: Iterable[tuple[Place, bool]], base: Reading | None) -> Patched:
+def _patched(model: Captured, places: Iterable[tuple[Place, bool]], base: Reading | None) -> Patched:
     """The nodes that a world patches: the cell's, and those of the base's own that it must patch again."""
     graph = model.graph
     patched: dict[int, bool] = {}
@@ -131,7 +129,7 @@ def _patched(model: Model, places: Iterable[tuple[Place, bool]], base: Reading |
 
 
 def _cones(
-    model: Model,
+    model: Captured,
     patches: Sequence[Patched],
     demanded: Sequence[str],
     part_of: Mapping[int, int],
@@ -187,7 +185,7 @@ def _tallied(
     return tally.T
 
 
-def node_flops(model: Model, base: Reading | None) -> dict[str, int]:
+def node_flops(model: Captured, base: Reading | None) -> dict[str, int]:
     """The floating-point operations of each node, for inputs as long as the base's."""
     if base is None:
         return {}

@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from conewise.capture.quiet import quiet
+from conewise.capturing.quiet import quiet
 from conewise.experiments.llama import one_thread
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.experiments.scanning import Scan, scanning
 from conewise.experiments.statistics import trimmed_median
+from conewise.locations.selectors import sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
+from conewise.runs.baseline import baseline
+from conewise.runs.captured import Captured
 from conewise.runs.metrics import logit_diff
-from conewise.sites.selectors import sites
 from conewise.sweeps.sweep import Sweep
 from conewise.theory.compiled import compiled_ratio
 from conewise.theory.sweeps import full_cost, stale, sweep_costs
@@ -160,9 +162,9 @@ def _ratios(sweep: Sweep, depth: int, rounds: int) -> list[Row]:
     ]
 
 
-def _full_run(model: Model, rounds: int) -> float:
+def _full_run(model: Captured, rounds: int) -> float:
     example = ARCHITECTURES["gpt2"].example(POSITIONS, SEED + 1)
-    return _fastest(lambda: model.run(**example), rounds)
+    return _fastest(lambda: baseline(model, (), example), rounds)
 
 
 def _fastest(task: Callable[[], object], rounds: int) -> float:

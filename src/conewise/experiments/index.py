@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from conewise.capture.quiet import quiet
+from conewise.capturing.quiet import quiet
 from conewise.drawing.folding import fold, node_flops
 from conewise.drawing.parts import group
 from conewise.experiments.llama import one_thread
 from conewise.experiments.result import Number, Progress, Result, Row, silent, versions
 from conewise.graph.graph import Graph, Site
+from conewise.locations.selectors import SelectorLike, sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.program.records import Program
 from conewise.program.tensors import computing
 from conewise.runs.run import Run
-from conewise.sites.selectors import SelectorLike, sites
 from conewise.sweeps.sweep import Sweep
 from conewise.theory.karamata import KaramataIndex, karamata_index
 from conewise.theory.layers import layered_ratio

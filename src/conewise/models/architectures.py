@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from conewise.capture.quiet import quiet
+from conewise.capturing.quiet import quiet
 
 VOCABULARY = 211
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from conewise.capture.foreign import told
+from conewise.capturing.foreign import told
 from conewise.errors import LoadError
 from conewise.reading import as_path, read_json
 

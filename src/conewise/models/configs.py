@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from conewise.capture.foreign import told
+from conewise.capturing.foreign import told
 from conewise.errors import LoadError
 from conewise.models.weight_files import Held
 from conewise.reading import read_json

@@ -21,8 +21,8 @@ import transformers
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 
-from conewise.capture.foreign import told, told_as
-from conewise.capture.quiet import quiet
+from conewise.capturing.foreign import told, told_as
+from conewise.capturing.quiet import quiet
 from conewise.errors import LoadError
 from conewise.models.cache import cached
 from conewise.models.configs import bounded, check_counts

@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from conewise.capture.foreign import told
+from conewise.capturing.foreign import told
 
 # What its client raises where no connection comes about. By name, for it has changed the library it uses.
 _NOT_REACHED = {"ConnectError", "ConnectTimeout", "ProxyError"}

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from conewise.capture.foreign import told, told_as
-from conewise.capture.quiet import quiet
+from conewise.capturing.foreign import told, told_as
+from conewise.capturing.quiet import quiet
 from conewise.errors import LoadError, nearest_names
 from conewise.identity.fingerprint import fingerprint
 from conewise.models import tiny

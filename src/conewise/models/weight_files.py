@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from conewise.capture.foreign import told
+from conewise.capturing.foreign import told
 from conewise.errors import LoadError
 from conewise.reading import read_json
 

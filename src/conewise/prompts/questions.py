@@ -16,14 +16,15 @@ from typing import Any
 from conewise.checks.hooking import HookedModule
 from conewise.drawing.folding import Folded, fold
 from conewise.errors import PromptError, SweepError
-from conewise.model import Model
+from conewise.locations.selectors import Cell, Selector, SelectorLike, as_selectors
 from conewise.program.tensors import Tensor
 from conewise.prompts.prompts import METRICS, Asked, Progress
 from conewise.prompts.story import PATCHES, Story
+from conewise.runs.baseline import baseline
+from conewise.runs.captured import Captured
 from conewise.runs.filling import joined
 from conewise.runs.interventions import mean, noise
 from conewise.runs.run import Run
-from conewise.sites.selectors import Cell, Selector, SelectorLike, as_selectors
 from conewise.sweeps.facts import facts_of
 from conewise.sweeps.plan import SweepPlan
 from conewise.sweeps.planning.costs import synchronize
@@ -50,7 +51,7 @@ class Question:
     `METRICS`; "kl" compares with the clean run. `precision`: see `Sweep`.
     """
 
-    model: Model
+    model: Captured
     asked: Asked
     sites: SelectorLike
     direction: str = "denoise"
@@ -113,7 +114,7 @@ class Question:
 
         def run(which: str) -> Run:
             if which not in runs:
-                runs[which] = self.model.run(**self.asked.inputs_of(group, which, device))
+                runs[which] = baseline(self.model, (), self.asked.inputs_of(group, which, device))
             return runs[which]
 
         metric = self.asked.metric(group, self.metric, run("clean") if self.metric == "kl" else None)

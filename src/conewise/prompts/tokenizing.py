@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from conewise.capture.foreign import told, told_as
+from conewise.capturing.foreign import told, told_as
 from conewise.errors import PromptError
 from conewise.reading import lone_surrogate
 

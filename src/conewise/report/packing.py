@@ -16,10 +16,10 @@ import numpy as np
 from plotly.colors import diverging, unlabel_rgb
 
 from conewise.drawing.folded import Folded
+from conewise.locations.places import Place
+from conewise.locations.selectors import Spread
 from conewise.program.tensors import Tensor
 from conewise.prompts.story import Story
-from conewise.sites.places import Place
-from conewise.sites.selectors import Spread
 from conewise.sweeps.plots import COLOURS
 from conewise.sweeps.result import Result
 

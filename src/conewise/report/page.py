@@ -71,7 +71,10 @@ def sweep_page(
     second view.
     """
     title = heading(result, story)
-    styles, scripts = [asset("theme.css"), asset("page.css", __package__)], [asset(name, __package__) for name in SCRIPTS]
+    styles, scripts = (
+        [asset("theme.css"), asset("page.css", __package__)],
+        [asset(name, __package__) for name in SCRIPTS],
+    )
     data: dict[str, object] = {
         "conewise-data": packed(result, story, folded),
         "conewise-speeds": speeds(result, story),

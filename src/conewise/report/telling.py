@@ -8,8 +8,8 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
+from conewise.amounts import shown_bytes
 from conewise.prompts.story import Story, ToldPair
-from conewise.sweeps.plan import shown_bytes
 from conewise.sweeps.result import CellCheck, Result
 
 FIRST = 2

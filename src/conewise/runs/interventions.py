@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conewise.errors import PatchError, describe
 from conewise.identity.digests import inputs_digest
 from conewise.identity.identity import Keyed, expect_key
+from conewise.locations.places import Place
 from conewise.program.tensors import Tensor, zeros_like
 from conewise.program.weights import Sums
+from conewise.runs.baseline import baseline
+from conewise.runs.captured import Captured
 from conewise.runs.filling import added, averaged, has_nan, noised, resampled, spread_out
-from conewise.sites.places import Place
-
-if TYPE_CHECKING:
-    from conewise.model import Model
-    from conewise.runs.run import Reading
+from conewise.runs.run import Reading
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +95,9 @@ def resample(run: Reading, seed: int = 0) -> Intervention:
     return Intervention(f"resample(seed={seed})", part, ("resample", seed, run), runs=(run,))
 
 
-def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bool = False) -> Intervention:
+def mean(
+    model: Captured, dataset: Iterable[Mapping[str, Any]], *, per_position: bool = False
+) -> Intervention:
     """Take the mean over a dataset: over its prompts and positions, or `per_position` over prompts alone.
 
     The dataset is a list of the model's inputs, or anything that can be gone through again. It is streamed,
@@ -117,7 +118,7 @@ def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bo
         wanted = _alike(model, place)
         sums: dict[str, tuple[Tensor, int]] = {}
         for batch in batches:
-            run = model.run(**batch, keep=wanted)
+            run = baseline(model, (), batch, wanted)
             for one in wanted:
                 axes = model.locate(one).view.axes
                 sums[str(one)] = averaged(sums.get(str(one)), run.read(one), axes, over, str(one))
@@ -135,14 +136,14 @@ def mean(model: Model, dataset: Iterable[Mapping[str, Any]], *, per_position: bo
     return Intervention("mean over a dataset", part, described, begin=begin)
 
 
-def _alike(model: Model, place: Place) -> list[Place]:
+def _alike(model: Captured, place: Place) -> list[Place]:
     """The place, and those of its kind in the other layers."""
     if place.layer is None:
         return [place]
     return [Place(place.name, layer, place.stack) for layer in model.sites.layers(place.name, place.stack)]
 
 
-def as_intervention(given: Any, model: Model) -> Intervention:
+def as_intervention(given: Any, model: Captured) -> Intervention:
     """What people may give as `source`: a run, "zero", "mean", an intervention, or a function."""
     from conewise.runs.run import Reading  # noqa: PLC0415  # a run makes interventions, and is one
 
@@ -163,7 +164,7 @@ def as_intervention(given: Any, model: Model) -> Intervention:
     )
 
 
-def _from(source: Reading, model: Model) -> Intervention:
+def _from(source: Reading, model: Captured) -> Intervention:
     if source.model is not model:
         raise PatchError(
             f"the source is a run of another model ({source.model.name}); base and source must be runs of "

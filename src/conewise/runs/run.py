@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conewise.engine.ledger import Ledger
 from conewise.engine.world import World
 from conewise.errors import NoEffectWarning, OpError, PatchError, WeightsChangedError
 from conewise.graph.table import Rule
+from conewise.locations.located import Located
+from conewise.locations.places import Place, PlaceLike, as_place
 from conewise.markup import heading, table
 from conewise.program.streaming import (
     assembled,
@@ -32,10 +34,7 @@ from conewise.program.tensors import (
     zeros_like,
 )
 from conewise.program.weights import Contents, Sums, bits_of
-from conewise.sites.places import Place, PlaceLike, as_place
-
-if TYPE_CHECKING:
-    from conewise.model import Located, Model
+from conewise.runs.captured import Captured
 
 Part = Tensor | Callable[[Tensor], Tensor]
 
@@ -48,7 +47,7 @@ class Reading:
     """
 
     def __init__(
-        self, model: Model, world: World, sizes: tuple[int, ...], parent: Reading | None = None
+        self, model: Captured, world: World, sizes: tuple[int, ...], parent: Reading | None = None
     ) -> None:
         self.model = model
         self.world = world
@@ -255,7 +254,7 @@ class Run(Reading):
     """The baseline for one input. It never changes; another input is another run."""
 
     def __init__(
-        self, model: Model, world: World, sizes: tuple[int, ...], inputs: Mapping[str, Tensor]
+        self, model: Captured, world: World, sizes: tuple[int, ...], inputs: Mapping[str, Tensor]
     ) -> None:
         super().__init__(model, world, sizes)
         self._inputs = inputs

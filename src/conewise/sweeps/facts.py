@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import weakref
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conewise.identity.digests import home, inputs_digest, program_digest
 from conewise.identity.fingerprint import fingerprint
 from conewise.program.records import Record, Ref
 from conewise.program.streaming import assembled
 from conewise.program.weights import Sums
+from conewise.runs.captured import Captured
 from conewise.structure.outputs import Outputs
 from conewise.sweeps.planning.fusing import find_fusions
 from conewise.sweeps.planning.shown import Lying
-
-if TYPE_CHECKING:
-    from conewise.model import Model
 
 
 class Facts:
@@ -29,7 +27,7 @@ class Facts:
     computes.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Captured) -> None:
         program = model.program
         self.outputs = tuple(dict.fromkeys(out.name for out in program.outputs if isinstance(out, Ref)))
         named: Any = assembled(program, {name: name for name in self.outputs}, program.sizes.expressions)
@@ -81,10 +79,10 @@ class Facts:
         return program_digest(self._model.program)
 
 
-_FACTS: weakref.WeakKeyDictionary[Model, Facts] = weakref.WeakKeyDictionary()
+_FACTS: weakref.WeakKeyDictionary[Captured, Facts] = weakref.WeakKeyDictionary()
 
 
-def facts_of(model: Model) -> Facts:
+def facts_of(model: Captured) -> Facts:
     """The facts about a model, found at the first call."""
     if model not in _FACTS:
         _FACTS[model] = Facts(model)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from conewise.errors import SweepError
+from conewise.amounts import shown_bytes
 from conewise.markup import table
 
 
@@ -87,9 +86,6 @@ class SweepPlan:
         return table(self.rows())
 
 
-UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
 def of_batches(plans: Sequence[SweepPlan]) -> SweepPlan:
     """The plan of a run, from one for each batch that takes all others to be like it.
 
@@ -110,35 +106,6 @@ def of_batches(plans: Sequence[SweepPlan]) -> SweepPlan:
         chunks=max((plan.chunks for plan in plans), key=len),
         seconds=sum(seconds) / count if len(seconds) == count else None,
     )
-
-
-def as_bytes(given: int | str | None) -> int | None:
-    """A number of bytes, or text like "2GiB" or "500 MB"."""
-    if given is None:
-        return None
-    amount = 0
-    if isinstance(given, int) and not isinstance(given, bool):
-        amount = given
-    elif isinstance(given, str):
-        text = given.strip().lower().replace(" ", "")
-        number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-        with suppress(ValueError, KeyError, OverflowError):
-            amount = int(float(number) * UNITS[text[len(number) :] or "b"])
-    if amount < 1:
-        raise SweepError(f"{given!r} is no amount of memory; write a number of bytes, or '2GiB', '500MB'.")
-    return amount
-
-
-def shown_bytes(count: int | None) -> str:
-    """Bytes as people read them."""
-    if count is None:
-        return "no limit"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 def as_json(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from conewise.sites.selectors import Spread
+from conewise.locations.selectors import Spread
 
 if TYPE_CHECKING:
     from conewise.sweeps.result import Result

@@ -16,8 +16,8 @@ from datetime import timedelta
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
+from conewise.amounts import shown_bytes
 from conewise.identity.machine import memory_held
-from conewise.sweeps.plan import shown_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -9,12 +9,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conewise.amounts import shown_bytes
 from conewise.errors import SweepError
+from conewise.locations.selectors import Cell, Spread
 from conewise.markup import heading, table, verdict
 from conewise.program.tensors import Tensor, same_bits
 from conewise.runs.filling import joined, stacked
-from conewise.sites.selectors import Cell, Spread
-from conewise.sweeps.plan import SweepPlan, shown_bytes
+from conewise.sweeps.plan import SweepPlan
 
 if TYPE_CHECKING:
     import pandas as pd

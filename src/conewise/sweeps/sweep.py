@@ -8,33 +8,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from conewise.capture.foreign import within_memory
+from conewise.amounts import as_bytes
+from conewise.capturing.foreign import within_memory
 from conewise.errors import MetricError, NoEffectWarning, SweepError, WeightsChangedError, describe
 from conewise.identity.digests import inputs_digest
+from conewise.locations.selectors import Cell, SelectorLike, Spread, as_selectors, spread
 from conewise.markup import heading
 from conewise.program.tensors import Tensor, computing
 from conewise.program.weights import Contents, Sums
+from conewise.runs.baseline import baseline
+from conewise.runs.captured import Captured
 from conewise.runs.filling import stacked
 from conewise.runs.interventions import Intervention, as_intervention
 from conewise.runs.metrics import Metric, as_metric, expect_prompts, measured, measured_whole
 from conewise.runs.run import Reading, Run
-from conewise.sites.selectors import Cell, SelectorLike, Spread, as_selectors, spread
 from conewise.sweeps.execution.evaluating import Evaluators
 from conewise.sweeps.execution.growth import watching
 from conewise.sweeps.execution.precision import expect_precision
 from conewise.sweeps.facts import facts_of
-from conewise.sweeps.plan import SweepPlan, as_bytes, of_batches
+from conewise.sweeps.plan import SweepPlan, of_batches
 from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.passes import grouped
 from conewise.sweeps.planning.planning import Planner
 from conewise.sweeps.planning.stacking import members
 from conewise.sweeps.result import Result, SweepLedger
 from conewise.sweeps.storage.identifying import Identifying
-
-if TYPE_CHECKING:
-    from conewise.model import Model
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Sweep:
     @within_memory("the baseline of this sweep")
     def __init__(
         self,
-        model: Model,
+        model: Captured,
         sites: SelectorLike,
         *,
-        base: Reading | Iterable[Mapping[str, Any] | Reading],
+        base: Reading | Mapping[str, Any] | Iterable[Mapping[str, Any] | Reading],
         source: Any,
         metric: Any,
         precision: str | None = None,
@@ -152,7 +152,7 @@ class Sweep:
                 f"base is a run, or a list of runs or of inputs, and {describe(given)} is neither. Inputs "
                 "are written as for `model.run`: {'input_ids': ...}."
             )
-        return self.model.run(**given)
+        return baseline(self.model, (), given)
 
     def _expect_alike(self, base: Reading, source: Reading) -> None:
         for name, value in base.inputs.items():

@@ -24,8 +24,8 @@ from conewise.sweeps.planning.stacking import members
 from conewise.sweeps.result import SweepLedger
 
 if TYPE_CHECKING:
-    from conewise.model import Located
-    from conewise.sites.places import Place
+    from conewise.locations.located import Located
+    from conewise.locations.places import Place
     from conewise.sweeps.sweep import Batch, Sweep
 
 Fills = dict[tuple[str, int], list[Fill]]

@@ -14,8 +14,8 @@ from conewise.program.tensors import Tensor
 from conewise.sweeps.planning.regions import RegionFinder, first_differences
 
 if TYPE_CHECKING:
+    from conewise.locations.selectors import Cell
     from conewise.runs.run import Reading
-    from conewise.sites.selectors import Cell
     from conewise.sweeps.planning.stacking import Layout
     from conewise.sweeps.sweep import Batch, Sweep
 

@@ -15,8 +15,8 @@ from conewise.sweeps.planning.stacking import Layout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conewise.model import Located
-    from conewise.sites.places import Place
+    from conewise.locations.located import Located
+    from conewise.locations.places import Place
     from conewise.sweeps.sweep import Sweep
 
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from conewise.amounts import shown_bytes
 from conewise.errors import SweepError
-from conewise.sweeps.plan import SweepPlan, shown_bytes
+from conewise.sweeps.plan import SweepPlan
 from conewise.sweeps.planning.costs import matmul_rate
 from conewise.sweeps.planning.fusing import fitting
 from conewise.sweeps.planning.memory import Footprint, footprint

@@ -18,8 +18,8 @@ from conewise.sweeps.planning.stacking import Layout
 from conewise.sweeps.planning.workspace import Workspace
 
 if TYPE_CHECKING:
+    from conewise.locations.selectors import Cell
     from conewise.runs.run import Edit, Reading
-    from conewise.sites.selectors import Cell
     from conewise.sweeps.sweep import Batch, Sweep
 
 

@@ -24,13 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conewise.capture.foreign import within_memory
+from conewise.capturing.foreign import within_memory
 from conewise.errors import SweepError
 from conewise.files import conewise_version, write_whole
+from conewise.locations.places import Index, Place
+from conewise.locations.selectors import Cell, Spread
 from conewise.program.tensors import Tensor
 from conewise.reading import read_json
-from conewise.sites.places import Index, Place
-from conewise.sites.selectors import Cell, Spread
 from conewise.sweeps.frames import frame
 from conewise.sweeps.plan import SweepPlan
 from conewise.sweeps.result import CellCheck, Result, SweepLedger

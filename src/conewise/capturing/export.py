@@ -20,7 +20,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_map
 
-from conewise.capture.lowering import lower
+from conewise.capturing.lowering import lower
 from conewise.errors import CaptureError, ControlFlowError
 from conewise.program.calls import (
     Call,

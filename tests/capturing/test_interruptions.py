@@ -12,13 +12,14 @@ import torch
 import transformers
 
 import conewise as cw
-from conewise.capture.export import _quiet
-from conewise.capture.quiet import quiet
+from conewise.capturing.export import _quiet
+from conewise.capturing.quiet import quiet
 from conewise.checks.hooking import HookedModule
 from conewise.engine.ledger import Ledger
 from conewise.experiments.llama import one_thread
 from conewise.graph.graph import Graph
 from conewise.models.configs import bounded
+from conewise.models.weight_files import Held
 from conewise.sweeps.execution.precision import multiplying
 from tests.laws.interrupting import interrupt, moments_of
 from tests.sweeps.captured import inputs, small
@@ -62,7 +63,7 @@ def test_what_is_set_for_a_while_is_put_back_wherever_that_is_interrupted(
 
 def test_a_bound_that_is_interrupted_bounds_nothing_afterwards() -> None:
     def enter() -> None:
-        with bounded("here", tensors=0):
+        with bounded("here", Held(0, 0)):
             pass
 
     for at in range(1, moments_of(enter, **HOW) + 1):

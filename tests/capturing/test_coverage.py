@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from conewise.capture.export import Exported, export
+from conewise.capturing.export import Exported, export
+from conewise.locations.sites import SiteTable
 from conewise.program.interpret import Interpreter
 from conewise.program.records import SIZES
-from conewise.sites.sites import SiteTable
-from tests.capture.zoo import ZOO, Case
+from tests.capturing.zoo import ZOO, Case
 from tests.sweeps.execution.kernels import kernels
 
 EVERY = [(name, attention) for name, case in ZOO.items() for attention in case.attention]

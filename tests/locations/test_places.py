@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.sites.places import as_place
+from conewise.locations.places import as_place
 
 
 def test_a_place_shows_as_it_was_written() -> None:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import MissingSiteError
-from conewise.sites.sites import WHERE
-from tests.identity.made import InTurns
+from conewise.locations.sites import WHERE
+from tests.structure.made import InTurns
 from tests.sweeps.captured import small
 
 

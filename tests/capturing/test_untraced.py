@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 
-from conewise.capture.export import Exported, export
+from conewise.capturing.export import Exported, export
 from conewise.errors import InputMismatchError
 from conewise.program import untraced
 from conewise.program.interpret import Interpreter

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.capture.fidelity import FUSED
+from conewise.capturing.fidelity import FUSED
 from conewise.errors import InexactCaptureWarning
 
 

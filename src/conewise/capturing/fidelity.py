@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from conewise.capture.export import Exported, distinct
-from conewise.capture.sampling import tensor_leaves
+from conewise.capturing.export import Exported, distinct
+from conewise.capturing.sampling import tensor_leaves
 from conewise.graph.graph import Graph
 from conewise.program.build import bitwise_same, run_sources
 from conewise.program.calls import Call

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from conewise.errors import SiteError
-from conewise.sites.places import Place, PlaceLike, as_number, as_place, as_written
+from conewise.locations.places import Place, PlaceLike, as_number, as_place, as_written
 
 if TYPE_CHECKING:
     from conewise.runs.run import Reading

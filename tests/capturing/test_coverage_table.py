@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.capture.coverage_table import (
+from tests.capturing.coverage_table import (
     COLUMNS,
     KINDS,
     ON_CUDA,
@@ -13,7 +13,7 @@ from tests.capture.coverage_table import (
     cuda_section,
     page,
 )
-from tests.capture.zoo import ZOO
+from tests.capturing.zoo import ZOO
 
 
 def table() -> list[list[str]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from conewise.capture.export import Exported, export
+from conewise.capturing.export import Exported, export
 from conewise.errors import (
     CaptureError,
     ControlFlowError,

@@ -9,10 +9,10 @@ from typing import Any
 
 from conewise.graph.cones import cone_sizes
 from conewise.graph.graph import Graph
+from conewise.locations.head_result import AXES as RESULT_AXES
+from conewise.locations.sites import WHERE, Site, SiteTable
 from conewise.markup import heading, table
 from conewise.program.records import Program
-from conewise.sites.head_result import AXES as RESULT_AXES
-from conewise.sites.sites import WHERE, Site, SiteTable
 from conewise.structure.views import View
 
 COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")

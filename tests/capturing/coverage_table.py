@@ -1,4 +1,4 @@
-"""What works on which architecture, found out by trying: `python -m tests.capture.coverage_table`.
+"""What works on which architecture, found out by trying: `python -m tests.capturing.coverage_table`.
 
 Writes docs/coverage.md. `make coverage` runs it; a test checks that the page lists the zoo as it is.
 """
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 import conewise as cw
 from conewise.errors import CaptureError, InputMismatchError, MissingSiteError
 from conewise.model import Model
-from tests.capture.zoo import ZOO, Case
+from tests.capturing.zoo import ZOO, Case
 from tests.runs.test_architectures import patched_place
 from tests.sweeps.captured import hooked, module_outputs
 
@@ -49,7 +49,7 @@ KINDS = (
 INTRO = """# Coverage
 
 What was captured, and what was found when it was tried. `make coverage` writes this page
-(`tests/capture/coverage_table.py`). The models are small ones of the real architecture, with
+(`tests/capturing/coverage_table.py`). The models are small ones of the real architecture, with
 random weights; SmolLM2 with its real weights is checked by `make test-smollm2`.
 
 - **eager, sdpa**: the graph equals the module bit for bit, in float32. *none*: the class has none.

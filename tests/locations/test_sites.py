@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from conewise.capture.export import Exported, export
+from conewise.capturing.export import Exported, export
 from conewise.errors import MissingSiteError
+from conewise.locations.sites import WHERE, SiteTable
 from conewise.program.interpret import Interpreter
-from conewise.sites.sites import WHERE, SiteTable
-from tests.capture.zoo import ZOO
+from tests.capturing.zoo import ZOO
 
 
 def captured(name: str, attention: str) -> tuple[nn.Module, Exported, SiteTable]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conewise.errors import MissingSiteError
+from conewise.locations.head_result import HeadResult
 from conewise.program.records import ModulePort, Program
 from conewise.program.sizes import Size
-from conewise.sites.head_result import HeadResult
 from conewise.structure.attention import find_attention, natural_axes, weight_of
 from conewise.structure.axes import Axes, Axis, regroup
 from conewise.structure.blocks import Block, find_blocks

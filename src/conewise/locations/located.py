@@ -1,0 +1,83 @@
+"""A place found in a model: the node, how its value is shown, and which part is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conewise.errors import PatchError, describe
+from conewise.locations.head_result import HeadResult
+from conewise.locations.places import Place
+from conewise.locations.sites import Site
+from conewise.program.tensors import Tensor, mean_of
+from conewise.structure.views import View
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A place found in a model: the node, how its value is shown, and which part is meant."""
+
+    site: Site
+    view: View
+    part: Mapping[str, Any]
+
+    @property
+    def node(self) -> str:
+        """The node of the graph whose value it is, or from which it is computed."""
+        return self.site.node
+
+    @property
+    def result(self) -> HeadResult | None:
+        """How it is computed, where no node holds it."""
+        return self.site.result
+
+    @property
+    def z_view(self) -> View:
+        """How the node's own value is shown, where the site is computed from it."""
+        assert self.site.view is not None
+        return self.site.view
+
+    @property
+    def part_axes(self) -> tuple[str, ...]:
+        """The axes that are left of the part: those that no single number selects."""
+        return tuple(axis for axis in self.view.axes if not isinstance(self.part.get(axis), int))
+
+    def read(self, value: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The part that is meant of the node's value, in natural axes."""
+        return self.view.read(value, self.part, sizes)
+
+    def replaced(self, value: Tensor, part: Tensor, sizes: Sequence[int], place: Place) -> Tensor:
+        """A copy of the node's value with the part replaced."""
+        self.expect(part, self.read(value, sizes), place)
+        return self.view.replace(value, self.part, part, sizes)
+
+    def mean(self, value: Tensor, sizes: Sequence[int], place: Place) -> Tensor:
+        """The site's mean over batch and positions, at every place of the part that is meant."""
+        try:
+            shown = mean_of(self.view.present(value, sizes), self.view.axes)
+        except ValueError as error:
+            raise PatchError(
+                f"{place} has no mean over batch and positions: it holds {error}. Give the value itself."
+            ) from None
+        plain = View(self.view.axes, tuple((axis,) for axis in self.view.axes), {})
+        return plain.read(shown, self.part).clone()
+
+    def is_same_place(self, other: Located) -> bool:
+        """Whether both are the same part of the same site, whatever name it was found by."""
+        return self.site is other.site and dict(self.part) == dict(other.part)
+
+    def expect(self, part: object, present: Tensor, place: Place) -> None:
+        """Refuse a part of another shape, dtype or device: nothing is cast, moved or broadcast."""
+        expected = f"shape {tuple(present.shape)}, {present.dtype}, on {present.device}"
+        axes = ", ".join(self.part_axes)
+        if not isinstance(part, Tensor):
+            raise PatchError(
+                f"the function for {place} returned {describe(part)}; it has to return a tensor of "
+                f"{expected} ({axes})."
+            )
+        if (part.shape, part.dtype, part.device) != (present.shape, present.dtype, present.device):
+            raise PatchError(
+                f"the value for {place} has shape {tuple(part.shape)}, {part.dtype}, on {part.device}; the "
+                f"place has {expected} ({axes}). Convert it first: nothing is cast, moved or broadcast."
+            )
