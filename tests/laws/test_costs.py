@@ -304,6 +304,21 @@ def test_a_restore_costs_more_unless_the_site_is_below_the_next_or_only_seen_thr
     assert (surplus == 0) == (is_below or is_hidden)
 
 
+def test_what_an_earlier_site_left_stale_is_computed_when_it_is_seen_again() -> None:
+    """Though z lies below y, y pays for x: the demand under the patch of z did not look at it."""
+    graph = cw.Graph()
+    graph.source("in", 1)
+    for site, inputs in (("x", ["in"]), ("y", ["in"]), ("z", ["x", "y"])):
+        graph.node(site, Mix(), inputs)
+    sweep = ["x", "z", "y"]
+    assert theory.restored_cost(graph, ["z", "y"], "z").surplus == 0
+    predicted = theory.restored_cost(graph, sweep, "z")
+    assert predicted.costs == (1, 0, 2)
+    assert predicted.surplus == 1
+    bills, _ = restored_bills(graph, [[site] for site in sweep], ["z"], None, is_late=False)
+    assert bills == [1, 0, 2]
+
+
 @given(scenes(), st.data(), st.booleans())
 def test_restoring_in_place_costs_at_most_the_restored_cones_more(
     scene: Scene, data: st.DataObject, is_full: bool

@@ -140,6 +140,23 @@ def test_keeping_the_output_alone_does_not_compose() -> None:
     assert cw.World(graph).demand("y") == 6
 
 
+def test_blocks_that_nobody_notices_alone_do_not_compose() -> None:
+    """Each graft leaves every site's value as it was, since w = x·y is 0 either way; both do not."""
+
+    def build(*grafted: str) -> cw.World:
+        graph = cw.Graph()
+        graph.source("x", 0)
+        graph.source("y", 0)
+        graph.node("w", lambda x, y: x * y, ["x", "y"])
+        for site in grafted:
+            graph.graft((site, "w"), cw.chain(lambda _: 1))
+        return cw.World(graph)
+
+    for grafted in ((), ("x",), ("y",)):
+        assert build(*grafted).demand(("x", "y", "w")) == (0, 0, 0)
+    assert build("x", "y").demand("w") == 1
+
+
 @settings(max_examples=40)
 @given(scenes().filter(lambda scene: bool(scene.edges)), st.data())
 def test_an_exact_graft_costs_what_any_does_and_with_a_cutoff_its_block_and_its_readers(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import Phase, find, given, settings
@@ -52,6 +53,51 @@ def test_a_wave_stops_at_what_is_stale_already(data: st.DataObject, scene: Scene
         with scanning(graph) as scan:
             data.draw(st.sampled_from(kinds))(site, fresh_rule())
         assert scan.down.touched == theory.wave_size(graph, site, before)
+
+
+@settings(max_examples=50)
+@given(st.data(), scenes())
+def test_a_wave_of_a_fork_goes_through_what_is_stale_in_its_parent(data: st.DataObject, scene: Scene) -> None:
+    """The fork takes it for its own; only what its own changes have made stale ends the wave."""
+    world = warm(scene)
+    graph = world.graph
+    sites = st.lists(st.sampled_from(scene.computed), max_size=3, unique=True)
+    for site in data.draw(sites, label="stale in the parent"):
+        world.patch_rule(site, fresh_rule())
+    fork, own = world.fork(), set[str]()
+    for site in data.draw(sites, label="changed in the fork"):
+        with scanning(graph) as scan:
+            fork.patch_rule(site, fresh_rule())
+        assert scan.down.touched == theory.wave_size(graph, site, own)
+        own |= {site, *graph.cone(site)}
+
+
+@given(scenes())
+def test_a_demand_asks_for_no_other_value(scene: Scene) -> None:
+    """What is neither stale, nor read by a stale node, nor demanded, nor patched, is not looked at."""
+    world = warm(scene)
+    graph = world.graph
+    for site in scene.patch:
+        world.patch(site, fresh_value())
+    stale = theory.stale(graph, scene.patch, scene.demand)
+    values = Asked(world._state.values)
+    world._state.values = values
+    world.demand(scene.demand)
+    assert stale <= set(graph.names(values.asked))
+    read = {site for node in stale for site in graph.inputs(node)}
+    assert set(graph.names(values.asked)) <= stale | read | {*scene.demand, *scene.patch}
+
+
+class Asked(list[Any]):
+    """Values that remember which of them were asked for."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        super().__init__(values)
+        self.asked: set[int] = set()
+
+    def __getitem__(self, node: Any) -> Any:
+        self.asked.add(node)
+        return super().__getitem__(node)
 
 
 @given(scenes(), st.booleans())

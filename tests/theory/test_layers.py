@@ -23,9 +23,18 @@ def test_a_transformer_is_a_uniform_profile_with_a_site_for_each_head_and_mlp(
 @pytest.mark.parametrize("q", [0, 1, 2, Fraction(1, 2), 0.7])
 def test_equally_many_sites_have_the_limit_of_one(profile: Orientation, q: float) -> None:
     for sites in ENDS:
-        assert float(theory.sites_limit(q, 0, profile, sites)) == pytest.approx(
-            float(theory.limit_ratio(q, profile)), rel=1e-12
-        )
+        limit = theory.sites_limit(q, 0, profile, sites)
+        assert limit == theory.limit_ratio(q, profile)
+        assert isinstance(limit, float) == isinstance(q, float)
+
+
+def test_the_limit_is_exact_where_one_index_is_whole() -> None:
+    opposite: tuple[Orientation, Orientation] = ("input-heavy", "output-heavy")
+    half, three = Fraction(1, 2), Fraction(3)
+    assert theory.sites_limit(three, 2, *opposite) == theory.sites_limit(3, 2, *opposite) == 35
+    assert theory.sites_limit(half, 1, *opposite) == theory.sites_limit(1, half, *opposite) == Fraction(35, 8)
+    assert theory.sites_limit(0.5, 1, *opposite) == 35 / 8
+    assert theory.sites_limit(0.5, 1 + 1e-13, *opposite) == pytest.approx(35 / 8, rel=1e-11)
 
 
 @pytest.mark.parametrize("profile", ENDS)

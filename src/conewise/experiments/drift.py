@@ -105,7 +105,7 @@ def run(
         name="drift",
         title="Bookkeeping at scale, and the wall-clock ceiling",
         claim=(
-            "The time of a graft or of a redefinition does not grow with the number of mutations before it; "
+            "The time of a graft or of a redefinition hardly grows with the number of mutations before it; "
             "and the engine pays for the nodes it computes, hardly for those that are only there."
         ),
         rows=rows,

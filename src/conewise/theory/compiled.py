@@ -64,10 +64,10 @@ def compiled_ratio(
 def compiled_ceiling(
     a: Weight, launch: Weight = 0, mean_fraction: Weight = Fraction(1, 2)
 ) -> Fraction | float:
-    """The limit of `compiled_ratio` as worlds, or runs, grow in number: a / ((a − λ)·E[U]).
+    """The limit of `compiled_ratio` as worlds grow in number: a / ((a − λ)·E[U]).
 
-    docs/theory.md#compiled-plans. Without stacking, λ = 0, it is 1/E[U]: 2 for the uniform profile, whatever
-    β was. E[U] is the mean share of the graph that lies below a site.
+    docs/theory.md#compiled-plans. Without stacking, λ = 0, it is 1/E[U], and the limit of ever more runs too:
+    2 for the uniform profile, whatever β was. E[U] is the mean share of the graph that lies below a site.
     """
     per_node, _ = expect_constants(a, 0)
     together = _expect_launch(launch, per_node)

@@ -88,8 +88,8 @@ def sites_limit(
     """The limit of ρ where weights vary with depth with index q, and the number of sites with index p.
 
     docs/theory.md#sites-per-layer. `profile` and `sites` say towards which end each grows. p = 0, equally
-    many sites in each layer, is `limit_ratio`. A Fraction for exact p and q of one orientation, and for
-    whole ones of opposite orientations.
+    many sites in each layer, is `limit_ratio`. A Fraction for exact p and q, where both grow towards one
+    end, or one of them is whole; else a float, good to eleven digits where neither is whole.
     """
     limit_ratio(q, profile)
     limit_ratio(p, sites)
@@ -102,23 +102,36 @@ def sites_limit(
             f"the indices are {shown(index)} and {shown(growth)}; for weights and sites heavy at opposite "
             f"ends the limit is worked out for indices up to {MOST:,}."
         )
-    if isinstance(index, int) and isinstance(growth, int):
-        share = Fraction(1, math.comb(index + growth + 2, index + 1))
-        return 1 / share if profile == "input-heavy" else 1 / (1 - share)
+    share = _share(exact(index), exact(growth))
+    if share is not None:
+        limit = 1 / (share if profile == "input-heavy" else 1 - share)
+        return answer_ratio(limit, any_float([index, growth]))
     x, y = float(index), float(growth)
     log = math.lgamma(x + 2) + math.lgamma(y + 2) - math.lgamma(x + y + 3)
     if profile == "output-heavy":
         return 1 / -math.expm1(log)
     if log < -709:
         raise TheoryError(
-            f"the limit is about 10^{-log / math.log(10):.0f}, and floats end at 10^308. Give whole indices: "
-            "then it is a Fraction."
+            f"the limit is about 10^{-log / math.log(10):.0f}, and floats end at 10^308. With a whole index "
+            "beside an exact one it is a Fraction."
         )
     return math.exp(-log)
 
 
 MOST: Final = 1_000
-"""The largest index for which binomial coefficients are worked out."""
+"""The largest index for which products of that many factors are worked out."""
+
+
+def _share(q: Exact, p: Exact) -> Fraction | None:
+    """B = Γ(p+2)·Γ(q+2)/Γ(p+q+3) where one of them is whole: Π i/(x+1+i), x the other, i = 1 .. whole + 1."""
+    whole, other = (p, q) if p.denominator == 1 else (q, p)
+    if whole.denominator != 1:
+        return None
+    steps, (above, below) = range(1, int(whole) + 2), other.as_integer_ratio()
+    return Fraction(
+        math.prod(step * below for step in steps),
+        math.prod(above + (1 + step) * below for step in steps),
+    )
 
 
 def _answer(

@@ -25,15 +25,16 @@ class Touched:
 
 
 def wave_size(graph: Graph, site: Site, already: Iterable[Site] = ()) -> Touched:
-    """What the wave of a change at `site` touches in a world where `already` are stale.
+    """What the wave of a change at `site` touches in a world whose own changes have made `already` stale.
 
     docs/theory.md#waves. The nodes are s itself and cone(s) less what is stale already; the edges are all
-    that leave these nodes, each once. In a warm world:
+    that leave these nodes, each once. (What is stale in the parent of a fork does not end a wave of the
+    fork.) In a warm world:
 
         nodes = 1 + |V⁺|,   edges = |E⁺| + d(s) ≤ |E⁺| + |V⁺|
 
     where E⁺ are the edges inside of the cone and d(s) the readers of s. All that depends on a stale
-    site must be stale too, as it is in every world without patches: TheoryError.
+    site must be stale too, as it is in every world in which no value is given: TheoryError.
     """
     table = expect_graph(graph).table
     stopped = set(graph.numbers(expect_sites(already, "the list of stale sites")))
@@ -51,8 +52,9 @@ def wave_size(graph: Graph, site: Site, already: Iterable[Site] = ()) -> Touched
 def demand_size(graph: Graph, patch: Patch, demand: Demand = None) -> Touched:
     """What a demand looks at after values were given at `patch`: the stale nodes, and the edges into them.
 
-    docs/theory.md#waves. Nothing of it depends on the size of the graph: a node that is neither stale
-    nor read by one that is, is not looked at. A site that a node reads twice counts as two edges.
+    docs/theory.md#waves. Nothing of it depends on the size of the graph: a node that is neither stale,
+    nor read by one that is, nor demanded, nor patched, is not looked at. A site that a node reads twice
+    counts as two edges.
     """
     nodes = expect_graph(graph).numbers(stale(graph, patch, demand))
     return Touched(len(nodes), sum(len(graph.table.inputs[node]) for node in nodes))

@@ -103,8 +103,8 @@ def as_float(value: Exact, what: str = "the result") -> float:
     except OverflowError:
         power = (abs(value.numerator).bit_length() - value.denominator.bit_length()) * math.log10(2)
         raise TheoryError(
-            f"{what} is about 10^{power:.0f}, and floats end at 10^308. Give the numbers in a larger unit, "
-            "or as ints and Fractions, which have no limit."
+            f"{what} is about 10^{power:.0f}, and floats end at 10^308. Give the numbers as ints and "
+            "Fractions, which have no limit; where they are summed, a larger unit will do."
         ) from None
 
 
