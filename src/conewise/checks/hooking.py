@@ -142,8 +142,8 @@ def _remove(handles: Iterable[Any]) -> None:
 
 def boundaries(program: Program, node: str) -> Iterator[Boundary]:
     """The boundaries at which a change of the node's value reaches all of its readers, and nothing else."""
-    readers = [record for record in program.records if node in record.inputs]
-    made_under = next((record.modules for record in program.records if record.name == node), ())
+    readers = program.readers[node]
+    made_under = program.record_of[node].modules if node in program.record_of else ()
     is_returned = Ref(node) in program.outputs
     for port in program.ports:
         inside = sum(port.call in reader.modules for reader in readers)

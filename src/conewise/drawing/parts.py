@@ -121,7 +121,7 @@ def _around(wiring: Wiring, inside: Mapping[str, int]) -> tuple[dict[str, int], 
         if above:
             last[name] = max(above)
     feeds: set[str] = set()
-    for name in reversed(wiring.records):
+    for name in reversed(list(wiring.records)):
         if any(reader.name in inside or reader.name in feeds for reader in wiring.readers.get(name, ())):
             feeds.add(name)
     return last, feeds

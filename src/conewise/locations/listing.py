@@ -52,11 +52,6 @@ class Listing:
     def _cones(self) -> dict[str, int]:
         return cone_sizes(self._graph)
 
-    @cached_property
-    def _shapes(self) -> dict[str, tuple[Any, ...] | None]:
-        shapes: dict[str, tuple[Any, ...] | None] = {r.name: r.shape for r in self._program.records}
-        return shapes | {i.name: i.shape for i in self._program.inputs}
-
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row for each site."""
         for site in self._table:
@@ -87,13 +82,13 @@ class Listing:
                 if isinstance(length, int):
                     return length
                 dim = next(d for d, packed in enumerate(site.view.packing) if axis in packed)
-                size = (self._shapes[site.node] or ())[dim]
+                size = (self._program.shapes[site.node] or ())[dim]
                 return size if isinstance(size, int) else None
         return None
 
     def shape_of(self, site: Site) -> str:
         """The axes of a site's value in words, with the lengths that no run changes."""
-        shape = self._shapes[site.node]
+        shape = self._program.shapes[site.node]
         if site.result is not None:
             return "[" + ", ".join(RESULT_AXES) + "]"
         if site.view is not None:

@@ -6,8 +6,10 @@ for a size that depends on the shapes of a run's inputs, all else stands for its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -145,6 +147,8 @@ class Program:
     inputs and records; `outputs` are the leaves of `output_spec`, a `Ref` for each computed one.
     `written` are the sources that the module itself writes to whenever it runs, as a counter of calls is.
     `dimensions` says what the sizes of its inputs mean.
+
+    The indices are made once, when they are first used: `record_of`, `order`, `readers`, `varying`, `shapes`.
     """
 
     records: tuple[Record, ...]
@@ -157,6 +161,45 @@ class Program:
     module_name: str
     written: tuple[str, ...] = ()
     dimensions: Dimensions = Dimensions()
+
+    @cached_property
+    def record_of(self) -> Mapping[str, Record]:
+        """The records by name, inputs first."""
+        return MappingProxyType({record.name: record for record in self.records})
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
+        """The index of each record, by its name."""
+        return MappingProxyType({record.name: index for index, record in enumerate(self.records)})
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[Record, ...]]:
+        """The records that read each value, in order; none for a value that nobody reads."""
+        names = [SIZES, *(s.name for s in self.sources), *(i.name for i in self.inputs), *self.record_of]
+        found: dict[str, list[Record]] = {name: [] for name in names}
+        for record in self.records:
+            for name in record.inputs:
+                found[name].append(record)
+        return MappingProxyType({name: tuple(records) for name, records in found.items()})
+
+    @cached_property
+    def varying(self) -> frozenset[str]:
+        """The inputs, and the records whose values depend on them beyond their shapes."""
+        found = {leaf.name for leaf in self.inputs}
+        for record in self.records:
+            if not found.isdisjoint(record.inputs):
+                found.add(record.name)
+        return frozenset(found)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[Size, ...] | None]:
+        """The shape of each input and record, symbolic where it varies; None where it is not one tensor."""
+        inputs: dict[str, tuple[Size, ...] | None] = {leaf.name: leaf.shape for leaf in self.inputs}
+        return MappingProxyType(inputs | {record.name: record.shape for record in self.records})
+
+    def symbols_of(self, given: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The value of each symbol when the inputs have the `given` shapes; see `SizeTable.symbols_of`."""
+        return self.sizes.symbols_of({leaf.name: leaf.shape for leaf in self.inputs}, given)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -56,8 +56,6 @@ class Captured:
                 stacklevel=3,
             )
         self.site_table = SiteTable(self.program)
-        self._shapes: dict[str, tuple[Any, ...] | None] = {r.name: r.shape for r in self.program.records}
-        self._shapes |= {i.name: i.shape for i in self.program.inputs}
         self._supports: dict[tuple[str, ...], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}
 
@@ -111,7 +109,7 @@ class Captured:
 
     def _plain_view(self, node: str) -> View:
         """A view of one axis for each dimension: batch, pos, and dim2, dim3, ... for the others."""
-        shape = self._shapes[node]
+        shape = self.program.shapes[node]
         if shape is None:
             raise PatchError(
                 f"the value of {node!r} is several tensors, not one, so it cannot be read or patched as a "
@@ -131,7 +129,7 @@ class Captured:
         key = tuple(given.values())
         if key not in self._bytes:
             sizes = self.program.sizes
-            symbols = sizes.symbols_of({leaf.name: leaf.shape for leaf in self.program.inputs}, given)
+            symbols = self.program.symbols_of(given)
             elements: dict[tuple[Any, ...], int] = {}
             found: dict[str, int] = {}
             for record in self.program.records:

@@ -66,10 +66,11 @@ def repeated_inputs(program: Program, inputs: Mapping[str, Tensor], times: int) 
     """The inputs `times` times along the batch; what has no batch stays as it is."""
     if times == 1:
         return dict(inputs)
-    shapes = {leaf.name: leaf.shape for leaf in program.inputs}
     found = {}
     for name, value in inputs.items():
-        times_along = [times if str(size) in program.dimensions.batch else 1 for size in shapes[name]]
+        times_along = [
+            times if str(size) in program.dimensions.batch else 1 for size in program.shapes[name] or ()
+        ]
         found[name] = value.repeat(times_along) if times in times_along else value
     return found
 

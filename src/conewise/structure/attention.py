@@ -633,7 +633,7 @@ def _add_result_places(
         view = _head_view(wiring, axes, _length(parts.query[1], "head"))
         if view is not None and not _packs_positions(view):
             places["z"] = Place(record.name, view)
-        readers = wiring.readers.get(record.name, [])
+        readers = wiring.readers[record.name]
         if len(readers) != 1 or axes is None:
             break
         if readers[0].op not in LAYOUT | {"to", "_to_copy"}:

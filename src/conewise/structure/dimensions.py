@@ -300,10 +300,9 @@ def _runs_along_rows(program: Program) -> bool:
     """Whether all inputs are [pos, feature], and a recurrent layer runs along them as one sequence."""
     if any(len(leaf.shape) != 2 or not leaf.dtype.is_floating_point for leaf in program.inputs):
         return False
-    shapes = {record.name: record.shape or () for record in program.records}
     for record in program.records:
         if record.op in RECURRENT and len(record.args) == 9 and isinstance(record.args[0], Ref):
-            shape = shapes.get(record.args[0].name, ())
+            shape = program.shapes.get(record.args[0].name) or ()
             if len(shape) == 3 and shape[0 if _recurrent_batch_first(record) else 1] == 1:
                 return True
     return False
@@ -340,8 +339,6 @@ def _is_apart(program: Program, axis: _Axis, example: Mapping[str, torch.Tensor]
     The first one and the last one are changed, since what is computed from right to left carries nothing of
     the first to the others; each a little and a lot, since of a maximum nothing small may show.
     """
-    shapes: dict[str, tuple[Size, ...] | None] = {record.name: record.shape for record in program.records}
-    shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
     outputs = [out.name for out in program.outputs if isinstance(out, Ref)]
     interpreter, is_changed = Interpreter(program), False
     fixed = example[axis.places[0][0]].shape[axis.places[0][1]]
@@ -357,7 +354,10 @@ def _is_apart(program: Program, axis: _Axis, example: Mapping[str, torch.Tensor]
                 after, is_changed = interpreter.values(changed), True
                 for name in outputs:
                     if isinstance(before[name], torch.Tensor) and not _others_are_equal(
-                        before[name], after[name], _dims_along(shapes.get(name), fixed, axis, beside), entry
+                        before[name],
+                        after[name],
+                        _dims_along(program.shapes.get(name), fixed, axis, beside),
+                        entry,
                     ):
                         return False
     except (RuntimeError, IndexError, ValueError, TypeError):

@@ -9,7 +9,7 @@ import torch
 
 from conewise.errors import MetricError
 from conewise.program.records import Program
-from conewise.program.sizes import Size, is_equal, symbols_in
+from conewise.program.sizes import is_equal, symbols_in
 from conewise.structure.placements import Placement, placements_of
 
 Tensor = torch.Tensor
@@ -29,8 +29,7 @@ class Outputs:
         self._known = program.dimensions
         self._batch = placements_of(program, self._known.batch)
         self._pos = placements_of(program, self._known.positions)
-        self._shapes: dict[str, tuple[Size, ...] | None] = {leaf.name: leaf.shape for leaf in program.inputs}
-        self._shapes |= {record.name: record.shape for record in program.records}
+        self._shapes = program.shapes
         self._fixed_lengths = {
             leaf.shape[1]
             for leaf in program.inputs

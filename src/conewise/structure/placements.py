@@ -41,13 +41,11 @@ class Placements:
 
     def __init__(self, program: Program, symbols: Set[str]) -> None:
         self._symbols = symbols
-        self._shapes: dict[str, tuple[Size, ...] | None] = {leaf.name: leaf.shape for leaf in program.inputs}
-        self._records = {record.name: record for record in program.records}
+        self._shapes, self._records = program.shapes, program.record_of
         self._found: dict[str, Placement | None] = {}
         for leaf in program.inputs:
             self._found[leaf.name] = self._exact(leaf.name)
         for record in program.records:
-            self._shapes[record.name] = record.shape
             self._found[record.name] = self._exact(record.name) or self._followed(record)
 
     def of(self, name: str) -> Placement | None:

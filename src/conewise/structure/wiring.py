@@ -63,20 +63,12 @@ class Wiring:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.records = {record.name: record for record in program.records}
-        self.order = {record.name: i for i, record in enumerate(program.records)}
-        self.readers: dict[str, list[Record]] = {}
+        self.records, self.order = program.record_of, program.order
+        self.readers, self.varying = program.readers, program.varying
         parametric = {source.name for source in program.sources if source.is_parameter}
-        varying = {leaf.name for leaf in program.inputs}
         for record in program.records:
-            for name in record.inputs:
-                self.readers.setdefault(name, []).append(record)
-            if any(name in varying for name in record.inputs):
-                varying.add(record.name)
-            elif any(name in parametric for name in record.inputs):
+            if record.name not in self.varying and not parametric.isdisjoint(record.inputs):
                 parametric.add(record.name)
-        self.varying = frozenset(varying)
-        """The names whose values depend on a run's inputs, beyond their shapes."""
         self.parametric = frozenset(parametric)
         """The names whose values depend on parameters and on no input."""
 
@@ -123,13 +115,7 @@ class Wiring:
 
     def shape(self, name: str) -> tuple[Size, ...] | None:
         """The shape of a record or of an input."""
-        if name in self.records:
-            return self.records[name].shape
-        return self._input_shapes.get(name)
-
-    @cached_property
-    def _input_shapes(self) -> dict[str, tuple[Size, ...]]:
-        return {leaf.name: leaf.shape for leaf in self.program.inputs}
+        return self.program.shapes.get(name)
 
     def upward(self, start: str, stop: Callable[[Record], bool]) -> Iterator[Record]:
         """Varying records that `start` depends on, nearest first; nothing above a `stop` record.
