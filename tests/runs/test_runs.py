@@ -400,7 +400,7 @@ def test_a_model_too_large_to_keep_all_keeps_what_its_named_sites_need(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = small()
-    monkeypatch.setattr("conewise.model.KEEP_ALL_BYTES", 1000)
+    monkeypatch.setattr("conewise.runs.baseline.KEEP_ALL_BYTES", 1000)
     run = model.run(**inputs())
     computed = set(model.graph.computed)
     assert held(run) < computed
