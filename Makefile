@@ -40,7 +40,7 @@ $(VENV)/.peers: $(VENV)/.dev
 	touch $@
 
 demo: setup ## take SmolLM2-135M apart: every head and MLP, one page; demo-report/index.html
-	$(BIN)/python -m conewise.cli.demo
+	$(BIN)/python -m conewise.cli demo
 
 # Two workers with one thread each: more threads than cores make small ops slower.
 test: setup ## run the tests

@@ -68,7 +68,6 @@ OWING = {
     "checks.recheck",
     "checks.witness",
     "locations.selectors",
-    "report.report",
     "sweeps.execution.evaluating",
     "sweeps.planning.arrangement",
     "sweeps.planning.filled",
@@ -77,7 +76,7 @@ OWING = {
     "sweeps.storage.archive",
     "sweeps.storage.store",
 }
-CYCLES = {"checks.recheck", "cli", "engine.ledger", "graph.block"}  # the first of each
+CYCLES = {"checks.recheck", "engine.ledger", "graph.block"}  # the first of each
 
 
 def name_of(path: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 from typer.testing import CliRunner
 
-from conewise.cli import app
+from conewise.cli.commands import app
 from conewise.cli.schemas import SCHEMAS
 
 COMMAND = [sys.executable, "-m", "conewise.cli"]

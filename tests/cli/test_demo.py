@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from conewise.cli import app, demo
+from conewise.cli import demo, demonstrating
+from conewise.cli.commands import app
 from conewise.cli.demo_text import show_cost
 from conewise.cli.loading import Named
 from conewise.drawing.folding import Folded
@@ -41,7 +42,7 @@ class Shown:
 def shown(out: Path, *, as_json: bool) -> Shown:
     text, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(text), redirect_stderr(errors):
-        demo.main(tiny=True, out=out, json=as_json)
+        demonstrating.demo(tiny=True, out=out, json=as_json)
     result, story, folded = read_run(out / "run")
     assert story is not None
     assert folded is not None
@@ -182,7 +183,7 @@ def test_a_page_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(
         ConewiseError, match=r"holds index.html, which no demo wrote.*another folder with --out"
     ):
-        demo.main(tiny=True, out=tmp_path)
+        demonstrating.demo(tiny=True, out=tmp_path)
     assert (tmp_path / "index.html").read_text(encoding="utf-8") == "<h1>My site</h1>"
 
 
@@ -196,7 +197,7 @@ def test_a_run_that_is_not_ours_is_left_alone(tmp_path: Path, story: str | None)
     if story is not None:
         (tmp_path / "run" / "story.json").write_text(story, encoding="utf-8")
     with pytest.raises(ConewiseError, match="holds run, which no demo wrote"):
-        demo.main(tiny=True, out=tmp_path)
+        demonstrating.demo(tiny=True, out=tmp_path)
 
 
 @pytest.mark.usefixtures("unasked")
@@ -240,5 +241,5 @@ def test_numbers_that_do_not_stand_up_end_in_1(
     assert check is not None
     monkeypatch.setattr(Result, "verify", lambda *_, **__: replace(check, relative=1.0))
     with pytest.raises(typer.Exit) as ended:
-        demo.main(tiny=True, out=tmp_path / "report", json=True)
+        demonstrating.demo(tiny=True, out=tmp_path / "report", json=True)
     assert ended.value.exit_code == 1

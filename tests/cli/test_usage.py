@@ -85,7 +85,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 def test_help_does_not_wait_for_torch() -> None:
     script = (
-        "import sys; from conewise.cli import app; "
+        "import sys; from conewise.cli.commands import app; "
         "app(['sweep', '--help'], standalone_mode=False); "
         "print(sorted({'torch', 'pandas', 'transformers', 'plotly'} & set(sys.modules)), file=sys.stderr)"
     )
@@ -432,7 +432,7 @@ def test_an_argument_that_is_not_utf8_is_refused() -> None:
 
 def test_a_command_that_has_too_little_memory_says_so() -> None:
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20,) * 2); "
-    script = limited + "from conewise.cli import app; app(['plan', 'tiny'], prog_name='conewise')"
+    script = limited + "from conewise.cli.commands import app; app(['plan', 'tiny'], prog_name='conewise')"
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False
     )

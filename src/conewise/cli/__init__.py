@@ -6,18 +6,4 @@ moment on, and `conewise --help` does not wait for torch.
 
 from conewise.cli.entry import main
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from conewise.cli.commands import app
-
-__all__ = ["app", "main"]
-
-
-def __getattr__(name: str) -> "Any":
-    if name == "app":
-        from conewise.cli.commands import app
-
-        return app
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["main"]

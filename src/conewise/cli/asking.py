@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from conewise.cli import options as opt
-from conewise.cli.failing import (
-    CHECK_FAILED,
-    CommandError,
-    Interrupted,
-    command_of,
-    shown_command,
-)
+from conewise.cli.codes import CHECK_FAILED
+from conewise.cli.failing import CommandError, Interrupted, command_of, shown_command
 from conewise.cli.helping import shown
 from conewise.cli.loading import Named
 from conewise.cli.questions import DEFAULT_SITES, Wanted, show_question, told_question

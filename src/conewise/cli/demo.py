@@ -1,4 +1,4 @@
-"""`conewise demo` and `make demo`: a language model taken apart, and a page to look at.
+"""The demo: a language model taken apart.
 
 Who gets the drink? Every head and every MLP of the run that answers wrongly gets, in a world of its own, the
 value that it has in the run that answers rightly; what brings the answer back takes part in finding it.
@@ -7,19 +7,12 @@ value that it has in the run that answers rightly; what brings the answer back t
 from __future__ import annotations
 
 import shlex
-import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from conewise.cli.failing import CHECK_FAILED
 from conewise.cli.loading import Named
-from conewise.cli.questions import told_question
-from conewise.cli.results import told_result
-from conewise.cli.showing import Teller, expect_writable, print_json
+from conewise.cli.showing import Teller
 from conewise.cli.stored import write_report
 from conewise.errors import LoadError, SweepError
 from conewise.files import is_leftover
@@ -75,42 +68,6 @@ class Demo:
         """What a full forward for each world would take, from those that were timed."""
         assert self.story.forward_seconds is not None
         return self.story.forward_seconds * self.plan.worlds
-
-
-def main(tiny: bool = False, out: Path = OUT, json: bool = False) -> None:
-    """Take a model apart, say what was found, and write the page and the run into the folder `out`.
-
-    SmolLM2-135M, or with `tiny` the small model that comes with conewise. With `json` one object is printed,
-    as `conewise sweep --json` prints it. Exits with 1 when the numbers do not stand up to the check.
-    """
-    expect_ours(out)
-    expect_writable(out, "--out")
-    from conewise.cli.demo_text import show_cost, show_files, show_question, show_sites, stdout
-
-    started = time.perf_counter()
-    name = TINY if tiny else MODEL
-    tell = Teller()
-    console = stdout(quiet=json)
-    console.rule(f"{TITLE} {name} taken apart", align="left")
-    loaded, question = ask(name, tell)
-    with tell.doing("planning"):
-        plan = question.plan(budget(question))
-    show_question(console, loaded, question, plan)
-    found = run(loaded, question, plan, command(tiny, out), tell)
-    page, folder = write(found, out, tell)
-    if json:
-        files = {"out": str(folder), "report": str(page)}
-        print_json(
-            "demo",
-            {**told_question(loaded, question), **told_result(found.result, found.story), "files": files},
-        )
-    show_sites(console, found)
-    show_cost(console, found)
-    show_files(console, page, folder, time.perf_counter() - started)
-    check = found.result.verification
-    if check is not None and not check.ok:
-        tell.warn(f"verification {check}")
-        raise typer.Exit(CHECK_FAILED)
 
 
 def ask(name: str, tell: Teller) -> tuple[Loaded, Question]:
@@ -234,10 +191,3 @@ def write(found: Demo, out: Path, tell: Teller) -> tuple[Path, Path]:
         write_run(folder, found.result, found.story, found.folded, unfinished=True)
         write_report(page, found.result, found.story, found.folded)
     return page, folder
-
-
-if __name__ == "__main__":
-    from conewise.cli import main as command_line
-
-    # As a command, so that errors and Ctrl-C end as they do there.
-    command_line(["demo", *sys.argv[1:]])

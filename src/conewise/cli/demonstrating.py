@@ -1,15 +1,19 @@
-"""`conewise demo`: a language model taken apart, and a page to look at."""
+"""`conewise demo` and `make demo`: a language model taken apart, and a page to look at."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from conewise.cli import options as opt
+from conewise.cli.codes import CHECK_FAILED
 from conewise.cli.helping import shown
-from conewise.cli.showing import expect_writable
+from conewise.cli.questions import told_question
+from conewise.cli.results import told_result
+from conewise.cli.showing import Teller, expect_writable, print_json
 
 HELP = """Take a language model apart: who gets the drink? Every head and MLP patched, and a page written.
 
@@ -34,8 +38,37 @@ def demo(
     ),
     json: opt.Json = False,
 ) -> None:
-    """Take a language model apart; see `HELP`."""
-    expect_writable(out, "--out")
-    from conewise.cli.demo import main
+    """Take a model apart, say what was found, and write the page and the run into the folder `out`.
 
-    main(tiny=tiny, out=out, json=json)
+    SmolLM2-135M, or with `tiny` the small model that comes with conewise. With `json` one object is printed,
+    as `conewise sweep --json` prints it. Exits with 1 when the numbers do not stand up to the check.
+    """
+    expect_writable(out, "--out")
+    from conewise.cli.demo import MODEL, TINY, TITLE, ask, budget, command, expect_ours, run, write
+    from conewise.cli.demo_text import show_cost, show_files, show_question, show_sites, stdout
+
+    expect_ours(out)
+    started = time.perf_counter()
+    name = TINY if tiny else MODEL
+    tell = Teller()
+    console = stdout(quiet=json)
+    console.rule(f"{TITLE} {name} taken apart", align="left")
+    loaded, question = ask(name, tell)
+    with tell.doing("planning"):
+        plan = question.plan(budget(question))
+    show_question(console, loaded, question, plan)
+    found = run(loaded, question, plan, command(tiny, out), tell)
+    page, folder = write(found, out, tell)
+    if json:
+        files = {"out": str(folder), "report": str(page)}
+        print_json(
+            "demo",
+            {**told_question(loaded, question), **told_result(found.result, found.story), "files": files},
+        )
+    show_sites(console, found)
+    show_cost(console, found)
+    show_files(console, page, folder, time.perf_counter() - started)
+    check = found.result.verification
+    if check is not None and not check.ok:
+        tell.warn(f"verification {check}")
+        raise typer.Exit(CHECK_FAILED)

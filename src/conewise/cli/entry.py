@@ -6,13 +6,13 @@ Imports next to nothing, so that Ctrl-C is met from the first moment on.
 import os
 import sys
 
+from conewise.cli.codes import CHECK_FAILED, FINE, INTERNAL, INTERRUPTED, UNREAD, UNWRITTEN
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
     from conewise.cli.streams import Told
-
-FINE, CHECK_FAILED, USAGE, INTERNAL, UNWRITTEN, INTERRUPTED, UNREAD = 0, 1, 2, 70, 74, 130, 141
 
 
 def main(words: list[str] | None = None) -> "NoReturn":

@@ -11,13 +11,12 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from conewise.cli.entry import CHECK_FAILED, INTERNAL, INTERRUPTED, USAGE
+from conewise.cli.codes import INTERNAL, INTERRUPTED, USAGE
 from conewise.cli.streams import UnwrittenError
 from conewise.errors import ConewiseError, OutOfMemoryError, is_out_of_memory
 from conewise.reading import lone_surrogate
 
 __all__ = [
-    "CHECK_FAILED",
     "CommandError",
     "Commands",
     "Interrupted",

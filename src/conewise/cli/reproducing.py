@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conewise.cli.failing import CHECK_FAILED, CommandError
+from conewise.cli.codes import CHECK_FAILED
+from conewise.cli.failing import CommandError
 from conewise.cli.helping import shown
 from conewise.cli.showing import expect_writable, print_as_json
 
@@ -60,7 +61,7 @@ def reproduce(
     names = registry.choose(experiments or [])
     if out is not None:
         expect_writable(out, "--out")
-        report.expect_ours(out)
+        _expect_ours(out)
 
     results = []
     with Progress(
@@ -89,6 +90,21 @@ def reproduce(
         failed = ", ".join(result.name for result in results if not result.all_match)
         errors.print(f"[red]does not match:[/red] {failed}", highlight=False)
         raise typer.Exit(CHECK_FAILED)
+
+
+def _expect_ours(folder: Path) -> None:
+    """Refuse to put one of our files in the place of one that is not ours."""
+    from conewise.report.report import PAGE, taken
+
+    try:
+        found = taken(folder)
+    except OSError as error:
+        raise CommandError(f"cannot read {folder / PAGE}: {error.strerror}. Name another folder.") from None
+    if found is not None:
+        raise CommandError(
+            f"--out {folder} holds {found}, which `conewise reproduce` did not write; it was left as it "
+            "is. Name another folder."
+        )
 
 
 def _advance(progress: Progress, bar: TaskID, done: int, total: int) -> None:

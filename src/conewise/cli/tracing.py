@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conewise.cli import options as opt
-from conewise.cli.failing import CHECK_FAILED, CommandError, command_of, shown_command
+from conewise.cli.codes import CHECK_FAILED
+from conewise.cli.failing import CommandError, command_of, shown_command
 from conewise.cli.helping import shown
 from conewise.cli.loading import Named, captured, told_model
 from conewise.cli.results import show_cost, told_plan

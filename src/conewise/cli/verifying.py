@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from conewise.cli import options as opt
-from conewise.cli.failing import CHECK_FAILED
+from conewise.cli.codes import CHECK_FAILED
 from conewise.cli.helping import shown
 from conewise.cli.loading import Named
 from conewise.cli.showing import Teller, print_json, stdout

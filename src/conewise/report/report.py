@@ -10,7 +10,6 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from conewise.cli.failing import CommandError
 from conewise.drawing.document import asset
 from conewise.experiments.result import Result, Row
 from conewise.files import write_whole
@@ -36,20 +35,17 @@ def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
     return list(files)
 
 
-def expect_ours(folder: Path) -> None:
-    """Raise CommandError where one of our files would take the place of one that is not ours."""
+def taken(folder: Path) -> str | None:
+    """The first file or folder that a report would replace, and none wrote; None where there is none.
+
+    Raises OSError when the page that is there cannot be read.
+    """
     try:
         is_ours = MARK in (folder / PAGE).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         is_ours = False
-    except OSError as error:
-        raise CommandError(f"cannot read {folder / PAGE}: {error.strerror}. Name another folder.") from None
-    taken = [name for name in (PAGE, RESULTS, FIGURES, TABLES) if (folder / name).exists()]
-    if taken and not is_ours:
-        raise CommandError(
-            f"--out {folder} holds {taken[0]}, which `conewise reproduce` did not write; it was left as it "
-            "is. Name another folder."
-        )
+    names = (PAGE, RESULTS, FIGURES, TABLES)
+    return None if is_ours else next((name for name in names if (folder / name).exists()), None)
 
 
 def as_dict(results: Sequence[Result]) -> dict[str, object]:
