@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import conewise as cw
 from conewise.model import Model
+from conewise.program.operations import PRODUCTS
 from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric
-from conewise.sweeps.planning.costs import PRODUCTS
 from conewise.sweeps.planning.passes import Prepared
 from conewise.sweeps.sweep import Batch, Sweep
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from conewise.program.operations import CASTS, REARRANGEMENTS
 from conewise.program.records import ModuleCall, Program
 from conewise.structure.attention import Attention, find_attention
 from conewise.structure.blocks import Block, find_blocks
-from conewise.structure.wiring import LAYOUT, Wiring
+from conewise.structure.wiring import Wiring
 
 LABELS: Mapping[str, str] = {
     "norm": "norm",
@@ -60,7 +61,7 @@ ENTRANCES: Mapping[str, tuple[str, str]] = {
 }
 """The roles of what stands before a stack's layers: labels and words; the embedding has its row's name."""
 
-_MOVES = LAYOUT | {"to", "_to_copy"}
+_MOVES = REARRANGEMENTS | CASTS
 
 
 @dataclass(slots=True)

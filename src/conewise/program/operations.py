@@ -1,6 +1,8 @@
-"""Kinds of operations, by their bare names."""
+"""Kinds of operations, by their bare names: the one table that is asked what kind an operation is."""
 
 from __future__ import annotations
+
+# -- one element, one row, one dimension -------------------------------------------------------
 
 POINTWISE = frozenset(
     {
@@ -13,15 +15,94 @@ POINTWISE = frozenset(
         "detach", "lift_fresh_copy",
     }
 )  # fmt: skip
+"""Each element of the value is made of the elements in its place alone, operands broadcast."""
+
+ELEMENTWISE = POINTWISE | {
+    "multiply", "divide", "floor_divide", "remainder", "float", "copy", "relu6", "selu", "celu", "hardswish",
+    "hardsigmoid", "prelu", "log_sigmoid", "softsign", "threshold",
+}  # fmt: skip
+"""The pointwise operations and their rarer spellings, which torch tags as pointwise or not."""
+
 NORMS = frozenset({"layer_norm", "rms_norm"})
-VIEWS = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
-MOVES = frozenset({"transpose", "permute", "t", "unsqueeze", "squeeze", "expand"})
-PICKS = frozenset({"slice", "select", "narrow"})
-SUMS = frozenset({"mean", "sum", "amax", "amin", "logsumexp"})
 SOFTMAX = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax"})
-SPLITS = frozenset({"split", "split_with_sizes", "chunk"})
-CONCATENATIONS = frozenset({"cat", "concat", "concatenate"})
+REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "logsumexp"})
+STATISTICS = REDUCTIONS | {"var", "std", "linalg_vector_norm", "norm"}
+"""The reductions, and those that norms are written with."""
+
+ALONG_ONE_DIMENSION = SOFTMAX | {"topk", "sort", "argsort", "cumsum", "argmax", "argmin", "max", "min"}
+"""Operations that mix the entries along one dimension, the last one unless they say another."""
+
+# -- products ----------------------------------------------------------------------------------
+
+PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "baddbmm"})
+CONTRACTIONS = PRODUCTS | {"einsum"}
+CONVOLUTIONS = frozenset(
+    {"conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d"}
+)
+RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
 ATTENTION = "scaled_dot_product_attention"
 
-TURNS = frozenset({"transpose", "permute", "t", "numpy_T", "mT", "swapaxes"})
-"""Moves that put the dimensions into another order."""
+# -- other forms of the same numbers -----------------------------------------------------------
+
+CASTS = frozenset({"to", "_to_copy"})
+RESHAPES = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
+PERMUTATIONS = frozenset({"transpose", "permute", "t", "numpy_T", "mT", "swapaxes"})
+"""The same dimensions in another order."""
+
+DIMENSION_MOVES = frozenset({"transpose", "permute", "t", "unsqueeze", "squeeze", "expand"})
+"""Operations that permute dimensions, add or drop one of size 1, or broadcast along it."""
+
+REARRANGEMENTS = RESHAPES | PERMUTATIONS | DIMENSION_MOVES | {"contiguous", "clone", "expand_as", "movedim"}
+"""Operations that move values without mixing or dropping any."""
+
+NUMBER_KEEPING = REARRANGEMENTS | CASTS | {"type_as", "float"}
+"""Operations that return the numbers that they are given, rearranged or in another precision."""
+
+TOKEN_KEEPING = frozenset(
+    {"view", "reshape", "_to_copy", "to", "clone", "alias", "detach", "contiguous", "unsqueeze"}
+)
+"""Operations between token ids and the embedding that looks them up, which leave the ids in their order."""
+
+# -- parts, and parts put together -------------------------------------------------------------
+
+SPLITS = frozenset({"split", "split_with_sizes", "chunk"})
+SLICES = frozenset({"slice", "select", "narrow"})
+SELECTIONS = SPLITS | SLICES | {"unbind", "getitem", "tensor_split", "index", "index_select"}
+"""Operations that take a part of a value."""
+
+LOOKUPS = frozenset({"index", "index_select", "gather", "embedding"})
+"""Operations that take rows by number."""
+
+CONCATENATIONS = frozenset({"cat", "concat", "concatenate"})
+DISPATCHES = frozenset(
+    {
+        "index", "index_select", "index_put", "index_add", "gather", "scatter", "scatter_add", "one_hot",
+        "repeat", "repeat_interleave", "zeros_like", "empty_like", "full_like", "ones_like", "new_zeros",
+        "new_empty", "new_ones", "sum", "stack",
+    }
+)  # fmt: skip
+"""Operations that hand rows to experts, in the order that a router chose, and put them back."""
+
+AXIS_KEEPING = frozenset(
+    {
+        "slice", "narrow", "cat", "split", "split_with_sizes", "chunk", "getitem", "constant_pad_nd", "pad",
+        "index", "index_select",
+    }
+)  # fmt: skip
+"""Operations after which a dimension of another length is still the axis that it was."""
+
+# -- what they do with memory, and with sums ---------------------------------------------------
+
+ALLOCATING = PRODUCTS | NORMS | SOFTMAX | REDUCTIONS | {"embedding", "cat"}
+"""Operations whose values are newly allocated, and contiguous."""
+
+MAYBE_ALIASING = frozenset({"to", "_to_copy", "type_as", "contiguous", "alias", "detach", "lift_fresh_copy"})
+"""Pointwise operations that may return an alias of what they read."""
+
+LINEAR = (
+    REARRANGEMENTS
+    | SELECTIONS
+    | CONCATENATIONS
+    | {"add", "sub", "neg", "sum", "mean", "stack", "copy", "to", "_to_copy", "type_as", "float"}
+)
+"""Operations that are linear in what varies; `mul` and `div` are where one operand does not vary."""

@@ -11,16 +11,12 @@ import torch
 from torch.utils._pytree import tree_map
 
 from conewise.errors import MissingSiteError
+from conewise.program.operations import TOKEN_KEEPING
 from conewise.program.records import Program, Ref
 from conewise.runs.filling import noise_of
 from conewise.runs.metrics import Metric, expect_prompts
 
 Tensor = torch.Tensor
-
-LOOKUPS = frozenset(
-    {"view", "reshape", "_to_copy", "to", "clone", "alias", "detach", "contiguous", "unsqueeze"}
-)
-"""What may lie between the token ids and their look-up: the ids stay what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ def find_embedding(program: Program) -> Embedding:
             if record.op == "embedding" and isinstance(first, Ref) and first.name in tables:
                 if isinstance(second, Ref) and second.name in ids:
                     return Embedding(record.name, tokens, tables[first.name])
-            elif record.op in LOOKUPS and isinstance(first, Ref) and first.name in ids:
+            elif record.op in TOKEN_KEEPING and isinstance(first, Ref) and first.name in ids:
                 ids.add(record.name)
     raise MissingSiteError(
         f"no embedding of tokens in {program.module_name}: its inputs are "

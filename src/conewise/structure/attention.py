@@ -11,20 +11,21 @@ from dataclasses import dataclass, field
 
 import torch
 
+from conewise.program.operations import ATTENTION, CASTS, REARRANGEMENTS, SELECTIONS
 from conewise.program.records import Record, Ref
 from conewise.program.sizes import Size, coefficient, quotient, symbols_in
 from conewise.structure.axes import Axes, Axis, after, before, one_per_dimension
 from conewise.structure.views import View, view_of
-from conewise.structure.wiring import LAYOUT, PARTS, Wiring
+from conewise.structure.wiring import Wiring
 
-_SCORE_OPS = LAYOUT | frozenset(
+_SCORE_OPS = REARRANGEMENTS | frozenset(
     {
         "add", "sub", "mul", "div", "masked_fill", "where", "maximum", "max", "clamp", "to", "_to_copy",
         "tanh", "type_as", "float",
     }
 )  # fmt: skip
 _BEHIND_HEAD = frozenset({"d_head", "query_pos"})
-_WEIGHT_OPS = LAYOUT | frozenset({"to", "_to_copy", "type_as", "mul"})
+_WEIGHT_OPS = REARRANGEMENTS | frozenset({"to", "_to_copy", "type_as", "mul"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def _is_over_batch(wiring: Wiring, parts: _Parts) -> bool:
 
 def _fused(wiring: Wiring) -> Iterator[_Parts]:
     for record in wiring.program.records:
-        if record.op == "scaled_dot_product_attention":
+        if record.op == ATTENTION:
             names = _leading_told(wiring, record.args[0].name, ("batch", "head", "pos", "d_head"))
             query, key, value = (
                 (arg.name, _operand_axes(wiring, arg.name, names)) for arg in record.args[:3]
@@ -125,7 +126,7 @@ class AttentionSizes:
 def attention_sizes(wiring: Wiring) -> Iterator[AttentionSizes]:
     """What each attention of the program does along the sizes that vary."""
     for record in wiring.program.records:
-        if record.op == "scaled_dot_product_attention":
+        if record.op == ATTENTION:
             query, key = (wiring.shape(arg.name) or () for arg in record.args[:2])
             mask = [*record.args[3:4], record.kwargs.get("attn_mask")]
             is_causal = bool([*record.args[5:6], record.kwargs.get("is_causal")][0])
@@ -542,7 +543,7 @@ def _rotated_place(wiring: Wiring, side: tuple[str, Axes | None], heads: object)
     name, axes = side
     while axes is not None:
         record = wiring.records.get(name)
-        if record is None or record.op not in LAYOUT | {"repeat_interleave"}:
+        if record is None or record.op not in REARRANGEMENTS | {"repeat_interleave"}:
             break
         operands = wiring.operands(record)
         if not operands:
@@ -601,7 +602,7 @@ def _layout_prefix(wiring: Wiring, linear: Record) -> frozenset[str]:
     reached, queue = {linear.name}, [linear.name]
     while queue:
         for reader in wiring.readers.get(queue.pop(), ()):
-            if reader.op in LAYOUT | PARTS and reader.name not in reached:
+            if reader.op in REARRANGEMENTS | SELECTIONS and reader.name not in reached:
                 reached.add(reader.name)
                 queue.append(reader.name)
     return frozenset(reached)
@@ -636,7 +637,7 @@ def _add_result_places(
         readers = wiring.readers[record.name]
         if len(readers) != 1 or axes is None:
             break
-        if readers[0].op not in LAYOUT | {"to", "_to_copy"}:
+        if readers[0].op not in REARRANGEMENTS | CASTS:
             break
         record = readers[0]
         axes = after(record, axes)
@@ -657,7 +658,7 @@ def _through_layout(wiring: Wiring, name: str, axes: Axes | None) -> Iterator[tu
         current, known = queue.pop()
         for reader in wiring.readers.get(current, ()):
             yield reader, known
-            if reader.op in LAYOUT:
+            if reader.op in REARRANGEMENTS:
                 queue.append((reader.name, None if known is None else after(reader, known)))
 
 

@@ -10,25 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conewise.program.operations import TURNS
+from conewise.program.operations import AXIS_KEEPING, PERMUTATIONS
 from conewise.program.records import Record
 from conewise.program.sizes import Size, is_equal, quotient
-
-_SAME_AXES = frozenset(
-    {
-        "slice",
-        "narrow",
-        "cat",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "getitem",
-        "constant_pad_nd",
-        "pad",
-        "index",
-        "index_select",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +37,7 @@ def before(record: Record, after: Axes, shape: Sequence[Size] | None) -> Axes | 
     if shape is None:
         return after
     match record.op:
-        case op if op in TURNS:
+        case op if op in PERMUTATIONS:
             order = order_of(record, len(after))
             return tuple(after[order.index(dim)] for dim in range(len(after)))
         case "unsqueeze":
@@ -79,7 +63,7 @@ def after(record: Record, before: Axes) -> Axes | None:
     if record.shape is None:
         return before
     match record.op:
-        case op if op in TURNS:
+        case op if op in PERMUTATIONS:
             return tuple(before[dim] for dim in order_of(record, len(before)))
         case "unsqueeze" | "view" | "reshape" | "_unsafe_view" | "flatten" | "unflatten" | "squeeze":
             return regroup(before, record.shape)
@@ -155,7 +139,7 @@ def _with_lengths(record: Record, axes: Axes, shape: Sequence[Size]) -> Axes | N
             total = total * axis.length
         if is_equal(total, size):
             relengthened.append(packed)
-        elif len(packed) == 1 and (record.op in _SAME_AXES or size == 1):
+        elif len(packed) == 1 and (record.op in AXIS_KEEPING or size == 1):
             relengthened.append((Axis(packed[0].name, size),))
         else:
             return None

@@ -7,37 +7,32 @@ from dataclasses import dataclass
 
 import torch
 
-from conewise.program.operations import CONCATENATIONS, NORMS, POINTWISE, SUMS
-from conewise.program.records import Record
-from conewise.structure.wiring import LAYOUT, PARTS, Wiring
-
-_ELEMENTWISE = POINTWISE | {
-    "multiply", "divide", "floor_divide", "remainder", "float", "copy", "relu6", "selu", "celu", "hardswish",
-    "hardsigmoid", "prelu", "log_sigmoid", "softsign", "threshold",
-}  # fmt: skip
-REDUCTIONS = SUMS | {"var", "std", "linalg_vector_norm", "norm"}
-_LINEAR = (
-    LAYOUT
-    | PARTS
-    | CONCATENATIONS
-    | {"add", "sub", "neg", "sum", "mean", "stack", "copy", "to", "_to_copy", "type_as", "float"}
+from conewise.program.operations import (
+    CONCATENATIONS,
+    ELEMENTWISE,
+    LINEAR,
+    NORMS,
+    REARRANGEMENTS,
+    SELECTIONS,
+    STATISTICS,
 )
-"""Operations that are linear in what varies; `mul` and `div` are where one operand does not vary."""
+from conewise.program.records import Record
+from conewise.structure.wiring import Wiring
 
 
 def is_elementwise(record: Record) -> bool:
     """Whether each element of the value is made of the elements in its place alone."""
-    return record.op in _ELEMENTWISE or torch.Tag.pointwise in getattr(record.target, "tags", ())
+    return record.op in ELEMENTWISE or torch.Tag.pointwise in getattr(record.target, "tags", ())
 
 
 def is_light(record: Record) -> bool:
     """Whether the record is part of a norm, a scaling, a cast or a rearrangement: it mixes no weight in."""
-    return is_elementwise(record) or record.op in LAYOUT | NORMS | REDUCTIONS
+    return is_elementwise(record) or record.op in REARRANGEMENTS | NORMS | STATISTICS
 
 
 def is_rearranging(record: Record) -> bool:
     """Whether the record is light, or takes parts of values and puts them together again."""
-    return is_light(record) or record.op in PARTS | CONCATENATIONS | {
+    return is_light(record) or record.op in SELECTIONS | CONCATENATIONS | {
         "stack",
         "pad",
         "constant_pad_nd",
@@ -96,4 +91,4 @@ def projections(wiring: Wiring, branch: Branch, start: Collection[str]) -> int:
 def _is_linear_map(wiring: Wiring, record: Record) -> bool:
     if record.op in {"mul", "div", "multiply"}:
         return len(wiring.operands(record)) == 1
-    return record.op in _LINEAR
+    return record.op in LINEAR

@@ -16,6 +16,7 @@ import torch
 
 from conewise.errors import CaptureError
 from conewise.program.interpret import Interpreter
+from conewise.program.operations import RECURRENT
 from conewise.program.records import Dimensions, Program, Record, Ref
 from conewise.program.sizes import Size, symbols_in
 from conewise.structure.attention import AttentionSizes, attention_sizes
@@ -35,8 +36,6 @@ BATCH_FIRST = frozenset(
     }
 )
 """Inputs that are batch-first wherever they are used: the names of Hugging Face's models."""
-
-RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
 
 
 FLAT = 99

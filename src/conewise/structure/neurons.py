@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from conewise.program.operations import CASTS, REARRANGEMENTS, SELECTIONS
 from conewise.program.records import Record
 from conewise.structure.branches import Branch, is_elementwise, projections
-from conewise.structure.wiring import LAYOUT, PARTS, Wiring
+from conewise.structure.wiring import Wiring
 
 
 def find_neurons(wiring: Wiring, branch: Branch) -> dict[str, str]:
@@ -40,7 +41,9 @@ def find_neurons(wiring: Wiring, branch: Branch) -> dict[str, str]:
 def _is_elementwise_between(wiring: Wiring, post: str, edges: list[str]) -> bool:
     between = list(wiring.upward(post, lambda record: record.name in edges))
     return post not in edges and all(
-        is_elementwise(record) or record.op in LAYOUT for record in between if record.name not in edges
+        is_elementwise(record) or record.op in REARRANGEMENTS
+        for record in between
+        if record.name not in edges
     )
 
 
@@ -48,7 +51,7 @@ def _unflattened(wiring: Wiring, name: str) -> str:
     """The value before it was flattened to two dimensions for a projection, if it was."""
     record = wiring.records.get(name)
     shape = wiring.shape(name)
-    while record is not None and record.op in LAYOUT and shape and len(shape) == 2:
+    while record is not None and record.op in REARRANGEMENTS and shape and len(shape) == 2:
         name = wiring.operands(record)[0]
         record, shape = wiring.records.get(name), wiring.shape(name)
     return name
@@ -59,7 +62,7 @@ def _projected(wiring: Wiring, post: str, members: frozenset[str]) -> list[str]:
 
     def is_edge(record: Record) -> bool:
         current = record
-        while current.op in LAYOUT | PARTS and current.name in members:
+        while current.op in REARRANGEMENTS | SELECTIONS and current.name in members:
             operand = wiring.operands(current)
             if not operand or operand[0] not in wiring.records:
                 return True
@@ -72,7 +75,7 @@ def _projected(wiring: Wiring, post: str, members: frozenset[str]) -> list[str]:
 def _gate(wiring: Wiring, post: str, edges: list[str]) -> tuple[str, str] | None:
     """(gate, other) when `post` is the product of an activated projection and a plain one."""
     record = wiring.records[post]
-    while record.op in LAYOUT | {"to", "_to_copy"}:
+    while record.op in REARRANGEMENTS | CASTS:
         record = wiring.records[wiring.operands(record)[0]]
     if record.op != "mul":
         return None

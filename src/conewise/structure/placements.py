@@ -15,11 +15,11 @@ from typing import Any
 from conewise.program.operations import (
     ATTENTION,
     NORMS,
+    PERMUTATIONS,
     POINTWISE,
+    RESHAPES,
     SOFTMAX,
     SPLITS,
-    TURNS,
-    VIEWS,
 )
 from conewise.program.records import Program, Record, Ref
 from conewise.program.sizes import Size, is_equal, quotient, symbols_in
@@ -68,9 +68,9 @@ class Placements:
         if len(dims) != 1:
             return None
         dim = dims[0]
-        if record.op in VIEWS:
+        if record.op in RESHAPES:
             return self._viewed(record, dim)
-        if record.op in TURNS | {"unsqueeze", "expand"}:
+        if record.op in PERMUTATIONS | {"unsqueeze", "expand"}:
             return self._moved(record)
         if record.op == "getitem":
             split = self._records.get(record.inputs[0])

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from conewise.program.operations import CONCATENATIONS, NORMS, SOFTMAX, SPLITS
+from conewise.program.operations import (
+    ALONG_ONE_DIMENSION,
+    CONCATENATIONS,
+    CONTRACTIONS,
+    DISPATCHES,
+    NORMS,
+    REARRANGEMENTS,
+    SELECTIONS,
+    SPLITS,
+    STATISTICS,
+)
 from conewise.program.records import Record, Ref
 from conewise.program.sizes import Size
 from conewise.structure.axes import Axes, Axis, after
-from conewise.structure.branches import REDUCTIONS, Branch, is_elementwise
-from conewise.structure.wiring import LAYOUT, MATMULS, PARTS, Wiring
-
-_ALONG = SOFTMAX | {"topk", "sort", "argsort", "cumsum", "argmax", "argmin", "max", "min"}
-_DISPATCH = frozenset(
-    {
-        "index", "index_select", "index_put", "index_add", "gather", "scatter", "scatter_add", "one_hot",
-        "repeat", "repeat_interleave", "zeros_like", "empty_like", "full_like", "ones_like", "new_zeros",
-        "new_empty", "new_ones", "sum", "stack",
-    }
-)  # fmt: skip
-"""What hands rows to experts and puts them back, in the order that a router chose."""
+from conewise.structure.branches import Branch, is_elementwise
+from conewise.structure.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def has_features_last(wiring: Wiring, branch: Branch) -> bool | None:
         if not reads or any(name not in known for name in reads):
             continue
         found = _followed(wiring, record, known)
-        if record.op in NORMS | REDUCTIONS or wiring.is_weighted(record):
+        if record.op in NORMS | STATISTICS or wiring.is_weighted(record):
             return found is not None
         if found is not None:
             known[record.name] = found
@@ -106,12 +106,12 @@ def _is_dispatched(wiring: Wiring, record: Record) -> bool:
         is_number = given is not None and given.dtype is not None and not given.dtype.is_floating_point
         return is_count or is_number
     if wiring.is_weighted(record):
-        return record.op in MATMULS or "grouped_mm" in record.op
+        return record.op in CONTRACTIONS or "grouped_mm" in record.op
     if wiring.is_product(record):
         return False
-    if record.op in NORMS | REDUCTIONS | _ALONG:
+    if record.op in NORMS | STATISTICS | ALONG_ONE_DIMENSION:
         return record.op == "sum" or _is_over_last(wiring, record)
-    return is_elementwise(record) or record.op in LAYOUT | PARTS | CONCATENATIONS | _DISPATCH
+    return is_elementwise(record) or record.op in REARRANGEMENTS | SELECTIONS | CONCATENATIONS | DISPATCHES
 
 
 def _is_over_last(wiring: Wiring, record: Record) -> bool:
@@ -153,7 +153,7 @@ def _followed(wiring: Wiring, record: Record, known: dict[str, Axes]) -> Axes | 
     axes = known[reads[0]]
     if wiring.is_linear(record):
         return _projected_axes(record, reads, axes)
-    if record.op in LAYOUT and record.op not in {"clone", "contiguous"}:
+    if record.op in REARRANGEMENTS and record.op not in {"clone", "contiguous"}:
         return after(record, axes)
     if is_elementwise(record):
         return _broadcast(record, [known[name] for name in reads])
@@ -163,9 +163,9 @@ def _followed(wiring: Wiring, record: Record, known: dict[str, Axes]) -> Axes | 
     match record.op:
         case op if op in NORMS:
             return axes if len(record.args[1]) == 1 and _is_feature(axes, dims - 1) else None
-        case op if op in REDUCTIONS:
+        case op if op in STATISTICS:
             return _reduced(record, axes)
-        case op if op in _ALONG:
+        case op if op in ALONG_ONE_DIMENSION:
             along = _dims_of(record)
             return axes if along and _is_feature(axes, along[0] % dims) else None
         case op if op in SPLITS:
@@ -259,7 +259,7 @@ def _broadcast(record: Record, found: Sequence[Axes]) -> Axes | None:
 def _dims_of(record: Record) -> list[int]:
     """The dimensions that a reduction is over; empty where it is over all."""
     place = 2 if record.op in {"linalg_vector_norm", "norm", "topk"} else 1
-    default = -1 if record.op in _ALONG else None
+    default = -1 if record.op in ALONG_ONE_DIMENSION else None
     given = record.args[place] if len(record.args) > place else record.kwargs.get("dim", default)
     if isinstance(given, int) and not isinstance(given, bool):
         return [given]

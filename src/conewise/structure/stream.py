@@ -9,13 +9,11 @@ from functools import cached_property
 
 import sympy  # type: ignore[import-untyped]
 
+from conewise.program.operations import NUMBER_KEEPING
 from conewise.program.records import Record, Ref
 from conewise.program.sizes import Size, is_equal
 from conewise.structure.branches import is_light, is_rearranging
-from conewise.structure.wiring import LAYOUT, Wiring
-
-UNCHANGED = LAYOUT | {"to", "_to_copy", "type_as", "float"}
-"""Operations that hand on the numbers that they are given, rearranged or in another precision."""
+from conewise.structure.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +166,7 @@ class Stream:
     def unchanged(self, name: str) -> str:
         """The value that `name` is, before it was rearranged or cast."""
         record = self.wiring.records.get(name)
-        while record is not None and name in self.members and record.op in UNCHANGED:
+        while record is not None and name in self.members and record.op in NUMBER_KEEPING:
             name = self.wiring.operands(record)[0]
             record = self.wiring.records.get(name)
         return name

@@ -5,57 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
+from conewise.program.operations import CONTRACTIONS, CONVOLUTIONS, LOOKUPS, REARRANGEMENTS, RECURRENT
 from conewise.program.records import ModuleCall, Program, Record, Ref
 from conewise.program.sizes import Size
 from conewise.structure.placements import Placements, placements_of
-
-LAYOUT = frozenset(
-    {
-        "view",
-        "reshape",
-        "_unsafe_view",
-        "transpose",
-        "permute",
-        "t",
-        "numpy_T",
-        "mT",
-        "flatten",
-        "unflatten",
-        "contiguous",
-        "clone",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "expand_as",
-        "movedim",
-        "swapaxes",
-    }
-)
-"""Operations that move values without mixing or dropping any."""
-
-PARTS = frozenset(
-    {
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "unbind",
-        "getitem",
-        "select",
-        "slice",
-        "narrow",
-        "tensor_split",
-        "index",
-        "index_select",
-    }
-)
-"""Operations that take a part of a value."""
-
-MATMULS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum"})
-_CONVOLUTIONS = frozenset(
-    {"conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d"}
-)
-_RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
-_CHOICES = frozenset({"index", "index_select", "gather", "embedding"})
 
 
 class Wiring:
@@ -79,7 +32,7 @@ class Wiring:
     def is_linear(self, record: Record) -> bool:
         """Whether the record multiplies one varying value with a weight."""
         return (
-            record.op in MATMULS
+            record.op in CONTRACTIONS
             and len(self.operands(record)) == 1
             and any(name in self.parametric for name in record.inputs)
         )
@@ -88,20 +41,20 @@ class Wiring:
         """Whether the record multiplies a varying value with weights, of whatever form."""
         if self.is_linear(record) or "grouped_mm" in record.op:
             return True
-        if record.op in MATMULS:
+        if record.op in CONTRACTIONS:
             return any(self._is_chosen_weight(name) for name in self._factors(record))
-        return record.op in _CONVOLUTIONS | _RECURRENT
+        return record.op in CONVOLUTIONS | RECURRENT
 
     def _is_chosen_weight(self, name: str) -> bool:
         """Whether the value is some rows of a weight: that of an expert, for each position its own."""
         record = self.records.get(name)
-        while record is not None and record.op in LAYOUT:
+        while record is not None and record.op in REARRANGEMENTS:
             record = self.records.get(record.inputs[0])
-        return record is not None and record.op in _CHOICES and record.inputs[0] in self.parametric
+        return record is not None and record.op in LOOKUPS and record.inputs[0] in self.parametric
 
     def is_product(self, record: Record) -> bool:
         """Whether the record is a matrix product of two varying values."""
-        return record.op in MATMULS and len(self._factors(record)) == 2
+        return record.op in CONTRACTIONS and len(self._factors(record)) == 2
 
     def _factors(self, record: Record) -> list[str]:
         positional = record.args[1:] if record.op == "baddbmm" else record.args

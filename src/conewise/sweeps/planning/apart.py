@@ -12,14 +12,14 @@ from typing import Any
 
 from conewise.program.operations import (
     ATTENTION,
-    MOVES,
+    DIMENSION_MOVES,
     NORMS,
-    PICKS,
     POINTWISE,
+    REDUCTIONS,
+    RESHAPES,
+    SLICES,
     SOFTMAX,
     SPLITS,
-    SUMS,
-    VIEWS,
 )
 from conewise.program.records import SIZES, Record, Ref, SizeRef
 from conewise.program.sizes import Size, symbols_in
@@ -79,12 +79,12 @@ class Apart:
         if op in NORMS:
             last = len(self._shape(first)) - len(record.args[1])
             return self._is_same(record, first) and here < last and self._are_weights(record.args[2:])
-        if op in VIEWS:
+        if op in RESHAPES:
             return self._is_view(record, first)
-        if op in PICKS:
+        if op in SLICES:
             is_whole = self._along(record, first, 1, default=0) == self._dim(first)
             return self._is_same(record, first) and (is_whole or self._is_placed_alike(record))
-        if op in MOVES or op in SUMS:
+        if op in DIMENSION_MOVES or op in REDUCTIONS:
             return self._is_same(record, first) and self._reads_only(record, first)
         if op in SOFTMAX:
             return self._is_same(record, first) and self._along(record, first, 1) != here

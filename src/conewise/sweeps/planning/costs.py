@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
+from conewise.program.operations import PRODUCTS
 from conewise.program.records import Program, Record, Ref
 from conewise.sweeps.planning.stacking import Layout
-
-PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "baddbmm"})
 
 
 class Costs:

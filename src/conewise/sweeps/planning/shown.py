@@ -13,16 +13,11 @@ from typing import Any
 
 import torch
 
-from conewise.program.operations import ATTENTION, NORMS, POINTWISE, SOFTMAX, SUMS
+from conewise.program.operations import ALLOCATING, ATTENTION, MAYBE_ALIASING, POINTWISE
 from conewise.program.records import SIZES, Record
-from conewise.sweeps.planning.costs import PRODUCTS
 from conewise.sweeps.planning.stacking import Layout, compile_stacked_rule
 
 META = torch.device("meta")
-NEW = PRODUCTS | NORMS | SOFTMAX | SUMS | {"embedding", "cat"}
-"""Operations whose values are new, and laid out in order."""
-COPIES = frozenset({"to", "_to_copy", "type_as", "contiguous", "alias", "detach", "lift_fresh_copy"})
-"""Pointwise operations that may show what they read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +85,9 @@ def _walked(record: Record, reads: list[Any]) -> Any:
 
 def _may_be_strided(record: Record, reads: list[Any]) -> bool:
     """Whether the value may be a view, or be laid out in memory otherwise than in its own order."""
-    if record.op in NEW or any(isinstance(leaf, torch.device) for leaf in record.leaves()):
+    if record.op in ALLOCATING or any(isinstance(leaf, torch.device) for leaf in record.leaves()):
         return False
-    return record.op not in POINTWISE or record.op in COPIES or not all(map(_is_plain, reads))
+    return record.op not in POINTWISE or record.op in MAYBE_ALIASING or not all(map(_is_plain, reads))
 
 
 def _is_scattered(value: Any) -> bool:
