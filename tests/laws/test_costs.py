@@ -127,6 +127,27 @@ def test_interleaved_grafts_cost_what_the_closed_form_says(
     assert predicted.overcount == theory.overcount(graph, grafts, made.order, demand=demand, weights=prices)
 
 
+@given(st.data(), graft_scenes(), st.booleans())
+def test_steps_of_a_training_leave_the_cost_of_grafts_as_it_is(
+    data: st.DataObject, made: GraftScene, is_full: bool
+) -> None:
+    """Growth: between grafts sources are set, those of the blocks too, and the demand is answered."""
+    graph, order = made.scene.graph(), data.draw(st.sampled_from(made.possible_orders()))
+    demand = None if is_full else made.scene.demand
+    predicted = theory.interleaved_cost(graph, made.grafts(), order, demand=demand).costs
+    world = cw.World(graph)
+    bill(world, demand)
+    for k, cost in zip(order, predicted, strict=True):
+        trained = data.draw(st.lists(st.sampled_from(graph.sources), min_size=1, unique=True))
+        for source in trained:
+            world.set(source, fresh_value())
+        reads = oracle.wiring(graph)
+        step = oracle.cone(reads, trained) & oracle.support(reads, demand or graph.sites)
+        assert bill(world, demand) == len(step) == theory.sweep_cost(graph, [trained], demand)
+        apply(graph, made.places[k])
+        assert bill(world, demand) == cost
+
+
 def interleaved_bills(
     made: GraftScene,
     order: tuple[int, ...],
