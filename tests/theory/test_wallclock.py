@@ -1,5 +1,6 @@
 """Wall clock: the fit finds its constants, the paper's ceiling, and exact ratios at finite depth."""
 
+import math
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -114,6 +115,9 @@ def test_constants_fitted_below_zero_count_as_zero() -> None:
     assert fit.overhead == -0.9
     with pytest.raises(TheoryError, match=r"a was fitted as -0\.9: a node that takes no time to compute"):
         theory.Calibration(below, one, None, 0.5).ratio(cones, 100)
+    unknown = theory.Estimate(math.nan, 0.0, 0.0, 0.0)
+    with pytest.raises(TheoryError, match="the fitted β is nan, and a finite number was expected"):
+        _ = theory.Calibration(one, unknown, None, 0.5).overhead
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ class Calibration:
     @property
     def overhead(self) -> float:
         """β/a as fitted: what a node that is only walked past costs, in nodes computed."""
-        return as_float(ratio(exact(self.beta.value), self._constants[0]), "β/a")
+        (a, _, _), beta = self._constants, expect_number(self.beta.value, "the fitted β")
+        return as_float(ratio(exact(beta), a), "β/a")
 
     @property
     def ceiling(self) -> float:
