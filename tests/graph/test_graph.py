@@ -56,6 +56,7 @@ def test_a_site_is_in_neither_its_cone_nor_its_upstream_but_in_its_support() -> 
     assert graph.upstream("h") == ("x", "w")
     assert graph.support("h") == ("x", "w", "h")
     assert graph.support("y", cut="h") == ("h", "left", "right", "y")
+    assert graph.support("y", cut=["h", "left", "right"]) == ("left", "right", "y")
     assert graph.cone(["left", "right"]) == ("y",)
 
 
