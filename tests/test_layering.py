@@ -76,7 +76,7 @@ OWING = {
     "sweeps.storage.archive",
     "sweeps.storage.store",
 }
-CYCLES = {"checks.recheck", "engine.ledger", "graph.block"}  # the first of each
+CYCLES = {"checks.recheck"}  # the first of each
 
 
 def name_of(path: Path) -> str:

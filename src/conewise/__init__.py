@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
     from conewise import ops
     from conewise.circuits.tracing import causal_trace
-    from conewise.engine.ledger import Event, Ledger
+    from conewise.engine.ledger import Ledger
     from conewise.engine.plan import Plan
-    from conewise.engine.world import World
+    from conewise.engine.world import Event, World
     from conewise.errors import ConewiseError
-    from conewise.graph.block import Block, Graft, block, chain
+    from conewise.graph.block import Block, Graft
+    from conewise.graph.building_blocks import block, chain
     from conewise.graph.gradients import gradients
     from conewise.graph.graph import Graph, Node
     from conewise.loading import load
@@ -72,7 +73,7 @@ __all__ = [
 _HOMES = {
     "Block": "conewise.graph.block",
     "ConewiseError": "conewise.errors",
-    "Event": "conewise.engine.ledger",
+    "Event": "conewise.engine.world",
     "Graft": "conewise.graph.block",
     "Graph": "conewise.graph.graph",
     "Ledger": "conewise.engine.ledger",
@@ -85,10 +86,10 @@ _HOMES = {
     "Sweep": "conewise.sweeps.sweep",
     "World": "conewise.engine.world",
     "add": "conewise.runs.interventions",
-    "block": "conewise.graph.block",
+    "block": "conewise.graph.building_blocks",
     "capture": "conewise.model",
     "causal_trace": "conewise.circuits.tracing",
-    "chain": "conewise.graph.block",
+    "chain": "conewise.graph.building_blocks",
     "cross_entropy": "conewise.runs.metrics",
     "gradients": "conewise.graph.gradients",
     "intervention": "conewise.runs.interventions",

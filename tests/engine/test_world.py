@@ -281,3 +281,38 @@ def test_a_wide_node_and_a_hub_are_computed_once() -> None:
     world.patch("n7", 0)
     assert world.demand("sum") == -19_999
     assert world.ledger.recomputed == ["sum"]
+
+
+@pytest.mark.parametrize("cutoff", [False, True])
+def test_a_world_calls_rules_in_one_module_alone(cutoff: bool) -> None:
+    callers: set[tuple[str, str]] = set()
+
+    def noted(*values: float) -> float:
+        frame = sys._getframe(1)
+        while frame.f_globals["__name__"] == "conewise.engine.changes":  # a patch around a rule
+            assert frame.f_back is not None
+            frame = frame.f_back
+        callers.add((frame.f_globals["__name__"], frame.f_code.co_name))
+        return sum(values)
+
+    graph = cw.Graph()
+    graph.source("x", 1.0)
+    graph.node("h", noted, ["x"])
+    graph.node("y", noted, ["h", "x"])
+    world = cw.World(graph, cutoff=cutoff)
+    world.plan("y")
+    world.demand("y")
+    with world.fork() as fork:
+        fork.patch("h", noted)
+        fork.patch("x", noted)
+        fork.patch_edge(("x", "y"), noted)
+        fork.demand("y")
+        fork.restore("h")
+        fork.patch_rule("h", noted)
+        fork.demand("y")
+        fork.commit()
+    graph.redefine("h", noted)
+    graph.graft_after("h", cw.chain(noted))
+    world.demand("y")
+    world.check()
+    assert callers == {("conewise.engine.demand", "compute_with_cutoff" if cutoff else "compute")}

@@ -102,7 +102,7 @@ def act(family: list[cw.World], number: int, action: str, site: str, value: int,
     elif action == "set" and world.graph.is_source(site):
         world.set(site, value)
     elif action == "restore" and site in world.patched:
-        if world._state.standings[world.graph.number(site)].body is not None and world is family[0]:
+        if world._state.changes[world.graph.number(site)].patch is not None and world is family[0]:
             world.restore(site)
     elif action == "fork":
         family.append(world.fork())

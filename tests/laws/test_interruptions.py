@@ -21,7 +21,7 @@ import pytest
 
 import conewise as cw
 from conewise import ops
-from conewise.engine.standing import Fixed, Ruled, Standing, Through
+from conewise.engine.changes import Fixed, NewRule, NodeChange, Transformed
 from conewise.engine.state import State, _maps
 from conewise.graph.reverse import ReversePass
 from tests.laws.interrupting import interrupt, moments_of
@@ -344,18 +344,18 @@ CHANGES = [
 # -- all that stands, as plain data ---------------------------------------------------------------
 
 
-def standing_as_data(standing: Standing) -> object:
-    def body(part: object) -> object:
+def change_as_data(change: NodeChange) -> object:
+    def as_data(part: object) -> object:
         match part:
             case Fixed(value):
                 return "fixed", value
-            case Through(function):
+            case Transformed(function):
                 return "through", repr(function)
-            case Ruled(rule):
+            case NewRule(rule):
                 return "ruled", repr(rule)
         return repr(part)
 
-    return body(standing.body), body(standing.given), {e: body(p) for e, p in standing.edges.items()}
+    return as_data(change.patch), as_data(change.given), {e: as_data(p) for e, p in change.edges.items()}
 
 
 def state_as_data(state: State) -> object:
@@ -365,8 +365,8 @@ def state_as_data(state: State) -> object:
         "values": {
             n: repr(v) for n, v in (values.items() if isinstance(values, dict) else enumerate(values))
         },
-        "standings": {node: standing_as_data(standing) for node, standing in state.standings.items()},
-        "views": {node: repr(view) for node, view in state._views.items()},
+        "changes": {node: change_as_data(change) for node, change in state.changes.items()},
+        "definitions": {node: repr(definition) for node, definition in state._definitions.items()},
         "frames": [(f.key, repr(f.displaced)) for f in state.frames],
         "memos": {node: (memo[1], memo[2]) for node, memo in _maps(state.memos)[0].items()},
         "known": state._known,

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from conewise.engine.ledger import Event
-from conewise.engine.world import World
+from conewise.engine.world import Event, World
 from conewise.errors import GraphError
 from conewise.graph.graph import Graph, Site
 

@@ -77,7 +77,10 @@ class RuleFailedError(Exception):
 
 
 def compute(steps: Steps, values: Store, rules: Rules, inputs: Inputs) -> None:
-    """Do: call the rule of each node on the values that it reads. The only place where one is called."""
+    """Do: call the rule of each node on the values that it reads.
+
+    A world calls rules here, and with a cutoff in `compute_with_cutoff`; nowhere else.
+    """
     known = _known(steps, values)
     node = -1
     try:

@@ -5,40 +5,14 @@ The engine counts nothing; whoever wants a number listens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from conewise.engine.world import World
-    from conewise.graph.graph import Graph, Site
-    from conewise.graph.journal import Journal
+from conewise.graph.graph import Graph, Site
+from conewise.graph.journal import Journal
 
 Kind = Literal["invalidated", "recomputed", "reused", "cut_off"]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something happened to `nodes` of `world`: one mutation's wave, or one demand's work.
-
-    invalidated: valid before the mutation, invalid after it, in the order of the wave.
-    recomputed:  computed, in the order of computation; each node once a demand.
-    reused:      computed earlier and read as it was, by this demand.
-    cut_off:     invalid, yet not computed: what it reads turned out to be the same.
-    """
-
-    kind: Kind
-    world: World
-    nodes: Sequence[int]
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The names of the nodes."""
-        return self.world.graph.names(self.nodes)
-
-
-Listener = Callable[[Event], None]
 
 
 class Ledger:

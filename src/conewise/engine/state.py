@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from dataclasses import dataclass, field
 from typing import Any
 
+from conewise.engine.changes import NO_CHANGE, Definition, Fixed, NodeChange, definition, effective
 from conewise.engine.demand import Inputs, Memo, Rules, Same
 from conewise.engine.ledger import Kind
-from conewise.engine.standing import NOTHING, Fixed, Standing, View, effective, view
 from conewise.engine.store import INVALID, SHARED, Overlay, Store
 from conewise.graph.graph import MISSING, Graph
 from conewise.graph.journal import truncate
@@ -33,8 +33,8 @@ class Displaced:
     states: list[Any] = field(default_factory=list)
 
     def put_back(self, values: Store) -> None:
-        """Let it stand again."""
-        # Broken off between two lines, `states` may be one ahead: what is there last still stands.
+        """Put it back."""
+        # Broken off between two lines, `states` may be one longer: its last entry is not overwritten yet.
         _overwrite(values, zip(self.nodes, self.states, strict=False))
         _overwrite(values, self.seeds.items())
 
@@ -54,8 +54,8 @@ class State:
     Invariants, asserted by `check()`:
       1. what a valid node reads is valid (through this world's changes, in this world's view; not
          where the root is partial, whose own values are final for that reason);
-      2. a fork owns exactly the nodes at which something else stands than in its parent, and those
-         that read one it owns; so a fork that changed nothing owns nothing.
+      2. a fork owns exactly the nodes that are defined otherwise than in its parent, and those that
+         read one it owns; so a fork that changed nothing owns nothing.
     What a change overwrites is noted in the graph's journal before: a change is made inside of
     `journal.make`, and happens whole or not at all.
     """
@@ -69,8 +69,8 @@ class State:
         # garbage collector while it still follows changes, or refuses them.
         self._emit = weakref.WeakMethod(emit)
         self.values: Store = [] if parent is None else Overlay(parent.values)
-        self.standings: dict[int, Standing] = {}
-        self._views: dict[int, View] = {}
+        self.changes: dict[int, NodeChange] = {}
+        self._definitions: dict[int, Definition] = {}
         self.frames: list[Frame] = []
         self.memos: MutableMapping[int, Memo] = {}
         if parent is not None and same is not None:
@@ -115,7 +115,7 @@ class State:
         """Drop the values of this state and of its forks."""
         for state in list(self.family()):
             self.journal.assign(state, "is_closed", True)
-            for name in ("standings", "_views", "memos"):
+            for name in ("changes", "_definitions", "memos"):
                 self.journal.assign(state, name, {})
             for name in ("frames", "values"):
                 self.journal.assign(state, name, [])
@@ -167,35 +167,35 @@ class State:
         for node, value in values.items():
             self.values[node] = value
 
-    # -- what stands where -------------------------------------------------------------------
+    # -- changes of nodes --------------------------------------------------------------------
 
-    def stand(self, node: int, standing: Standing) -> None:
-        """Let `standing` be this world's own changes at `node`."""
-        if standing.is_empty:
-            self.journal.pop(self.standings, node)
+    def set_change(self, node: int, change: NodeChange) -> None:
+        """Make `change` this world's own change of `node`."""
+        if change.is_empty:
+            self.journal.pop(self.changes, node)
         else:
-            self.journal.put(self.standings, node, standing)
+            self.journal.put(self.changes, node, change)
 
-    def inherited(self, node: int) -> Standing:
-        """What the ancestors let stand at `node`, merged; the nearest one's wins."""
-        return NOTHING if self.parent is None else self.parent.merged(node)
+    def inherited(self, node: int) -> NodeChange:
+        """The changes of `node` by the ancestors, merged; the nearest one's wins."""
+        return NO_CHANGE if self.parent is None else self.parent.merged(node)
 
-    def merged(self, node: int) -> Standing:
-        """What this world and its ancestors let stand at `node`; the nearest one's wins."""
-        merged, state = NOTHING, self
+    def merged(self, node: int) -> NodeChange:
+        """The changes of `node` by this world and its ancestors, merged; the nearest one's wins."""
+        merged, state = NO_CHANGE, self
         while True:
-            standing = state.standings.get(node)
-            if standing is not None:
-                merged = standing if merged is NOTHING else merged.over(standing)
+            change = state.changes.get(node)
+            if change is not None:
+                merged = change if merged is NO_CHANGE else merged.over(change)
             if state.parent is None:
                 return merged
             state = state.parent
 
-    def marked(self) -> Collection[int]:
+    def changed_nodes(self) -> Collection[int]:
         """The nodes at which this world or an ancestor has changed something."""
         if self.parent is None:
-            return self.standings
-        changed = [state.standings for state in self.lineage() if state.standings]
+            return self.changes
+        changed = [state.changes for state in self.lineage() if state.changes]
         if len(changed) <= 1:
             return changed[0] if changed else ()
         return ChainMap(*changed)
@@ -211,8 +211,8 @@ class State:
         changed = [
             node
             for state in self.lineage()
-            for node, standing in state.standings.items()
-            if standing.edges or not isinstance(standing.body, Fixed | None)
+            for node, change in state.changes.items()
+            if change.edges or not isinstance(change.patch, Fixed | None)
         ]
         if not changed:
             return table.rules, table.inputs
@@ -222,10 +222,10 @@ class State:
                 rules[node], inputs[node], _ = self.effective(node)
         return rules, inputs
 
-    # -- changes -----------------------------------------------------------------------------
+    # -- mutations ---------------------------------------------------------------------------
 
-    def put(self, node: int, standing: Standing, key: Key, is_new: bool) -> list[int]:
-        """Let `standing` be here at `node`, with the patch `key` in it. Returns the nodes that lost a value.
+    def patch(self, node: int, change: NodeChange, key: Key, is_new: bool) -> list[int]:
+        """Change `node` so that the patch `key` is part of it. Returns the nodes that lost a value.
 
         A new patch keeps what it displaces. A patch put over itself keeps nothing: the frame it made at
         first, if that is still the last, holds what was there before it. If it is not, no frame can be
@@ -237,15 +237,15 @@ class State:
             self.journal.append(self.frames, frame)
         elif not self.frames or self.frames[-1].key != key:
             self._drop_frames()
-        self.stand(node, standing)
+        self.set_change(node, change)
         return self._disturb(node, frame)
 
-    def take(self, node: int, standing: Standing, key: Key, reveals_native: bool) -> list[int]:
-        """Let `standing` be here at `node`, without the patch `key`. Returns the nodes that lost a value.
+    def restore(self, node: int, change: NodeChange, key: Key, reveals_native: bool) -> list[int]:
+        """Change `node` so that the patch `key` is no part of it. Returns the nodes that lost a value.
 
         If it was the last change made, what it displaced comes back; else its cone is invalid.
         """
-        self.stand(node, standing)
+        self.set_change(node, change)
         if not reveals_native or not self.frames or self.frames[-1].key != key:
             self._drop_frames()
             lost = self._disturb(node)
@@ -261,14 +261,14 @@ class State:
             self._overwrite_memos(frame.memos)
         return [gone for gone in lost if self.values[gone] is INVALID]
 
-    def give(self, node: int, standing: Standing) -> list[int]:
-        """Let `standing`, with another value of a source, be here. Returns the nodes that lost a value."""
-        self.stand(node, standing)
+    def set_source(self, node: int, change: NodeChange) -> list[int]:
+        """Change a source so that it has another value. Returns the nodes that lost a value."""
+        self.set_change(node, change)
         self._drop_frames()
         return self._disturb(node)
 
     def _disturb(self, node: int, frame: Frame | None = None) -> list[int]:
-        """This world's own changes at `node` are others now: invalidate what depends on it.
+        """This world's own change of `node` is another now: invalidate what depends on it.
 
         Returns the nodes that lost a value. `frame` keeps what was displaced. Forks follow.
         """
@@ -293,12 +293,12 @@ class State:
         """Hand this fork's changes and values to its parent. Returns what became invalid there."""
         parent, journal = self.parent, self.journal
         assert parent is not None
-        own, seeds = dict(self.own), list(self.standings)
+        own, seeds = dict(self.own), list(self.changes)
         lost = [n for n, v in own.items() if v is INVALID and parent.values[n] is not INVALID]
-        for node, standing in self.standings.items():
-            merged = standing.over(parent.standings.get(node, NOTHING))
-            parent.stand(node, merged.without_native() if parent.parent is None else merged)
-            parent._view_anew(node)
+        for node, change in self.changes.items():
+            merged = change.over(parent.changes.get(node, NO_CHANGE))
+            parent.set_change(node, merged.without_native() if parent.parent is None else merged)
+            parent._is_redefined(node)
         parent._note_values(own)
         _overwrite(parent.values, own.items())
         if parent.parent is not None:
@@ -310,8 +310,8 @@ class State:
             mine.clear()
         journal.note((self.own.update, own))
         self.own.clear()
-        journal.assign(self, "standings", {})
-        journal.assign(self, "_views", {})
+        journal.assign(self, "changes", {})
+        journal.assign(self, "_definitions", {})
         self._drop_frames()
         parent._drop_frames()
         parent._let_forks_follow(seeds, (), list(own), but=self)
@@ -359,7 +359,7 @@ class State:
         between see them. `fallen` became invalid there.
         """
         self._drop_frames()
-        if self.parent is not None and not self.standings:
+        if self.parent is not None and not self.changes:
             return seeds, hidden, fallen
         live, hidden = self._split(seeds, hidden)
         if self.parent is not None:
@@ -369,7 +369,7 @@ class State:
         return live, hidden, [*fallen, *here]
 
     def _split(self, seeds: Sequence[int], hidden: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Which of these nodes, changed here or above, are others in this world's eyes; and the rest.
+        """Which of these nodes, changed here or above, are defined otherwise in this world; and the rest.
 
         Where this world has no changes of its own, it sees what its parent sees. Where it has, its
         own may win; or they may bring to light what was hidden by an ancestor's.
@@ -378,34 +378,34 @@ class State:
         masked: list[int] = []
         for nodes, unchanged in ((seeds, live), (hidden, masked)):
             for node in nodes:
-                if self._view_anew(node):
+                if self._is_redefined(node):
                     live.append(node)
-                elif node in self.standings:
+                elif node in self.changes:
                     masked.append(node)
                 else:
                     unchanged.append(node)
         return live, masked
 
-    def _view_anew(self, node: int) -> bool:
-        """Whether this world has changes at `node` and they look other than when last looked at."""
-        if node not in self.standings:
-            return self.journal.pop(self._views, node) is not None
-        old, new = self._views.get(node), self._view(node)
-        self.journal.put(self._views, node, new)
-        if old is None or not _is_same_view(old, new):
+    def _is_redefined(self, node: int) -> bool:
+        """Whether this world changes `node`, and its definition is another than the last one."""
+        if node not in self.changes:
+            return self.journal.pop(self._definitions, node) is not None
+        old, new = self._definitions.get(node), self._definition(node)
+        self.journal.put(self._definitions, node, new)
+        if old is None or not _is_same_definition(old, new):
             return True
         return type(self.values) is Overlay and (node in self.values) != self._must_own(node)
 
-    def _view(self, node: int) -> View:
-        """What stands at `node` in this world's eyes, as parts to be compared by identity."""
+    def _definition(self, node: int) -> Definition:
+        """The definition of `node` in this world."""
         table = self.graph.table
-        return view(self.merged(node), table.rules[node], table.inputs[node])
+        return definition(self.merged(node), table.rules[node], table.inputs[node])
 
     def _differs(self, node: int) -> bool:
-        """Whether something else stands at `node` than in the parent."""
-        if node not in self.standings or self.parent is None:
+        """Whether `node` is defined otherwise than in the parent."""
+        if node not in self.changes or self.parent is None:
             return False
-        return not _is_same_view(self._view(node), self.parent._view(node))
+        return not _is_same_definition(self._definition(node), self.parent._definition(node))
 
     def _wave(
         self, seeds: Sequence[int], front: Sequence[int], frame: Frame | None
@@ -416,7 +416,7 @@ class State:
         nodes that do not read what changed. Returns what lost a value that could be seen before,
         and all that it made invalid.
         """
-        values, consumers, marked = self.values, self.graph.table.consumers, self.marked()
+        values, consumers, changed = self.values, self.graph.table.consumers, self.changed_nodes()
         own = values if type(values) is Overlay else None
         # The journal takes it back with what it overwrites; a frame keeps the same, and for longer.
         displaced = Displaced() if frame is None else frame.displaced
@@ -439,7 +439,7 @@ class State:
                 state = values[reader] if own is None else own.get(reader, SHARED)
                 if state is INVALID or (state is SHARED and not is_owned):
                     continue
-                if marked and reader in marked and site not in self.effective(reader)[1]:
+                if changed and reader in changed and site not in self.effective(reader)[1]:
                     continue
                 if memos is not None and reader not in memos:
                     self._keep_memo(reader, memos)
@@ -511,11 +511,11 @@ class State:
     def computed(self, nodes: Iterable[int]) -> list[int]:
         """Those of `nodes` that have a rule here. A source has one only where a function patches it."""
         rules = self.graph.table.rules
-        marked = self.marked()
+        changed = self.changed_nodes()
         return [
             node
             for node in nodes
-            if rules[node] is not None or (node in marked and self.effective(node)[0] is not None)
+            if rules[node] is not None or (node in changed and self.effective(node)[0] is not None)
         ]
 
     def check(self) -> None:
@@ -539,7 +539,7 @@ class State:
                 assert must_own or not is_owned, f"{name(node)} is as in the parent, but owned"
 
 
-def _is_same_view(one: View, other: View) -> bool:
+def _is_same_definition(one: Definition, other: Definition) -> bool:
     return len(one) == len(other) and all(map(_is_same_part, one, other))
 
 
@@ -548,7 +548,7 @@ def _is_same_part(one: object, other: object) -> bool:
 
 
 def _overwrite(values: Store, states: Iterable[tuple[int, Any]]) -> None:
-    """Let `states` stand in `values`; a fork shares what is SHARED."""
+    """Write `states` to `values`; a fork shares what is SHARED."""
     own = values if type(values) is Overlay else None
     for node, value in states:
         if own is not None and value is SHARED:

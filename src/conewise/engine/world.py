@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, overload
 
+from conewise.engine.changes import NATIVE, NO_CHANGE, Fixed, Native, NewRule, NodeChange, Patch, Transformed
 from conewise.engine.demand import (
     Inputs,
     RuleFailedError,
@@ -17,9 +19,8 @@ from conewise.engine.demand import (
     compute_with_cutoff,
     gather,
 )
-from conewise.engine.ledger import Event, Kind, Ledger, Listener
+from conewise.engine.ledger import Kind, Ledger
 from conewise.engine.plan import Plan
-from conewise.engine.standing import NATIVE, NOTHING, Body, Fixed, Native, Ruled, Standing, Through
 from conewise.engine.state import State
 from conewise.engine.store import INVALID
 from conewise.errors import (
@@ -31,8 +32,31 @@ from conewise.errors import (
     OpError,
     WorldError,
 )
-from conewise.graph.graph import Change, Edge, Graph, Site
+from conewise.graph.graph import Edge, Graph, Site, StructureChange
 from conewise.graph.table import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened to `nodes` of `world`: one mutation's wave, or one demand's work.
+
+    invalidated: valid before the mutation, invalid after it, in the order of the wave.
+    recomputed:  computed, in the order of computation; each node once a demand.
+    reused:      computed earlier and read as it was, by this demand.
+    cut_off:     invalid, yet not computed: what it reads turned out to be the same.
+    """
+
+    kind: Kind
+    world: World
+    nodes: Sequence[int]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The names of the nodes."""
+        return self.world.graph.names(self.nodes)
+
+
+Listener = Callable[[Event], None]
 
 
 class World:
@@ -123,7 +147,7 @@ class World:
         `value(own)`, computed on demand; the site and its cone are invalid. (For a value that can
         itself be called, patch with `lambda _: value`.)
         """
-        self._patch(site, Through(value) if callable(value) else Fixed(value), "world.patch")
+        self._patch(site, Transformed(value) if callable(value) else Fixed(value), "world.patch")
 
     def patch_rule(self, site: Site, rule: Rule) -> None:
         """Let another rule compute the site from the same inputs, in this world only."""
@@ -131,15 +155,15 @@ class World:
             raise WorldError(f"{site!r} is a source: it has no rule. Use `world.set` or `world.patch`.")
         if not callable(rule):
             raise WorldError(f"the rule for {site!r} is {rule!r}, which cannot be called.")
-        self._patch(site, Ruled(rule), "world.patch_rule")
+        self._patch(site, NewRule(rule), "world.patch_rule")
 
-    def _patch(self, site: Site, body: Body, action: str) -> None:
+    def _patch(self, site: Site, patch: Patch, action: str) -> None:
         node = self.graph.number(site)
         self._ready_to_change(action)
         state = self._state
-        standing = state.standings.get(node, NOTHING)
-        new = Standing(body, standing.given, standing.edges)
-        self._make(state.put, node, new, node, standing.body is None)
+        change = state.changes.get(node, NO_CHANGE)
+        new = NodeChange(patch, change.given, change.edges)
+        self._make(state.patch, node, new, node, change.patch is None)
 
     def restore(self, site: Site) -> None:
         """Take the patch at a site away.
@@ -151,38 +175,38 @@ class World:
         node = self.graph.number(site)
         self._ready_to_change("world.restore")
         state = self._state
-        standing, inherited = state.standings.get(node, NOTHING), state.inherited(node)
-        is_inherited = inherited.body is not None and not isinstance(inherited.body, Native)
-        if isinstance(standing.body, Native) or (standing.body is None and not is_inherited):
+        change, inherited = state.changes.get(node, NO_CHANGE), state.inherited(node)
+        is_inherited = inherited.patch is not None and not isinstance(inherited.patch, Native)
+        if isinstance(change.patch, Native) or (change.patch is None and not is_inherited):
             raise NotPatchedError(repr(site), self.patched)
-        new = Standing(NATIVE if is_inherited else None, standing.given, standing.edges)
-        self._make(state.take, node, new, node, not is_inherited)
+        new = NodeChange(NATIVE if is_inherited else None, change.given, change.edges)
+        self._make(state.restore, node, new, node, not is_inherited)
 
     def patch_edge(self, edge: Edge, value: Any) -> None:
         """Let one reader see `value`, or a function of the real one, of one input; others see the real."""
         site, reader = self.graph.edge(edge)
         self._ready_to_change("world.patch_edge")
         state = self._state
-        standing = state.standings.get(reader, NOTHING)
-        patch = Through(value) if callable(value) else Fixed(value)
-        new = Standing(standing.body, standing.given, standing.edges | {site: patch})
-        self._make(state.put, reader, new, (site, reader), site not in standing.edges)
+        change = state.changes.get(reader, NO_CHANGE)
+        patch = Transformed(value) if callable(value) else Fixed(value)
+        new = NodeChange(change.patch, change.given, change.edges | {site: patch})
+        self._make(state.patch, reader, new, (site, reader), site not in change.edges)
 
     def restore_edge(self, edge: Edge) -> None:
         """Let the reader see the real value of that input again; see `restore`."""
         site, reader = self.graph.edge(edge)
         self._ready_to_change("world.restore_edge")
         state = self._state
-        standing = state.standings.get(reader, NOTHING)
+        change = state.changes.get(reader, NO_CHANGE)
         inherited = state.inherited(reader).edges.get(site, NATIVE)
         is_inherited = not isinstance(inherited, Native)
-        if isinstance(standing.edges.get(site, inherited), Native):
+        if isinstance(change.edges.get(site, inherited), Native):
             raise NotPatchedError(f"the edge {edge[0]!r} -> {edge[1]!r}", self.patched)
-        edges = {other: patch for other, patch in standing.edges.items() if other != site}
+        edges = {other: patch for other, patch in change.edges.items() if other != site}
         if is_inherited:
             edges[site] = NATIVE
-        new = Standing(standing.body, standing.given, edges)
-        self._make(state.take, reader, new, (site, reader), not is_inherited)
+        new = NodeChange(change.patch, change.given, edges)
+        self._make(state.restore, reader, new, (site, reader), not is_inherited)
 
     def set(self, site: Site, value: Any) -> None:
         """Give a source another value in this world. Invalidates its cone."""
@@ -194,9 +218,9 @@ class World:
                 f"`world.patch({site!r}, value)`, or change its rule with `graph.redefine`."
             )
         state = self._state
-        standing = state.standings.get(node, NOTHING)
-        new = Standing(standing.body, Fixed(value), standing.edges)
-        self._make(state.give, node, new)
+        change = state.changes.get(node, NO_CHANGE)
+        new = NodeChange(change.patch, Fixed(value), change.edges)
+        self._make(state.set_source, node, new)
 
     def _make(self, change: Callable[..., list[int]], *args: Any) -> None:
         """Make a change that returns which nodes lost a value, whole or not at all."""
@@ -209,9 +233,9 @@ class World:
     def patched(self) -> tuple[str, ...]:
         """What is patched or set in this world itself: sites, then edges as 'input -> reader'."""
         self.graph.journal.recover()
-        name, standings = self.graph.name, self._state.standings
-        sites = [name(n) for n, s in standings.items() if s.body is not None or s.given is not None]
-        edges = [f"{name(site)} -> {name(n)}" for n, s in standings.items() for site in s.edges]
+        name, changes = self.graph.name, self._state.changes
+        sites = [name(n) for n, s in changes.items() if s.patch is not None or s.given is not None]
+        edges = [f"{name(site)} -> {name(n)}" for n, s in changes.items() for site in s.edges]
         return (*sites, *edges)
 
     # -- demand ------------------------------------------------------------------------------
@@ -338,7 +362,7 @@ class World:
                 listener(Event(kind, self, nodes))
             world = world._parent
 
-    def approve(self, change: Change) -> None:
+    def approve(self, change: StructureChange) -> None:
         """Refuse a change of the graph that would take away what a world has patched."""
         name = self.graph.name
         if self._state.is_partial:
@@ -348,19 +372,19 @@ class World:
             )
         for state in self._state.family():
             for node in change.removed:
-                if node in state.standings:
+                if node in state.changes:
                     raise InUseError(
                         f"{change.action} would take away {name(node)!r}, which is patched in a world. "
                         "Restore it there, or close that world, first."
                     )
             for site, reader in change.cut:
-                if reader in state.standings and site in state.standings[reader].edges:
+                if reader in state.changes and site in state.changes[reader].edges:
                     raise InUseError(
                         f"{change.action} would take away the edge {name(site)!r} -> {name(reader)!r}, "
                         "which is patched in a world. Restore it there, or close that world, first."
                     )
 
-    def follow(self, change: Change) -> None:
+    def follow(self, change: StructureChange) -> None:
         """The graph has changed: let this world and its forks take it in."""
         if not self._state.is_closed:
             self._state.follow(change.seeds, change.removed)
@@ -393,4 +417,4 @@ class World:
         if state.is_closed:
             return "World(closed)"
         kind = "root" if self._parent is None else f"fork that owns {len(state.own)} values"
-        return f"World({kind}, {len(state.standings)} sites changed, over {self.graph!r})"
+        return f"World({kind}, {len(state.changes)} sites changed, over {self.graph!r})"

@@ -18,7 +18,7 @@ from conewise.experiments.layered import relu, sequential
 from conewise.experiments.measure import warm
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.experiments.statistics import block_medians, drift, trimmed_median
-from conewise.graph.block import chain
+from conewise.graph.building_blocks import chain
 from conewise.theory.changes import ChangeAt, changed_cost
 from conewise.theory.grafts import GraftAt, batched_cost
 from conewise.theory.regression import Estimate

@@ -15,7 +15,8 @@ from typing import Literal
 from conewise.experiments.layered import relu
 from conewise.experiments.measure import patch_cost, warm
 from conewise.experiments.result import Progress, Result, Row, silent, versions
-from conewise.graph.block import Block, Graft, chain
+from conewise.graph.block import Block, Graft
+from conewise.graph.building_blocks import chain
 from conewise.graph.graph import Edge, Graph, Site
 from conewise.theory.grafts import GraftAt, batched_cost, interleaved_cost, isolated_cost, order_extremes
 from conewise.theory.sweeps import sweep_cost

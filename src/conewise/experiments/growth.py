@@ -19,7 +19,8 @@ import numpy.typing as npt
 from conewise import ops
 from conewise.engine.world import World
 from conewise.experiments.result import Progress, Result, Row, silent, versions
-from conewise.graph.block import Block, block
+from conewise.graph.block import Block
+from conewise.graph.building_blocks import block
 from conewise.graph.gradients import Gradients, gradients
 from conewise.graph.graph import Graph, Site
 from conewise.theory.grafts import GraftAt, interleaved_cost

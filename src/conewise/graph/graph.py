@@ -50,7 +50,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StructureChange:
     """A change of structure, by node number, as the worlds over the graph are told of it.
 
     `seeds`: nodes whose rule or inputs are new, fresh nodes included; `removed`: nodes that are
@@ -67,10 +67,10 @@ class Change:
 class Observer(Protocol):
     """Something that must agree to a change of structure before it, and hear of it after."""
 
-    def approve(self, change: Change) -> None:
+    def approve(self, change: StructureChange) -> None:
         """Raise to refuse. Nothing has been changed yet."""
 
-    def follow(self, change: Change) -> None:
+    def follow(self, change: StructureChange) -> None:
         """The change has been made."""
 
 
@@ -314,11 +314,11 @@ class Graph:
             raise CycleError(self.names([*path, number]))
         cut = tuple((gone, number) for gone in dict.fromkeys(old) if gone not in new)
         joined = tuple((fresh, number) for fresh in dict.fromkeys(new) if fresh not in old)
-        change = Change(f"redefining {site!r}", seeds=(number,), cut=cut, joined=joined)
+        change = StructureChange(f"redefining {site!r}", seeds=(number,), cut=cut, joined=joined)
         self._approve(change)
         self.journal.make(self._redefine, change, number, rule, new)
 
-    def _redefine(self, change: Change, number: int, rule: Rule, inputs: tuple[int, ...]) -> None:
+    def _redefine(self, change: StructureChange, number: int, rule: Rule, inputs: tuple[int, ...]) -> None:
         self.table.define(number, rule)
         if inputs != self.table.inputs[number]:
             self.table.rewire(number, inputs)
@@ -343,7 +343,7 @@ class Graph:
             raise BlockError(f"a graft takes a block, and {block!r} is none. Make one with `chain(f, g)`.")
         name = self._fresh_name(name, block)
         cut = tuple((at, reader) for reader in readers)
-        self._approve(Change(f"grafting {name!r}", cut=cut))
+        self._approve(StructureChange(f"grafting {name!r}", cut=cut))
         return self.journal.make(self._put_in, at, readers, block, name)
 
     def _put_in(self, at: int, readers: tuple[int, ...], block: Block, name: str) -> Graft:
@@ -364,7 +364,7 @@ class Graph:
             table.reroute(reader, at, output)
         fresh = tuple(node for node in nodes if table.rules[node] is not None)
         cut = tuple((at, reader) for reader in readers)
-        self._announce(Change(f"grafting {name!r}", seeds=(*fresh, *readers), cut=cut))
+        self._announce(StructureChange(f"grafting {name!r}", seeds=(*fresh, *readers), cut=cut))
         return Graft(
             name,
             at=self._names[at],
@@ -401,11 +401,11 @@ class Graph:
         (at,) = entries
         readers = tuple(reader for reader in table.consumers[output] if reader not in inside)
         cut = tuple((output, reader) for reader in readers)
-        change = Change(f"removing {graft.name!r}", seeds=readers, removed=tuple(block), cut=cut)
+        change = StructureChange(f"removing {graft.name!r}", seeds=readers, removed=tuple(block), cut=cut)
         self._approve(change)
         self.journal.make(self._take_out, change, output, at)
 
-    def _take_out(self, change: Change, output: int, at: int) -> None:
+    def _take_out(self, change: StructureChange, output: int, at: int) -> None:
         for reader in change.seeds:
             self.table.reroute(reader, output, at)
         self._delete(change.removed)
@@ -417,7 +417,7 @@ class Graph:
         change = self.removal(self.numbers(sites))
         self.journal.make(self.take_away, change)
 
-    def removal(self, numbers: Sequence[int], *, by: Observer | None = None) -> Change:
+    def removal(self, numbers: Sequence[int], *, by: Observer | None = None) -> StructureChange:
         """The change that removes these nodes together, agreed to by all but `by`. Changes nothing yet."""
         inside = set(numbers)
         for number in numbers:
@@ -427,11 +427,11 @@ class Graph:
                         f"{self._names[reader]!r} reads {self._names[number]!r}: a site can be removed "
                         "when nothing reads it. Remove the reader too, or let it read something else."
                     )
-        change = Change(f"removing {len(numbers)} sites", removed=tuple(numbers))
+        change = StructureChange(f"removing {len(numbers)} sites", removed=tuple(numbers))
         self._approve(change, but=by)
         return change
 
-    def take_away(self, change: Change) -> None:
+    def take_away(self, change: StructureChange) -> None:
         """Make a `removal`, as a part of a change that is being made."""
         self._delete(change.removed)
         self._announce(change)
@@ -464,12 +464,12 @@ class Graph:
         """Stop asking `guard`."""
         self.journal.assign(self, "_guards", [each for each in self._guards if each is not guard])
 
-    def _approve(self, change: Change, but: Observer | None = None) -> None:
+    def _approve(self, change: StructureChange, but: Observer | None = None) -> None:
         for observer in itertools.chain(self._guards, self._worlds):
             if observer is not but:
                 observer.approve(change)
 
-    def _announce(self, change: Change) -> None:
+    def _announce(self, change: StructureChange) -> None:
         for observer in itertools.chain(self._guards, self._worlds):
             observer.follow(change)
 

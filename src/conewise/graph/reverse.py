@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from conewise.errors import GradientError, nearest_names
-from conewise.graph.graph import Change, Graph, Site
+from conewise.graph.graph import Graph, Site, StructureChange
 from conewise.graph.vjp import GRADIENT, OUTPUT, Vjp, vjps_of
 
 SEED = 1.0
@@ -171,7 +171,7 @@ class ReversePass:
         removal = self.graph.removal(added, by=self)
         self.graph.journal.make(self._release, user, gone, removal)
 
-    def _release(self, user: object, gone: frozenset[int], removal: Change) -> None:
+    def _release(self, user: object, gone: frozenset[int], removal: StructureChange) -> None:
         journal = self.graph.journal
         journal.pop(self._spans, user)
         for node in gone:
@@ -184,7 +184,7 @@ class ReversePass:
 
     # -- guard ---------------------------------------------------------------------------------
 
-    def approve(self, change: Change) -> None:
+    def approve(self, change: StructureChange) -> None:
         """Refuse what would make a gradient wrong: a change of what was differentiated, or a new path."""
         for node in self._touched(change):
             if node in self._own:
@@ -204,17 +204,17 @@ class ReversePass:
         assign(self, "_differentiated", set(chain(self._through.values())))
         assign(self, "_wrt", set().union(*(wrt for _, wrt in self._spans.values())))
 
-    def follow(self, change: Change) -> None:
+    def follow(self, change: StructureChange) -> None:
         """Nothing to do: what was approved leaves the reverse pass as it is."""
 
     @staticmethod
-    def _touched(change: Change) -> Iterator[int]:
+    def _touched(change: StructureChange) -> Iterator[int]:
         # A graft announces itself by the edges it will cut: its readers are what it changes.
         yield from change.seeds
         yield from change.removed
         yield from (reader for _, reader in change.cut)
 
-    def _expect_no_new_path(self, change: Change, node: int) -> None:
+    def _expect_no_new_path(self, change: StructureChange, node: int) -> None:
         """A redefined node that leads to the loss may not come to depend on what is differentiated by."""
         cut = {site for site, reader in change.cut if reader == node}
         reads = {site for site in self.graph.table.inputs[node] if site not in cut}
@@ -244,7 +244,7 @@ class ReversePass:
 
     # -- refusals --------------------------------------------------------------------------------
 
-    def _refuse(self, change: Change, reason: str) -> None:
+    def _refuse(self, change: StructureChange, reason: str) -> None:
         raise GradientError(
             f"{change.action} would make the gradients of {self.graph.name(self.loss)!r} wrong: {reason}. "
             "Take them out with `grads.remove()`, make the change, then call `gradients` again. (A change "

@@ -1,4 +1,4 @@
-"""What a world lets stand at a node in place of the graph's own rule, value or edges."""
+"""Changes: what a world puts at a node in place of the graph's own rule, value or edges."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Through:
+class Transformed:
     """The value is a function of what it would have been."""
 
     function: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Ruled:
+class NewRule:
     """Another rule over the same inputs."""
 
     rule: Rule
@@ -37,84 +37,87 @@ class Native:
 
 
 NATIVE: Final = Native()
-Body = Fixed | Through | Ruled | Native
+Patch = Fixed | Transformed | NewRule | Native
 
 
 @dataclass(slots=True)
-class Standing:
-    """One world's own changes at one node. What it leaves open is inherited from the parent world."""
+class NodeChange:
+    """One world's own change of one node: a patch, the value that a source was given, patches of edges.
 
-    body: Body | None = None
+    What it leaves open is inherited from the parent world.
+    """
+
+    patch: Patch | None = None
     given: Fixed | None = None
     edges: dict[int, Any] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
-        return self.body is None and self.given is None and not self.edges
+        return self.patch is None and self.given is None and not self.edges
 
-    def over(self, below: Standing) -> Standing:
-        """This standing laid over an ancestor's."""
-        return Standing(
-            below.body if self.body is None else self.body,
+    def over(self, below: NodeChange) -> NodeChange:
+        """This change laid over an ancestor's."""
+        return NodeChange(
+            below.patch if self.patch is None else self.patch,
             below.given if self.given is None else self.given,
             below.edges | self.edges,
         )
 
-    def without_native(self) -> Standing:
+    def without_native(self) -> NodeChange:
         """The same on a root world, where there is no ancestor to be shielded from."""
         edges = {site: patch for site, patch in self.edges.items() if not isinstance(patch, Native)}
-        return Standing(None if isinstance(self.body, Native) else self.body, self.given, edges)
+        return NodeChange(None if isinstance(self.patch, Native) else self.patch, self.given, edges)
 
 
-NOTHING: Final = Standing()
-"""What stands where nothing was changed. Never written to."""
+NO_CHANGE: Final = NodeChange()
+"""The change of a node that no world changed. Never written to."""
 
 
 def effective(
-    merged: Standing, rule: Rule | None, inputs: tuple[int, ...], default: Any
+    merged: NodeChange, rule: Rule | None, inputs: tuple[int, ...], default: Any
 ) -> tuple[Rule | None, tuple[int, ...], Any]:
     """The rule, the inputs and the known value of a node under the changes of all worlds, merged.
 
     The value is `MISSING` where it has to be computed. A node whose value is known reads nothing;
     an edge patched with a value is not read.
     """
-    if merged is NOTHING:
+    if merged is NO_CHANGE:
         return (rule, inputs, MISSING) if rule is not None else (None, (), default)
-    body = None if isinstance(merged.body, Native) else merged.body
-    if isinstance(body, Fixed):
-        return None, (), body.value
+    patch = None if isinstance(merged.patch, Native) else merged.patch
+    if isinstance(patch, Fixed):
+        return None, (), patch.value
     if rule is None:
         given = default if merged.given is None else merged.given.value
-        if isinstance(body, Through) and given is not MISSING:
-            return _constant(body.function, given), (), MISSING
+        if isinstance(patch, Transformed) and given is not MISSING:
+            return _constant(patch.function, given), (), MISSING
         return None, (), given
-    if isinstance(body, Ruled):
-        rule = body.rule
-    edges = {site: patch for site, patch in merged.edges.items() if not isinstance(patch, Native)}
+    if isinstance(patch, NewRule):
+        rule = patch.rule
+    edges = {site: own for site, own in merged.edges.items() if not isinstance(own, Native)}
     if edges:
         rule, inputs = _seen_through(rule, inputs, edges)
-    if isinstance(body, Through):
-        rule = _then(rule, body.function)
+    if isinstance(patch, Transformed):
+        rule = _then(rule, patch.function)
     return rule, inputs, MISSING
 
 
-View = tuple[object, ...]
+Definition = tuple[object, ...]
 
 
-def view(merged: Standing, rule: Rule | None, inputs: tuple[int, ...]) -> View:
-    """All that decides on a node's value besides the values it reads.
+def definition(merged: NodeChange, rule: Rule | None, inputs: tuple[int, ...]) -> Definition:
+    """Everything that decides a node's value besides the values it reads.
 
-    The inputs are a tuple of numbers; all else is to be told apart by `is`, since values are opaque.
-    What a fixed value hides is no part of it; nor is what a `NATIVE` leaves as the graph has it.
+    The inputs are a tuple of numbers. All else is compared by identity, since values are opaque. What a fixed
+    value hides is not part of it, nor is what a `NATIVE` leaves as the graph has it.
     """
-    body = None if isinstance(merged.body, Native) else merged.body
-    if isinstance(body, Fixed):
-        return (body,)
+    patch = None if isinstance(merged.patch, Native) else merged.patch
+    if isinstance(patch, Fixed):
+        return (patch,)
     if rule is None:
-        return body, merged.given
-    edges = {site: patch for site, patch in merged.edges.items() if not isinstance(patch, Native)}
-    return body, None if isinstance(body, Ruled) else rule, inputs, *map(edges.get, inputs)
+        return patch, merged.given
+    edges = {site: own for site, own in merged.edges.items() if not isinstance(own, Native)}
+    return patch, None if isinstance(patch, NewRule) else rule, inputs, *map(edges.get, inputs)
 
 
 def _constant(function: Callable[[Any], Any], value: Any) -> Rule:
@@ -126,7 +129,7 @@ def _then(rule: Rule, function: Callable[[Any], Any]) -> Rule:
 
 
 def _seen_through(
-    rule: Rule, inputs: tuple[int, ...], edges: dict[int, Fixed | Through]
+    rule: Rule, inputs: tuple[int, ...], edges: dict[int, Fixed | Transformed]
 ) -> tuple[Rule, tuple[int, ...]]:
     """`rule` with some inputs seen through patches, and the inputs that are still read."""
     seen = [edges.get(site) for site in inputs]
