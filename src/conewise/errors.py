@@ -33,7 +33,8 @@
     ├── TheoryError            a question that the closed forms have no answer to
     └── UnknownExperimentError a name that no experiment has
 
-Each message says what was found, what was expected, and what to do.
+Each message says what was found, what was expected, and what to do. Where it speaks of an argument, it holds
+an `Argument`: Python shows `max_memory=300`, and the command line its own option, `--max-memory 300`.
 """
 
 from __future__ import annotations
@@ -41,11 +42,33 @@ from __future__ import annotations
 import difflib
 import errno
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument that a message speaks of: its name in Python, and the value to give it, if one is meant."""
+
+    name: str
+    value: object = None
+
+    def __str__(self) -> str:
+        return f"`{self.name}`" if self.value is None else f"{self.name}={self.value!r}"
 
 
 class ConewiseError(Exception):
-    """The root of the tree: `except ConewiseError` catches all that is ours."""
+    """The root of the tree: `except ConewiseError` catches all that is ours.
+
+    It is raised with its message: one text, or several pieces that are texts and `Argument`s.
+    """
+
+    def __str__(self) -> str:
+        return self.message()
+
+    def message(self, written: Callable[[Argument], str] = str) -> str:
+        """What there is to say, with every argument as `written` writes it; by default as Python does."""
+        return "".join(written(piece) if isinstance(piece, Argument) else str(piece) for piece in self.args)
 
 
 class GraphError(ConewiseError):
@@ -248,9 +271,9 @@ class IdentityError(SweepError):
     `what` it is, and `where` it was found: a way of names from the value that was looked at.
     """
 
-    def __init__(self, where: str, what: str, message: str = "") -> None:
+    def __init__(self, where: str, what: str, *message: str | Argument) -> None:
         self.where, self.what = where, what
-        super().__init__(message or (f"{where}: {what}" if where else what))
+        super().__init__(*(message or [f"{where}: {what}" if where else what]))
 
 
 class PatchError(SiteError):
@@ -289,7 +312,11 @@ class OutOfMemoryError(ConewiseError):
         super().__init__(
             f"there is not enough memory for {doing} ({type(cause).__name__}{f': {said}' if said else ''}). "
             "Close other programs, or raise the limit of this one (`ulimit -v`); load the model in another "
-            'dtype (`dtype="bfloat16"` takes half); sweep fewer prompts at a time, or with less `max_memory`.'
+            "dtype (",
+            Argument("dtype", "bfloat16"),
+            " takes half); sweep fewer prompts at a time, or with less ",
+            Argument("max_memory"),
+            ".",
         )
 
 

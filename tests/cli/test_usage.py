@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import pickle
 import pty
 import subprocess
 import sys
@@ -13,14 +15,18 @@ from typing import Any
 
 import pytest
 import transformers
+import typer
 
+import conewise
 from conewise import model
 from conewise.checks import recheck
 from conewise.checks.verify import Verification
-from conewise.cli.failing import as_options
+from conewise.cli.commands import app
+from conewise.cli.failing import as_option
 from conewise.cli.loading import Named
 from conewise.cli.schemas import names
 from conewise.cli.showing import Teller
+from conewise.errors import Argument, SweepError
 from conewise.prompts.pairs import Pair, write_pairs
 from conewise.prompts.questions import Question
 from conewise.sweeps.result import CellCheck
@@ -385,10 +391,35 @@ def test_a_reader_that_is_gone_is_exit_code_141_and_quiet() -> None:
 
 
 def test_messages_of_the_library_name_options() -> None:
-    said = "Resume it with max_memory=300 or more (resume=True), or give another folder with out=."
-    assert as_options(said) == (
-        "Resume it with --max-memory 300 or more (--resume), or give another folder with --out."
+    error = SweepError(
+        "Resume it with ", Argument("max_memory", 300), " or more (", Argument("resume", True), "), give ",
+        Argument("out"), " 'max_memory=1', leave ", Argument("precision", "tf32"), " out, or say ",
+        Argument("dtype", "of mine"), ".",
+    )  # fmt: skip
+    assert str(error) == (
+        "Resume it with max_memory=300 or more (resume=True), give `out` 'max_memory=1', leave "
+        "precision='tf32' out, or say dtype='of mine'."
     )
+    assert error.message(as_option) == (
+        "Resume it with --max-memory 300 or more (--resume), give --out 'max_memory=1', leave --tf32 out, "
+        "or say --dtype 'of mine'."
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_every_argument_that_a_message_names_is_an_option() -> None:
+    """Read from the sources: a message that names an argument which no command has would mislead."""
+    calls = [
+        node
+        for path in Path(conewise.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Argument"
+    ]
+    named = {ast.literal_eval(call.args[0]) for call in calls}
+    assert {"max_memory", "resume", "out", "as_written"} <= named
+    command: Any = typer.main.get_command(app)
+    options = {option for param in command.commands["sweep"].params for option in param.opts}
+    assert {as_option(Argument(name)) for name in named} <= options
 
 
 # -- schemas -------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 import traceback
@@ -13,14 +12,14 @@ from typer.core import TyperGroup
 
 from conewise.cli.codes import INTERNAL, INTERRUPTED, USAGE
 from conewise.cli.streams import UnwrittenError
-from conewise.errors import ConewiseError, OutOfMemoryError, is_out_of_memory
+from conewise.errors import Argument, ConewiseError, OutOfMemoryError, is_out_of_memory
 from conewise.reading import lone_surrogate
 
 __all__ = [
     "CommandError",
     "Commands",
     "Interrupted",
-    "as_options",
+    "as_option",
     "command_of",
     "shown_command",
 ]
@@ -57,7 +56,7 @@ class Commands(TyperGroup):
         except ConewiseError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            _say(f"error: {as_options(str(error))}", *getattr(error, "__notes__", ()))
+            _say(f"error: {error.message(as_option)}", *getattr(error, "__notes__", ()))
             raise typer.Exit(USAGE) from None
         except Exception as error:
             if _is_click(error):
@@ -65,7 +64,7 @@ class Commands(TyperGroup):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             if is_out_of_memory(error):
-                _say(f"error: {as_options(str(OutOfMemoryError('this command', error)))}")
+                _say(f"error: {OutOfMemoryError('this command', error).message(as_option)}")
                 raise typer.Exit(USAGE) from None
             _say(
                 f"error inside conewise: {type(error).__name__}: {error}",
@@ -94,25 +93,13 @@ def shown_command(words: list[str]) -> str:
     return shlex.join(words)
 
 
-_OPTIONS = {
-    r"resume=True": "--resume",
-    r"\bas_written=True": "--as-written",
-    r"\bout=": "--out",
-    r"\bmax_memory=(\d+)": r"--max-memory \1",
-    r"\bevaluator='(\w+)'": r"--evaluator \1",
-    r"`precision`": "--tf32",
-    r"`max_memory`": "--max-memory",
-    r'`dtype="bfloat16"`': "--dtype bfloat16",
-    r"`model\.sites\.to_dataframe\(\)`": "--kind all",
-    r"\btrust_remote_code=True\b": "--trust-remote-code",
-}
-
-
-def as_options(message: str) -> str:
-    """A message of the library with its arguments as the command line writes them."""
-    for argument, option in _OPTIONS.items():
-        message = re.sub(argument, option, message)
-    return message
+def as_option(argument: Argument) -> str:
+    """An argument of the library as the command line writes it."""
+    if argument.name == "precision":  # the one precision to choose is an option by itself
+        return "--tf32"
+    option = f"--{argument.name.replace('_', '-')}"
+    is_flag = argument.value is None or argument.value is True
+    return option if is_flag else f"{option} {shlex.quote(str(argument.value))}"
 
 
 def _is_click(error: Exception) -> bool:

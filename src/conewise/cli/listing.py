@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from conewise.cli import options as opt
-from conewise.cli.failing import CommandError, as_options
+from conewise.cli.failing import CommandError
 from conewise.cli.helping import shown
 from conewise.cli.loading import Named
 from conewise.cli.showing import Teller, add_row, print_json, stdout, table
@@ -54,7 +54,7 @@ def sites(
             return
         _show(rows, kind or "all")
         return
-    stdout().print(as_options(str(listing)), markup=False, soft_wrap=True)
+    stdout().print(listing.text("--kind all"), markup=False, soft_wrap=True)
 
 
 def _of_kind(

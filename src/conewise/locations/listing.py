@@ -17,6 +17,8 @@ from conewise.structure.views import View
 
 COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")
 SUMMARY = ("kind", "layers", "heads", "axes", "cone", "where it lies")
+WHOLE = "`model.sites.to_dataframe()`"
+"""What lists every site, in Python."""
 
 
 class Listing:
@@ -140,6 +142,10 @@ class Listing:
         return [f"not there: {kinds} (layer {layers}): {reason}." for kinds, layers, reason in self.missing()]
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, whole: str = WHOLE) -> str:
+        """The kinds as a table of text, and how many sites have none; `whole` is what lists all of them."""
         lines = [SUMMARY, *self._summary()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(SUMMARY) - 1)]
         text = [
@@ -151,19 +157,19 @@ class Listing:
         text.insert(1, "-" * max(map(len, text)))
         if len(lines) == 1:
             text = [self._no_kinds()]
-        return "\n".join([*text, *self._not_there(), *self._last()])
+        return "\n".join([*text, *self._not_there(), *self._last(whole)])
 
-    def _last(self) -> list[str]:
+    def _last(self, whole: str) -> list[str]:
         """The other sites in number, and the note."""
-        return [self._others(), *([self._note] if self._note else [])]
+        return [self._others(whole), *([self._note] if self._note else [])]
 
-    def _others(self) -> str:
+    def _others(self, whole: str) -> str:
         """How many sites there are that have no kind."""
         modules = sum(site.kind.startswith("module") for site in self._table)
         operations = sum(site.kind == "op" for site in self._table)
         return (
             f"and {modules} module inputs and outputs by path, {operations} inputs and operations by name: "
-            "`model.sites.to_dataframe()` lists all."
+            f"{whole} lists all."
         )
 
     __repr__ = __str__
@@ -172,7 +178,7 @@ class Listing:
         lines = self._summary()
         kinds = table(lines, SUMMARY, numbers=(2, 4)) if lines else heading("", self._no_kinds())
         missing = "".join(heading("", line) for line in self._not_there())
-        last = "".join(heading("", line) for line in self._last())
+        last = "".join(heading("", line) for line in self._last(WHOLE))
         return heading(f"{len(self):,} sites") + kinds + missing + last
 
     def _no_kinds(self) -> str:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from conewise.capturing.foreign import told, told_as
 from conewise.capturing.quiet import quiet
-from conewise.errors import LoadError, nearest_names
+from conewise.errors import Argument, LoadError, nearest_names
 from conewise.identity.fingerprint import fingerprint
 from conewise.models import tiny
 from conewise.models.configs import bounded, check_counts, check_settings
@@ -251,7 +251,7 @@ def _from_folder(folder: Path, name: str, source: str, how: _How) -> Loaded:
 
 
 def _not_loaded(folder: Path, error: BaseException) -> LoadError:
-    return LoadError(f"the model in {folder} cannot be loaded ({told(error)}). {_advice(error)}")
+    return LoadError(f"the model in {folder} cannot be loaded ({told(error)}). ", *_advice(error))
 
 
 def _from_hub(name: str, how: _How) -> Loaded:
@@ -277,12 +277,13 @@ def _not_on_hub(name: str, how: _How, away: str | None, error: BaseException) ->
     at = f" at revision {how.revision}" if how.revision is not None else ""
     # Where nothing was downloaded before, the one reason is that nothing can be now.
     why = away if away is not None and isinstance(error, OSError) else answer(error)
-    advice = "" if isinstance(error, OSError) else f"{_advice(error)} "
+    advice = () if isinstance(error, OSError) else (*_advice(error), " ")
     return LoadError(
         f"cannot load {name!r}{at}. Tried: a folder or file {str(Path.cwd() / name)!r} (there is none), "
-        f"earlier downloads from the Hugging Face hub, and the hub itself ({why}). {advice}Without a "
-        "network, download the model elsewhere (`hf download NAME --local-dir FOLDER`) and give the folder. "
-        + _choices(name)
+        f"earlier downloads from the Hugging Face hub, and the hub itself ({why}). ",
+        *advice,
+        "Without a network, download the model elsewhere (`hf download NAME --local-dir FOLDER`) and give "
+        f"the folder. {_choices(name)}",
     )
 
 
@@ -293,15 +294,17 @@ def _commit(name: str, how: _How) -> str:
     return config.parent.name if config is not None and is_snapshot else how.revision or "main"
 
 
-def _advice(error: BaseException) -> str:
+def _advice(error: BaseException) -> tuple[str | Argument, ...]:
     text = str(error)
     if "trust_remote_code" in text:
-        return "It brings Python code of its own: read it, and pass `trust_remote_code=True` if you trust it."
+        trusted = Argument("trust_remote_code", True)
+        return ("It brings Python code of its own: read it, and pass ", trusted, " if you trust it.")
     if isinstance(error, SafetensorError):
-        return "Its weights are damaged or cut short: fetch or save them again."
+        return ("Its weights are damaged or cut short: fetch or save them again.",)
+    known = f"transformers {transformers.__version__}"
     return (
-        f"One of its files is damaged, missing, or of a kind that transformers {transformers.__version__} "
-        "does not know: fetch or save the model again."
+        f"One of its files is damaged, missing, or of a kind that {known} does not know: ",
+        "fetch or save the model again.",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from conewise.errors import PromptError
+from conewise.errors import Argument, PromptError
 from conewise.program.tensors import Tensor
 from conewise.prompts.pairs import Pair, read_pairs, write_pairs
 from conewise.prompts.story import ToldPair
@@ -214,7 +214,9 @@ class _Reader:
                 raise PromptError(
                     f"{where}: {text!r} and {other!r} are both a token, and after a prompt that ends in "
                     f"{pair.clean.split()[-1]!r} the one with the space comes next. Write {other!r}; if you "
-                    f"do mean {text!r}, glued to the word before it, say as_written=True."
+                    f"do mean {text!r}, glued to the word before it, say ",
+                    Argument("as_written", True),
+                    ".",
                 )
             return written[0]
         if self._is_one(toggled):

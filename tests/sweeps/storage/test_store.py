@@ -184,7 +184,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(sweep: Sweep, tmp_path: Pa
 
 
 def test_resume_without_a_folder_is_refused(sweep: Sweep) -> None:
-    with pytest.raises(SweepError, match="resume=True without out="):
+    with pytest.raises(SweepError, match="resume=True without `out`"):
         sweep.run(resume=True)
 
 
@@ -467,8 +467,7 @@ def test_ctrl_c_leaves_a_store_that_goes_on_and_says_how(captured: Model, tmp_pa
         sweep.run(out=tmp_path, evaluator="serial", progress=cut_off(16, KeyboardInterrupt))
     (note,) = caught.value.__notes__
     assert note == (
-        f"16 of 24 cells are stored in {tmp_path}: `sweep.run(out={str(tmp_path)!r}, resume=True)` goes on "
-        "from there."
+        f"16 of 24 cells are stored in {tmp_path}; the same run with resume=True goes on from there."
     )
     assert sweep.run(out=tmp_path, resume=True).equals(sweep.run(evaluator="serial"))
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from conewise.errors import SweepError
+from conewise.errors import Argument, SweepError
 
 TF32 = "tf32"
 
@@ -19,12 +19,16 @@ def expect_precision(asked: str | None, device: torch.device, dtype: torch.dtype
     if asked != TF32:
         raise SweepError(
             f"no precision {asked!r}: there is 'tf32', and None for the model's own. For bfloat16, load the "
-            "model with dtype='bfloat16'."
+            "model with ",
+            Argument("dtype", "bfloat16"),
+            ".",
         )
     if device.type != "cuda" or dtype != torch.float32:
         raise SweepError(
             f"TF32 is a way of multiplying float32 on a CUDA device, and this model is in {dtype} on "
-            f"{device}. Leave `precision` out."
+            f"{device}. Leave ",
+            Argument("precision"),
+            " out.",
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conewise.amounts import shown_bytes
-from conewise.errors import SweepError
+from conewise.errors import Argument, SweepError
 from conewise.sweeps.plan import SweepPlan
 from conewise.sweeps.planning.costs import matmul_rate
 from conewise.sweeps.planning.fusing import fitting
@@ -64,8 +64,9 @@ class Planner(Preparation):
         if agreed and max_memory is not None and peak > max_memory and stacked:
             raise SweepError(
                 f"the stored run was cut into chunks that take {shown_bytes(peak)}, more than the budget of "
-                f"{shown_bytes(max_memory)}, and other chunks would round differently. Resume it with "
-                f"max_memory={peak} or more, or start again in another folder."
+                f"{shown_bytes(max_memory)}, and other chunks would round differently. Resume it with ",
+                Argument("max_memory", peak),
+                " or more, or start again in another folder.",
             )
         if max_memory is not None and peak > max_memory and not stacked:
             raise _no_room(peak, max_memory)
@@ -105,8 +106,9 @@ class Planner(Preparation):
         chosen = agreed.evaluator if agreed else chosen
         if chosen == "serial" and self.sweep.precision:
             raise SweepError(
-                f"a serial run is a full re-run bit for bit, and {self.sweep.precision} rounds more. Leave "
-                f"`precision` out{'' if prepared.obstacle else ', or run it as a wavefront'}."
+                f"a serial run is a full re-run bit for bit, and {self.sweep.precision} rounds more. Leave ",
+                Argument("precision"),
+                f" out{'' if prepared.obstacle else ', or run it as a wavefront'}.",
             )
         rounding = "TF32" if self.sweep.precision else "batched kernels"
         why = (
@@ -247,5 +249,7 @@ class Planner(Preparation):
 def _no_room(least: int, budget: int) -> SweepError:
     return SweepError(
         f"one world alone takes {shown_bytes(least)}, more than the budget of {shown_bytes(budget)}. The "
-        f"least that would do is max_memory={least}."
+        "least that would do is ",
+        Argument("max_memory", least),
+        ".",
     )

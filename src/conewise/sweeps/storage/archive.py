@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conewise.capturing.foreign import within_memory
-from conewise.errors import SweepError
+from conewise.errors import Argument, SweepError
 from conewise.files import conewise_version, write_whole
 from conewise.locations.places import Index, Place
 from conewise.locations.selectors import Cell, Spread
@@ -111,9 +111,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         if (folder / store.FILE).is_file():
             raise SweepError(
-                f"{folder} holds the store of a sweep, and no saved result. Make the same sweep and call "
-                f"`sweep.run(out={str(folder)!r}, resume=True)`: what is stored is not computed again. Then "
-                "save the result."
+                f"{folder} holds the store of a sweep, and no saved result. Run the same sweep with this "
+                "folder as ",
+                Argument("out"),
+                " and with ",
+                Argument("resume", True),
+                ": what is stored is not computed again. Then save the result.",
             )
         raise SweepError(f"{folder} holds no saved result: there is no {MANIFEST} in it.")
     try:

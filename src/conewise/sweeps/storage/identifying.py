@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from conewise.errors import IdentityError
+from conewise.errors import Argument, IdentityError
 from conewise.identity.identity import identified
 from conewise.runs.metrics import Metric
 
@@ -55,5 +55,7 @@ class Identifying:
                 error.what,
                 f"{name} cannot be stored and resumed: it depends on something of which a change would go "
                 f"unseen ({error}). Give it a name of your own, `{remedy}`, and another one whenever it "
-                "means something else; or run without out=.",
+                "means something else; or run without ",
+                Argument("out"),
+                ".",
             ) from None

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from conewise.errors import SweepError
+from conewise.errors import Argument, SweepError
 from conewise.files import conewise_version, write_whole
 from conewise.identity.machine import numerics
 from conewise.program.tensors import Tensor
@@ -121,7 +121,12 @@ def recorder(sweep: Sweep, out: str | Path | None, resume: bool) -> Iterator[Rec
     """The recorder of one run. A run that is cut off says where it can go on."""
     if out is None:
         if resume:
-            raise SweepError("resume=True without out=: say in which folder the run was stored.")
+            raise SweepError(
+                Argument("resume", True),
+                " without ",
+                Argument("out"),
+                ": say in which folder the run was stored.",
+            )
         yield Nowhere()
         return
     store = Store(sweep, Path(out), resume=resume)
@@ -130,7 +135,7 @@ def recorder(sweep: Sweep, out: str | Path | None, resume: bool) -> Iterator[Rec
     except SweepError:
         raise
     except BaseException as error:
-        error.add_note(store.how_to_go_on())
+        error.add_note("".join(map(str, store.how_to_go_on())))
         raise
     finally:
         store.close()
@@ -201,12 +206,18 @@ class Store:
         if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             return SweepError(
                 f"another run is using the store in {self.folder}. Wait until it has ended, or give this one "
-                "another folder with out=."
+                "another folder with ",
+                Argument("out"),
+                ".",
             )
         if code == "SQLITE_NOTADB":
             return self._not_ours()
         if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-            return SweepError(f"{self.path} cannot be written: {error}. Give a folder of your own with out=.")
+            return SweepError(
+                f"{self.path} cannot be written: {error}. Give a folder of your own with ",
+                Argument("out"),
+                ".",
+            )
         if code.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
             return self._no_room(error)
         return self._damaged(str(error))
@@ -214,7 +225,9 @@ class Store:
     def _not_ours(self) -> SweepError:
         return SweepError(
             f"{self.path} is not a sweep's store, or its first page is damaged. It was left as it is; give "
-            "another folder with out=."
+            "another folder with ",
+            Argument("out"),
+            ".",
         )
 
     def _damaged(self, what: str) -> SweepError:
@@ -225,8 +238,8 @@ class Store:
 
     def _no_room(self, error: sqlite3.Error) -> SweepError:
         return SweepError(
-            f"nothing more can be stored in {self.folder}: {error}. Make room on that disk, then go on. "
-            + self.how_to_go_on()
+            f"nothing more can be stored in {self.folder}: {error}. Make room on that disk, then go on. ",
+            *self.how_to_go_on(),
         )
 
     def _found(self) -> dict[str, Any] | None:
@@ -304,7 +317,11 @@ class Store:
         if not resume:
             raise SweepError(
                 f"{self.folder} holds a run already, with {self.stored} of {stored['cells']} cells done; it "
-                "was left as it is. Go on with it with resume=True, or give another folder with out=."
+                "was left as it is. Go on with it with ",
+                Argument("resume", True),
+                ", or give another folder with ",
+                Argument("out"),
+                ".",
             )
         found = differences(_compared(stored), json.loads(as_json(_compared(manifest))))
         if any(line.startswith("sites") for line in found):
@@ -314,7 +331,9 @@ class Store:
             raise SweepError(
                 f"the run in {self.folder} cannot go on as this sweep, because its numbers would not be "
                 f"those of one run. What differs, in the store and now:\n{lines}\n"
-                "The store was left as it is. Make the sweep as it was, or give another folder with out=."
+                "The store was left as it is. Make the sweep as it was, or give another folder with ",
+                Argument("out"),
+                ".",
             )
         self._connection.execute("PRAGMA synchronous = EXTRA")
 
@@ -326,7 +345,7 @@ class Store:
         try:
             write_whole(path, (json.dumps(manifest, indent=2, default=str) + "\n").encode())
         except OSError as error:
-            raise SweepError(f"{path} cannot be written: {error.strerror}. " + self.how_to_go_on()) from None
+            raise SweepError(f"{path} cannot be written: {error.strerror}. ", *self.how_to_go_on()) from None
 
     # -- the recorder ------------------------------------------------------------------------
 
@@ -337,8 +356,13 @@ class Store:
             return None
         if evaluator not in {"auto", body.evaluator}:
             raise SweepError(
-                f"the run in {self.folder} was begun with evaluator={body.evaluator!r}, so it cannot go "
-                f"on with {evaluator!r}. Leave evaluator out, or give another folder with out=."
+                f"the run in {self.folder} was begun with ",
+                Argument("evaluator", body.evaluator),
+                f", so it cannot go on with {evaluator!r}. Leave ",
+                Argument("evaluator"),
+                " out, or give another folder with ",
+                Argument("out"),
+                ".",
             )
         return Agreed(body.evaluator, body.chunks)
 
@@ -384,11 +408,12 @@ class Store:
         self._insert("chunks", (batch, piece, shape, numbers, checksum))
         self.stored += rows.shape[0]
 
-    def how_to_go_on(self) -> str:
+    def how_to_go_on(self) -> tuple[str | Argument, ...]:
         """What is stored, and how a run goes on with it."""
         return (
-            f"{self.stored} of {self.cells} cells are stored in {self.folder}: "
-            f"`sweep.run(out={str(self.folder)!r}, resume=True)` goes on from there."
+            f"{self.stored} of {self.cells} cells are stored in {self.folder}; the same run with ",
+            Argument("resume", True),
+            " goes on from there.",
         )
 
     def close(self) -> None:
