@@ -20,7 +20,7 @@ from conewise.experiments.llama import one_thread
 from conewise.graph.graph import Graph
 from conewise.models.configs import bounded
 from conewise.models.weight_files import Held
-from conewise.sweeps.execution.precision import multiplying
+from conewise.program.precision import multiplying
 from tests.laws.interrupting import interrupt, moments_of
 from tests.sweeps.captured import inputs, small
 

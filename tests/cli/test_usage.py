@@ -19,7 +19,7 @@ import typer
 
 import conewise
 from conewise import model
-from conewise.checks import recheck
+from conewise.checks.cell_check import CellCheck
 from conewise.checks.verify import Verification
 from conewise.cli.commands import app
 from conewise.cli.failing import as_option
@@ -29,7 +29,6 @@ from conewise.cli.showing import Teller
 from conewise.errors import Argument, SweepError
 from conewise.prompts.pairs import Pair, write_pairs
 from conewise.prompts.questions import Question
-from conewise.sweeps.result import CellCheck
 from tests.cli.commands import (
     CLEAN,
     COMMAND,
@@ -342,7 +341,7 @@ def test_a_trace_needs_its_subject_in_the_prompt() -> None:
 
 def test_a_check_that_fails_is_exit_code_1_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = CellCheck(2, 2, 0, 1.0, 0.5, 1e-4)
-    monkeypatch.setattr(recheck, "recheck", lambda *_: wrong)
+    monkeypatch.setattr("conewise.sweeps.result.recheck", lambda *_, **__: wrong)
     done = Done("sweep", "tiny", "--verify", "2", "--json")
     assert done.code == 1
     assert json.loads(done.out)["verification"]["ok"] is False

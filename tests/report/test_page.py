@@ -15,6 +15,7 @@ import pytest
 import torch
 from plotly.offline import get_plotlyjs
 
+from conewise.checks.cell_check import CellCheck
 from conewise.drawing.document import inert
 from conewise.errors import SweepError
 from conewise.locations.places import Place
@@ -24,7 +25,7 @@ from conewise.report import packing
 from conewise.report.packing import MISSING, packed
 from conewise.report.page import heading, sweep_page, write_page
 from conewise.report.telling import number
-from conewise.sweeps.result import CellCheck, Result
+from conewise.sweeps.result import Result
 from tests.report.swept import HOSTILE, swept
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.errors import ConewiseError, MetricError, MissingSiteError, PatchError, SiteError, SweepError
 from conewise.model import Model
+from conewise.program.precision import multiplying
 from conewise.runs.answers import answer_diff, answer_prob
 from conewise.runs.metrics import Metric
-from conewise.sweeps.execution.precision import multiplying
 from tests.sweeps.small import model as small_model
 from tests.sweeps.small import prompts, sweep_over
 

@@ -7,25 +7,47 @@ import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Protocol
 
+from conewise.checks.cell_check import CellCheck
 from conewise.checks.reference import (
     NoReferenceError,
     Reference,
     allowed_error,
     reference_of,
 )
-from conewise.checks.witness import Witness
-from conewise.errors import SweepError, UnhookedWarning, WeightsChangedError
-from conewise.program.tensors import cell_tolerance, largest_difference
+from conewise.checks.witness import Rerun, Witness
+from conewise.errors import SweepError, UnhookedWarning
+from conewise.identity.digests import home
+from conewise.program.precision import precision_tolerance
+from conewise.program.tensors import Tensor, cell_tolerance, largest_difference
 from conewise.runs.filling import joined
-from conewise.sweeps.execution.precision import precision_tolerance
-from conewise.sweeps.result import CellCheck, Result
 
 CAN_FAIL = 1e-3
 """Where more than this share of the largest value had to be allowed, a comparison could hardly fail."""
 
 
-def recheck(result: Result, n: int, seed: int) -> CellCheck:
+class Numbers(Protocol):
+    """The numbers that are checked: each metric for each cell and for the base, by prompt and on average."""
+
+    @property
+    def table(self) -> Tensor:
+        """[metric, cell]."""
+
+    @property
+    def per_prompt(self) -> Tensor:
+        """[metric, cell, prompt]."""
+
+    @property
+    def base(self) -> Tensor:
+        """[metric]."""
+
+    @property
+    def base_per_prompt(self) -> Tensor | None:
+        """[metric, prompt]."""
+
+
+def recheck(result: Numbers, rerun: Rerun, n: int, seed: int, *, is_serial: bool) -> CellCheck:
     """Run `n` random cells and the base again, for every prompt, and compare every metric of theirs.
 
     A serial result has to be equal bit for bit, where the module's own base is. Else numbers may differ by
@@ -34,21 +56,14 @@ def recheck(result: Result, n: int, seed: int) -> CellCheck:
     from its own forwards, than those lie from it, a few times over; see `allowed_error`. Warns of cells that
     no hook could run.
     """
-    sweep = result.sweep
-    assert sweep is not None
     if n < 1:
         raise SweepError(f"{n} cells to verify; give at least 1.")
-    if sweep.facts.fingerprint != result.provenance["weights"]:
-        raise WeightsChangedError(
-            f"the weights of {sweep.model.name} were written to after this result was made, so the module "
-            "cannot say whether it is right. Put the old weights back, or run the sweep again."
-        )
-    count = len(sweep.cells)
+    count = len(rerun.cells)
     chosen = sorted(random.Random(seed).sample(range(count), min(n, count)))
-    module = Witness(sweep, chosen)
-    for place in range(sweep.batches):
-        module.run(sweep._batch(place))
-    unhooked = [sweep.cells[number].name for number in chosen if number not in module.hooked]
+    module = Witness(rerun, chosen)
+    for make in rerun.batches:
+        module.run(make())
+    unhooked = [rerun.cells[number].name for number in chosen if number not in module.hooked]
     if unhooked:
         shown = ", ".join(unhooked[:4]) + (", ..." if len(unhooked) > 4 else "")
         warnings.warn(
@@ -58,16 +73,17 @@ def recheck(result: Result, n: int, seed: int) -> CellCheck:
             stacklevel=3,
         )
     check = CellCheck(len(chosen), len(module.hooked), len(unhooked), 0.0, 0.0, 0.0)
-    if result.plan.evaluator == "serial" and module.is_exact:
+    if is_serial and module.is_exact:
         return _compared(result, module, check, 0.0)
-    rounding = precision_tolerance(sweep.precision, cell_tolerance(sweep.facts.dtype))
+    _, dtype = home(rerun.model.program)
+    rounding = precision_tolerance(rerun.precision, cell_tolerance(dtype))
     if rounding <= CAN_FAIL:
         return _compared(result, module, check, rounding)
     try:
-        reference = reference_of(sweep.model.module, sweep.facts.dtype)
-        precise = Witness(sweep, sorted(module.hooked), reference)
-        for place in range(sweep.batches):
-            precise.run(sweep._batch(place), module)
+        reference = reference_of(rerun.model.module, dtype)
+        precise = Witness(rerun, sorted(module.hooked), reference)
+        for make in rerun.batches:
+            precise.run(make(), module)
         return _judged(result, module, precise, reference, check)
     except NoReferenceError as error:
         why = str(error)
@@ -76,7 +92,7 @@ def recheck(result: Result, n: int, seed: int) -> CellCheck:
     return _compared(result, module, replace(check, unchecked=why), rounding)
 
 
-def _compared(result: Result, module: Witness, check: CellCheck, tolerance: float) -> CellCheck:
+def _compared(result: Numbers, module: Witness, check: CellCheck, tolerance: float) -> CellCheck:
     """How far the result is from full forwards of the module, of the largest value."""
     apart = list(_differences(result, module, module))
     return replace(
@@ -88,11 +104,11 @@ def _compared(result: Result, module: Witness, check: CellCheck, tolerance: floa
 
 
 def _judged(
-    result: Result, module: Witness, precise: Witness, reference: Reference, check: CellCheck
+    result: Numbers, module: Witness, precise: Witness, reference: Reference, check: CellCheck
 ) -> CellCheck:
     """How far the result is from the reference, and how far the module itself is: of the worst metric."""
     found: list[CellCheck] = []
-    for metric in range(len(result.metrics)):
+    for metric in range(len(result.table)):
         scale = _scale(result, metric)
         own, deviation = _own_error(module, precise, metric), _largest(result, module, module, metric)
         if not math.isfinite(own):
@@ -128,13 +144,13 @@ def _own_error(module: Witness, precise: Witness, metric: int) -> float:
     return max(usual, *(largest_difference(one[metric], other[metric]) for one, other in pairs))
 
 
-def _largest(result: Result, witness: Witness, others: Witness, metric: int) -> float:
+def _largest(result: Numbers, witness: Witness, others: Witness, metric: int) -> float:
     return max(far for number, far in _differences(result, witness, others) if number == metric)
 
 
-def _differences(result: Result, witness: Witness, others: Witness) -> Iterator[tuple[int, float]]:
+def _differences(result: Numbers, witness: Witness, others: Witness) -> Iterator[tuple[int, float]]:
     """(metric, difference) of each cell and of the base; `others` ran the cells that `witness` did not."""
-    for metric in range(len(result.metrics)):
+    for metric in range(len(result.table)):
         for number in others.cells:
             found = joined((witness if number in witness.cells else others).cells[number])[metric]
             yield metric, largest_difference(found, result.per_prompt[metric, number])
@@ -143,7 +159,7 @@ def _differences(result: Result, witness: Witness, others: Witness) -> Iterator[
             yield metric, largest_difference(joined(witness.base)[metric], result.base_per_prompt[metric])
 
 
-def _scale(result: Result, metric: int) -> float:
+def _scale(result: Numbers, metric: int) -> float:
     """The largest value of a metric: of the cells and of the base."""
     values = [*result.per_prompt[metric].reshape(-1).tolist(), float(result.base[metric])]
     return max((abs(value) for value in values if value == value), default=0.0) or 1.0

@@ -1,30 +1,63 @@
 """The witness: cells of a sweep, each run again in full by the module itself, with hooks.
 
-No graph and no engine take part, but for cells whose sites no module shows: these are run by the captured
-program, operation by operation, and are told apart.
+No graph and no engine take part. Cells whose sites no module shows are run by the captured program, operation
+by operation; they are counted apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from conewise.capturing.sampling import tensor_leaves
 from conewise.checks.hooking import Hook, HookedModule
 from conewise.checks.reference import Reference
 from conewise.errors import SweepError
+from conewise.locations.places import Place
+from conewise.locations.selectors import Cell
 from conewise.program.interpret import Interpreter
+from conewise.program.precision import multiplying
 from conewise.program.tensors import Tensor, computing, same_bits
+from conewise.runs.captured import Captured
 from conewise.runs.filling import stacked
-from conewise.runs.metrics import measured, measured_whole
-from conewise.runs.run import Edit
-from conewise.sweeps.execution.precision import multiplying
+from conewise.runs.interventions import Intervention
+from conewise.runs.metrics import Metric, measured, measured_whole
+from conewise.runs.run import Edit, Reading
+from conewise.structure.outputs import Outputs
 
-if TYPE_CHECKING:
-    from conewise.locations.places import Place
-    from conewise.runs.run import Reading
-    from conewise.sweeps.sweep import Batch, Sweep
+
+class Batch(Protocol):
+    """A baseline, and what is put into it."""
+
+    @property
+    def base(self) -> Reading:
+        """The run that is changed."""
+
+    @property
+    def source(self) -> Reading | None:
+        """The run that values come from, where they come from one."""
+
+    @property
+    def intervention(self) -> Intervention:
+        """What is put in a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What is run again: the cells of a sweep over its batches, and what is measured of them.
+
+    Each of `batches` makes a batch when it is its turn. `targets` has the node that each metric reads; '' for
+    a metric that reads all outputs.
+    """
+
+    model: Captured
+    cells: Sequence[Cell]
+    batches: Sequence[Callable[[], Batch]]
+    metrics: Sequence[Metric]
+    targets: Sequence[str]
+    precision: str | None = None
 
 
 class Witness:
@@ -36,7 +69,7 @@ class Witness:
     as large as the module's own.
     """
 
-    def __init__(self, sweep: Sweep, chosen: Sequence[int], reference: Reference | None = None) -> None:
+    def __init__(self, rerun: Rerun, chosen: Sequence[int], reference: Reference | None = None) -> None:
         self.cells: dict[int, list[Tensor]] = {number: [] for number in chosen}
         self.base: list[Tensor] = []
         self.hooks: list[dict[str, Hook]] = []
@@ -44,13 +77,14 @@ class Witness:
         self.is_exact = True
         self.outputs: list[Any] = []
         self.shaken: list[tuple[Tensor, Tensor]] = []
-        self._sweep, self._reference = sweep, reference
-        module = sweep.model.module if reference is None else reference.module
-        self._module = HookedModule(module, sweep.model.program, sweep.model.signature)
+        self._rerun, self._reference = rerun, reference
+        module = rerun.model.module if reference is None else reference.module
+        self._module = HookedModule(module, rerun.model.program, rerun.model.signature)
+        self._read = Outputs(rerun.model.program)
 
     @cached_property
     def _interpreter(self) -> Interpreter:
-        return Interpreter(self._sweep.model.program)
+        return Interpreter(self._rerun.model.program)
 
     def run(self, batch: Batch, module: Witness | None = None) -> None:
         """Run the cells of the next batch; the reference with the hooks that were found on the `module`."""
@@ -77,7 +111,7 @@ class Witness:
             outputs = self._outputs(inputs, {hooks[node]: own[node] for node in own}) if own else plain
             self.base.append(self._of_module(batch, outputs))
         for number, rows in self.cells.items():
-            changes = self._edits(batch, self._sweep.cells[number].places, given)
+            changes = self._edits(batch, self._rerun.cells[number].places, given)
             if changes.keys() <= hooks.keys():
                 outputs = self._outputs(inputs, {hooks[node]: changes[node] for node in changes})
                 rows.append(self._of_module(batch, outputs))
@@ -89,8 +123,8 @@ class Witness:
 
     def _find(self, batch: Batch) -> dict[str, Hook]:
         """Where the module shows the nodes that the cells and the base patch."""
-        model, base = self._sweep.model, batch.base
-        places = [place for number in self.cells for place in self._sweep.cells[number].places]
+        model, base = self._rerun.model, batch.base
+        places = [place for number in self.cells for place in self._rerun.cells[number].places]
         nodes = {model.locate(place).node for place in places} | {edit.node for edit in base.edits}
         values = dict(zip(nodes, _unpatched(base).demand(nodes), strict=True))
         return self._module.find(values, base.inputs)
@@ -123,7 +157,7 @@ class Witness:
 
     @property
     def _precision(self) -> str | None:
-        return self._sweep.precision if self._reference is None else None
+        return self._rerun.precision if self._reference is None else None
 
     def _outputs(
         self, inputs: Mapping[str, Tensor], changes: Mapping[Hook, Callable[[Tensor], Tensor]]
@@ -141,17 +175,16 @@ class Witness:
         return self._metrics(batch, outputs, partial(self._module.target, outputs))
 
     def _metrics(self, batch: Batch, outputs: Any, target: Callable[[str], Tensor]) -> Tensor:
-        sweep, rows = self._sweep, []
-        prompts = sweep._prompts(batch.base)
+        found: list[Tensor] = []
+        prompts = self._read.prompts(batch.base.inputs)
         with computing():
-            for metric in sweep.metrics:
+            for metric, node in zip(self._rerun.metrics, self._rerun.targets, strict=True):
                 if metric.whole:
-                    rows.append(measured_whole(metric, outputs, prompts)[0])
+                    found.append(measured_whole(metric, outputs, prompts)[0])
                 else:
-                    node = sweep._target(metric)
-                    stack = sweep.facts.read.arranged(node, target(node), 1, prompts)
-                    rows.append(measured(metric, stack)[0])
-        return stacked(rows)
+                    stack = self._read.arranged(node, target(node), 1, prompts)
+                    found.append(measured(metric, stack)[0])
+        return stacked(found)
 
 
 def _unpatched(base: Reading) -> Reading:

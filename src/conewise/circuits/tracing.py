@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from conewise.checks.cell_check import CellCheck
 from conewise.engine.world import World
 from conewise.errors import SweepError
 from conewise.locations.places import Place
@@ -36,7 +37,7 @@ from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import as_metric
 from conewise.runs.run import Reading, Run, RunWorld
 from conewise.sweeps.plan import SweepPlan
-from conewise.sweeps.result import CellCheck, Result, SweepLedger
+from conewise.sweeps.result import Result, SweepLedger
 from conewise.sweeps.sweep import Sweep
 
 DEVIATIONS = 3.0

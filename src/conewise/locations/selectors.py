@@ -1,18 +1,13 @@
-"""Selectors: many places at once, as people write them, and the cells that they stand for in a model."""
+"""Selectors: many places at once, as people write them; and cells: the places that one world patches."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from conewise.errors import SiteError
 from conewise.locations.places import Place, PlaceLike, as_number, as_place, as_written
-
-if TYPE_CHECKING:
-    from conewise.runs.run import Reading
 
 Choice = int | str | Sequence[int]
 
@@ -176,65 +171,6 @@ class Spread:
     def __repr__(self) -> str:
         shape = " × ".join(map(str, self.shape)) or "1"
         return f"Spread of {self.name} over {shape} cells ({', '.join(self.axes)})"
-
-
-def spread(selectors: Selectors, run: Reading) -> tuple[Spread, ...]:
-    """The cells of each selector, for runs shaped like this one. An empty choice is an error."""
-    return tuple(
-        _spread_selector(part, place, run) if isinstance(part, Selector) else _spread_list(part, place)
-        for place, part in enumerate(selectors.parts)
-    )
-
-
-def _spread_list(places: tuple[tuple[Place, ...], ...], selector: int) -> Spread:
-    cells = tuple(
-        Cell(group, selector, MappingProxyType(_coordinates(group[0]) if len(group) == 1 else {}))
-        for group in places
-    )
-    return Spread("sites", ("site",), (tuple(range(len(cells))),), cells)
-
-
-def _coordinates(place: Place) -> dict[str, int]:
-    found = {axis: index for axis, index in place.part.items() if axis in AXES and isinstance(index, int)}
-    return ({"layer": place.layer} if place.layer is not None else {}) | found
-
-
-def _spread_selector(selector: Selector, number: int, run: Reading) -> Spread:
-    table = run.model.sites
-    choices = dict(selector.choices)
-    layers: Sequence[int | None] = (None,)
-    along: dict[str, tuple[int, ...]] = {}
-    if "layer" in choices:
-        known = table.layers(selector.name, selector.stack)
-        if not known:
-            run.model.locate(Place(selector.name, 0, selector.stack))  # says why there is none
-        choice = choices.pop("layer")
-        picked = chosen(choice, max(known) + 1, "layer", selector)
-        missing = [layer for layer in picked if layer not in known]
-        if isinstance(choice, str) and len(missing) < len(picked):
-            picked = [layer for layer in picked if layer in known]  # a slice is of the layers that have it
-        elif missing:
-            run.model.locate(Place(selector.name, missing[0], selector.stack))
-        layers = picked
-        along["layer"] = tuple(picked)
-    first = Place(selector.name, layers[0], selector.stack)
-    found = run.model.locate(first)
-    lengths = dict(zip(found.view.axes, run.read(first).shape, strict=True))
-    for axis, choice in choices.items():
-        if axis not in lengths:
-            raise SiteError(
-                f"{selector}: this site has no axis {axis!r}; its axes are {', '.join(found.view.axes)}."
-            )
-        along[axis] = tuple(chosen(choice, lengths[axis], axis, selector))
-    cells = []
-    for point in itertools.product(*along.values()):
-        at = dict(zip(along, point, strict=True))
-        layer = at.get("layer")
-        part = {axis: index for axis, index in at.items() if axis != "layer"}
-        place = Place(selector.name, layer, selector.stack, MappingProxyType(part))
-        cells.append(Cell((place,), number, MappingProxyType(at)))
-    open_axes = [axis for axis in along if not isinstance(selector.choices[axis], int)]
-    return Spread(selector.name, tuple(open_axes), tuple(along[axis] for axis in open_axes), tuple(cells))
 
 
 def chosen(choice: Choice, length: int, axis: str, where: object) -> list[int]:

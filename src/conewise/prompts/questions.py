@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from conewise.checks.cell_check import CellCheck
 from conewise.checks.hooking import HookedModule
 from conewise.drawing.folding import Folded, fold
 from conewise.errors import PromptError, SweepError
@@ -29,7 +30,7 @@ from conewise.sweeps.facts import facts_of
 from conewise.sweeps.plan import SweepPlan
 from conewise.sweeps.planning.costs import synchronize
 from conewise.sweeps.progress import Shown, bar
-from conewise.sweeps.result import CellCheck, Result, SweepLedger, most
+from conewise.sweeps.result import Result, SweepLedger, most
 from conewise.sweeps.sweep import Sweep
 
 DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")}

@@ -9,8 +9,9 @@ from html import escape
 from typing import Any
 
 from conewise.amounts import shown_bytes
+from conewise.checks.cell_check import CellCheck
 from conewise.prompts.story import Story, ToldPair
-from conewise.sweeps.result import CellCheck, Result
+from conewise.sweeps.result import Result
 
 FIRST = 2
 """How many prompts are shown at once; the others are a click away."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conewise.amounts import shown_bytes
-from conewise.errors import SweepError
+from conewise.checks.cell_check import CellCheck
+from conewise.checks.recheck import recheck
+from conewise.checks.witness import Rerun
+from conewise.errors import SweepError, WeightsChangedError
 from conewise.locations.selectors import Cell, Spread
 from conewise.markup import heading, table, verdict
 from conewise.program.tensors import Tensor, same_bits
@@ -50,81 +53,6 @@ class SweepLedger:
 def most(amounts: Iterable[int | None]) -> int | None:
     """The largest of those that are known; None where none is."""
     return max((amount for amount in amounts if amount is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class CellCheck:
-    """Cells of a result against plain full forwards of the original module, with hooks.
-
-    `hooked` cells were run again by the module itself. The sites of the `interpreted` ones lie at no boundary
-    of a module, so that the captured operations were all run again, one by one, without an engine: that the
-    program itself is right, they do not show. `largest_deviation` is from these forwards.
-
-    `relative` has to be at most `tolerance`; both are shares of the metric's largest value. With a
-    `reference`, the module in that higher precision, `relative` is the result's distance from it, or from the
-    module's own forwards where that is larger, and `own_error` is that of these forwards from the reference;
-    else it is the largest deviation. `unchecked` says why there is no reference where there has to be one,
-    and is empty otherwise.
-    """
-
-    cells: int
-    hooked: int
-    interpreted: int
-    largest_deviation: float
-    relative: float
-    tolerance: float
-    own_error: float | None = None
-    reference: str = ""
-    unchecked: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was found to be wrong; `passed` says whether the module itself says so."""
-        return self.relative <= self.tolerance and not self.unchecked
-
-    @property
-    def excess(self) -> float:
-        """How much more was found than is allowed, as a factor; 0 where nothing was found."""
-        return self.relative / self.tolerance if self.tolerance else math.inf if self.relative else 0.0
-
-    @property
-    def passed(self) -> bool:
-        """Whether every cell was run again by the module itself, and was right."""
-        return self.ok and not self.interpreted
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __str__(self) -> str:
-        return f"{self._verdict()}: largest deviation {self.largest_deviation:.3g}, {self._sizes()}"
-
-    def _verdict(self) -> str:
-        alone = "the captured program alone, operation by operation (no module shows the site)"
-        with_hooks = f"{self.hooked} with hooks on the module"
-        if self.ok and not self.hooked:
-            return f"not checked by the module: {self.cells} random cells agree with {alone}"
-        word = "passed in part" if self.interpreted else "passed"
-        if not self.ok:
-            word = "FAILED" if self.excess > 1 else "NOT CHECKED"
-        ways = [with_hooks] if self.hooked else []
-        ways += [f"{self.interpreted} against {alone}"] if self.interpreted else []
-        return f"{word}: {self.cells} random cells against full forwards, {' and '.join(ways)}"
-
-    def _sizes(self) -> str:
-        if self.unchecked:
-            return f"{self.relative:.2g} of the largest value, which says nothing here: {self.unchecked}"
-        if not self.reference:
-            return f"{self.relative:.2g} of the largest value (allowed: {self.tolerance:.0e})"
-        return (
-            f"{self.relative:.2g} of the largest value from the module in {self.reference}, where the "
-            f"module's own forwards are {self.own_error:.2g} off (allowed: {self.tolerance:.2g})"
-        )
-
-    def __repr__(self) -> str:
-        return f"CellCheck {self}"
-
-    def _repr_html_(self) -> str:
-        return verdict(self.ok, str(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,9 +234,16 @@ class Result:
         """Run `n` random cells again as plain full forwards of the original module, with hooks."""
         if self.sweep is None:
             raise SweepError("a loaded result has no model at hand; run its sweep again to verify it.")
-        from conewise.checks.recheck import recheck  # noqa: PLC0415
-
-        return recheck(self, n, seed)
+        sweep = self.sweep
+        if sweep.facts.fingerprint != self.provenance["weights"]:
+            raise WeightsChangedError(
+                f"the weights of {sweep.model.name} were written to after this result was made, so the "
+                "module cannot say whether it is right. Put the old weights back, or run the sweep again."
+            )
+        targets = tuple("" if metric.whole else sweep._target(metric) for metric in sweep.metrics)
+        batches = tuple(partial(sweep._batch, number) for number in range(sweep.batches))
+        rerun = Rerun(sweep.model, sweep.cells, batches, sweep.metrics, targets, sweep.precision)
+        return recheck(self, rerun, n, seed, is_serial=self.plan.evaluator == "serial")
 
     # -- as text -------------------------------------------------------------------------------
 

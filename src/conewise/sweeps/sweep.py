@@ -14,8 +14,9 @@ from conewise.amounts import as_bytes
 from conewise.capturing.foreign import within_memory
 from conewise.errors import MetricError, NoEffectWarning, SweepError, WeightsChangedError, describe
 from conewise.identity.digests import inputs_digest
-from conewise.locations.selectors import Cell, SelectorLike, Spread, as_selectors, spread
+from conewise.locations.selectors import Cell, SelectorLike, Spread, as_selectors
 from conewise.markup import heading
+from conewise.program.precision import expect_precision
 from conewise.program.tensors import Tensor, computing
 from conewise.program.weights import Contents, Sums
 from conewise.runs.baseline import baseline
@@ -24,9 +25,9 @@ from conewise.runs.filling import stacked
 from conewise.runs.interventions import Intervention, as_intervention
 from conewise.runs.metrics import Metric, as_metric, expect_prompts, measured, measured_whole
 from conewise.runs.run import Reading, Run
+from conewise.runs.spreading import spread
 from conewise.sweeps.execution.evaluating import Evaluators
 from conewise.sweeps.execution.growth import watching
-from conewise.sweeps.execution.precision import expect_precision
 from conewise.sweeps.facts import facts_of
 from conewise.sweeps.plan import SweepPlan, of_batches
 from conewise.sweeps.planning.costs import versions

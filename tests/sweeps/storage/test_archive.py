@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import conewise as cw
+from conewise.checks.cell_check import CellCheck
 from conewise.errors import LoadError, SweepError
 from conewise.model import Model
-from conewise.sweeps.result import CellCheck, Result
+from conewise.sweeps.result import Result
 from conewise.sweeps.storage.archive import FORMAT, MANIFEST, VALUES, load_result
 from tests.sweeps.small import model, prompts, sweep_over
 

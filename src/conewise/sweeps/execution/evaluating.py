@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+from conewise.program.precision import multiplying
 from conewise.program.streaming import assembled
 from conewise.program.tensors import Tensor, copy_of
 from conewise.program.weights import Sums
 from conewise.runs.filling import stacked
 from conewise.runs.metrics import Metric, measured, measured_whole
 from conewise.sweeps.execution.growth import Watch
-from conewise.sweeps.execution.precision import multiplying
 from conewise.sweeps.execution.replay import Wave
 from conewise.sweeps.execution.wavefront import Fill, WaveStep
 from conewise.sweeps.planning.costs import synchronize

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conewise.capturing.foreign import within_memory
+from conewise.checks.cell_check import CellCheck
 from conewise.errors import Argument, SweepError
 from conewise.files import conewise_version, write_whole
 from conewise.locations.places import Index, Place
@@ -33,7 +34,7 @@ from conewise.program.tensors import Tensor
 from conewise.reading import read_json
 from conewise.sweeps.frames import frame
 from conewise.sweeps.plan import SweepPlan
-from conewise.sweeps.result import CellCheck, Result, SweepLedger
+from conewise.sweeps.result import Result, SweepLedger
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.decoding import decoded
 from conewise.sweeps.storage.tensor_packing import from_rows, unpacked
