@@ -1,4 +1,4 @@
-"""Every error that Conewise raises, in one tree.
+"""The errors of Conewise, in one tree.
 
     ConewiseError
     ├── GraphError             the graph cannot be built or changed as asked
@@ -15,6 +15,7 @@
     │   ├── NotPatchedError        a restore where nothing is patched
     │   ├── NoValueError           a source that has no value
     │   ├── OpError                a rule that raised while it was computed
+    │   ├── SitesNotKeptError      a ledger that keeps tallies, asked for sites
     │   └── ClosedWorldError       a world that was dropped
     ├── CaptureError           the module cannot be captured, or run, as asked
     │   ├── ControlFlowError       what is computed depends on the values of tensors
@@ -22,6 +23,7 @@
     │   └── InputMismatchError     inputs that do not fit what was captured
     ├── SiteError              the places of a captured model, and what is put there
     │   ├── MissingSiteError       a place that the model has not
+    │   ├── NotAPlaceError         something that names no place
     │   └── PatchError             a value that cannot be put where it was meant to go
     │       └── WeightsChangedError    weights that are not those of a run, or of the capture
     ├── MetricError            a metric that cannot be read off the outputs
@@ -35,6 +37,10 @@
 
 Each message says what was found, what was expected, and what to do. Where it speaks of an argument, it holds
 an `Argument`: Python shows `max_memory=300`, and the command line its own option, `--max-memory 300`.
+
+Python's own errors are raised where Python asks for them (an attribute or a key that is not there), by ops
+(which are rules: in a world they become an OpError), and by `compat`, as the libraries do that it stands in
+for. Warnings are here too. An exception that another module defines does not reach the caller.
 """
 
 from __future__ import annotations
@@ -175,9 +181,9 @@ class NotPatchedError(WorldError):
     """A restore where nothing is patched."""
 
     def __init__(self, what: str, patched: Iterable[str]) -> None:
-        standing = ", ".join(patched) or "nothing"
+        here = ", ".join(patched) or "nothing"
         super().__init__(
-            f"{what} is not patched in this world, so there is nothing to restore. Patched here: {standing}."
+            f"{what} is not patched in this world, so there is nothing to restore. Patched here: {here}."
         )
 
 
@@ -204,6 +210,10 @@ class OpError(WorldError):
             f"({described}). {site!r} stays invalid and all other values stay; repair the rule "
             f"(`graph.redefine`) or its inputs, then demand again."
         )
+
+
+class SitesNotKeptError(WorldError, ValueError):
+    """A ledger that keeps tallies only, asked for the sites."""
 
 
 class ClosedWorldError(WorldError):
@@ -255,6 +265,10 @@ class SiteError(ConewiseError):
 
 class MissingSiteError(SiteError):
     """The captured model has no such site; the message says why, where that is known."""
+
+
+class NotAPlaceError(SiteError, TypeError):
+    """Something that names no place: of the wrong type, as a layer that is no number."""
 
 
 class MetricError(ConewiseError):

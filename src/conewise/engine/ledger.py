@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
+from conewise.errors import SitesNotKeptError
 from conewise.graph.graph import Graph, Site
 from conewise.graph.journal import Journal
 
@@ -86,7 +87,7 @@ class Ledger:
 
     def _sites(self, kind: Kind) -> list[Site]:
         if not self._keep_sites:
-            raise ValueError(
+            raise SitesNotKeptError(
                 f"this ledger keeps tallies only: ask `ledger.count({kind!r})`, or make the world with "
                 "`World(graph, keep_sites=True)`."
             )

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from conewise.errors import NotAPlaceError
+
 Index = int | slice | Sequence[int]
 
 
@@ -59,7 +61,7 @@ def as_place(given: object) -> Place:
             return Place(given)
         case (str() as kind, int() as layer) if not isinstance(layer, bool):
             return Place(kind, layer)
-    raise TypeError(
+    raise NotAPlaceError(
         f"a place is a site's name, a pair (kind, layer) or `site(kind, layer=..., head=...)`, and "
         f"{given!r} is none of these."
     )
@@ -75,7 +77,7 @@ def _layer(layer: object) -> int | None:
     if layer is None:
         return None
     if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-        raise TypeError(f"a place lies in one layer, so layer is a number, not {layer!r}.")
+        raise NotAPlaceError(f"a place lies in one layer, so layer is a number, not {layer!r}.")
     return operator.index(layer)
 
 
@@ -90,7 +92,7 @@ def _index(axis: str, index: object) -> Index:
             return tuple(map(as_number, index))
         return as_number(index)
     except TypeError:
-        raise TypeError(
+        raise NotAPlaceError(
             f"{axis} is a number, a slice or a list of numbers, and {index!r} is none of these."
         ) from None
 

@@ -145,8 +145,6 @@ def _alike(model: Captured, place: Place) -> list[Place]:
 
 def as_intervention(given: Any, model: Captured) -> Intervention:
     """What people may give as `source`: a run, "zero", "mean", an intervention, or a function."""
-    from conewise.runs.run import Reading  # noqa: PLC0415  # a run makes interventions, and is one
-
     if isinstance(given, Intervention):
         return given
     if isinstance(given, Reading):

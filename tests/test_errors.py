@@ -1,0 +1,104 @@
+"""The errors are one tree: drawn as it is, and nothing that reaches a caller is defined elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conewise import errors
+
+PACKAGE = Path(errors.__file__).parent
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "errors.py")
+
+# Exceptions that are defined elsewhere, because none of them reaches a caller: each is caught in its room, and
+# those of the command line end a command.
+INSIDE = {
+    "checks/reference.py": {"NoReferenceError"},
+    "cli/failing.py": {"CommandError", "Interrupted"},
+    "cli/streams.py": {"UnwrittenError"},
+    "compat/last_position.py": {"ReadsMoreError"},
+    "engine/demand.py": {"RuleFailedError"},
+}
+# Who raises Python's own errors.
+PLAIN = {
+    "__init__.py": "an attribute that is not there",
+    "amounts.py": "what cannot happen",
+    "compat/": "errors as the library has them that it stands in for",
+    "drawing/folded.py": "said by the caller, with the file's name",
+    "cli/stored.py": "said by the caller, with the file's name",
+    "experiments/": "mistakes in the experiments themselves",
+    "files.py": "an OSError, with its number, as the system raises it",
+    "graph/gradients.py": "a key that is not there",
+    "locations/places.py": "of `as_number`, which says what is none; its callers say of what",
+    "models/gguf.py": "an OSError, told by the caller as a LoadError",
+    "models/load.py": "told by the caller as a LoadError",
+    "ops/": "rules; in a world an OpError",
+    "program/tensors.py": "said by the caller, with the place's name",
+    "reading.py": "said by the caller, with the file's name",
+    "runs/run.py": "an attribute that is not there",
+    "sweeps/": "said by the caller, with the file's name; what cannot happen",
+}
+PYTHONS = {
+    name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
+
+
+def drawn() -> Iterator[tuple[str, str]]:
+    """(error, its parent) for each line of the tree in the docstring."""
+    above: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        before, mark, after = line.partition("── ")
+        if mark:
+            depth = (len(before) - 4) // 4
+            del above[depth + 1 :]
+            above.append(after.split()[0])
+            yield above[-1], above[-2]
+        elif line.strip() == "ConewiseError":
+            above = ["ConewiseError"]
+
+
+def named(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def test_the_tree_is_drawn_as_it_is() -> None:
+    classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+    found = {
+        kind.__name__: kind.__bases__[0].__name__
+        for kind in classes
+        if issubclass(kind, errors.ConewiseError) and kind is not errors.ConewiseError
+    }
+    assert dict(drawn()) == found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_an_error_is_defined_in_the_tree_or_does_not_leave_its_room(path: Path) -> None:
+    known = PYTHONS | {name for name in vars(errors) if name.endswith(("Error", "Warning"))}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = {
+        one.name
+        for one in ast.walk(tree)
+        if isinstance(one, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id in known for base in one.bases)
+    }
+    assert found == INSIDE.get(named(path), set())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_pythons_own_errors_are_raised_where_there_is_a_reason(path: Path) -> None:
+    raised = {
+        name.id
+        for one in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(one, ast.Raise) and one.exc is not None
+        for name in [one.exc.func if isinstance(one.exc, ast.Call) else one.exc]
+        if isinstance(name, ast.Name) and name.id in PYTHONS
+    }
+    reasons = [why for where, why in PLAIN.items() if named(path).startswith(where)]
+    assert not raised or reasons, f"{', '.join(sorted(raised))}: raise one of conewise.errors"
