@@ -1,7 +1,7 @@
 """Locality, counted edge by edge and timed over sizes: a wave costs O(|V⁺| + |E⁺|), whatever the graph.
 
 Claim (Theorem "structural locality"): invalidation marks exactly V⁺, in time O(|V⁺| + |E⁺|). Counted: a wave
-looks at 1 + |V⁺| nodes and follows |E⁺| + d(s) edges, each once; a demand looks at stale nodes alone.
+looks at 1 + |V⁺| nodes and follows |E⁺| + d(s) edges, each once; a demand goes through stale nodes alone.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run(progress: Progress = silent, sizes: tuple[int, ...] = SIZES, rounds: int
         title="What a wave touches, and how long it takes",
         claim=(
             "A wave looks at 1 + |V⁺| nodes and follows |E⁺| + d(s) edges, each once, and takes time in "
-            "proportion; a demand looks at stale nodes and no others, however large the graph."
+            "proportion; a demand goes through stale nodes and no others, however large the graph."
         ),
         rows=[*_counts(waves), *_times(waves), *(wave.row() for wave in waves)],
         compared=(
