@@ -9,6 +9,7 @@ import pickle
 import pty
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -419,6 +420,23 @@ def test_every_argument_that_a_message_names_is_an_option() -> None:
     command: Any = typer.main.get_command(app)
     options = {option for param in command.commands["sweep"].params for option in param.opts}
     assert {as_option(Argument(name)) for name in named} <= options
+
+
+def test_an_option_is_declared_once_and_shared() -> None:
+    """Commands that are not alike may use one word for things of their own: these are named here."""
+    calls = [
+        node
+        for path in (Path(conewise.__file__).parent / "cli").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "Option"
+    ]
+    declared = Counter(ast.literal_eval(call.args[0]) for call in calls)
+    assert {flag for flag, times in declared.items() if times > 1} == {
+        "--kind",  # which sites are listed; the states that are traced
+        "--out",  # the folder of a run, of a demo, of the reproduced experiments
+        "--output",  # a drawing; a page
+        "--samples",  # of inputs; of noise
+    }
 
 
 # -- schemas -------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ import typer
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
 from conewise.cli.failing import CommandError, Interrupted, command_of, shown_command
+from conewise.cli.groups import flat
 from conewise.cli.helping import shown
 from conewise.cli.loading import Named
-from conewise.cli.questions import DEFAULT_SITES, Wanted, show_question, told_question
+from conewise.cli.questions import ask, show_question, told_question
 from conewise.cli.results import show_plan, show_result, told_plan, told_result
 from conewise.cli.showing import Counting, Teller, expect_writable_file, print_json, stdout
 from conewise.cli.stored import Stored, write_report
@@ -31,7 +32,8 @@ FORWARDS = 3
 SWEEP_HELP = """Patch every site in a world of its own, and say what each does to the metric.
 
 Only what depends on a patched site is computed again. The strongest sites are shown, with what the run cost;
---report writes a page with heatmaps, --out keeps the run.
+--report writes a page with heatmaps, --out keeps the run. Without --pos a site is patched at all positions
+together.
 
 \b
 Examples:
@@ -60,110 +62,65 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(
         "sweep", help=shown(SWEEP_HELP), short_help="Patch every site, and say what each does to the metric."
-    )(sweep)
-    app.command("plan", help=shown(PLAN_HELP), short_help="Say what a sweep would cost; run nothing.")(plan)
+    )(flat(sweep))
+    app.command("plan", help=shown(PLAN_HELP), short_help="Say what a sweep would cost; run nothing.")(
+        flat(plan)
+    )
 
 
 def sweep(
     ctx: typer.Context,
     model: opt.Model,
-    clean: opt.Clean = None,
-    corrupted: opt.Corrupted = None,
-    answer: opt.Answer = None,
-    wrong: opt.Wrong = None,
-    prompts: opt.Prompts = None,
-    as_written: opt.AsWritten = False,
-    batch_size: opt.BatchSize = None,
-    sites: opt.Sites = DEFAULT_SITES,
-    pos: opt.Pos = None,
-    patch: opt.PatchWith = opt.Patch.SOURCE,
-    noise_scale: opt.NoiseScale = 1.0,
-    direction: opt.Way = None,
-    metric: opt.Read = opt.Metric.LOGIT_DIFF,
-    evaluator: opt.Evaluate = opt.Evaluator.AUTO,
-    tf32: opt.Tf32 = False,
-    max_memory: opt.MaxMemory = None,
-    verify: opt.Verify = 0,
-    seed: opt.Seed = 0,
-    out: opt.Out = None,
-    resume: opt.Resume = False,
-    report: opt.Report = None,
-    top: opt.Top = 10,
-    progress: opt.Progress = None,
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    attention: opt.Attention = None,
-    revision: opt.Revision = None,
-    trust_remote_code: opt.TrustRemoteCode = False,
+    *,
+    asked: opt.QuestionOptions,
+    running: opt.RunOptions,
+    results: opt.ResultOptions,
+    storing: opt.StoreOptions,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
 ) -> None:
     """Patch every site in a world of its own; see `SWEEP_HELP`."""
-    if resume and out is None:
+    if storing.resume and storing.out is None:
         raise CommandError("--resume without --out: say in which folder the run was stored.")
-    if report is not None:
-        expect_writable_file(report, "--report")
-    stored = None if out is None else Stored(out, resume)
-    tell = Teller(quiet)
-    named = Named(model, device, dtype, attention, revision, trust_remote_code)
-    loaded, question = Wanted(
-        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, as_written, batch_size,
-        sites, pos, patch, noise_scale, direction, metric, seed, tf32,
-    ).ask(tell)  # fmt: skip
+    if results.report is not None:
+        expect_writable_file(results.report, "--report")
+    stored = None if storing.out is None else Stored(storing.out, storing.resume)
+    tell = Teller(output.quiet)
+    loaded, question = ask(Named(model, loading), asked, running.seed, tell)
     command = command_of(ctx)
+    evaluator, max_memory = running.evaluator.value, running.max_memory
     if stored is not None:
         if not stored.is_begun:
             # What cannot run leaves no folder that is taken.
-            question.plan(max_memory, evaluator.value, tell.counting("prompts planned"))
+            question.plan(max_memory, evaluator, tell.counting("prompts planned"))
         stored.begin(question, command)
-    how: dict[str, Any] = {"evaluator": evaluator.value, "max_memory": max_memory, "verify": verify}
+    how: dict[str, Any] = {"evaluator": evaluator, "max_memory": max_memory, "verify": results.verify}
+    progress = results.progress
     counting = Counting(tell, is_shown=progress is True and not sys.stderr.isatty())
-    is_drawn = sys.stderr.isatty() and (not quiet if progress is None else progress)
+    is_drawn = sys.stderr.isatty() and (not output.quiet if progress is None else progress)
     with _interruptible(question, stored, counting, command), tell.noting():
         result = _run(question, how, stored, counting, is_drawn=is_drawn)
         finish(
             loaded, question, result, shown_command(command),
-            stored=stored, report=report, tell=tell, as_json=json, top=top,
+            stored=stored, report=results.report, tell=tell, as_json=output.json, top=results.top,
         )  # fmt: skip
 
 
 def plan(
     model: opt.Model,
-    clean: opt.Clean = None,
-    corrupted: opt.Corrupted = None,
-    answer: opt.Answer = None,
-    wrong: opt.Wrong = None,
-    prompts: opt.Prompts = None,
-    as_written: opt.AsWritten = False,
-    batch_size: opt.BatchSize = None,
-    sites: opt.Sites = DEFAULT_SITES,
-    pos: opt.Pos = None,
-    patch: opt.PatchWith = opt.Patch.SOURCE,
-    noise_scale: opt.NoiseScale = 1.0,
-    direction: opt.Way = None,
-    metric: opt.Read = opt.Metric.LOGIT_DIFF,
-    evaluator: opt.Evaluate = opt.Evaluator.AUTO,
-    tf32: opt.Tf32 = False,
-    max_memory: opt.MaxMemory = None,
-    seed: opt.Seed = 0,
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    attention: opt.Attention = None,
-    revision: opt.Revision = None,
-    trust_remote_code: opt.TrustRemoteCode = False,
+    *,
+    asked: opt.QuestionOptions,
+    running: opt.RunOptions,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
 ) -> None:
     """Say what a sweep would cost; see `PLAN_HELP`."""
-    tell = Teller(quiet)
-    named = Named(model, device, dtype, attention, revision, trust_remote_code)
-    loaded, question = Wanted(
-        named, clean, corrupted, tuple(answer or ()), tuple(wrong or ()), prompts, as_written, batch_size,
-        sites, pos, patch, noise_scale, direction, metric, seed, tf32,
-    ).ask(tell)  # fmt: skip
+    tell = Teller(output.quiet)
+    loaded, question = ask(Named(model, loading), asked, running.seed, tell)
     with tell.doing("planning"):
-        found = question.plan(max_memory, evaluator.value, tell.counting("prompts planned"))
-    if json:
+        progress = tell.counting("prompts planned")
+        found = question.plan(running.max_memory, running.evaluator.value, progress)
+    if output.json:
         print_json("plan", {**told_question(loaded, question), "plan": told_plan(found)})
         return
     console = stdout()

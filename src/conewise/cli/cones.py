@@ -9,6 +9,7 @@ import typer
 
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError
+from conewise.cli.groups import flat
 from conewise.cli.helping import literal, shown
 from conewise.cli.loading import EXAMPLE, Named
 from conewise.cli.selecting import placed
@@ -31,7 +32,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("cone", help=shown(HELP), short_help="Draw what depends on a site.")(cone)
+    app.command("cone", help=shown(HELP), short_help="Draw what depends on a site.")(flat(cone))
 
 
 def cone(
@@ -42,26 +43,21 @@ def cone(
             metavar="SITE", help=literal("'z[layer=1]', 'z[layer=1, head=2]', or a name."), show_default=False
         ),
     ],
-    output: Annotated[
+    file: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="A .svg or .html file.", show_default=False),
     ] = None,
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    attention: opt.Attention = None,
-    revision: opt.Revision = None,
-    trust_remote_code: opt.TrustRemoteCode = False,
+    *,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
 ) -> None:
     """Draw the cone of a site; see `HELP`."""
-    if output is not None and output.suffix.lower() not in {".svg", ".html"}:
-        raise CommandError(f"-o {output}: a cone is drawn as .svg or as .html.")
-    if output is not None:
-        expect_writable_file(output, "-o")
-    tell = Teller(quiet)
-    named = Named(model, device, dtype, attention, revision, trust_remote_code)
-    loaded, found = named.capture(tell)
+    if file is not None:
+        if file.suffix.lower() not in {".svg", ".html"}:
+            raise CommandError(f"-o {file}: a cone is drawn as .svg or as .html.")
+        expect_writable_file(file, "-o")
+    tell = Teller(output.quiet)
+    loaded, found = Named(model, loading).capture(tell)
     place = placed(site, found)
     from conewise.drawing.folding import fold
     from conewise.runs.answers import token_rows
@@ -71,12 +67,12 @@ def cone(
     base[place]  # says what is wrong with its part
     folded = fold(found, [place], base=base)
     one = folded.cone(str(place))
-    if output is not None:
-        _draw(output, folded, str(place))
-        tell(f"wrote {output}")
-    if json:
+    if file is not None:
+        _draw(file, folded, str(place))
+        tell(f"wrote {file}")
+    if output.json:
         told = _told(folded, one)
-        print_json("cone", {"model": loaded.name, "site": str(place), **told, "file": output and str(output)})
+        print_json("cone", {"model": loaded.name, "site": str(place), **told, "file": file and str(file)})
         return
     from conewise.drawing.wave import cone_text
 

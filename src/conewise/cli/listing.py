@@ -8,6 +8,7 @@ import typer
 
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError
+from conewise.cli.groups import flat
 from conewise.cli.helping import shown
 from conewise.cli.loading import Named
 from conewise.cli.showing import Teller, add_row, print_json, stdout, table
@@ -26,7 +27,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("sites", help=shown(HELP), short_help="List what can be patched in a model.")(sites)
+    app.command("sites", help=shown(HELP), short_help="List what can be patched in a model.")(flat(sites))
 
 
 def sites(
@@ -35,21 +36,16 @@ def sites(
         str | None,
         typer.Option("--kind", metavar="KIND", help="Every site of this kind, or all.", show_default=False),
     ] = None,
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    attention: opt.Attention = None,
-    revision: opt.Revision = None,
-    trust_remote_code: opt.TrustRemoteCode = False,
+    *,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
 ) -> None:
     """List what can be patched; see `HELP`."""
-    named = Named(model, device, dtype, attention, revision, trust_remote_code)
-    loaded, found = named.capture(Teller(quiet))
+    loaded, found = Named(model, loading).capture(Teller(output.quiet))
     listing = found.sites
-    if json or kind is not None:
+    if output.json or kind is not None:
         rows = _of_kind(list(listing.rows()), kind, listing.kinds, listing.missing())
-        if json:
+        if output.json:
             print_json("sites", {"model": loaded.name, "kinds": list(listing.kinds), "sites": rows})
             return
         _show(rows, kind or "all")

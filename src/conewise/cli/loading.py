@@ -6,10 +6,11 @@ import inspect
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from conewise.cli.failing import CommandError
+from conewise.cli.options import LoadOptions
 from conewise.cli.showing import Teller
 
 if TYPE_CHECKING:
@@ -26,11 +27,7 @@ class Named:
     """A model as it was asked for on the command line."""
 
     name: str
-    device: str | None = None
-    dtype: str | None = None
-    attention: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
+    how: LoadOptions = field(default_factory=LoadOptions)
 
     def load(self, tell: Teller) -> Loaded:
         """The module and its tokenizer."""
@@ -39,11 +36,11 @@ class Named:
 
             return load(
                 self.name,
-                revision=self.revision,
-                dtype=self.dtype,
-                device=self.device,
-                attn_implementation=self.attention,
-                trust_remote_code=self.trust_remote_code,
+                revision=self.how.revision,
+                dtype=self.how.dtype,
+                device=self.how.device,
+                attn_implementation=self.how.attention,
+                trust_remote_code=self.how.trust_remote_code,
                 progress=tell if self._may_take_long() else None,
             )
 

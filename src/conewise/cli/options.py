@@ -1,7 +1,11 @@
-"""The arguments and options that several commands share, with their help."""
+"""The arguments and options of the commands, each declared once with its help, and groups of them.
+
+A command takes a group as one parameter, and `flat` shows its options to the parser.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -64,32 +68,12 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-Clean = Annotated[
-    str | None,
-    typer.Option(
-        "--clean",
-        metavar="TEXT",
-        help="The prompt that the model gets right.",
-        rich_help_panel=_PROMPTS,
-        show_default=False,
-    ),
-]
-Corrupted = Annotated[
-    str | None,
-    typer.Option(
-        "--corrupted",
-        metavar="TEXT",
-        help="Its twin, with equally many tokens, that changes the answer.",
-        rich_help_panel=_PROMPTS,
-        show_default=False,
-    ),
-]
 Answer = Annotated[
     list[str] | None,
     typer.Option(
         "--answer",
         metavar="TOK",
-        help="What should come next in the clean prompt: one token, often with a leading space. "
+        help="What should come next in the (clean) prompt: one token, often with a leading space. "
         "Several: repeat it.",
         rich_help_panel=_PROMPTS,
         show_default=False,
@@ -105,90 +89,12 @@ Wrong = Annotated[
         show_default=False,
     ),
 ]
-AsWritten = Annotated[
-    bool,
-    typer.Option(
-        "--as-written",
-        help="Take answers without a leading space even where one seems to be missing.",
-        rich_help_panel=_PROMPTS,
-    ),
-]
-Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompts",
-        metavar="FILE",
-        help="Many pairs: JSON rows {clean, corrupted, answers, wrong_answers}, JSON lines, or CSV with "
-        "these columns and | between answers.",
-        rich_help_panel=_PROMPTS,
-        show_default=False,
-    ),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-size",
-        metavar="N",
-        min=1,
-        help="Prompts of one length that are run together at most; 256 unless said.",
-        rich_help_panel=_PROMPTS,
-        show_default=False,
-    ),
-]
-Sites = Annotated[
-    str,
-    typer.Option(
-        "--sites",
-        metavar="KINDS",
-        help=literal(
-            "What is patched, separated by commas: kinds (z: every head, mlp_out: every MLP), parts of kinds "
-            "as 'z[layer=2:5, head=0]', or names; see `conewise sites`."
-        ),
-        rich_help_panel=_CHANGE,
-    ),
-]
 Pos = Annotated[
     str | None,
     typer.Option(
         "--pos",
         metavar="CHOICE",
-        help="Patch by position: ':' each one, '-1' the last, '2:5' some. Otherwise all together.",
-        rich_help_panel=_CHANGE,
-        show_default=False,
-    ),
-]
-PatchWith = Annotated[
-    Patch,
-    typer.Option(
-        "--patch",
-        help="What is put there: the source run's value, zero, the mean over the prompts, or noise.",
-        rich_help_panel=_CHANGE,
-    ),
-]
-NoiseScale = Annotated[
-    float,
-    typer.Option(
-        "--noise-scale",
-        metavar="S",
-        help="The standard deviation of --patch noise.",
-        rich_help_panel=_CHANGE,
-    ),
-]
-Way = Annotated[
-    Direction | None,
-    typer.Option(
-        "--direction",
-        help="denoise: the corrupted run is changed (values come from the clean one). noise: the clean run "
-        "is changed. Usual: denoise with --patch source, noise otherwise.",
-        rich_help_panel=_CHANGE,
-        show_default=False,
-    ),
-]
-Read = Annotated[
-    Metric,
-    typer.Option(
-        "--metric",
-        help="logit-diff: answer less wrong. prob: of the answer. kl: to the clean prediction.",
+        help="Positions that are patched one by one: ':' all, '-1' the last, '2:5' some.",
         rich_help_panel=_CHANGE,
     ),
 ]
@@ -196,134 +102,277 @@ Seed = Annotated[
     int,
     typer.Option("--seed", metavar="N", help="For all that is drawn at random.", rich_help_panel=_RUNNING),
 ]
-Evaluate = Annotated[
-    Evaluator,
-    typer.Option(
-        "--evaluator",
-        help="wavefront: all worlds in one pass. serial: one by one, bit for bit a full re-run.",
-        rich_help_panel=_RUNNING,
-    ),
-]
-Tf32 = Annotated[
-    bool,
-    typer.Option(
-        "--tf32",
-        help="Multiply float32 in TF32, on a CUDA device: faster, rounds to 10 bits.",
-        rich_help_panel=_RUNNING,
-    ),
-]
-MaxMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--max-memory",
-        metavar="AMOUNT",
-        help="What the run may hold beside the model and the baseline, as '4GiB' or '500MB'.",
-        rich_help_panel=_RUNNING,
-        show_default="2GiB",
-    ),
-]
-Verify = Annotated[
-    int,
-    typer.Option(
-        "--verify",
-        metavar="N",
-        min=0,
-        help="Check so many random cells by full forwards with hooks; exit with 1 if they differ.",
-        rich_help_panel=_RUNNING,
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        help="Keep the run there: what is done while it runs, and the result. `conewise report DIR` makes "
-        "a page of it.",
-        rich_help_panel=_OUTPUT,
-        show_default=False,
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Go on with the run in --out where it was cut off.", rich_help_panel=_OUTPUT
-    ),
-]
-Report = Annotated[
-    Path | None,
-    typer.Option(
-        "--report",
-        metavar="FILE",
-        help="Write a page that opens without a network (.html).",
-        rich_help_panel=_OUTPUT,
-        show_default=False,
-    ),
-]
-Top = Annotated[
-    int,
-    typer.Option(
-        "--top", metavar="N", min=1, help="Show so many of the strongest sites.", rich_help_panel=_OUTPUT
-    ),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Say nothing while it runs, but for notes.", rich_help_panel=_OUTPUT),
-]
-Progress = Annotated[
-    bool | None,
-    typer.Option(
-        "--progress/--no-progress",
-        help="Show progress on stderr.",
-        rich_help_panel=_OUTPUT,
-        show_default="in a terminal",
-    ),
-]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_OUTPUT)
 ]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="NAME",
-        help="cpu, cuda, cuda:1, mps.",
-        rich_help_panel=_LOADING,
-        show_default="cpu",
-    ),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        metavar="NAME",
-        help="float32, bfloat16, float16, float64.",
-        rich_help_panel=_LOADING,
-        show_default="as saved",
-    ),
-]
-Attention = Annotated[
-    str | None,
-    typer.Option(
-        "--attention",
-        metavar="NAME",
-        help="eager makes the attention patterns sites; sdpa is faster.",
-        rich_help_panel=_LOADING,
-        show_default="the model's own",
-    ),
-]
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--revision",
-        metavar="NAME",
-        help="Of a model on the hub.",
-        rich_help_panel=_LOADING,
-        show_default=False,
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code", help="Run the Python code that a model brings.", rich_help_panel=_LOADING
-    ),
-]
+
+
+# -- groups --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QuestionOptions:
+    """What a sweep is about: the prompts, the sites, what is put there and what is read."""
+
+    clean: Annotated[
+        str | None,
+        typer.Option(
+            "--clean",
+            metavar="TEXT",
+            help="The prompt that the model gets right.",
+            rich_help_panel=_PROMPTS,
+            show_default=False,
+        ),
+    ] = None
+    corrupted: Annotated[
+        str | None,
+        typer.Option(
+            "--corrupted",
+            metavar="TEXT",
+            help="Its twin, with equally many tokens, that changes the answer.",
+            rich_help_panel=_PROMPTS,
+            show_default=False,
+        ),
+    ] = None
+    answer: Answer = None
+    wrong: Wrong = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="Many pairs: JSON rows {clean, corrupted, answers, wrong_answers}, JSON lines, or CSV with "
+            "these columns and | between answers.",
+            rich_help_panel=_PROMPTS,
+            show_default=False,
+        ),
+    ] = None
+    as_written: Annotated[
+        bool,
+        typer.Option(
+            "--as-written",
+            help="Take answers without a leading space even where one seems to be missing.",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = False
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            metavar="N",
+            min=1,
+            help="Prompts of one length that are run together at most; 256 unless said.",
+            rich_help_panel=_PROMPTS,
+            show_default=False,
+        ),
+    ] = None
+    sites: Annotated[
+        str,
+        typer.Option(
+            "--sites",
+            metavar="KINDS",
+            help=literal(
+                "What is patched, separated by commas: kinds (z: every head, mlp_out: every MLP), parts of "
+                "kinds as 'z[layer=2:5, head=0]', or names; see `conewise sites`."
+            ),
+            rich_help_panel=_CHANGE,
+        ),
+    ] = "z,mlp_out"
+    pos: Pos = None
+    patch: Annotated[
+        Patch,
+        typer.Option(
+            "--patch",
+            help="What is put there: the source run's value, zero, the mean over the prompts, or noise.",
+            rich_help_panel=_CHANGE,
+        ),
+    ] = Patch.SOURCE
+    noise_scale: Annotated[
+        float,
+        typer.Option(
+            "--noise-scale",
+            metavar="S",
+            help="The standard deviation of --patch noise.",
+            rich_help_panel=_CHANGE,
+        ),
+    ] = 1.0
+    direction: Annotated[
+        Direction | None,
+        typer.Option(
+            "--direction",
+            help="denoise: the corrupted run is changed (values come from the clean one). noise: the clean "
+            "run is changed. Usual: denoise with --patch source, noise otherwise.",
+            rich_help_panel=_CHANGE,
+            show_default=False,
+        ),
+    ] = None
+    metric: Annotated[
+        Metric,
+        typer.Option(
+            "--metric",
+            help="logit-diff: answer less wrong. prob: of the answer. kl: to the clean prediction.",
+            rich_help_panel=_CHANGE,
+        ),
+    ] = Metric.LOGIT_DIFF
+    tf32: Annotated[
+        bool,
+        typer.Option(
+            "--tf32",
+            help="Multiply float32 in TF32, on a CUDA device: faster, rounds to 10 bits.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How worlds are evaluated."""
+
+    evaluator: Annotated[
+        Evaluator,
+        typer.Option(
+            "--evaluator",
+            help="wavefront: all worlds in one pass. serial: one by one, bit for bit a full re-run.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = Evaluator.AUTO
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--max-memory",
+            metavar="AMOUNT",
+            help="What the run may hold beside the model and the baseline, as '4GiB' or '500MB'.",
+            rich_help_panel=_RUNNING,
+            show_default="2GiB",
+        ),
+    ] = None
+    seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """What is done with the numbers of a run, and how much of them is shown."""
+
+    verify: Annotated[
+        int,
+        typer.Option(
+            "--verify",
+            metavar="N",
+            min=0,
+            help="Check so many random cells by full forwards with hooks; exit with 1 if they differ.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = 0
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write a page that opens without a network (.html).",
+            rich_help_panel=_OUTPUT,
+            show_default=False,
+        ),
+    ] = None
+    top: Annotated[
+        int,
+        typer.Option(
+            "--top", metavar="N", min=1, help="Show so many of the strongest sites.", rich_help_panel=_OUTPUT
+        ),
+    ] = 10
+    progress: Annotated[
+        bool | None,
+        typer.Option(
+            "--progress/--no-progress",
+            help="Show progress on stderr.",
+            rich_help_panel=_OUTPUT,
+            show_default="in a terminal",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Where a run is kept."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Keep the run there: what is done while it runs, and the result. `conewise report DIR` "
+            "makes a page of it.",
+            rich_help_panel=_OUTPUT,
+            show_default=False,
+        ),
+    ] = None
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the run in --out where it was cut off.", rich_help_panel=_OUTPUT
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is said of a command while it runs and in the end."""
+
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Say nothing while it runs, but for notes.", rich_help_panel=_OUTPUT
+        ),
+    ] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How the weights of MODEL are loaded."""
+
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="cpu, cuda, cuda:1, mps.",
+            rich_help_panel=_LOADING,
+            show_default="cpu",
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="NAME",
+            help="float32, bfloat16, float16, float64.",
+            rich_help_panel=_LOADING,
+            show_default="as saved",
+        ),
+    ] = None
+    attention: Annotated[
+        str | None,
+        typer.Option(
+            "--attention",
+            metavar="NAME",
+            help="eager makes the attention patterns sites; sdpa is faster.",
+            rich_help_panel=_LOADING,
+            show_default="the model's own",
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--revision",
+            metavar="NAME",
+            help="Of a model on the hub.",
+            rich_help_panel=_LOADING,
+            show_default=False,
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run the Python code that a model brings.", rich_help_panel=_LOADING
+        ),
+    ] = False

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conewise.cli.failing import CommandError
 from conewise.cli.loading import Named, captured, told_model
-from conewise.cli.options import Direction, Metric, Patch
+from conewise.cli.options import Direction, Metric, Patch, QuestionOptions
 from conewise.cli.selecting import selected
 from conewise.cli.showing import Teller
 from conewise.errors import PromptError
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from conewise.prompts.pairs import Pair
     from conewise.prompts.questions import Question
 
-DEFAULT_SITES = "z,mlp_out"
 EXAMPLE = (
     "conewise sweep smollm2-135m --clean 'When Mary and John went to the store, John gave a drink to' "
     "--corrupted 'When Mary and John went to the store, Mary gave a drink to' "
@@ -28,100 +25,80 @@ EXAMPLE = (
 )
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The options of `sweep` and `plan` that say what is asked."""
+def pairs_of(name: str, options: QuestionOptions) -> list[Pair]:
+    """The pairs that are asked: those of the options, of the file, or those that come with the model."""
+    from conewise.prompts.pairs import Pair, read_pairs
 
-    model: Named
-    clean: str | None
-    corrupted: str | None
-    answers: tuple[str, ...]
-    wrong: tuple[str, ...]
-    prompts: Path | None
-    as_written: bool
-    batch_size: int | None
-    sites: str
-    pos: str | None
-    patch: Patch
-    noise_scale: float
-    direction: Direction | None
-    metric: Metric
-    seed: int
-    tf32: bool
+    answers, wrong = tuple(options.answer or ()), tuple(options.wrong or ())
+    written = {
+        "--clean": options.clean,
+        "--corrupted": options.corrupted,
+        "--answer": answers,
+        "--wrong": wrong,
+    }
+    given = [option for option, value in written.items() if value]
+    if options.prompts is not None:
+        if given:
+            raise CommandError(f"--prompts and {given[0]} both say what is asked; leave one of them out.")
+        return read_pairs(options.prompts)
+    if not given and name == "tiny":
+        from conewise.models.tiny import PROMPTS
 
-    def pairs(self) -> list[Pair]:
-        """The pairs that are asked: those of the options, of the file, or those that come with the model."""
-        from conewise.prompts.pairs import Pair, read_pairs
-
-        written = {
-            "--clean": self.clean,
-            "--corrupted": self.corrupted,
-            "--answer": self.answers,
-            "--wrong": self.wrong,
-        }
-        given = [option for option, value in written.items() if value]
-        if self.prompts is not None:
-            if given:
-                raise CommandError(f"--prompts and {given[0]} both say what is asked; leave one of them out.")
-            return read_pairs(self.prompts)
-        if not given and self.model.name == "tiny":
-            from conewise.models.tiny import PROMPTS
-
-            return read_pairs(PROMPTS)
-        missing = [option for option in self._needed() if not written[option]]
-        if missing:
-            what = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-            raise CommandError(
-                f"{what if given else 'no prompts'}. Give a pair of prompts with its answers, or a file of "
-                f"them with --prompts FILE. For one:\n  {EXAMPLE}"
-            )
-        assert self.clean is not None
-        return [Pair(self.clean, self.corrupted or self.clean, self.answers, self.wrong, "the options")]
-
-    def _needed(self) -> list[str]:
-        needed = ["--clean"]
-        needed += ["--corrupted"] if self.patch is Patch.SOURCE or self.direction is Direction.DENOISE else []
-        needed += ["--answer"] if self.metric is not Metric.KL else []
-        return needed + (["--wrong"] if self.metric is Metric.LOGIT_DIFF else [])
-
-    def ask(self, tell: Teller) -> tuple[Loaded, Question]:
-        """Load the model, read the prompts in its tokens, and make the question."""
-        pairs = self.pairs()
-        loaded = self.model.load(tell)
-        from conewise.prompts.prompts import asked
-        from conewise.prompts.questions import Question, usual_direction
-
-        prompts = asked(
-            pairs,
-            loaded.tokenizer,
-            batch_size=self.batch_size,
-            as_written=self.as_written,
-            progress=tell.counting("prompts read"),
+        return read_pairs(PROMPTS)
+    missing = [option for option in _needed(options) if not written[option]]
+    if missing:
+        what = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        raise CommandError(
+            f"{what if given else 'no prompts'}. Give a pair of prompts with its answers, or a file of "
+            f"them with --prompts FILE. For one:\n  {EXAMPLE}"
         )
-        for note in prompts.notes:
-            tell.warn(note)
-        prompts.expect_answers(self.metric.word)
-        if self.patch is Patch.SOURCE and prompts.clean == prompts.corrupted:
-            raise PromptError(
-                "clean and corrupted have the same tokens in every pair, so patching one into the other "
-                "changes nothing."
-            )
-        # Two prompts show what many would: a capture computes its example.
-        model = captured(
-            loaded, [prompts.clean[number] for number in prompts.groups[0][:2]], tell, reads_last=True
+    assert options.clean is not None
+    return [Pair(options.clean, options.corrupted or options.clean, answers, wrong, "the options")]
+
+
+def _needed(options: QuestionOptions) -> list[str]:
+    reads_both = options.patch is Patch.SOURCE or options.direction is Direction.DENOISE
+    needed = ["--clean", "--corrupted"] if reads_both else ["--clean"]
+    needed += ["--answer"] if options.metric is not Metric.KL else []
+    return needed + (["--wrong"] if options.metric is Metric.LOGIT_DIFF else [])
+
+
+def ask(model: Named, options: QuestionOptions, seed: int, tell: Teller) -> tuple[Loaded, Question]:
+    """Load the model, read the prompts in its tokens, and make the question."""
+    pairs = pairs_of(model.name, options)
+    loaded = model.load(tell)
+    from conewise.prompts.prompts import asked
+    from conewise.prompts.questions import Question, usual_direction
+
+    prompts = asked(
+        pairs,
+        loaded.tokenizer,
+        batch_size=options.batch_size,
+        as_written=options.as_written,
+        progress=tell.counting("prompts read"),
+    )
+    for note in prompts.notes:
+        tell.warn(note)
+    prompts.expect_answers(options.metric.word)
+    if options.patch is Patch.SOURCE and prompts.clean == prompts.corrupted:
+        raise PromptError(
+            "clean and corrupted have the same tokens in every pair, so patching one into the other "
+            "changes nothing."
         )
-        direction = self.direction.value if self.direction else usual_direction(self.patch.value)
-        return loaded, Question(
-            model,
-            prompts,
-            selected(self.sites, self.pos, model),
-            direction,
-            self.patch.value,
-            self.metric.word,
-            self.noise_scale,
-            self.seed,
-            "tf32" if self.tf32 else None,
-        )
+    # Two prompts show what many would: a capture computes its example.
+    example = [prompts.clean[number] for number in prompts.groups[0][:2]]
+    graph = captured(loaded, example, tell, reads_last=True)
+    return loaded, Question(
+        graph,
+        prompts,
+        selected(options.sites, options.pos, graph),
+        options.direction.value if options.direction else usual_direction(options.patch.value),
+        options.patch.value,
+        options.metric.word,
+        options.noise_scale,
+        seed,
+        "tf32" if options.tf32 else None,
+    )
 
 
 def told_question(loaded: Loaded, question: Question) -> dict[str, Any]:

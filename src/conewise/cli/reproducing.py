@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
 from conewise.cli.failing import CommandError
 from conewise.cli.helping import shown
@@ -41,7 +42,7 @@ def reproduce(
             show_default="all",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: opt.Json = False,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -10,6 +10,7 @@ import typer
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
 from conewise.cli.failing import CommandError, command_of, shown_command
+from conewise.cli.groups import flat
 from conewise.cli.helping import shown
 from conewise.cli.loading import Named, captured, told_model
 from conewise.cli.results import show_cost, told_plan
@@ -50,7 +51,7 @@ Examples:
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("trace", help=shown(HELP), short_help="Trace which states carry what is known of a subject.")(
-        trace
+        flat(trace)
     )
 
 
@@ -64,13 +65,8 @@ def trace(
             "--subject", metavar="TEXT", help="The words of it that noise is put on.", show_default=False
         ),
     ],
-    answer: Annotated[
-        str, typer.Option("--answer", metavar="TOK", help="What comes next: one token.", show_default=False)
-    ],
-    wrong: Annotated[
-        str | None,
-        typer.Option("--wrong", metavar="TOK", help="What does not come next.", show_default=False),
-    ] = None,
+    answer: opt.Answer,
+    wrong: opt.Wrong = None,
     kind: Annotated[
         str, typer.Option("--kind", metavar="KIND", help="The states: resid_post, mlp_out, attn_out.")
     ] = "resid_post",
@@ -90,40 +86,31 @@ def trace(
         int, typer.Option("--samples", metavar="N", min=1, help="How often noise is drawn.")
     ] = 10,
     layers: Annotated[str, typer.Option("--layers", metavar="CHOICE", help="':', '4:8' or '6'.")] = ":",
-    positions: Annotated[str, typer.Option("--pos", metavar="CHOICE", help="':', '2:5' or '-1'.")] = ":",
-    evaluator: opt.Evaluate = opt.Evaluator.AUTO,
-    max_memory: opt.MaxMemory = None,
-    verify: opt.Verify = 0,
-    seed: opt.Seed = 0,
-    report: opt.Report = None,
-    top: opt.Top = 10,
-    progress: opt.Progress = None,
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    attention: opt.Attention = None,
-    revision: opt.Revision = None,
-    trust_remote_code: opt.TrustRemoteCode = False,
+    pos: opt.Pos = ":",
+    *,
+    running: opt.RunOptions,
+    results: opt.ResultOptions,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
 ) -> None:
     """Trace which states carry what is known of a subject; see `HELP`."""
     if noise is not None and noise <= 0:
         raise CommandError(f"--noise {noise:g}: a standard deviation is above 0.")
-    if report is not None:
-        expect_writable_file(report, "--report")
-    tell = Teller(quiet)
-    loaded = Named(model, device, dtype, attention, revision, trust_remote_code).load(tell)
+    if results.report is not None:
+        expect_writable_file(results.report, "--report")
+    tell = Teller(output.quiet)
+    loaded = Named(model, loading).load(tell)
     from conewise.circuits.tracing import causal_trace
     from conewise.prompts.pairs import Pair
     from conewise.prompts.prompts import asked
     from conewise.prompts.subjects import subject_positions
     from conewise.sweeps.facts import facts_of
 
-    wrongs = () if wrong is None else (wrong,)
-    prompts = asked([Pair(prompt, prompt, (answer,), wrongs, "the options")], loaded.tokenizer)
+    answers, wrong_answers = tuple(answer or ()), tuple(wrong or ())
+    prompts = asked([Pair(prompt, prompt, answers, wrong_answers, "the options")], loaded.tokenizer)
     for note in prompts.notes:
         tell.warn(note)
-    metric = "prob" if wrong is None else "logit_diff"
+    metric = "logit_diff" if wrong_answers else "prob"
     noised = subject_positions(prompt, subject, loaded.tokenizer)
     found = captured(loaded, prompts.clean, tell, reads_last=True)
     traced = causal_trace(
@@ -135,31 +122,31 @@ def trace(
         window=window,
         noise="auto" if noise is None else noise,
         samples=samples,
-        seed=seed,
+        seed=running.seed,
         layers=as_choice(layers),
-        positions=as_choice(positions),
-        evaluator=evaluator.value,
-        max_memory=max_memory,
-        progress=watched(tell, progress),
+        positions=as_choice(pos or ":"),
+        evaluator=running.evaluator.value,
+        max_memory=running.max_memory,
+        progress=watched(tell, results.progress),
     )
-    if verify:
+    if results.verify:
         with tell.noting():
-            check = traced.verify(n=verify, seed=seed)
+            check = traced.verify(n=results.verify, seed=running.seed)
         traced = replace(traced, result=replace(traced.result, verification=check))
-    story = _story(loaded, prompts, traced, metric, shown_command(command_of(ctx)), seed)
-    if report is not None:
+    story = _story(loaded, prompts, traced, metric, shown_command(command_of(ctx)), running.seed)
+    if results.report is not None:
         from conewise.drawing.folding import fold
 
         sweep = traced.result.sweep
         assert sweep is not None
         folded = fold(found, sweep.cells, targets=sweep.targets(), base=sweep._batch(0).base)
-        write_report(report, traced.result, story, folded)
-        tell(f"wrote {report}")
-    if json:
+        write_report(results.report, traced.result, story, folded)
+        tell(f"wrote {results.report}")
+    if output.json:
         told = {"model": told_model(loaded, found), "notes": list(prompts.notes), **_told(story, traced)}
-        print_json("trace", {**told, "report": report and str(report)})
+        print_json("trace", {**told, "report": results.report and str(results.report)})
     else:
-        _show(stdout(), loaded, story, traced, top)
+        _show(stdout(), loaded, story, traced, results.top)
     if traced.result.verification is not None and not traced.result.verification.ok:
         raise typer.Exit(CHECK_FAILED)
 

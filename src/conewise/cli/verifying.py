@@ -9,6 +9,7 @@ import typer
 
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
+from conewise.cli.groups import flat
 from conewise.cli.helping import shown
 from conewise.cli.loading import Named
 from conewise.cli.showing import Teller, print_json, stdout
@@ -27,7 +28,9 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("verify", help=shown(HELP), short_help="Check the captured graph against the model.")(verify)
+    app.command("verify", help=shown(HELP), short_help="Check the captured graph against the model.")(
+        flat(verify)
+    )
 
 
 def verify(
@@ -36,21 +39,16 @@ def verify(
         int, typer.Option("--samples", metavar="N", min=1, help="Random inputs of the captured size.")
     ] = 3,
     seed: opt.Seed = 0,
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    attention: opt.Attention = None,
-    revision: opt.Revision = None,
-    trust_remote_code: opt.TrustRemoteCode = False,
+    *,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
 ) -> None:
     """Check the captured graph; see `HELP`."""
-    tell = Teller(quiet)
-    named = Named(model, device, dtype, attention, revision, trust_remote_code)
-    loaded, found = named.capture(tell)
+    tell = Teller(output.quiet)
+    loaded, found = Named(model, loading).capture(tell)
     with tell.doing("comparing with the model itself"):
         check = found.verify(seed=seed, samples=samples)
-    if json:
+    if output.json:
         told = {**asdict(check), "notes": list(check.notes), "ok": check.ok, "seed": seed}
         print_json("verify", {"model": loaded.name, "fingerprint": loaded.fingerprint(), **told})
     else:
