@@ -15,10 +15,10 @@ from conewise.sweeps.sweep import Sweep
 LAYERS, HEADS, LENGTH, VOCABULARY = 2, 2, 6, 50
 
 
-def module(seed: int = 0) -> Any:
+def module(seed: int = 0, layers: int = LAYERS) -> Any:
     torch.manual_seed(seed)
     config = GPT2Config(
-        n_layer=LAYERS,
+        n_layer=layers,
         n_head=HEADS,
         n_embd=16,
         vocab_size=VOCABULARY,
@@ -33,8 +33,8 @@ def prompts(seed: int, count: int = 1) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(seed))
 
 
-def model(seed: int = 0) -> Model:
-    return cw.capture(module(seed), input_ids=prompts(0, 2))
+def model(seed: int = 0, layers: int = LAYERS) -> Model:
+    return cw.capture(module(seed, layers), input_ids=prompts(0, 2))
 
 
 def sweep_over(

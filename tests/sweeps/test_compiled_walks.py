@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
 import pytest
 
 import conewise as cw
@@ -10,6 +17,8 @@ from conewise.experiments.scanning import Scan, scanning
 from conewise.model import Model
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps.small import HEADS, LAYERS, LENGTH, model, prompts, sweep_over
+
+PACKAGE = str(Path(cw.__file__).parent)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +43,7 @@ def test_a_plan_evaluates_every_cone_and_launches_their_union(captured: Model) -
     assert schedule.launches == len(union) >= plan.launches
 
 
-def test_a_compiled_sweep_that_runs_again_looks_at_no_node_of_the_graph(captured: Model) -> None:
+def test_a_compiled_sweep_that_runs_again_follows_no_edge_of_the_graph(captured: Model) -> None:
     sweep = sweep_over(captured)
     first = sweep.run(evaluator="wavefront")
     with scanning(captured.graph) as scan:
@@ -44,6 +53,36 @@ def test_a_compiled_sweep_that_runs_again_looks_at_no_node_of_the_graph(captured
     assert again.ledger.node_evaluations == first.ledger.node_evaluations
     # One world after another walks what is stale in each: the demands of the interpreter.
     assert scan.up.nodes.total() >= again.ledger.node_evaluations
+
+
+def test_a_second_run_does_as_much_however_large_the_rest_of_the_network_is() -> None:
+    """What β would be paid for, counted in calls: layers above the swept one add none."""
+    entered = []
+    for layers in (2, 4):
+        sweep = sweep_over(model(layers=layers), cw.sites("mlp_out", layer=layers - 1))
+        sweep.run(evaluator="wavefront")
+        entered.append(calls(partial(sweep.run, evaluator="wavefront")))
+    assert entered[0].total() > 100
+    assert entered[0] == entered[1]
+
+
+def calls(task: Callable[[], object]) -> Counter[str]:
+    """How often each function of the package is entered, but for those that read the weights."""
+    entered: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and PACKAGE in code.co_filename and not code.co_filename.endswith("weights.py"):
+            entered[code.co_qualname] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        task()
+    finally:
+        sys.setprofile(before)
+    del entered["writes_to"]
+    return entered
 
 
 def test_a_second_baseline_of_the_shape_is_not_planned_again(captured: Model) -> None:

@@ -2,7 +2,7 @@
 
 Claim (the remark after Corollary "wall-clock refinement"): a compilation layer would eliminate β. A planned
 sweep walks the graph once, for all its worlds and for every baseline of a shape; when it is run again it
-looks at no node. And since all worlds are computed together, what a launch takes is paid once, so that 2 is
+follows no edge. And since all worlds are computed together, what a launch takes is paid once, so that 2 is
 no ceiling.
 """
 
@@ -47,7 +47,7 @@ def run(progress: Progress = silent, depths: Sequence[int] = DEPTHS, rounds: int
         name="compiled",
         title="Compiled plans, and the wall-clock ceiling",
         claim=(
-            "A planned sweep that runs again looks at no node of the graph, so β is paid by the plan, once; "
+            "A planned sweep that runs again follows no edge of the graph, so β is paid by the plan, once; "
             "and all worlds share a launch, so that the ratio in time passes 2."
         ),
         rows=rows,

@@ -35,7 +35,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What planning found out for baselines of one shape."""
+    """What planning found out for baselines of one shape; `full` are the nodes and FLOPs of a full run."""
 
     layout: Layout
     schedule: Schedule
@@ -47,6 +47,7 @@ class Prepared:
     finder: RegionFinder
     fills: FillSizes
     workspace: Workspace
+    full: tuple[int, int]
     regions: dict[int, Regions] = field(default_factory=dict)
     footprints: dict[Chunk, tuple[Regions, Footprint]] = field(default_factory=dict)
     work: dict[tuple[Chunk, ...], tuple[int, int]] = field(default_factory=dict)

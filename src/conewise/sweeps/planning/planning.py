@@ -70,11 +70,7 @@ class Planner(Preparation):
             )
         if max_memory is not None and peak > max_memory and not stacked:
             raise _no_room(peak, max_memory)
-        plan = prepared.schedule
-        name, whole = self._graph.name, prepared.whole_costs
-        support, rules = sweep.model.support(sweep.targets()), self._graph.table.rules
-        computed = [number for number in support if rules[number] is not None]
-        full = sum(whole.flops(name(number)) for number in computed)
+        plan, (computed, full) = prepared.schedule, prepared.full
         done, launches = self._work(prepared, batch, chunks, stacked=stacked)
         rate = sweep.facts.rates.get(chosen)
         return (
@@ -82,7 +78,7 @@ class Planner(Preparation):
                 worlds=len(sweep.cells),
                 batches=sweep.batches,
                 node_evaluations=plan.node_evaluations * sweep.batches,
-                full_evaluations=len(computed) * len(sweep.cells) * sweep.batches,
+                full_evaluations=computed * len(sweep.cells) * sweep.batches,
                 launches=launches * sweep.batches,
                 flops=done * sweep.batches,
                 full_flops=full * len(sweep.cells) * sweep.batches,

@@ -65,19 +65,27 @@ class Preparation:
             columns = self._columns(plan, layout)
             program = self.sweep.model.program
             costs, order = Costs(program, layout, columns), self._arrangement.order
+            whole = Costs(program, layout)
             self._prepared[key] = Prepared(
                 layout,
                 plan,
                 costs,
-                Costs(program, layout),
+                whole,
                 last,
                 columns,
                 self._obstacle(base, layout, plan),
                 finder,
                 FillSizes(self.sweep, layout, costs, order, from_run=batch.source is not None),
                 Workspace(layout, costs, self.sweep.facts.device),
+                self._full(whole),
             )
         return self._prepared[key]
+
+    def _full(self, whole: Costs) -> tuple[int, int]:
+        """The nodes that a full run computes, and its FLOPs: a walk of the graph, so not one for each run."""
+        rules, support = self._graph.table.rules, self.sweep.model.support(self.sweep.targets())
+        computed = [node for node in support if rules[node] is not None]
+        return len(computed), sum(whole.flops(self._graph.name(node)) for node in computed)
 
     def starts(self, prepared: Prepared, batch: Batch) -> tuple[int, ...]:
         """For each world, the first position that it changes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -66,7 +67,7 @@ class RegionFinder:
             for name in record.inputs:
                 self._readers.setdefault(name, []).append(record.name)
 
-    @property
+    @cached_property
     def masks_vary(self) -> bool:
         """Whether what an attention sees depends on a run's inputs, beyond their shapes."""
         masks = (attention_argument(r, "attn_mask") for r in self._program.records if r.op == ATTENTION)
