@@ -18,7 +18,7 @@ import transformers
 from rich.console import Console
 
 import conewise as cw
-from conewise.capturing.foreign import told, told_as
+from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
 from conewise.cli.loading import Named
 from conewise.cli.results import show_cost
@@ -132,7 +132,10 @@ def test_tokenizers(file: str, tmp_path: Path) -> None:
 
     def attempt(text: str) -> None:
         path.write_text(text, encoding="utf-8")
-        with told_as(lambda error: LoadError(f"the tokenizer cannot be made: {told(error)}")), quiet():
+        with (
+            translating(lambda error: LoadError(f"the tokenizer cannot be made: {brief(error)}")),
+            quiet(),
+        ):
             found = transformers.AutoTokenizer.from_pretrained(tmp_path)
         asked(PAIRS, found).told()
 

@@ -15,8 +15,8 @@ from conewise import errors
 PACKAGE = Path(errors.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "errors.py")
 
-# Exceptions that are defined elsewhere, because none reaches a caller: each is caught in its room, and those of
-# the command line end a command.
+# Exceptions that are defined elsewhere, because none reaches a caller: each is caught in its room, and
+# those of the command line end a command.
 INSIDE = {
     "checks/reference.py": {"NoReferenceError"},
     "cli/failing.py": {"CommandError", "Interrupted"},

@@ -280,7 +280,7 @@ class SweepError(ConewiseError):
 
 
 class IdentityError(SweepError):
-    """Something that a stored sweep depends on cannot be told from what it may become.
+    """Something that a stored sweep depends on cannot be distinguished from what it may become.
 
     `what` it is, and `where` it was found: a way of names from the value that was looked at.
     """

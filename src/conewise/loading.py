@@ -20,7 +20,7 @@ def load(name: str | Path, **how: Any) -> Loaded | Result: ...
 def load(name: str | Path, **how: Any) -> Loaded | Result:
     """A model by its name, folder or GGUF file; or a `Result`, from a folder that `result.save` wrote.
 
-    How a model is loaded (`dtype`, `device`, `revision`, ...) is told in
+    How a model is loaded (`dtype`, `device`, `revision`, ...) is described in
     `conewise.models.load.load`; a result is loaded as it is. Where a type checker should know which
     of the two it is, call that function, or `conewise.sweeps.storage.archive.load_result`.
     """

@@ -66,7 +66,7 @@ def capture(module: Any, /, *args: Any, batch_dim: Any = None, **kwargs: Any) ->
     """Turn any `nn.Module` into a graph, as it computes for an example like these arguments.
 
     The batch may vary from run to run, and the number of positions too where the module allows it.
-    Which dimension of the inputs is the batch is read off the computation, as far as that tells; say it
+    Which dimension of the inputs is the batch is read off the computation, as far as that shows it; say it
     with `batch_dim` where it does not (a module whose own `forward` takes `batch_dim` gets it instead).
     Hugging Face models are captured with `use_cache=False`; give `logits_to_keep=1` to compute the last
     position's logits only. Raises CaptureError with torch's reason and what to do, where the module is not

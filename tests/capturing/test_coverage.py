@@ -89,7 +89,7 @@ def hook_of(case: Case, kind: str, layer: int) -> tuple[str, str]:
 
 
 def layer_count(table: SiteTable, stack: str) -> int:
-    return len([block for block in table.blocks if block.stack == stack])
+    return len([block for block in table.model_layers if block.stack == stack])
 
 
 @pytest.mark.parametrize(("name", "attention"), HOOKED)

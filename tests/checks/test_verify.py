@@ -153,7 +153,7 @@ def test_rows_in_half_precision_are_held_against_a_higher_one(
 
 
 class Traced(nn.Module):
-    """Sums in another order when it is traced, and then is wrong by as many roundings as is said."""
+    """Sums in another order when it is traced, and then is wrong by as many machine epsilons as is said."""
 
     def __init__(self, wrong: int) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def test_a_graph_that_rounds_otherwise_passes_and_one_that_is_wrong_does_not(
     assert found.ok == holds
     assert (found.excess <= 1) == holds
     assert "bit for bit" not in str(found).splitlines()[1]
-    assert "of what roundings like the module's own would allow" in str(found)
+    assert "of what rounding errors like the module's own would allow" in str(found)
     assert "at capture it was not equal to the module bit for bit" in str(found)
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from conewise.capturing.foreign import told, told_as, within_memory
+from conewise.capturing.foreign import brief, translating, within_memory
 from conewise.errors import ConewiseError, LoadError, OutOfMemoryError, is_out_of_memory
 from conewise.models.configs import bounded
 from conewise.models.load import load
@@ -131,7 +131,7 @@ class PanicException(BaseException):
     "error", [Exception("bare"), PanicException("no entry"), RecursionError(), KeyError("x")]
 )
 def test_whatever_is_raised_is_told_as_one_error(error: BaseException) -> None:
-    telling = told_as(lambda cause: LoadError(f"it failed: {told(cause)}"))
+    telling = translating(lambda cause: LoadError(f"it failed: {brief(cause)}"))
     with pytest.raises(LoadError, match=rf"it failed: {type(error).__name__}") as raised, telling:
         raise error
     assert raised.value.__cause__ is error
@@ -139,7 +139,7 @@ def test_whatever_is_raised_is_told_as_one_error(error: BaseException) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), LoadError("ours"), GeneratorExit()])
 def test_what_is_ours_or_stops_the_program_passes(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, told_as(lambda _: LoadError("another")):
+    with pytest.raises(type(error)) as raised, translating(lambda _: LoadError("another")):
         raise error
     assert raised.value is error
 
@@ -160,7 +160,7 @@ def test_want_of_memory_is_told_from_damage(error: Exception) -> None:
     with pytest.raises(OutOfMemoryError, match=said) as raised, within_memory("this"):
         raise error
     assert raised.value.__notes__ == ["how to go on"]
-    with pytest.raises(OutOfMemoryError), told_as(lambda _: LoadError("damaged"), doing="this"):
+    with pytest.raises(OutOfMemoryError), translating(lambda _: LoadError("damaged"), doing="this"):
         raise error
     assert isinstance(raised.value, ConewiseError)
 

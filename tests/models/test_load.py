@@ -449,7 +449,7 @@ def test_a_damaged_entry_is_made_anew(own_cache: Path, tmp_path: Path) -> None:
     assert cache.flaw(entry) is None
     assert said[0] == (
         "the model in the cache is damaged (model.safetensors does not have the checksum that it was written "
-        "with): it is made anew"
+        "with): it is made again"
     )
 
 

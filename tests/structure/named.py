@@ -117,12 +117,12 @@ def shown(site: Site, values: Mapping[str, Any], like: Tensor) -> Tensor:
 
 def check_heads(table: SiteTable, values: Mapping[str, Any], *, norms_values: bool) -> None:
     """Wherever a pattern is named: it is the softmax of the scores, and weighs the values into z."""
-    for block in table.blocks:
+    for block in table.model_layers:
         for prefix in ("", *(["cross_"] if block.cross is not None else [])):
             found: dict[str, Tensor] = {}
             for kind in ("attn_scores", "pattern", "v", "z"):
-                if block.layer in table.layers(prefix + kind, block.stack):
-                    site = table.find(prefix + kind, block.layer, block.stack)
+                if block.number in table.layers(prefix + kind, block.stack):
+                    site = table.find(prefix + kind, block.number, block.stack)
                     assert site.view is not None
                     shown = site.view.present(values[site.node], values[SIZES]).float()
                     found[kind] = shown.flatten(0, 1) if "fold" in site.view.axes else shown
@@ -138,7 +138,7 @@ def check_heads(table: SiteTable, values: Mapping[str, Any], *, norms_values: bo
 
 def check_sums(table: SiteTable, values: Mapping[str, Any]) -> None:
     """What is promised of the sums holds wherever they are named."""
-    for block in table.blocks:
+    for block in table.model_layers:
         at = {kind: values[node] for kind, node in block.nodes.items()}
         if "resid_mid" in at:
             assert torch.equal(at["resid_mid"], (at["resid_pre"] + at["attn_out"]).view_as(at["resid_mid"]))

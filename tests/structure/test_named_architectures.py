@@ -17,7 +17,7 @@ def check_architecture(name: str) -> None:
     module = case.make()
     torch.manual_seed(1)
     table = check(module, case.inputs(2, 12), case.layers, norms_values=name == "gemma3n")
-    assert len(table.blocks) == len(case.layers), "a layer that nothing is written about"
+    assert len(table.model_layers) == len(case.layers), "a layer that nothing is written about"
 
 
 @pytest.mark.parametrize("name", FAST)

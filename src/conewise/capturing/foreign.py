@@ -1,4 +1,4 @@
-"""Failures of the libraries that read models: whatever they raise, told as one error of ours."""
+"""Failures of the libraries that read models: whatever they raise becomes one error of ours."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from conewise.errors import ConewiseError, OutOfMemoryError, is_out_of_memory
 
 
 @contextmanager
-def told_as(tell: Callable[[BaseException], ConewiseError], *, doing: str | None = None) -> Iterator[None]:
-    """Raise `tell(error)` for what fails in the block; OutOfMemoryError for want of memory for `doing` it.
+def translating(
+    translate: Callable[[BaseException], ConewiseError], *, doing: str | None = None
+) -> Iterator[None]:
+    """Raise `translate(error)` for what fails in the block; OutOfMemoryError where `doing` it lacks memory.
 
     transformers, tokenizers, safetensors and torch raise over bad files what comes up: errors of two dozen
     classes, bare `Exception`s, and the panics of Rust, which are not even `Exception`s. Our own errors, and
@@ -23,11 +25,11 @@ def told_as(tell: Callable[[BaseException], ConewiseError], *, doing: str | None
     except Exception as error:
         if doing is not None and is_out_of_memory(error):
             raise OutOfMemoryError(doing, error) from error
-        raise tell(error) from error
+        raise translate(error) from error
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise tell(error) from error
+        raise translate(error) from error
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def told(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """An error in one line: its class, and the first line of what it says."""
     lines = str(error).strip().splitlines()
     shown = lines[0] if lines else ""

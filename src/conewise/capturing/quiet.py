@@ -1,4 +1,4 @@
-"""Silence for calls into transformers: progress is ours to tell, and failures are raised."""
+"""Silence for calls into transformers: progress is ours to show, and failures are raised."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from conewise.structure.outputs import Outputs
 class Sampler:
     """Draws calls like the captured one: other values, and other sizes where the capture allows them.
 
-    Floats are drawn anew, token ids from the vocabulary where the module has one, an attention mask
+    Floats are drawn at random, token ids from the vocabulary where the module has one, an attention mask
     hides the end of some rows; other integers are drawn from the values of the example.
     """
 

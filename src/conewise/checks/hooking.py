@@ -20,7 +20,7 @@ from conewise.program.calls import Signature
 from conewise.program.records import ModuleCall, Program, Ref
 
 Tensor = torch.Tensor
-Change = Callable[[Tensor], Tensor]
+Replacement = Callable[[Tensor], Tensor]
 Leaves = Callable[[list[Any]], list[Any]]
 
 RESEMBLES, BY_FAR = 0.5, 4
@@ -85,7 +85,7 @@ class HookedModule:
         """What passes through the hooks in the run of `inputs`."""
         seen: dict[Hook, Tensor] = {}
 
-        def keep(hook: Hook) -> Change:
+        def keep(hook: Hook) -> Replacement:
             def change(value: Tensor) -> Tensor:
                 seen[hook] = value.clone()
                 return value
@@ -95,9 +95,9 @@ class HookedModule:
         self.outputs(inputs, {hook: keep(hook) for hook in hooks})
         return seen
 
-    def outputs(self, inputs: Mapping[str, Tensor], changes: Mapping[Hook, Change]) -> Any:
+    def outputs(self, inputs: Mapping[str, Tensor], changes: Mapping[Hook, Replacement]) -> Any:
         """What the module returns when the hooked values are changed so."""
-        by_boundary: dict[Boundary, dict[int, Change]] = {}
+        by_boundary: dict[Boundary, dict[int, Replacement]] = {}
         for hook, change in changes.items():
             by_boundary.setdefault(hook.boundary, {})[hook.leaf] = change
         return self._forward(inputs, {boundary: _changing(own) for boundary, own in by_boundary.items()})
@@ -153,7 +153,7 @@ def boundaries(program: Program, node: str) -> Iterator[Boundary]:
             yield Boundary(port.call, is_output=False)
 
 
-def _changing(changes: Mapping[int, Change]) -> Leaves:
+def _changing(changes: Mapping[int, Replacement]) -> Leaves:
     def change(leaves: list[Any]) -> list[Any]:
         return [changes[i](leaf) if i in changes else leaf for i, leaf in enumerate(leaves)]
 
@@ -193,7 +193,7 @@ def _nearest(leaves: list[Any], value: Any) -> int | None:
     if not isinstance(value, Tensor):
         return None
     alike = [
-        (_apart(leaf, value), number)
+        (_distance(leaf, value), number)
         for number, leaf in enumerate(leaves)
         if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype) == (value.shape, value.dtype)
     ]
@@ -204,7 +204,7 @@ def _nearest(leaves: list[Any], value: Any) -> int | None:
     return number if is_it else None
 
 
-def _apart(leaf: Tensor, value: Tensor) -> float:
+def _distance(leaf: Tensor, value: Tensor) -> float:
     """The distance of two tensors, as a share of the second one's length."""
     one, other = leaf.detach().double(), value.detach().double()
     far, length = float((one - other).norm()), float(other.norm())

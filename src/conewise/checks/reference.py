@@ -1,4 +1,4 @@
-"""The module once more, in a higher precision: what roundings are measured against.
+"""The module once more, in a higher precision: what rounding errors are measured against.
 
 A computation that is not equal to the module's own bit for bit is right when it lies no further from this
 reference than the module itself does, a few times over. So half precision is checked as sharply as it can be.

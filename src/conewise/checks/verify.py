@@ -84,7 +84,7 @@ class Verification:
         differs = f"  the graph differs from the module by up to {self.worst:.3g}"
         if math.isinf(self.excess):
             return differs
-        return f"{differs}, {self.excess:.2g} of what roundings like the module's own would allow"
+        return f"{differs}, {self.excess:.2g} of what rounding errors like the module's own would allow"
 
     def __repr__(self) -> str:
         return "Verification " + "; ".join(line.strip() for line in str(self).splitlines())
@@ -110,7 +110,7 @@ class _Precise:
             if self._reference is None:
                 own = next((one.dtype for one in like if one.is_floating_point()), None)
                 if own is None:
-                    raise NoReferenceError("no output has roundings")
+                    raise NoReferenceError("no output is of floating point")
                 self._reference = reference_of(self._model.module, own)
             found = module_leaves(self._reference.module, self._reference.call(call))
         except NoReferenceError as error:
@@ -187,7 +187,7 @@ def _excesses(
 ) -> Iterator[float]:
     """How far from the reference each output of the graph is, as a share of what is allowed.
 
-    Without one, which float64 has not, 100 roundings of the largest output are allowed.
+    Without one, which float64 has not, 100 machine epsilons of the largest output are allowed.
     """
     for place, (one, own) in enumerate(zip(ours, theirs, strict=True)):
         if same_bits(one, own):

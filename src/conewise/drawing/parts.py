@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from conewise.program.operations import CASTS, REARRANGEMENTS
 from conewise.program.records import ModuleCall, Program
 from conewise.structure.attention import Attention, find_attention
-from conewise.structure.blocks import Block, find_blocks
+from conewise.structure.layers import Layer, find_layers
 from conewise.structure.wiring import Wiring
 
 LABELS: Mapping[str, str] = {
@@ -80,7 +80,7 @@ class Grouped:
 def group(program: Program) -> list[Grouped]:
     """The parts of a program, inputs first; every input and every record stands in exactly one of them."""
     wiring = Wiring(program)
-    blocks = find_blocks(wiring, find_attention(wiring))
+    blocks = find_layers(wiring, find_attention(wiring))
     found = list(_by_layer(wiring, blocks) if blocks else _by_module(program))
     inputs = [leaf.name for leaf in program.inputs]
     given = Grouped(
@@ -92,7 +92,7 @@ def group(program: Program) -> list[Grouped]:
 # -- a transformer ---------------------------------------------------------------------------
 
 
-def _by_layer(wiring: Wiring, blocks: list[Block]) -> Iterator[Grouped]:
+def _by_layer(wiring: Wiring, blocks: list[Layer]) -> Iterator[Grouped]:
     inside: dict[str, int] = {}
     for place, block in enumerate(blocks):
         for name in block.members:
@@ -108,7 +108,7 @@ def _by_layer(wiring: Wiring, blocks: list[Block]) -> Iterator[Grouped]:
         yield from _layer(wiring, block, [name for name in wiring.records if inside.get(name) == place])
         joined = [name for name in outside if last.get(name) == place and name in feeds]
         if joined:
-            label = f"after {block.stack} layer {block.layer}".replace("  ", " ")
+            label = f"after {block.stack} layer {block.number}".replace("  ", " ")
             yield Grouped(label, "between", label, "between layers", nodes=joined)
     yield from _ending(wiring, [name for name in outside if name in last and name not in feeds])
 
@@ -128,7 +128,7 @@ def _around(wiring: Wiring, inside: Mapping[str, int]) -> tuple[dict[str, int], 
     return last, feeds
 
 
-def _entrances(wiring: Wiring, blocks: list[Block], unplaced: set[str]) -> dict[str, dict[str, list[str]]]:
+def _entrances(wiring: Wiring, blocks: list[Layer], unplaced: set[str]) -> dict[str, dict[str, list[str]]]:
     """For each stack what makes the stream that enters it; for the first also what all layers share."""
     made: dict[str, set[str]] = {}
     for block in blocks:
@@ -174,16 +174,16 @@ def _reaches_vocabulary(wiring: Wiring, names: Collection[str]) -> bool:
     return any(shape is not None and tuple(shape[-1:]) in tables for shape in shapes)
 
 
-def _layer(wiring: Wiring, block: Block, names: list[str]) -> Iterator[Grouped]:
+def _layer(wiring: Wiring, block: Layer, names: list[str]) -> Iterator[Grouped]:
     roles = _roles(wiring, block, names)
-    row = f"{block.stack} {block.layer}".strip()
+    row = f"{block.stack} {block.number}".strip()
     for role, label in LABELS.items():
         found = [name for name in names if roles[name] == role]
         if found:
-            yield Grouped(row, role, label, MEANINGS[role], block.layer, block.stack, found)
+            yield Grouped(row, role, label, MEANINGS[role], block.number, block.stack, found)
 
 
-def _roles(wiring: Wiring, block: Block, names: list[str]) -> dict[str, str]:
+def _roles(wiring: Wiring, block: Layer, names: list[str]) -> dict[str, str]:
     """The role of each node of a layer: told by what lies between the sums of its stream."""
     members, nodes = set(names), block.nodes
     roles: dict[str, str] = {}
@@ -219,7 +219,7 @@ def _attention_roles(
 ) -> None:
     """Norm, q k v, heads, output: cut where queries meet keys, and behind z."""
     within = frozenset(names)
-    core, places = attention.core.name, attention.places
+    core, places = attention.core.name, attention.activations
     scored = {core} | wiring.cone(core, within)
     if "rot_q" in places and "rot_k" in places:
         scored |= wiring.cone(places["rot_q"].node, within) & wiring.cone(places["rot_k"].node, within)

@@ -34,7 +34,7 @@ class Steps:
 def gather(targets: Iterable[int], values: Store, inputs: Inputs, labels: list[float]) -> Steps:
     """Decide: list, inputs first, all invalid nodes that `targets` depend on. Changes nothing.
 
-    A node that is valid is not looked behind: what it reads is valid too, or not wanted.
+    A node that is valid is not looked behind: what it reads is valid too, or not needed.
     """
     steps = Steps()
     nodes, above, reused = steps.nodes, steps.above, steps.reused
@@ -149,7 +149,7 @@ def _is(one: object, other: object) -> bool:
 
 
 def bitwise_same(old: Any, new: Any) -> bool:
-    """Whether two values cannot be told apart: same type, and the same bits where they have bits.
+    """Whether two values are indistinguishable: same type, and the same bits where they have bits.
 
     Values that cannot be compared are not the same: then one more node is computed, and none is wrong.
     """

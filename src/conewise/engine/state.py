@@ -124,7 +124,7 @@ class State:
             self.parent._forks.discard(self)
 
     def emit(self, kind: Kind, nodes: Sequence[int]) -> None:
-        """Let the world tell what happened."""
+        """Let the world report what happened."""
         emit = self._emit()
         if emit is not None:
             emit(kind, nodes)

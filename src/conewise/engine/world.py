@@ -64,7 +64,7 @@ class World:
 
     A fork is a live view of its parent: what its own changes do not touch, it reads from the
     parent, later changes of the parent included; where both change a site, the fork's own change
-    stands. A change happens whole or not at all, whatever interrupts it. `engine/README.md` tells the
+    stands. A change happens whole or not at all, whatever interrupts it. `engine/README.md` describes the
     algorithm.
     """
 
@@ -302,7 +302,7 @@ class World:
         return work[::-1]
 
     def _compute(self, steps: Steps, rules: Rules, inputs: Inputs) -> None:
-        """Compute `steps`, and tell what was done, also when a rule raises midway."""
+        """Compute `steps`, and report what was done, also when a rule raises midway."""
         state = self._state
         cut_off: set[int] = set()
         done: Sequence[int] = steps.nodes
@@ -332,7 +332,7 @@ class World:
         name, values = self.graph.name, self._state.values
         return OpError(name(failed.node), [(name(site), values[site]) for site in reads], cause)
 
-    # -- who is told -------------------------------------------------------------------------
+    # -- listeners ---------------------------------------------------------------------------
 
     def listen(self, listener: Listener) -> None:
         """Call `listener` with every event of this world and of its forks."""
@@ -347,15 +347,15 @@ class World:
         if nodes:
             journal = self.graph.journal
             self.ledger.record(kind, nodes, journal)
-            journal.afterwards(self._tell, kind, nodes)
+            journal.afterwards(self._notify, kind, nodes)
 
     def _emit(self, kind: Kind, nodes: Sequence[int]) -> None:
-        """Take note of what a demand does, and tell it at once."""
+        """Take note of what a demand does, and report it at once."""
         if nodes:
             self.ledger.record(kind, nodes)
-            self._tell(kind, nodes)
+            self._notify(kind, nodes)
 
-    def _tell(self, kind: Kind, nodes: Sequence[int]) -> None:
+    def _notify(self, kind: Kind, nodes: Sequence[int]) -> None:
         world: World | None = self
         while world is not None:
             for listener in world._listeners:

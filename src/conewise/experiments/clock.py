@@ -168,7 +168,7 @@ def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Pr
     `full`: the paper's width and every site. Else the narrow width, one head and the MLP of each layer,
     a head's time taken for all heads of its layer. A full re-run is a demand of the readout in a fresh
     world; a patch is a fork, the patch and the demand; between the two stands a fork in which the input is
-    set anew, so that all is recomputed. They are timed site by site, one after the other, in an order
+    set again, so that all is recomputed. They are timed site by site, one after the other, in an order
     that changes; the device is waited for before and after each.
     """
     width = size.width if full else size.cpu_width

@@ -12,7 +12,7 @@ from typing import Any
 Number = int | float | Fraction
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many units of work are done."""
+"""Called with how many of how many units of work are done."""
 
 
 def silent(done: int, total: int) -> None:

@@ -44,8 +44,8 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
     number, numbers = graph.number(loss), graph.numbers(sites)
     if not sites:
         raise GradientError(f"`wrt` is empty. Name one or more sites: `gradients(graph, {loss!r}, ['w'])`.")
-    standing = (guard for guard in graph.guards if isinstance(guard, ReversePass) and guard.loss == number)
-    reverse = next(standing, None) or ReversePass(graph, number)
+    built = (guard for guard in graph.guards if isinstance(guard, ReversePass) and guard.loss == number)
+    reverse = next(built, None) or ReversePass(graph, number)
     grads = Gradients(reverse, sites)
     reverse.extend(grads, numbers)
     return grads
@@ -73,7 +73,7 @@ class Gradients(Mapping[Site, Site]):
         self.loss = reverse.graph.name(reverse.loss)
 
     def __getitem__(self, site: Site) -> Site:
-        reverse = self._standing()
+        reverse = self._present()
         if site not in self._wrt:
             raise KeyError(
                 f"no gradient with respect to {site!r} was asked for; these were: {', '.join(self._wrt)}. "
@@ -96,23 +96,23 @@ class Gradients(Mapping[Site, Site]):
     @property
     def seed(self) -> Site:
         """The source that stands for d loss / d loss."""
-        reverse = self._standing()
+        reverse = self._present()
         return reverse.gradient[reverse.loss]
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """Every node that these gradients consist of, inputs first; the seed is one of them."""
-        return self._standing().added(self)
+        return self._present().added(self)
 
     def remove(self) -> None:
         """Take the nodes out of the graph, but for those that other gradients of this loss use."""
-        self._standing().release(self)
+        self._present().release(self)
 
     @property
     def _is_removed(self) -> bool:
         return not self._reverse.serves(self)
 
-    def _standing(self) -> ReversePass:
+    def _present(self) -> ReversePass:
         if self._is_removed:
             raise GradientError(
                 f"these gradients of {self.loss!r} were removed. Build them again with "

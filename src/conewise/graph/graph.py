@@ -51,7 +51,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class StructureChange:
-    """A change of structure, by node number, as the worlds over the graph are told of it.
+    """A change of structure, by node number, as the worlds over the graph hear of it.
 
     `seeds`: nodes whose rule or inputs are new, fresh nodes included; `removed`: nodes that are
     gone; `cut`: the edges (input, reader) that are no more; `joined`: those that a redefinition adds.
@@ -306,8 +306,8 @@ class Graph:
         """Give `site` another rule, other inputs, or both. Invalidates `site` and its cone."""
         number = self.number(site)
         self._expect_idle("graph.redefine")
-        standing, old = self.rule(site), self.table.inputs[number]
-        rule = standing if rule is None else rule
+        current, old = self.rule(site), self.table.inputs[number]
+        rule = current if rule is None else rule
         new = self._expect_rule(site, rule, self.names(old) if inputs is None else inputs)
         path = self.table.path_if_cyclic(number, new) if new != old else None
         if path is not None:
@@ -418,7 +418,7 @@ class Graph:
         self.journal.make(self.take_away, change)
 
     def removal(self, numbers: Sequence[int], *, by: Observer | None = None) -> StructureChange:
-        """The change that removes these nodes together, agreed to by all but `by`. Changes nothing yet."""
+        """The change that removes these nodes together, approved by all but `by`. Changes nothing yet."""
         inside = set(numbers)
         for number in numbers:
             for reader in self.table.consumers[number]:
@@ -445,10 +445,10 @@ class Graph:
                 journal.note((self._hold, number, self._defaults[number], number in self._params))
                 self._forget(number)
 
-    # -- who is told ---------------------------------------------------------------------------
+    # -- observers -----------------------------------------------------------------------------
 
     def attach(self, world: Observer) -> None:
-        """Tell `world` of every change of structure, for as long as someone else keeps it alive."""
+        """Let `world` hear of every change of structure, for as long as someone else keeps it alive."""
         self._worlds.add(world)
 
     @property
@@ -457,7 +457,7 @@ class Graph:
         return tuple(self._guards)
 
     def guard(self, guard: Observer) -> None:
-        """Ask `guard` before, and tell it after, every change of structure, until `unguard`."""
+        """Ask `guard` before every change of structure, until `unguard`."""
         self.journal.assign(self, "_guards", [*self._guards, guard])
 
     def unguard(self, guard: Observer) -> None:

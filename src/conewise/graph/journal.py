@@ -61,8 +61,8 @@ class Journal:
             self._take_back()
             raise
         self.note = _ignore
-        for tell, *told in after:
-            tell(*told)
+        for call, *arguments in after:
+            call(*arguments)
         return made
 
     def expect_idle(self, action: str) -> None:

@@ -1,8 +1,8 @@
 """Identity: a short text for any value or function, so that a change of it between two runs is seen.
 
-Equal texts mean the same: a value is told by its contents, a function by its code and by all that its code
-reads, wherever that lies. What cannot be told for certain (what is read from a file, an iterator that is used
-up, the inside of a foreign object) is refused, and has to be given a name.
+Equal texts mean the same: a value is identified by its contents, a function by its code and by all that its
+code reads, wherever that lies. What cannot be identified for certain (what is read from a file, an iterator
+that is used up, the inside of a foreign object) is refused, and has to be given a name.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _LITERAL = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), t
 
 
 class _Walk:
-    """One walk over all that a value is made of. What is met again is told by where it was met first."""
+    """One walk over all that a value is made of. What is met again is named by where it was met first."""
 
     def __init__(self, above: Mapping[int, str] | None = None, where: tuple[str, ...] = ()) -> None:
         self._seen = dict(above or {})

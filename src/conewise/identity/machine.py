@@ -49,8 +49,8 @@ def memory_free(device: torch.device) -> int | None:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    told = Path("/proc/meminfo")
-    if device.type != "cpu" or not told.exists():
+    meminfo = Path("/proc/meminfo")
+    if device.type != "cpu" or not meminfo.exists():
         return None
-    lines = told.read_text(encoding="ascii").splitlines()
+    lines = meminfo.read_text(encoding="ascii").splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

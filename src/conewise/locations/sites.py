@@ -12,7 +12,7 @@ from conewise.program.records import ModulePort, Program
 from conewise.program.sizes import Size
 from conewise.structure.attention import find_attention, natural_axes, weight_of
 from conewise.structure.axes import Axes, Axis, regroup
-from conewise.structure.blocks import Block, find_blocks
+from conewise.structure.layers import Layer, find_layers
 from conewise.structure.views import View, view_of
 from conewise.structure.wiring import Wiring
 
@@ -20,7 +20,7 @@ STREAM = ("batch", "pos", "d_model")
 NEURONS = ("batch", "pos", "neuron")
 
 WHERE: Mapping[str, str] = {
-    "resid_pre": "the residual stream as it enters the block, before the block's first norm",
+    "resid_pre": "the residual stream as it enters the layer, before the layer's first norm",
     "resid_mid": "resid_pre + attn_out: the sum itself, before any norm of it",
     "resid_mid_cross": "the stream plus cross_attn_out: the sum itself, before any norm of it",
     "resid_post": "the last sum of the layer, usually the stream plus mlp_out: before any norm of it",
@@ -77,16 +77,16 @@ class SiteTable:
     def __init__(self, program: Program) -> None:
         self._wiring = Wiring(program)
         attentions = find_attention(self._wiring)
-        self.blocks = find_blocks(self._wiring, attentions)
-        self.why_no_kinds = "" if self.blocks else _why_no_kinds(len(attentions))
+        self.model_layers = find_layers(self._wiring, attentions)
+        self.why_no_kinds = "" if self.model_layers else _why_no_kinds(len(attentions))
         self._by_name: dict[str, Site] = {}
         self._by_kind: dict[tuple[str, str, int], Site] = {}
         self._missing: dict[tuple[str, str, int], str] = {}
-        for block in self.blocks:
-            for site in _block_sites(self._wiring, block):
+        for layer in self.model_layers:
+            for site in _layer_sites(self._wiring, layer):
                 self._by_name[site.name] = site
                 self._by_kind[site.kind, site.stack, site.layer or 0] = site
-            self._note_missing(block)
+            self._note_missing(layer)
         for port in program.ports:
             for site in _module_sites(self._wiring, port):
                 self._by_name.setdefault(site.name, site)
@@ -127,12 +127,12 @@ class SiteTable:
                     f"`site({kind_or_name!r}, layer=0)`."
                 )
             raise self._unknown(kind_or_name)
-        stacks = list(dict.fromkeys(block.stack for block in self.blocks))
+        stacks = list(dict.fromkeys(layer.stack for layer in self.model_layers))
         if stack not in stacks and stacks:
             raise MissingSiteError(
                 f"this model has the stacks {', '.join(map(repr, stacks))}; say which one with stack=."
             )
-        known = sorted({block.layer for block in self.blocks if block.stack == stack})
+        known = sorted({layer.number for layer in self.model_layers if layer.stack == stack})
         if layer < 0 and known:
             layer += known[-1] + 1
         site = self._by_kind.get((kind_or_name, stack, layer))
@@ -162,14 +162,14 @@ class SiteTable:
         kinds = ", ".join(self.kinds) or f"none: {self.why_no_kinds}"
         return MissingSiteError(f"no site {name!r} in this model.{nearest} Its kinds are {kinds}.")
 
-    def _note_missing(self, block: Block) -> None:
-        reasons = {**block.missing, **block.attention.missing}
-        if ("result", block.stack, block.layer) not in self._by_kind:
-            reasons.setdefault("result", "its output projection could not be told from the graph")
-        if block.cross is not None:
-            reasons |= {f"cross_{kind}": reason for kind, reason in block.cross.missing.items()}
+    def _note_missing(self, layer: Layer) -> None:
+        reasons = {**layer.missing, **layer.attention.missing}
+        if ("result", layer.stack, layer.number) not in self._by_kind:
+            reasons.setdefault("result", "its output projection could not be determined from the graph")
+        if layer.cross is not None:
+            reasons |= {f"cross_{kind}": reason for kind, reason in layer.cross.missing.items()}
         for kind, reason in reasons.items():
-            self._missing[kind, block.stack, block.layer] = reason
+            self._missing[kind, layer.stack, layer.number] = reason
 
 
 def _name(kind: str, stack: str, layer: int) -> str:
@@ -179,26 +179,26 @@ def _name(kind: str, stack: str, layer: int) -> str:
     return f"{prefix}.{_HOOKS.get(kind, f'hook_{kind}')}"
 
 
-def _block_sites(wiring: Wiring, block: Block) -> Iterator[Site]:
+def _layer_sites(wiring: Wiring, layer: Layer) -> Iterator[Site]:
     def site(kind: str, node: str, view: View | None, result: HeadResult | None = None) -> Site:
-        name = _name(kind, block.stack, block.layer)
-        return Site(name, kind, node, view, block.layer, block.stack, result)
+        name = _name(kind, layer.stack, layer.number)
+        return Site(name, kind, node, view, layer.number, layer.stack, result)
 
-    for kind, node in block.nodes.items():
+    for kind, node in layer.nodes.items():
         natural = NEURONS if kind in {"pre", "pre_linear", "post"} else STREAM
-        yield site(kind, node, _stream_view(wiring, block, node, natural))
-    for prefix, attention in (("", block.attention), ("cross_", block.cross)):
+        yield site(kind, node, _stream_view(wiring, layer, node, natural))
+    for prefix, attention in (("", layer.attention), ("cross_", layer.cross)):
         if attention is None:
             continue
-        for kind, place in attention.places.items():
-            yield site(prefix + kind, place.node, place.view)
-        if attention.projection is None or "z" not in attention.places:
+        for kind, activation in attention.activations.items():
+            yield site(prefix + kind, activation.node, activation.view)
+        if attention.projection is None or "z" not in attention.activations:
             continue
-        weight, place = weight_of(wiring, attention.projection), attention.places["z"]
+        weight, z = weight_of(wiring, attention.projection), attention.activations["z"]
         lead = _lead_of(attention.operand)
-        if weight is not None and lead and place.view.axes == ("batch", "pos", "head", "d_head"):
+        if weight is not None and lead and z.view.axes == ("batch", "pos", "head", "d_head"):
             result = HeadResult(attention.projection, *weight, is_pos_first=lead[0] == "pos")
-            yield site(f"{prefix}result", place.node, place.view, result)
+            yield site(f"{prefix}result", z.node, z.view, result)
 
 
 def _lead_of(operand: Axes | None) -> tuple[str, ...]:
@@ -208,22 +208,22 @@ def _lead_of(operand: Axes | None) -> tuple[str, ...]:
     return names[:2] if is_by_head and set(names[:2]) == {"batch", "pos"} else ()
 
 
-def _stream_view(wiring: Wiring, block: Block, node: str, natural: tuple[str, str, str]) -> View | None:
+def _stream_view(wiring: Wiring, layer: Layer, node: str, natural: tuple[str, str, str]) -> View | None:
     """The view of a stream's value, wherever batch and positions lie, flattened into one or not."""
-    shape, lead = wiring.shape(node), block.attention.lead
-    if shape is None or not block.has_features_last:
+    shape, lead = wiring.shape(node), layer.attention.lead
+    if shape is None or not layer.has_features_last:
         return None
     if lead is None:
-        lead = _lead_by_sizes(wiring, _stream_shape(wiring, block))
+        lead = _lead_by_sizes(wiring, _stream_shape(wiring, layer))
     if lead is None:
         return None
     axes: Axes = (*((axis,) for axis in lead), (Axis(natural[-1], shape[-1]),))
-    lying = regroup(axes, shape)
-    return view_of(lying, natural_axes(wiring, lying or (), natural), wiring.program.sizes)
+    packed = regroup(axes, shape)
+    return view_of(packed, natural_axes(wiring, packed or (), natural), wiring.program.sizes)
 
 
 def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis, ...] | None:
-    """The axes in front of a stream's features, told by their sizes; a fixed batch comes first."""
+    """The axes in front of a stream's features, known by their sizes; a fixed batch comes first."""
     known = wiring.program.dimensions
     if shape is None or len(shape) != 3 or known.doubt or known.is_unbatched:
         return None
@@ -235,10 +235,10 @@ def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis
     return None if known.batch else (Axis("batch", shape[0]), Axis("pos", shape[1]))
 
 
-def _stream_shape(wiring: Wiring, block: Block) -> tuple[Size, ...] | None:
+def _stream_shape(wiring: Wiring, layer: Layer) -> tuple[Size, ...] | None:
     """The shape of the stream, where a value of it is known."""
     kinds = ("attn_out", "resid_pre", "resid_post", "mlp_out")
-    return next((wiring.shape(block.nodes[kind]) for kind in kinds if kind in block.nodes), None)
+    return next((wiring.shape(layer.nodes[kind]) for kind in kinds if kind in layer.nodes), None)
 
 
 def _module_sites(wiring: Wiring, port: ModulePort) -> Iterator[Site]:

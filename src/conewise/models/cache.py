@@ -2,7 +2,7 @@
 
 An entry is a folder with a name that says all that it depends on. It is written under another name
 and renamed when it is complete, so a crash, a full disk or two processes at once leave no broken
-entry behind. Every byte of it is checked when it is used: what a disk or a hand changed is made anew.
+entry behind. Every byte of it is checked when it is used: what a disk or a hand changed is made again.
 Deleting the cache folder is always safe.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from conewise.capturing.foreign import told
+from conewise.capturing.foreign import brief
 from conewise.errors import LoadError
 from conewise.reading import as_path, read_json
 
@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 
 def cached(key: str, make: Callable[[Path], None], progress: Callable[[str], None]) -> Path:
-    """The entry `key`, made by `make(folder)` where it is not there yet or is damaged, which is told.
+    """The entry `key`, made by `make(folder)` where it is not there yet or is damaged; `progress` says so.
 
     Of several processes that want one entry at the same time, one makes it and the others wait.
     Whatever `make` raises passes through, and leaves no entry.
@@ -62,7 +62,7 @@ def cached(key: str, make: Callable[[Path], None], progress: Callable[[str], Non
             wrong = flaw(entry)
             if wrong is not None:
                 if entry.exists():
-                    progress(f"the model in the cache is damaged ({wrong}): it is made anew")
+                    progress(f"the model in the cache is damaged ({wrong}): it is made again")
                 _make(entry, make)
         finally:
             lock.release()
@@ -121,7 +121,7 @@ def flaw(entry: Path) -> str | None:
     except OSError as error:
         return f"{Path(error.filename or RECORD).name} cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError) as error:
-        return f"{RECORD} cannot be understood: {told(error)}"
+        return f"{RECORD} cannot be understood: {brief(error)}"
     return None
 
 

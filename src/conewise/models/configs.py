@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from conewise.capturing.foreign import told
+from conewise.capturing.foreign import brief
 from conewise.errors import LoadError
 from conewise.models.weight_files import Held
 from conewise.reading import read_json
@@ -41,7 +41,7 @@ def check_settings(where: str, path: Path) -> None:
         settings = read_json(path)
     except (OSError, ValueError) as error:
         raise LoadError(
-            f"{where}: config.json cannot be read ({told(error)}). It is a JSON object of the model's "
+            f"{where}: config.json cannot be read ({brief(error)}). It is a JSON object of the model's "
             "settings; fetch it or save the model again."
         ) from None
     if not isinstance(settings, dict):

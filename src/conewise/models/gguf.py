@@ -21,7 +21,7 @@ import transformers
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 
-from conewise.capturing.foreign import told, told_as
+from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
 from conewise.errors import LoadError
 from conewise.models.cache import cached
@@ -30,7 +30,7 @@ from conewise.models.weight_files import Held
 
 MAGIC = b"GGUF"
 
-# Raised when the way a file is converted changes, so that older conversions are made anew.
+# Raised when the way a file is converted changes, so that older conversions are made again.
 _CONVERSION = 2
 
 # The packages that read GGUF files, and the extra of conewise that has them.
@@ -101,7 +101,7 @@ def read_header(path: Path) -> Header:
     # Not at the top: it belongs to the extra.
     from gguf import GGUFReader  # noqa: PLC0415
 
-    with told_as(lambda error: _damaged(path, error)):
+    with translating(lambda error: _damaged(path, error)):
         reader = GGUFReader(path)
         settings = {key: field.contents() for key, field in reader.fields.items() if len(field.data) == 1}
         storage = Counter(tensor.tensor_type.name for tensor in reader.tensors)
@@ -117,8 +117,8 @@ def read_header(path: Path) -> Header:
 def _damaged(path: Path, error: BaseException) -> LoadError:
     size = path.stat().st_size
     return LoadError(
-        f"{path} begins as a GGUF file, but cannot be read as one ({told(error)}). It has {size:,} bytes; it "
-        "may be cut short or damaged. Fetch or write it again."
+        f"{path} begins as a GGUF file, but cannot be read as one ({brief(error)}). It has {size:,} bytes; "
+        "it may be cut short or damaged. Fetch or write it again."
     )
 
 
@@ -145,14 +145,14 @@ def _held(path: Path, header: Header) -> Held:
 
 
 def _config(path: Path, header: Header) -> Any:
-    def tell(error: BaseException) -> LoadError:
+    def translate(error: BaseException) -> LoadError:
         return LoadError(
             f"{path} holds a model of the architecture {header.architecture!r}, which transformers "
-            f"{transformers.__version__} cannot read from GGUF ({told(error)}). Load the model from a "
+            f"{transformers.__version__} cannot read from GGUF ({brief(error)}). Load the model from a "
             "Hugging Face folder with safetensors instead."
         )
 
-    with told_as(tell), quiet():
+    with translating(translate), quiet():
         config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         check_counts(str(path), config, _held(path, header))
     _check_rope(path, header, config)
@@ -179,7 +179,7 @@ def _module(path: Path, config: Any, held: Held) -> Any:
     if hasattr(transformers, "GgufConfig"):
         # Else it may keep the weights packed, where it has kernels for that.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    converting = told_as(lambda error: _damaged(path, error), doing=f"the weights of {path}")
+    converting = translating(lambda error: _damaged(path, error), doing=f"the weights of {path}")
     with converting, quiet(), bounded(str(path), held):
         module, report = auto.from_pretrained(path.parent, output_loading_info=True, **options)
         check_complete(str(path), report)
@@ -208,13 +208,13 @@ def _unquantised(module: Any) -> Any:
 
 
 def _tokenizer(path: Path, header: Header) -> Any:
-    def tell(error: BaseException) -> LoadError:
+    def translate(error: BaseException) -> LoadError:
         return LoadError(
-            f"the tokenizer in {path} cannot be read ({told(error)}). Load the model from a Hugging Face "
+            f"the tokenizer in {path} cannot be read ({brief(error)}). Load the model from a Hugging Face "
             "folder with safetensors and tokenizer files instead."
         )
 
-    with told_as(tell, doing=f"the tokenizer of {path}"), quiet():
+    with translating(translate, doing=f"the tokenizer of {path}"), quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name, add_bos_token=header.begins_with_bos
         )

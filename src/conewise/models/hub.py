@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from conewise.capturing.foreign import told
+from conewise.capturing.foreign import brief
 
 # What its client raises where no connection comes about. By name, for it has changed the library it uses.
 _NOT_REACHED = {"ConnectError", "ConnectTimeout", "ProxyError"}
@@ -31,7 +31,7 @@ def why_not_reached() -> str | None:
         return "HF_HUB_OFFLINE is set"
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception as error:  # noqa: BLE001 - whatever else goes wrong, downloads find out and tell
+    except Exception as error:  # noqa: BLE001 - whatever else goes wrong, downloads find out and say so
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if kinds & _NOT_REACHED:
             return f"no connection to {constants.ENDPOINT}: {error}"
@@ -60,4 +60,4 @@ def answer(error: BaseException) -> str:
             return "there is no such model there, or a private one, for which to log in with `hf auth login`"
         case RevisionNotFoundError():
             return "the model there has no such revision"
-    return told(error)
+    return brief(error)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from conewise.capturing.foreign import told, told_as
+from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
 from conewise.errors import Argument, LoadError, nearest_names
 from conewise.identity.fingerprint import fingerprint
@@ -103,7 +103,7 @@ def load(
     - a name on the Hugging Face hub, at `revision`.
 
     The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
-    `dtype` says otherwise. `progress` is told in words what is being done when it takes a while.
+    `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while.
     Raises LoadError, which says what was found and what to do.
     """
     how = _How(revision, _dtype(dtype), attn_implementation, trust_remote_code, progress or _say_nothing)
@@ -236,14 +236,14 @@ def _check_folder(folder: Path) -> None:
 def _from_own(folder: Path, name: str, source: str, how: _How) -> Loaded:
     """The model in a folder that was written here: nothing in it has to be looked at first."""
     how.progress(f"loading {name}")
-    with told_as(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
+    with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
         module = _built(str(folder), _config(str(folder), how), how)
         return Loaded(module, _folder_tokenizer(folder, how), name, source)
 
 
 def _from_folder(folder: Path, name: str, source: str, how: _How) -> Loaded:
     how.progress(f"loading {name}")
-    with told_as(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
+    with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
         _check_folder(folder)
         check_settings(f"the folder {folder}", folder / "config.json")
         module = _module(str(folder), f"the folder {folder}", files_in(folder), how, is_folder=True)
@@ -251,7 +251,7 @@ def _from_folder(folder: Path, name: str, source: str, how: _How) -> Loaded:
 
 
 def _not_loaded(folder: Path, error: BaseException) -> LoadError:
-    return LoadError(f"the model in {folder} cannot be loaded ({told(error)}). ", *_advice(error))
+    return LoadError(f"the model in {folder} cannot be loaded ({brief(error)}). ", *_advice(error))
 
 
 def _from_hub(name: str, how: _How) -> Loaded:
@@ -264,8 +264,8 @@ def _from_hub(name: str, how: _How) -> Loaded:
 
     # A download may take long: whoever asked for progress sees its bars.
     bars = how.progress is not _say_nothing
-    tell = partial(_not_on_hub, name, how, away)
-    with told_as(tell, doing=f"loading {name}"), quiet(bars=bars):
+    translate = partial(_not_on_hub, name, how, away)
+    with translating(translate, doing=f"loading {name}"), quiet(bars=bars):
         if (settings := find("config.json")) is not None:
             check_settings(name, settings)
         module = _module(name, name, find, how, is_folder=False)
@@ -288,7 +288,7 @@ def _not_on_hub(name: str, how: _How, away: str | None, error: BaseException) ->
 
 
 def _commit(name: str, how: _How) -> str:
-    """The commit that a model of the hub was loaded from, as its cache tells."""
+    """The commit that a model of the hub was loaded from, as its cache has it."""
     config = file_of(name, "config.json", how.revision, local_only=True)
     is_snapshot = config is not None and config.parent.parent.name == "snapshots"
     return config.parent.name if config is not None and is_snapshot else how.revision or "main"
@@ -363,7 +363,7 @@ def _hub_tokenizer(name: str, how: _How) -> Any:
     try:
         return _tokenizer(name, how)
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        how.progress(f"{name} has no tokenizer that can be loaded ({told(error)})")
+        how.progress(f"{name} has no tokenizer that can be loaded ({brief(error)})")
         return None
 
 
@@ -371,13 +371,13 @@ def _move(loaded: Loaded, device: torch.device | str | None) -> None:
     if device is None:
         return
 
-    def tell(error: BaseException) -> LoadError:
+    def translate(error: BaseException) -> LoadError:
         return LoadError(
-            f"{loaded.name!r} cannot be moved to the device {str(device)!r} ({told(error)}). "
+            f"{loaded.name!r} cannot be moved to the device {str(device)!r} ({brief(error)}). "
             f"Here there are: {', '.join(_devices())}."
         )
 
-    with told_as(tell, doing=f"moving {loaded.name} to {device}"):
+    with translating(translate, doing=f"moving {loaded.name} to {device}"):
         if torch.device(device).type == "meta":
             raise ValueError("a meta device holds shapes and no numbers")
         loaded.module.to(device)

@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from conewise.capturing.foreign import told
+from conewise.capturing.foreign import brief
 from conewise.errors import LoadError
 from conewise.reading import read_json
 
@@ -72,14 +72,14 @@ def files_in(folder: Path) -> Find:
 
 
 def _indexed(where: str, index: Path) -> tuple[list[str], int | None]:
-    """The file of each weight that an index names, all of which may be read; and their bytes, if it tells."""
+    """The files of the weights that an index names, all of which may be read; and their bytes, if known."""
     try:
         found: Any = read_json(index)
         names = list(found["weight_map"].values())
         size = (found.get("metadata") or {}).get("total_size")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(
-            f"{where}: {index.name} cannot be understood ({told(error)}). It is JSON that maps each weight "
+            f"{where}: {index.name} cannot be understood ({brief(error)}). It is JSON that maps each weight "
             'to its file: {"weight_map": {...}}. Fetch or save the model again.'
         ) from None
     files = [_expect_own(where, index.name, name, (_SAFE,)) for name in names]

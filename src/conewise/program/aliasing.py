@@ -46,7 +46,7 @@ def written_argument(node: fx.Node) -> int | None:
 def viewed_argument(node: fx.Node) -> fx.Node | None:
     """The first argument, when the node's value shares its memory; else None.
 
-    Export's own tensors tell: they carry no data, but they share storage as the real ones do.
+    Export's own tensors show it: they carry no data, but they share storage as the real ones do.
     """
     if not node.args or not isinstance(node.args[0], fx.Node):
         return None

@@ -83,12 +83,12 @@ def storage_bytes(values: list[Any]) -> int:
 
 
 def is_half(value: Tensor) -> bool:
-    """Whether the numbers have so few bits that roundings cannot be told from errors by their size."""
+    """Whether the numbers have so few bits that rounding and errors cannot be distinguished by their size."""
     return value.is_floating_point() and torch.finfo(value.dtype).bits <= 16
 
 
 def row_tolerance(value: Tensor) -> float:
-    """How far a row of a batch may lie from the row alone: 100 roundings of the dtype.
+    """How far a row of a batch may be from the row alone: 100 machine epsilons of the dtype.
 
     Batched kernels sum in another order; the deviation grows with depth, not with the batch. In half
     precision that would allow anything; see `is_half`.
@@ -97,10 +97,10 @@ def row_tolerance(value: Tensor) -> float:
 
 
 def cell_tolerance(dtype: torch.dtype) -> float:
-    """How far a cell of a wavefront may lie from a full forward, relative to the metric's largest value.
+    """How far a cell of a wavefront may be from a full forward, relative to the metric's largest value.
 
     Batched kernels sum in another order, so that every operation may round otherwise, and a metric such as
-    a difference of logits is smaller than what it is made of: 840 roundings, which is 1e-4 in float32. In
-    half precision that would allow anything; see `is_half`.
+    a difference of logits is smaller than what it is made of: 840 machine epsilons, which is 1e-4 in
+    float32. In half precision that would allow anything; see `is_half`.
     """
     return 840 * torch.finfo(dtype).eps

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from conewise.capturing.foreign import told, told_as
+from conewise.capturing.foreign import brief, translating
 from conewise.errors import PromptError
 from conewise.reading import lone_surrogate
 
@@ -52,10 +52,10 @@ def unknown_token(tokenizer: Any) -> int | None:
 
 
 def _asking(failure: str) -> AbstractContextManager[None]:
-    return told_as(
+    return translating(
         lambda error: PromptError(
-            f"the tokenizer of this model {failure} ({told(error)}). Its files are damaged, or do not belong "
-            "together: fetch them again, or save the tokenizer again beside its model."
+            f"the tokenizer of this model {failure} ({brief(error)}). Its files are damaged, or do not "
+            "belong together: fetch them again, or save the tokenizer again beside its model."
         )
     )
 

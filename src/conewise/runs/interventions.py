@@ -39,10 +39,10 @@ class Intervention:
 def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
     """A function of what would have been there, under a key of its own.
 
-    A stored sweep goes on only if what it puts in is the same. A plain function is told by its code and by
-    all that it reads: globals, closures, helper modules, weights. Where that cannot be known for certain (it
-    reads a file, an iterator, a foreign object), storing is refused, and the key says it instead: equal keys
-    mean the same function. Give another key whenever it means something else.
+    A stored sweep goes on only if what it puts in is the same. A plain function is identified by its code
+    and by all that it reads: globals, closures, helper modules, weights. Where that cannot be known for
+    certain (it reads a file, an iterator, a foreign object), storing is refused, and the key says it
+    instead: equal keys mean the same function. Give another key whenever it means something else.
 
     It can be given wherever the function can: as `source`, and to `world.patch`.
     """

@@ -170,7 +170,7 @@ class Reading:
         return RunWorld(self)
 
     def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
-        """The values at nodes; tells nobody of patches without effect."""
+        """The values at nodes; does not warn of patches without effect."""
         if self._is_trusted:
             with computing():
                 return self.world.demand(nodes)
@@ -341,13 +341,13 @@ class RunWorld(Reading):
 
     Patches of several parts of one value add up, those of the worlds above included. A part that is
     not patched is what it would have been in this world: if it lies downstream of another patch, it is
-    computed anew.
+    computed again.
     """
 
     def __init__(self, parent: Reading) -> None:
         super().__init__(parent.model, parent.world.fork(), parent._sizes, parent)
         self._parent: Reading = parent
-        self._standing: set[str] = set()
+        self._patched_nodes: set[str] = set()
         self._settled: tuple[int, ...] = self._stamp()
         self._idle: set[Edit] = set()
 
@@ -373,8 +373,8 @@ class RunWorld(Reading):
         found = self.model.locate(place)
         gone = [edit for edit in self._own_edits() if edit.found.is_same_place(found)]
         if not gone:
-            standing = ", ".join(str(edit.place) for edit in self._own_edits())
-            raise PatchError(f"{place} is not patched in this world. Patched here: {standing or 'nothing'}.")
+            here = ", ".join(str(edit.place) for edit in self._own_edits())
+            raise PatchError(f"{place} is not patched in this world. Patched here: {here or 'nothing'}.")
         node = gone[0].node
         self._idle.difference_update(gone)
         self._change(node, [edit for edit in self._edits[node] if edit not in gone])
@@ -457,19 +457,19 @@ class RunWorld(Reading):
         graph = self.model.graph
         reached = set(graph.names(graph.table.cone(graph.numbers(self._edits))))
         partly = {node for node in self._parent._edited() & reached if not self._parent._covers(node)}
-        standing = set(self._edits) | partly | (self._parent._edited() & self._standing)
-        gone = self._standing - standing
+        nodes = set(self._edits) | partly | (self._parent._edited() & self._patched_nodes)
+        gone = self._patched_nodes - nodes
         # All that may be patched, before it is: an interruption leaves nothing patched that is not known.
-        self._standing = self._standing | standing
+        self._patched_nodes = self._patched_nodes | nodes
         for node in gone.intersection(self.world.patched) if gone else ():
             self.world.restore(node)
-        numbers = {graph.number(node): node for node in standing}
+        numbers = {graph.number(node): node for node in nodes}
         for number in graph.table.sorted(numbers):
-            self._stand(numbers[number], is_reached=numbers[number] in reached)
-        self._standing = standing
+            self._patch_node(numbers[number], is_reached=numbers[number] in reached)
+        self._patched_nodes = nodes
         self._settled = stamp
 
-    def _stand(self, node: str, *, is_reached: bool) -> None:
+    def _patch_node(self, node: str, *, is_reached: bool) -> None:
         """Put in a node's place what the edits make of it."""
         edits, own = self._edits_at(node), _of_values(self._edits.get(node, ()))
         values, results = _of_values(edits), tuple(e for e in edits if e.found.result is not None)

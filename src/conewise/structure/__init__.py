@@ -1,1 +1,1 @@
-"""What is found in a program: attention, blocks, dimensions, axes, names."""
+"""What is found in a program: attention, layers, streams, dimensions, axes, names."""

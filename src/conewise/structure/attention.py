@@ -1,6 +1,6 @@
 """Attention, found in the graph: two matrix products with a softmax between, or the fused op.
 
-Nothing here knows an architecture. Heads are told by following axes from the products back to
+Nothing here knows an architecture. Heads are found by following axes from the products back to
 the projections and on to the output projection.
 """
 
@@ -29,8 +29,8 @@ _WEIGHT_OPS = REARRANGEMENTS | frozenset({"to", "_to_copy", "type_as", "mul"})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A node, and how its value is shown in natural axes."""
+class Activation:
+    """A node, and the view of its value in natural axes."""
 
     node: str
     view: View
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One attention of the model: where its parts lie, by kind; `missing` says why one is not there.
+    """One attention of the model: its activations by kind; `missing` says why one is not there.
 
     `core` is the record whose value is the per-head result; `projection` multiplies z by W_O, and reads a
     value of the axes `operand`. `lead` are the axes of the residual stream in front of its features, in the
@@ -46,7 +46,7 @@ class Attention:
     """
 
     core: Record
-    places: dict[str, Place]
+    activations: dict[str, Activation]
     missing: dict[str, str]
     projection: Record | None
     query_source: str | None
@@ -101,7 +101,7 @@ def _is_over_batch(wiring: Wiring, parts: _Parts) -> bool:
 def _fused(wiring: Wiring) -> Iterator[_Parts]:
     for record in wiring.program.records:
         if record.op == ATTENTION:
-            names = _leading_told(wiring, record.args[0].name, ("batch", "head", "pos", "d_head"))
+            names = _leading_by_size(wiring, record.args[0].name, ("batch", "head", "pos", "d_head"))
             query, key, value = (
                 (arg.name, _operand_axes(wiring, arg.name, names)) for arg in record.args[:3]
             )
@@ -113,13 +113,13 @@ def _fused(wiring: Wiring) -> Iterator[_Parts]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """The sizes along which one attention computes each entry apart, and those across which it mixes.
+    """The sizes along which one attention computes entries independently, and those along which it mixes.
 
-    `is_causal` where no entry sees a later one, as far as that can be told without computing a mask.
+    `is_causal` where no entry sees a later one, as far as that is known without computing a mask.
     """
 
-    apart: frozenset[str]
-    across: frozenset[str]
+    independent: frozenset[str]
+    mixed: frozenset[str]
     is_causal: bool
 
 
@@ -138,8 +138,8 @@ def attention_sizes(wiring: Wiring) -> Iterator[AttentionSizes]:
             yield _sizes(*found, _is_triangular(wiring, scores))
 
 
-def _sizes(apart: Sequence[Size], across: Sequence[Size], is_causal: bool) -> AttentionSizes:
-    one, other = (frozenset[str]().union(*map(symbols_in, sizes)) for sizes in (apart, across))
+def _sizes(independent: Sequence[Size], mixed: Sequence[Size], is_causal: bool) -> AttentionSizes:
+    one, other = (frozenset[str]().union(*map(symbols_in, sizes)) for sizes in (independent, mixed))
     return AttentionSizes(one, other, is_causal)
 
 
@@ -209,8 +209,8 @@ def _spelled_out(wiring: Wiring) -> Iterator[_Parts]:
         names = _names(above, core)
         if weights != pattern or names is None or not _is_over_last(wiring, softmax):
             continue
-        told = _leading_told(wiring, left, names[0])
-        renamed = dict(zip(names[0], told, strict=True))
+        leading = _leading_by_size(wiring, left, names[0])
+        renamed = dict(zip(names[0], leading, strict=True))
         names = tuple(tuple(renamed.get(name, name) for name in one) for one in names)
         query = left, _operand_axes(wiring, left, names[0])
         key = right, _operand_axes(wiring, right, names[1])
@@ -326,7 +326,7 @@ def _product_below(wiring: Wiring, softmax: Record) -> tuple[Record, str] | None
     return None
 
 
-def _leading_told(wiring: Wiring, query: str, names: tuple[str, ...]) -> tuple[str, ...]:
+def _leading_by_size(wiring: Wiring, query: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the queries' axes, with batch and heads exchanged where heads lie in front.
 
     Heads are split off the features that a projection makes. What is not is a `fold`: rows that are attended
@@ -373,8 +373,8 @@ def _operand_axes(wiring: Wiring, name: str, names: Sequence[str]) -> Axes | Non
 def _with_fold(wiring: Wiring, name: str, axes: Axes) -> Axes:
     """The axes with what is folded into the batch set apart from the heads.
 
-    Where all three share a dimension, its size does not tell heads from the rest; a value that holds the
-    heads in a dimension of their own, above or below, does.
+    Where all three share a dimension, its size does not distinguish heads from the rest; a value that holds
+    the heads in a dimension of their own, above or below, does.
     """
     known = [*_axes_above(wiring, name, axes).values()]
     known += [found for _, found in _through_layout(wiring, name, axes) if found is not None]
@@ -438,7 +438,7 @@ def _may_be_fixed_batch(wiring: Wiring, length: Size) -> bool:
 
 
 def _attention(wiring: Wiring, parts: _Parts) -> Attention:
-    places: dict[str, Place] = {}
+    activations: dict[str, Activation] = {}
     missing: dict[str, str] = {}
     sides = {"q": parts.query, "k": parts.key, "v": parts.value}
     above = {kind: _ancestors(wiring, name) for kind, (name, _) in sides.items()}
@@ -448,20 +448,20 @@ def _attention(wiring: Wiring, parts: _Parts) -> Attention:
         others = frozenset().union(*(above[other] for other in sides if other != kind))
         linear = _projection_above(wiring, name)
         if linear is None or axes is None:
-            missing[kind] = "its projection could not be told from the graph"
+            missing[kind] = "its projection could not be determined from the graph"
             continue
         linears[kind] = linear
-        place = _first_place(wiring, linear, name, axes, above[kind] - others, heads)
-        if place is None:
+        found = _first_activation(wiring, linear, name, axes, above[kind] - others, heads)
+        if found is None:
             missing[kind] = "no value of the graph holds it with its heads apart"
         else:
-            places[kind] = place
+            activations[kind] = found
     for kind, side in (("rot_q", parts.query), ("rot_k", parts.key)):
-        place = _rotated_place(wiring, side, heads)
-        unrotated = places.get(kind.removeprefix("rot_"))
-        if place is not None and (unrotated is None or place.node != unrotated.node):
-            places[kind] = place
-    projection, operand = _add_result_places(wiring, parts, places, missing)
+        found = _rotated(wiring, side, heads)
+        unrotated = activations.get(kind.removeprefix("rot_"))
+        if found is not None and (unrotated is None or found.node != unrotated.node):
+            activations[kind] = found
+    projection, operand = _add_z(wiring, parts, activations, missing)
     for kind, node in (("attn_scores", parts.scores), ("pattern", parts.pattern)):
         shape = wiring.shape(node) if node else None
         axes = _operand_axes(wiring, node, parts.seen) if node else None
@@ -473,9 +473,9 @@ def _attention(wiring: Wiring, parts: _Parts) -> Attention:
             natural = tuple(name for name in natural if name != "head")
         view = view_of(axes, natural, wiring.program.sizes) if shape else None
         if node and view:
-            places[kind] = Place(node, view)
+            activations[kind] = Activation(node, view)
         elif node:
-            missing[kind] = f"which axes {node!r} has could not be told from the graph"
+            missing[kind] = f"the axes of {node!r} could not be determined from the graph"
         else:
             missing[kind] = (
                 "attention is computed by the fused operation scaled_dot_product_attention, which "
@@ -483,7 +483,7 @@ def _attention(wiring: Wiring, parts: _Parts) -> Attention:
             )
     return Attention(
         parts.core,
-        places,
+        activations,
         missing,
         projection,
         _activation(wiring, linears.get("q")),
@@ -520,16 +520,16 @@ def _projection_above(wiring: Wiring, name: str) -> Record | None:
     return linears[0] if len(linears) == 1 else None
 
 
-def _first_place(
+def _first_activation(
     wiring: Wiring, linear: Record, operand: str, axes: Axes, own: frozenset[str], heads: object
-) -> Place | None:
+) -> Activation | None:
     """The earliest value that holds this operand alone, its heads apart, before any arithmetic."""
     prefix = _layout_prefix(wiring, linear) & own
-    best: Place | None = None
+    best: Activation | None = None
     for name, known in _axes_above(wiring, operand, axes).items():
         view = _head_view(wiring, known, heads) if name in prefix else None
         if view is not None and not _packs_positions(view):
-            best = Place(name, view) if best is None else _earlier(wiring, best, Place(name, view))
+            best = Activation(name, view) if best is None else _earlier(wiring, best, Activation(name, view))
     return best
 
 
@@ -538,7 +538,7 @@ def _packs_positions(view: View) -> bool:
     return any("pos" in packed and len(packed) > 1 for packed in view.packing)
 
 
-def _rotated_place(wiring: Wiring, side: tuple[str, Axes | None], heads: object) -> Place | None:
+def _rotated(wiring: Wiring, side: tuple[str, Axes | None], heads: object) -> Activation | None:
     """What enters the scores: after norms and rotary embedding, keys before they are repeated."""
     name, axes = side
     while axes is not None:
@@ -550,7 +550,7 @@ def _rotated_place(wiring: Wiring, side: tuple[str, Axes | None], heads: object)
             break  # learned queries, which no input determines
         axes, name = before(record, axes, wiring.shape(operands[0])), operands[0]
     view = _head_view(wiring, axes, heads)
-    return Place(name, view) if view else None
+    return Activation(name, view) if view else None
 
 
 def _head_view(wiring: Wiring, axes: Axes | None, heads: object) -> View | None:
@@ -593,7 +593,7 @@ def _length(axes: Axes | None, name: str) -> Size | None:
     return found[0] if found else None
 
 
-def _earlier(wiring: Wiring, one: Place, other: Place) -> Place:
+def _earlier(wiring: Wiring, one: Activation, other: Activation) -> Activation:
     return one if wiring.order[one.node] <= wiring.order[other.node] else other
 
 
@@ -621,8 +621,8 @@ def _axes_above(wiring: Wiring, start: str, axes: Axes) -> dict[str, Axes]:
     return known
 
 
-def _add_result_places(
-    wiring: Wiring, parts: _Parts, places: dict[str, Place], missing: dict[str, str]
+def _add_z(
+    wiring: Wiring, parts: _Parts, activations: dict[str, Activation], missing: dict[str, str]
 ) -> tuple[Record | None, Axes | None]:
     """Find z: the last value in front of the output projection that still has its heads apart.
 
@@ -633,7 +633,7 @@ def _add_result_places(
     while True:
         view = _head_view(wiring, axes, _length(parts.query[1], "head"))
         if view is not None and not _packs_positions(view):
-            places["z"] = Place(record.name, view)
+            activations["z"] = Activation(record.name, view)
         readers = wiring.readers[record.name]
         if len(readers) != 1 or axes is None:
             break
@@ -641,7 +641,7 @@ def _add_result_places(
             break
         record = readers[0]
         axes = after(record, axes)
-    if "z" not in places:
+    if "z" not in activations:
         missing["z"] = "no value in front of the output projection has its heads apart"
     found = [
         (reader, known)

@@ -1,7 +1,7 @@
 """Named axes of a tensor, followed through the operations that rearrange it.
 
 A dimension may pack several axes: `[batch, pos, head·d_head]`. Following the axes of an
-attention operand back to the projection, or of its result on to the next one, tells how the
+attention operand back to the projection, or of its result on to the next one, shows how the
 heads lie in a value, whatever the architecture calls its modules.
 """
 

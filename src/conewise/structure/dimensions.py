@@ -1,6 +1,6 @@
 """What the dimensions of a program's inputs mean: along which its prompts lie, along which its positions.
 
-The place of a dimension does not tell. The program does: attention computes each prompt by itself and mixes
+The index of a dimension does not say it. The program does: attention computes each prompt by itself and mixes
 positions, and so do recurrent layers. Sites, layouts, regions and metrics all ask here.
 """
 
@@ -151,7 +151,7 @@ def _conventional(
     """The size that is dimension 0 of the first input that has more dimensions than one.
 
     A mask [pos, pos] or a memory [entry, feature] may come first: where several sizes lead inputs, it is one
-    that attention does not mix, or without attention the first that is computed apart.
+    that attention does not mix, or without attention the first whose entries are independent.
     """
     leading = {str(leaf.shape[0]) for leaf in program.inputs if len(leaf.shape) > 1}
     found = [axis for axis in axes if axis.depth == 0 and axis.symbol in leading]
@@ -162,16 +162,16 @@ def _conventional(
         unmixed = [axis for axis in found if score[axis.symbol] >= 0]
         found = unmixed if unmixed or fixed else found
     elif len(found) > 1:
-        found = [axis for axis in found if _is_apart(program, axis, example)] or found
+        found = [axis for axis in found if _is_independent(program, axis, example)] or found
     return found[0] if found else None
 
 
 def _score(votes: Sequence[AttentionSizes]) -> Counter[str]:
-    """How many attentions leave a size apart, less how many mix it."""
+    """How many attentions compute along a size independently, less how many mix it."""
     score = Counter[str]()
     for vote in votes:
-        score.update(dict.fromkeys(vote.apart - vote.across, 1))
-        score.subtract(dict.fromkeys(vote.across, 1))
+        score.update(dict.fromkeys(vote.independent - vote.mixed, 1))
+        score.subtract(dict.fromkeys(vote.mixed, 1))
     return score
 
 
@@ -185,8 +185,9 @@ def _alone(
 ) -> Dimensions:
     """The only size of its inputs that varies leads them: the batch, unless attention mixes it.
 
-    Then inputs [pos, feature] are one prompt, where places along it are told apart. Where a dimension of
-    fixed size is computed apart, that may be the batch. Else it is a batch whose rows see each other.
+    Then inputs [pos, feature] are one prompt, where positions along it are distinguished. Where a dimension
+    of fixed size is computed independently, that may be the batch. Else it is a batch whose rows see each
+    other.
     """
     if _score(votes)[one.symbol] >= 0:
         return _with_positions(axes, one, votes)
@@ -205,12 +206,12 @@ def _alone(
 
 
 def _fixed_rival(program: Program, name: str, one: _Axis, example: Mapping[str, torch.Tensor]) -> int | None:
-    """A dimension of fixed size, of the input that `one` leads, whose entries are computed apart."""
+    """A dimension of fixed size, of the input that `one` leads, whose entries are computed independently."""
     (leaf,) = (leaf for leaf in program.inputs if leaf.name == name)
     for dim, size in enumerate(leaf.shape):
         if isinstance(size, int) and size > 1:
             fixed = _Axis("", ((name, dim),), (len(leaf.shape),))
-            if _is_apart(program, fixed, example, beside=one.symbol):
+            if _is_independent(program, fixed, example, beside=one.symbol):
                 return dim
     return None
 
@@ -231,7 +232,7 @@ def _without_leading_size(
     score = _score(votes)
     batch = next((axis for axis in inner if score[axis.symbol] > 0), None)
     if batch is None and not votes and _says_sequence_first(program, module):
-        batch = next((axis for axis in inner if _is_apart(program, axis, example)), None)
+        batch = next((axis for axis in inner if _is_independent(program, axis, example)), None)
     if batch is not None:
         return _with_positions(axes, batch, votes)
     if _runs_along_rows(program):
@@ -244,8 +245,8 @@ def _without_leading_size(
             "this capture, so it is not known where the batch lies"
         )
     flat = axes or [_Axis("", tuple((leaf.name, 0) for leaf in program.inputs), (1,) * len(program.inputs))]
-    mixed = {symbol for vote in votes for symbol in vote.across}
-    alone = [axis for axis in flat if axis.symbol not in mixed and _is_apart(program, axis, example)]
+    mixed = {symbol for vote in votes for symbol in vote.mixed}
+    alone = [axis for axis in flat if axis.symbol not in mixed and _is_independent(program, axis, example)]
     if alone:
         return _with_positions(axes, alone[0] if axes else None, votes)
     found = _with_positions(axes, None, votes)
@@ -260,8 +261,8 @@ def _beside(axes: Sequence[_Axis], one: _Axis) -> list[_Axis]:
 
 
 def _ordered(program: Program, votes: Sequence[AttentionSizes]) -> set[str]:
-    """The sizes along which places are told apart: by a causal mask, or by embeddings of the places."""
-    found = {symbol for vote in votes if vote.is_causal for symbol in vote.across - vote.apart}
+    """The sizes along which positions are distinguished: by a causal mask, or by embeddings of positions."""
+    found = {symbol for vote in votes if vote.is_causal for symbol in vote.mixed - vote.independent}
     wiring = Wiring(program)
     for record in program.records:
         if record.op in {"embedding", "sin", "cos"} and record.name not in wiring.varying:
@@ -276,14 +277,14 @@ def _rival(
     conventional: _Axis,
     example: Mapping[str, torch.Tensor],
 ) -> _Axis | None:
-    """Another size of the same inputs that is computed apart, where the conventional one is mixed."""
+    """Another size of the same inputs that is computed independently, where the conventional one is mixed."""
     if votes:
         score = _score(votes)
         best = max(others, key=lambda axis: score[axis.symbol])
         return best if score[conventional.symbol] < 0 < score[best.symbol] else None
-    if _is_apart(program, conventional, example):
+    if _is_independent(program, conventional, example):
         return None
-    return next((axis for axis in others if _is_apart(program, axis, example)), None)
+    return next((axis for axis in others if _is_independent(program, axis, example)), None)
 
 
 def _says_sequence_first(program: Program, module: Any) -> bool:
@@ -317,19 +318,23 @@ def _with_positions(
 ) -> Dimensions:
     """Positions are what attention mixes; without attention, the other leading sizes of the inputs."""
     others = [axis for axis in axes if axis is not batch]
-    across = {symbol for vote in votes for symbol in vote.across}
-    apart = {symbol for vote in votes for symbol in vote.apart}
-    positions = [axis for axis in others if axis.symbol in across]
+    mixed = {symbol for vote in votes for symbol in vote.mixed}
+    independent = {symbol for vote in votes for symbol in vote.independent}
+    positions = [axis for axis in others if axis.symbol in mixed]
     if not positions:
         positions = [
-            axis for axis in others if axis.symbol not in apart and any(dim < 2 for _, dim in axis.places)
+            axis
+            for axis in others
+            if axis.symbol not in independent and any(dim < 2 for _, dim in axis.places)
         ]
     return Dimensions(
         frozenset({batch.symbol}) if batch else frozenset(), frozenset(axis.symbol for axis in positions)
     )
 
 
-def _is_apart(program: Program, axis: _Axis, example: Mapping[str, torch.Tensor], beside: str = "") -> bool:
+def _is_independent(
+    program: Program, axis: _Axis, example: Mapping[str, torch.Tensor], beside: str = ""
+) -> bool:
     """Whether entries along a size have no influence on each other, in every output: tried on the example.
 
     A size without a symbol is looked for in dimension 0 of the outputs; with `beside`, in any that is as long

@@ -28,7 +28,7 @@ _ORDER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Term:
     """A term that is added to the stream, and what it is: attention, cross or mlp; '' for anything else.
 
     `why` says why it is not an MLP, or what an attention's term holds beside it.
@@ -169,37 +169,37 @@ class Naming:
 
     # -- what the terms are -------------------------------------------------------------------
 
-    def _all_parts(self) -> list[Part]:
+    def _all_terms(self) -> list[Term]:
         return [part for parts in self._parts for part in parts]
 
     def _has_mlp(self) -> bool:
-        return any(part.kind == "mlp" for part in self._all_parts())
+        return any(part.kind == "mlp" for part in self._all_terms())
 
-    def _split(self, term: str) -> list[Part]:
+    def _split(self, term: str) -> list[Term]:
         """The term as one part where all that it adds up is of one kind, else the parts of its operands."""
         operands = self._stream.operands(term)
         if operands is None:
-            return [self._part(term)]
+            return [self._term(term)]
         parts = [part for operand in operands for part in self._split(operand)]
-        whole = self._part(term)
+        whole = self._term(term)
         return [whole] if whole.kind and all(part.kind == whole.kind for part in parts) else parts
 
-    def _part(self, node: str) -> Part:
+    def _term(self, node: str) -> Term:
         wiring, branch = self._wiring, self._branch(node)
         names = {record.name for record in branch.records}
         for kind, core in (("attention", self._core), ("cross", self._cross)):
             if core in names:
-                return Part(node, kind, self._beside(branch, core))
+                return Term(node, kind, self._beside(branch, core))
         if not names.isdisjoint(self._others):
-            return Part(node, "", f"{node!r} is another attention's")
+            return Term(node, "", f"{node!r} is another attention's")
         if not has_features_last(wiring, branch):
-            return Part(node, "", f"{node!r} reads a stream whose features are not known to lie last")
+            return Term(node, "", f"{node!r} reads a stream whose features are not known to lie last")
         verdict = by_position(wiring, branch)
         if verdict.doubt:
-            return Part(node, "", f"{node!r} {verdict.doubt}")
+            return Term(node, "", f"{node!r} {verdict.doubt}")
         if projections(wiring, branch, branch.entries) < 2:
-            return Part(node, "", f"{node!r} is not two projections with a nonlinearity between")
-        return Part(node, "mlp", is_routed=verdict.is_routed)
+            return Term(node, "", f"{node!r} is not two projections with a nonlinearity between")
+        return Term(node, "mlp", is_routed=verdict.is_routed)
 
     def _branch(self, node: str) -> Branch:
         return branch_of(self._wiring, node, self._stream.members, self._values)
@@ -227,14 +227,14 @@ class Naming:
 
     def _find_features(self) -> bool:
         """Whether the stream's features are known to lie last: attention shows it, and nothing denies it."""
-        shown = [(p.kind, has_features_last(self._wiring, self._branch(p.node))) for p in self._all_parts()]
+        shown = [(p.kind, has_features_last(self._wiring, self._branch(p.node))) for p in self._all_terms()]
         return ("attention", True) in shown and all(is_last is not False for _, is_last in shown)
 
     # -- names --------------------------------------------------------------------------------
 
     def _name_attention(self) -> None:
         for kind, name in (("attention", "attn_out"), ("cross", "cross_attn_out")):
-            parts = [part for part in self._all_parts() if part.kind == kind]
+            parts = [part for part in self._all_terms() if part.kind == kind]
             if len(parts) == 1 and not parts[0].why:
                 self.nodes[name] = parts[0].node
             elif parts:
@@ -295,7 +295,7 @@ class Naming:
         return ""
 
     def _name_mlp(self) -> None:
-        parts = self._all_parts()
+        parts = self._all_terms()
         mlps = [part for part in parts if part.kind == "mlp"]
         others = [part.why for part in parts if not part.kind]
         kinds = ["mlp_out", "pre", "post"]
@@ -313,7 +313,7 @@ class Naming:
             self.nodes["mlp_out"] = mlps[0].node
             self._name_neurons(mlps[0])
 
-    def _name_neurons(self, mlp: Part) -> None:
+    def _name_neurons(self, mlp: Term) -> None:
         if mlp.is_routed:
             self._miss(["pre", "post"], "the MLP is a mixture of experts, each with neurons of its own")
             return

@@ -1,7 +1,7 @@
 """Where the batch, or the positions, lie in each value of a program: in which dimension, in which order.
 
 A dimension of exactly the batch's size is the batch. One that holds more besides (`[batch·pos, d_model]`,
-`[head·batch, pos, d_head]`) has its size alone to show, which does not tell the order: that is followed
+`[head·batch, pos, d_head]`) shows its size alone, which does not give the order: that is followed
 from operation to operation, and where an operation is not known, the order is not either.
 """
 

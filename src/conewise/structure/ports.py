@@ -16,7 +16,7 @@ _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 def module_stack(node: fx.Node) -> Iterator[tuple[str, ModuleCall, str]]:
     """The calls of modules that the node was made under, outermost first, the root left out.
 
-    Each with torch's own key, which tells calls apart, and with the type of the module.
+    Each with torch's own key, which distinguishes calls, and with the type of the module.
     """
     for key, (path, type_name) in (node.meta.get("nn_module_stack") or {}).items():
         if path and path != _NO_MODULE:
@@ -28,7 +28,7 @@ def module_stack(node: fx.Node) -> Iterator[tuple[str, ModuleCall, str]]:
 def find_ports(
     graph: fx.Graph, value_of: Callable[[fx.Node], Any]
 ) -> Callable[[Collection[str]], tuple[ModulePort, ...]]:
-    """A function that gives the ports, once it is told which names the program computes.
+    """A function that gives the ports, given which names the program computes.
 
     A call's outputs are the values made under it and used outside of it; its inputs are the
     values made outside and used under it. `value_of` says what became of a node.

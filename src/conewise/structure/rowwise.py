@@ -40,7 +40,7 @@ class Verdict:
 
 
 def by_position(wiring: Wiring, branch: Branch) -> Verdict:
-    """Whether the branch takes each position by itself, as far as its operations tell."""
+    """Whether the branch takes each position by itself, as far as its operations show."""
     if len(branch.entries) != 1 or branch.term in branch.entries:
         return Verdict("is no function of one value of the stream")
     entry = branch.entries[0]

@@ -31,10 +31,10 @@ class Addition:
 
 
 class Stream:
-    """The additions among some records of a program: those of a block, or all.
+    """The additions among some records of a program: those of a layer, or all.
 
-    An addition is told by its form: x + f(x), where f has weights. Nothing is assumed of module names, nor of
-    what enters: the sum of two embeddings is no addition, because neither is made of the other.
+    An addition is known by its form: x + f(x), where f has weights. Nothing is assumed of module names, nor
+    of what enters: the sum of two embeddings is no addition, because neither is made of the other.
     """
 
     def __init__(self, wiring: Wiring, members: frozenset[str]) -> None:

@@ -1,4 +1,4 @@
-"""Blocks: the layers of a transformer, with the sums that make up its residual stream."""
+"""The layers of a transformer, with the sums that make up its residual stream."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from conewise.structure.wiring import Wiring
 
 
 @dataclass(slots=True)
-class Block:
+class Layer:
     """One layer: its call, its place in its stack, its attentions, and its nodes by kind.
 
-    The stream's kinds are told by sums. `attn_out` and `mlp_out` are the terms that are added
+    The stream's kinds are found by sums. `attn_out` and `mlp_out` are the terms that are added
     to the stream, after any norm of their own; `resid_mid` and `resid_post` are the sums, before
     any norm of theirs. So resid_mid = resid_pre + attn_out and resid_post = resid_mid + mlp_out
-    hold in every sequential block, wherever its norms are. A parallel block has one sum only,
-    resid_post = resid_pre + attn_out + mlp_out, and no resid_mid; a block without an MLP has
-    resid_post = resid_pre + attn_out. Where the block norms its sums (BERT), what the next block
-    reads is the normed value: it is that block's resid_pre.
+    hold in every sequential layer, wherever its norms are. A parallel layer has one sum only,
+    resid_post = resid_pre + attn_out + mlp_out, and no resid_mid; a layer without an MLP has
+    resid_post = resid_pre + attn_out. Where the layer norms its sums (BERT), what the next layer
+    reads is the normed value: it is that layer's resid_pre.
 
     A kind is there only where it is certain; `missing` says of each other one why it is not.
     `members` are the records of the layer. `has_features_last`: features are the last dimension of the
@@ -33,7 +33,7 @@ class Block:
 
     call: ModuleCall
     stack: str
-    layer: int
+    number: int
     attention: Attention
     cross: Attention | None = None
     members: frozenset[str] = frozenset()
@@ -42,47 +42,47 @@ class Block:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def find_blocks(wiring: Wiring, attentions: list[Attention]) -> list[Block]:
-    """The blocks that hold the attentions, in the order of computation.
+def find_layers(wiring: Wiring, attentions: list[Attention]) -> list[Layer]:
+    """The layers that hold the attentions, in the order of computation.
 
     Attentions that share the innermost module are in none: no path says which is a layer's own.
     """
     everything = Stream(wiring, frozenset(wiring.records))
     crossing = {id(a) for a in attentions if _is_cross(everything, a)}
     holders = Counter(call for a in attentions if id(a) not in crossing for call in a.core.modules)
-    found: list[Block] = []
+    found: list[Layer] = []
     for attention in attentions:
-        call = _block_call(attention, holders)
+        call = _layer_call(attention, holders)
         if call is None and attention.core.modules and len(attentions) - len(crossing) > 1:
             continue
-        same = next((block for block in found if call is not None and block.call == call), None)
+        same = next((layer for layer in found if call is not None and layer.call == call), None)
         if same is None:
-            found.append(Block(call or ModuleCall(""), "", 0, attention))
+            found.append(Layer(call or ModuleCall(""), "", 0, attention))
         elif id(attention) in crossing:
             same.cross = attention
-    places = places_of([block.call for block in found])
+    places = places_of([layer.call for layer in found])
     _number(found, places)
     cores = frozenset(attention.core.name for attention in attentions)
-    for block, place in zip(found, places, strict=True):
-        cross = None if block.cross is None else block.cross.core.name
+    for layer, place in zip(found, places, strict=True):
+        cross = None if layer.cross is None else layer.cross.core.name
         naming = Naming(
             everything,
-            block.call,
+            layer.call,
             place,
-            core=block.attention.core.name,
+            core=layer.attention.core.name,
             cross=cross,
-            others=cores - {block.attention.core.name, cross},
+            others=cores - {layer.attention.core.name, cross},
             is_alone=len(found) == 1,
         )
         naming.give_names()
-        block.members, block.nodes, block.missing = naming.members, naming.nodes, naming.missing
-        block.has_features_last = naming.has_features_last
+        layer.members, layer.nodes, layer.missing = naming.members, naming.nodes, naming.missing
+        layer.has_features_last = naming.has_features_last
     return found
 
 
-def _number(blocks: Sequence[Block], places: Sequence[LayerPlace]) -> None:
-    """Give each block its layer within its stack, and stacks a name where there are several."""
-    stacks = [stack_of(block.call, place) for block, place in zip(blocks, places, strict=True)]
+def _number(layers: Sequence[Layer], places: Sequence[LayerPlace]) -> None:
+    """Give each layer its layer within its stack, and stacks a name where there are several."""
+    stacks = [stack_of(layer.call, place) for layer, place in zip(layers, places, strict=True)]
     names = short_names(list(dict.fromkeys(stacks)))
     for stack, name in names.items():
         members = [at for at, other in enumerate(stacks) if other == stack]
@@ -90,12 +90,12 @@ def _number(blocks: Sequence[Block], places: Sequence[LayerPlace]) -> None:
         by_number = len(set(numbers)) == len(numbers)
         for i, at in enumerate(members):
             number = places[at].number
-            blocks[at].layer = number if by_number and number is not None else i
-            blocks[at].stack = name
+            layers[at].number = number if by_number and number is not None else i
+            layers[at].stack = name
 
 
 def _is_cross(everything: Stream, attention: Attention) -> bool:
-    """Whether keys come from another stack than queries: from outside of the attention's block."""
+    """Whether keys come from another stack than queries: from outside of the attention's layer."""
     query, key = attention.query_source, attention.key_source
     if query is None or key is None or query == key:
         return False
@@ -109,7 +109,7 @@ def _is_cross(everything: Stream, attention: Attention) -> bool:
     return key not in everything.wiring.cone(stream)
 
 
-def _block_call(attention: Attention, holders: Counter[ModuleCall]) -> ModuleCall | None:
+def _layer_call(attention: Attention, holders: Counter[ModuleCall]) -> ModuleCall | None:
     """The outermost numbered module that holds one self-attention; else the outermost at all."""
     alone = [call for call in attention.core.modules if holders[call] <= 1]
     numbered = [call for call in alone if call.path.rpartition(".")[2].isdigit()]
