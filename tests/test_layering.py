@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import conewise
+from conewise.experiments import registry
+
 PACKAGE = Path(__file__).parents[1] / "src" / "conewise"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -172,6 +175,15 @@ def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
 def test_no_modules_import_each_other() -> None:
     found = cycles({name_of(path): own_imports(path.read_text("utf-8")) for path in MODULES})
     assert {one[0] for one in found} == CYCLES, found
+
+
+def test_every_module_is_used() -> None:
+    """By another one, or by those who use the package: commands, drop-ins, experiments by name."""
+    used = {name for path in MODULES for name in own_imports(path.read_text("utf-8")) - {name_of(path)}}
+    used |= {home.removeprefix("conewise.") for home in conewise._HOMES.values()}
+    used |= {f"experiments.{name}" for name in registry.NAMES} | {"cli.__main__", "compat.transformer_lens"}
+    rooms = {name for name in NAMES if (PACKAGE / name.replace(".", "/")).is_dir()}
+    assert NAMES - used - rooms == set()
 
 
 def test_a_cycle_is_found() -> None:

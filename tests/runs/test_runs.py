@@ -13,7 +13,6 @@ import conewise as cw
 from conewise.amounts import as_bytes
 from conewise.errors import GradientError, InputMismatchError, PatchError
 from conewise.program.streaming import output_names
-from conewise.program.tensors import storage_bytes
 from tests.capturing.zoo import ZOO
 from tests.sweeps.captured import assert_same, inputs, module_outputs, small
 
@@ -379,6 +378,20 @@ def test_a_bare_kind_is_kept_in_all_of_its_layers() -> None:
 
 def held(run: cw.Run) -> set[str]:
     return {site for site in run.model.graph.computed if not run.world.is_stale(site)}
+
+
+def storage_bytes(values: list[Any]) -> int:
+    """The bytes that these values hold in memory, shared storage counted once."""
+    storages: dict[int, int] = {}
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, tuple | list):
+            stack.extend(value)
+        elif isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
 
 
 def test_only_what_patches_read_is_held() -> None:

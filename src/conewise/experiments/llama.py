@@ -18,8 +18,6 @@ from torch.nn import functional
 
 from conewise.graph.graph import Graph, Site
 
-PARAMETERS_PER_LAYER = 9
-
 
 @dataclass(frozen=True, slots=True)
 class Llama:

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-
-import numpy as np
+from collections.abc import Iterable, Iterator
 
 from conewise.graph.graph import Graph, Site
 
 
 def cone_sizes(graph: Graph, sites: Iterable[Site] | None = None) -> dict[Site, int]:
     """|V⁺| of every site (or of `sites`), exactly."""
-    wanted = _wanted(graph, sites)
-    sizes = {node: cone.bit_count() for node, cone in _cones(graph) if node in wanted}
-    return {site: sizes[node] for node, site in wanted.items()}
+    numbered = _numbered(graph, sites)
+    sizes = {node: cone.bit_count() for node, cone in _cones(graph) if node in numbered}
+    return {site: sizes[node] for node, site in numbered.items()}
 
 
-def cone_weights(
-    graph: Graph, weights: Mapping[Site, float], sites: Iterable[Site] | None = None
-) -> dict[Site, float]:
-    """Σ of `weights` over the cone of every site (or of `sites`); a site without a weight weighs 0.
-
-    Exact for integer weights whose sums stay below 2**53.
-    """
-    names = graph.computed[::-1]
-    column = np.zeros(-(-len(names) // 8) * 8)
-    column[: len(names)] = [weights.get(site, 0) for site in names]
-    # The weight of every byte value at every byte position: the weight of a cone is then a sum
-    # of one table entry for each byte of its bit set.
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    table = column.reshape(-1, 8) @ bits.T.astype(float)
-    rows = np.arange(len(table))
-    wanted = _wanted(graph, sites)
-    found = {}
-    for node, cone in _cones(graph):
-        if node in wanted:
-            octets = np.frombuffer(cone.to_bytes(-(-cone.bit_length() // 8), "little"), dtype=np.uint8)
-            found[node] = float(table[rows[: len(octets)], octets].sum())
-    return {site: found[node] for node, site in wanted.items()}
-
-
-def _wanted(graph: Graph, sites: Iterable[Site] | None) -> dict[int, Site]:
+def _numbered(graph: Graph, sites: Iterable[Site] | None) -> dict[int, Site]:
     names = graph.sites if sites is None else tuple(sites)
     return dict(zip(graph.numbers(names), names, strict=True))
 

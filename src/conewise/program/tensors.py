@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
@@ -66,20 +65,6 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
     apart = (left - right).abs()
     apart[(left == right) | (left.isnan() & right.isnan())] = 0.0
     return float(apart.nan_to_num(nan=math.inf).max())
-
-
-def storage_bytes(values: list[Any]) -> int:
-    """The bytes that these values hold in memory, shared storage counted once."""
-    storages: dict[int, int] = {}
-    stack = list(values)
-    while stack:
-        value = stack.pop()
-        if isinstance(value, tuple | list):
-            stack.extend(value)
-        elif isinstance(value, torch.Tensor):
-            storage = value.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
 
 
 def is_half(value: Tensor) -> bool:
