@@ -30,7 +30,7 @@ def test_a_block_that_is_no_identity_changes_the_loss(monkeypatch: pytest.Monkey
 
     def shifted(random: np.random.Generator) -> Block:
         block = made(random)
-        for part in block.parts:
+        for part in block.nodes:
             if part.name == "down":
                 part.value[...] = 1e-3
         return block

@@ -275,3 +275,9 @@ def test_grafts_cost_what_they_touch_however_large_the_graph() -> None:
     graph.redefine("15000", lambda a, b: a + b, ["14999", "5"])
     assert graph.table.labels[: len(before)] == before
     graph.check()
+
+
+def test_the_nodes_of_a_block_have_an_old_name() -> None:
+    built = cw.chain(abs)
+    assert built.parts == built.nodes
+    assert [node.name for node in built.nodes] == ["0"]

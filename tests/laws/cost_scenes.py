@@ -52,7 +52,7 @@ BLOCKS: tuple[Callable[[], cw.Block], ...] = (
 
 def part_prices(block: cw.Block) -> dict[str, Weight]:
     """A weight for each computed node of a block, all different but for one that weighs nothing."""
-    computed = [part.name for part in block.parts if part.rule is not None]
+    computed = [part.name for part in block.nodes if part.rule is not None]
     return {name: Fraction(place * (place + 3), 2) for place, name in enumerate(computed)}
 
 

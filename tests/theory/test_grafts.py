@@ -125,7 +125,7 @@ def test_places_that_are_not_there_are_named() -> None:
 
 
 def test_a_block_that_ignores_its_input_is_refused() -> None:
-    part = cw.chain(Mix()).parts[0]
+    part = cw.chain(Mix()).nodes[0]
     deaf = cw.Block((type(part)("p", None, (), 1), type(part)("q", Mix(), (0,))), output=1)
     with pytest.raises(TheoryError, match="does not depend on its input"):
         theory.batched_cost(fan(), [("u", deaf)])

@@ -65,8 +65,8 @@ class _Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """A value as views of a memory, taken one after another; none of them for the memory itself."""
+class _Alias:
+    """A value that aliases some memory: the views that lead to it, one after another; none for all of it."""
 
     memory: _Memory
     steps: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...] = ()
@@ -99,7 +99,7 @@ class _Lowering:
         self.inputs: list[Input] = []
         self.taken: dict[str, int] = {}
         self.values: dict[fx.Node, Any] = {}
-        self.views: dict[fx.Node, _View] = {}
+        self.aliases: dict[fx.Node, _Alias] = {}
         self.seen_version: dict[fx.Node, int] = {}
         self.written: dict[str, None] = {}
         self.writes = any(written_argument(n) is not None for n in exported.graph.nodes)
@@ -191,7 +191,7 @@ class _Lowering:
         args, kwargs = self._template(node.args), self._template(dict(node.kwargs))
         reference = self._emit(node, node.target, args, kwargs)  # type: ignore[arg-type]
         source = viewed_argument(node) if self.writes else None
-        if source is None or source not in self.views or self._is_fresh_tuple(source):
+        if source is None or source not in self.aliases or self._is_fresh_tuple(source):
             self._own(node, reference)
         else:
             self._share(node, source, ((node.target, args[1:], kwargs),))
@@ -199,49 +199,49 @@ class _Lowering:
 
     def _is_fresh_tuple(self, node: fx.Node) -> bool:
         """Whether the node made several tensors, each of which then owns its memory."""
-        return not isinstance(node.meta.get("val"), torch.Tensor) and not self.views[node].steps
+        return not isinstance(node.meta.get("val"), torch.Tensor) and not self.aliases[node].steps
 
     def _add_write(self, node: fx.Node, position: int) -> None:
         written = node.args[position]
         assert isinstance(written, fx.Node)
-        view = self.views[written]
+        alias = self.aliases[written]
         args, kwargs = self._template(node.args), self._template(dict(node.kwargs))
-        twin = functional_twin(node, position) if not view.steps else None
+        twin = functional_twin(node, position) if not alias.steps else None
         if twin is not None:
             fresh = self._emit(node, twin, args, kwargs)
         else:
             rest = (*args[:position], *args[position + 1 :])
             write = WriteThrough(node.target, position)  # type: ignore[arg-type]
-            fresh = self._emit(node, write, (view.memory.value, view.steps, rest, kwargs), {})
-        if any(source.name == view.memory.value.name for source in self.sources.values()):
-            self.written[view.memory.value.name] = None
-        view.memory.value = fresh
-        view.memory.version += 1
+            fresh = self._emit(node, write, (alias.memory.value, alias.steps, rest, kwargs), {})
+        if any(source.name == alias.memory.value.name for source in self.sources.values()):
+            self.written[alias.memory.value.name] = None
+        alias.memory.value = fresh
+        alias.memory.version += 1
         self._share(node, written, ())
 
     def _own(self, node: fx.Node, reference: Ref) -> None:
         self.values[node] = reference
-        self.views[node] = _View(_Memory(reference))
+        self.aliases[node] = _Alias(_Memory(reference))
         self.seen_version[node] = 0
 
     def _share(self, node: fx.Node, source: fx.Node, steps: tuple[Any, ...]) -> None:
-        """Let `node` be a view of the memory of `source`, `steps` further on."""
-        view = self.views[source]
-        self.views[node] = _View(view.memory, (*view.steps, *steps))
+        """Let `node` alias the memory of `source`, `steps` further on."""
+        alias = self.aliases[source]
+        self.aliases[node] = _Alias(alias.memory, (*alias.steps, *steps))
         if not steps:
             self.values[node] = self._current(source)
-        self.seen_version[node] = view.memory.version
+        self.seen_version[node] = alias.memory.version
 
     def _current(self, node: fx.Node) -> Any:
         """The node's value as of now: views taken before a write are taken again."""
-        view = self.views.get(node)
-        if view is None or self.seen_version[node] == view.memory.version:
+        alias = self.aliases.get(node)
+        if alias is None or self.seen_version[node] == alias.memory.version:
             return self.values[node]
-        reference = view.memory.value
-        for target, args, kwargs in view.steps:
+        reference = alias.memory.value
+        for target, args, kwargs in alias.steps:
             reference = self._emit(node, target, (reference, *args), kwargs)
         self.values[node] = reference
-        self.seen_version[node] = view.memory.version
+        self.seen_version[node] = alias.memory.version
         return reference
 
     def _template(self, argument: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One node of a block. `inputs` are positions: -1 is the block's input, 0.. are earlier parts.
+class BlockNode:
+    """One node of a block. `inputs` are indices: -1 is the block's input, 0.. are earlier nodes.
 
-    A part without a rule is a source that the block brings along, `value` and all.
+    A node without a rule is a source that the block brings along, `value` and all.
     """
 
     name: str
@@ -23,15 +23,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A function of one value as a list of parts, inputs first; the last computed part is the output."""
+    """A function of one value as a list of nodes, inputs first; `output` is the index of its value."""
 
-    parts: tuple[Part, ...]
+    nodes: tuple[BlockNode, ...]
     output: int
 
     @property
     def size(self) -> int:
         """h: how many computed nodes a graft of this block adds."""
-        return sum(part.rule is not None for part in self.parts)
+        return sum(node.rule is not None for node in self.nodes)
+
+    @property
+    def parts(self) -> tuple[BlockNode, ...]:
+        """The old name of `nodes`; it goes with the next version."""
+        return self.nodes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conewise.errors import BlockError
-from conewise.graph.block import Block, Part
+from conewise.graph.block import Block, BlockNode
 from conewise.graph.graph import Graph
 
 
@@ -20,8 +20,8 @@ def chain(*rules: Callable[[Any], Any]) -> Block:
                 f"chain() takes functions of one value; argument {place} is {rule!r}. "
                 "For a block with branches, build a Graph and use `block(graph)`."
             )
-    parts = tuple(Part(str(place), rule, (place - 1,)) for place, rule in enumerate(rules))
-    return Block(parts, output=len(parts) - 1)
+    nodes = tuple(BlockNode(str(place), rule, (place - 1,)) for place, rule in enumerate(rules))
+    return Block(nodes, output=len(nodes) - 1)
 
 
 def block(graph: Graph, entry: str | None = None, output: str | None = None) -> Block:
@@ -60,8 +60,8 @@ def block(graph: Graph, entry: str | None = None, output: str | None = None) -> 
         raise BlockError(f"the output {output!r} of this block does not depend on its input {entry!r}.")
     inside = [site for site in graph.sites if site != entry]
     place = {entry: -1} | {site: number for number, site in enumerate(inside)}
-    parts = tuple(
-        Part(
+    nodes = tuple(
+        BlockNode(
             site,
             None if graph.is_source(site) else graph.rule(site),
             tuple(place[read] for read in graph.inputs(site)),
@@ -70,4 +70,4 @@ def block(graph: Graph, entry: str | None = None, output: str | None = None) -> 
         )
         for site in inside
     )
-    return Block(parts, output=place[output])
+    return Block(nodes, output=place[output])

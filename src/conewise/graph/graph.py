@@ -348,17 +348,17 @@ class Graph:
 
     def _put_in(self, at: int, readers: tuple[int, ...], block: Block, name: str) -> Graft:
         def wiring(nodes: list[int]) -> Iterator[tuple[int, ...]]:
-            for part in block.parts:
-                yield tuple(at if place < 0 else nodes[place] for place in part.inputs)
+            for inner in block.nodes:
+                yield tuple(at if index < 0 else nodes[index] for index in inner.inputs)
 
         table = self.table
         # Right before the one reader, or right after the site: either way the order stays true.
         anchor = table.order.before(readers[0]) if len(readers) == 1 else at
-        nodes = table.insert_after(anchor, [part.rule for part in block.parts], wiring)
-        for node, part in zip(nodes, block.parts, strict=True):
-            self._name(node, f"{name}.{part.name}")
-            if part.rule is None:
-                self._keep(node, part.value, part.param)
+        nodes = table.insert_after(anchor, [inner.rule for inner in block.nodes], wiring)
+        for node, inner in zip(nodes, block.nodes, strict=True):
+            self._name(node, f"{name}.{inner.name}")
+            if inner.rule is None:
+                self._keep(node, inner.value, inner.param)
         output = nodes[block.output]
         for reader in readers:
             table.reroute(reader, at, output)
@@ -501,7 +501,7 @@ class Graph:
         return next(
             free
             for free in candidates
-            if not any(f"{free}.{part.name}" in self._numbers for part in block.parts)
+            if not any(f"{free}.{inner.name}" in self._numbers for inner in block.nodes)
         )
 
     def _expect_idle(self, action: str) -> None:

@@ -12,14 +12,14 @@ from conewise.errors import Argument, SweepError
 TF32 = "tf32"
 
 
-def expect_precision(asked: str | None, device: torch.device, dtype: torch.dtype) -> None:
+def expect_precision(precision: str | None, device: torch.device, dtype: torch.dtype) -> None:
     """Refuse a precision that is not there."""
-    if asked is None:
+    if precision is None:
         return
-    if asked != TF32:
+    if precision != TF32:
         raise SweepError(
-            f"no precision {asked!r}: there is 'tf32', and None for the model's own. For bfloat16, load the "
-            "model with ",
+            f"no precision {precision!r}: there is 'tf32', and None for the model's own. For bfloat16, "
+            "load the model with ",
             Argument("dtype", "bfloat16"),
             ".",
         )
@@ -33,9 +33,9 @@ def expect_precision(asked: str | None, device: torch.device, dtype: torch.dtype
 
 
 @contextmanager
-def multiplying(asked: str | None) -> Iterator[None]:
-    """Matrix products of float32 in the precision that was asked for; the process's setting is put back."""
-    if asked is None:
+def multiplying(precision: str | None) -> Iterator[None]:
+    """Matrix products of float32 in this precision; the process's own is put back."""
+    if precision is None:
         yield
         return
     before = torch.get_float32_matmul_precision()
@@ -50,6 +50,6 @@ def multiplying(asked: str | None) -> Iterator[None]:
             raise
 
 
-def precision_tolerance(asked: str | None, own: float) -> float:
-    """How far a cell may lie from a full forward: TF32 keeps 10 bits of a factor."""
-    return own if asked is None else max(own, 1e-2)
+def precision_tolerance(precision: str | None, own: float) -> float:
+    """How far a cell may be from a full forward: TF32 keeps 10 bits of a factor."""
+    return own if precision is None else max(own, 1e-2)

@@ -39,15 +39,15 @@ def zeros_like(part: Tensor) -> Tensor:
     return torch.zeros_like(part)
 
 
-def mean_of(shown: Tensor, axes: tuple[str, ...]) -> Tensor:
-    """The mean over the batch and the positions, at every place; `axes` are those of `shown`.
+def mean_of(value: Tensor, axes: tuple[str, ...]) -> Tensor:
+    """The mean over the batch and the positions, for every element; `axes` are those of `value`.
 
     Raises ValueError where there is nothing to take a mean of.
     """
     over = [dim for dim, axis in enumerate(axes) if axis in {"batch", "pos"}]
-    if not over or not (shown.is_floating_point() or shown.is_complex()):
-        raise ValueError(f"{shown.dtype} with the axes {', '.join(axes)}")
-    return shown.mean(dim=over, keepdim=True).expand_as(shown)
+    if not over or not (value.is_floating_point() or value.is_complex()):
+        raise ValueError(f"{value.dtype} with the axes {', '.join(axes)}")
+    return value.mean(dim=over, keepdim=True).expand_as(value)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -12,7 +12,7 @@ from itertools import combinations, permutations
 from math import comb
 
 from conewise.errors import TheoryError
-from conewise.graph.block import Block, Part
+from conewise.graph.block import Block, BlockNode
 from conewise.graph.graph import Edge, Graph, Site
 from conewise.theory.weights import (
     Demand,
@@ -76,7 +76,7 @@ class GraftAt:
         if self.weights is None:
             return len(parts), False
         given = expect_mapping(self.weights, "`weights` of a graft", "a weight for each node of the block")
-        known = {part.name for part in self.size.parts}
+        known = {part.name for part in self.size.nodes}
         for name in [*given, *parts]:
             if name not in known or name not in given:
                 raise TheoryError(
@@ -400,13 +400,13 @@ def _chance_before(placed: Sequence[_Placed], ranks: Sequence[tuple[range, int]]
     return Fraction(ways, len(places_j) * len(places_k) * comb(count_j + count_k, count_k))
 
 
-def _computed(block: Block, *, only_fed: bool) -> list[Part]:
-    """The computed parts of a block, or those of them that depend on its input."""
+def _computed(block: Block, *, only_fed: bool) -> list[BlockNode]:
+    """The computed nodes of a block, or those of them that depend on its input."""
     fed: set[int] = {-1}
-    for place, part in enumerate(block.parts):
+    for place, part in enumerate(block.nodes):
         if not fed.isdisjoint(part.inputs):
             fed.add(place)
     if block.output not in fed:
         raise TheoryError("the block's output does not depend on its input: a graft of it cuts the edge.")
-    computed = enumerate(block.parts)
+    computed = enumerate(block.nodes)
     return [part for place, part in computed if part.rule is not None and (place in fed or not only_fed)]
