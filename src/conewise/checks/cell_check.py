@@ -13,8 +13,8 @@ class CellCheck:
     """Cells of a result against plain full forwards of the original module, with hooks.
 
     `hooked` cells were run again by the module itself. The sites of the `interpreted` ones lie at no boundary
-    of a module, so that the captured operations were all run again, one by one, without an engine: that the
-    program itself is right, they do not show. `largest_deviation` is from these forwards.
+    of a module, so that the captured operations were all run again, one by one, without an engine: they do
+    not show that the program itself is right. `largest_deviation` is from these forwards.
 
     `relative` has to be at most `tolerance`; both are shares of the metric's largest value. With a
     `reference`, the module in that higher precision, `relative` is the result's distance from it, or from the

@@ -1,6 +1,6 @@
 """The module once more, in a higher precision: what rounding errors are measured against.
 
-A computation that is not equal to the module's own bit for bit is right when it lies no further from this
+A computation that is not equal to the module's own bit for bit is right when it is no further from this
 reference than the module itself does, a few times over. So half precision is checked as sharply as it can be.
 """
 
@@ -83,7 +83,7 @@ def reference_of(module: nn.Module, own: torch.dtype) -> Reference:
     device = _with_room(needed, tensors[0].device if tensors else torch.device("cpu"), dtype)
     try:
         with torch.no_grad():
-            # What stands in `memo` is taken for a copy that was made already.
+            # What is in `memo` is taken for a copy that was made already.
             memo: dict[int, Any] = {id(one): _copied(one, dtype, device) for one in tensors}
             made = copy.deepcopy(module, memo).to(device)
     except Exception as error:  # a module copies itself as it likes
@@ -92,9 +92,9 @@ def reference_of(module: nn.Module, own: torch.dtype) -> Reference:
 
 
 def allowed_error(own_error: float, own: torch.dtype, scale: float) -> float:
-    """How far from the reference a right computation may lie, where the module itself is `own_error` off.
+    """How far from the reference a right computation may be, where the module itself is `own_error` off.
 
-    The second term is for values that the module happens to hit: one rounding of the largest value.
+    The second term is for values that the module happens to hit: half a machine epsilon of the largest value.
     """
     return MULTIPLE * own_error + torch.finfo(own).eps / 2 * scale
 

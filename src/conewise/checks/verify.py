@@ -39,8 +39,8 @@ class Verification:
     `bitwise`: on every input, every output of the graph equalled the module's bit for bit. Where it did not,
     `worst` is the largest difference, and `excess` the largest distance of an output from that of the module
     in a higher precision, as a share of what is allowed: twice the distance of the module's own output, and
-    one rounding. A graph that differs passes where it `may_round` otherwise, as `model.fidelity` says, and
-    the excess is at most 1.
+    half a machine epsilon. A graph that differs passes where it `may_round` otherwise, as `model.fidelity`
+    says, and the excess is at most 1.
 
     `row_deviation`: the largest difference, relative to the row's largest output, between a row of
     a batch and the same row run alone, without its padding where an attention mask says what that

@@ -1,4 +1,4 @@
-"""A place found in a model: the node, how its value is shown, and which part is meant."""
+"""A place found in a model: the node, the view of its value, and which part is meant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conewise.structure.views import View
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A place found in a model: the node, how its value is shown, and which part is meant."""
+    """A place found in a model: the node, the view of its value, and which part is meant."""
 
     site: Site
     view: View
@@ -34,7 +34,7 @@ class Located:
 
     @property
     def z_view(self) -> View:
-        """How the node's own value is shown, where the site is computed from it."""
+        """The view of the node's own value, where the site is computed from it."""
         assert self.site.view is not None
         return self.site.view
 

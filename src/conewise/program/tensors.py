@@ -1,4 +1,4 @@
-"""What the layers above need of tensors, so that they need not import torch themselves."""
+"""Tensors: how they are computed, copied and compared, and how far two of them may differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interventions: what is put into a site, given what stands there."""
+"""Interventions: what is put into a site, given what is there."""
 
 from __future__ import annotations
 

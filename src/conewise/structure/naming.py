@@ -9,7 +9,7 @@ from conewise.program.records import ModuleCall, Ref
 from conewise.structure.branches import Branch, branch_of, is_elementwise, projections
 from conewise.structure.neurons import find_neurons
 from conewise.structure.numbering import LayerPlace
-from conewise.structure.rowwise import by_position, has_features_last
+from conewise.structure.positionwise import by_position, has_features_last
 from conewise.structure.stream import Addition, Stream
 
 KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "pre", "post")

@@ -1,4 +1,4 @@
-"""A program seen as a graph: who reads whom, what varies with the inputs, which ops are which."""
+"""A program seen as a graph: what depends on what, and what its products and weights are."""
 
 from __future__ import annotations
 

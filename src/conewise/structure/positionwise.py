@@ -1,4 +1,4 @@
-"""Each position by itself: whether a branch takes it so, known from its operations.
+"""Position-wise: whether a branch computes each position by itself, known from its operations.
 
 A branch that does is an MLP for certain where it has a projection, a nonlinearity and another projection.
 Axes are followed from the stream to the term, and every operation has to act on features alone.
@@ -30,7 +30,7 @@ from conewise.structure.wiring import Wiring
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a branch takes each position by itself; `doubt` says why not, '' where it does.
+    """Whether a branch computes each position by itself; `doubt` says why not, '' where it does.
 
     `is_routed`: it is handed to experts, each position by itself, by what a router chose for it.
     """
@@ -40,7 +40,7 @@ class Verdict:
 
 
 def by_position(wiring: Wiring, branch: Branch) -> Verdict:
-    """Whether the branch takes each position by itself, as far as its operations show."""
+    """Whether the branch computes each position by itself, as far as its operations show."""
     if len(branch.entries) != 1 or branch.term in branch.entries:
         return Verdict("is no function of one value of the stream")
     entry = branch.entries[0]
