@@ -24,7 +24,7 @@ from conewise.prompts.story import Story, ToldPair
 from conewise.report import packing
 from conewise.report.packing import MISSING, packed
 from conewise.report.page import heading, sweep_page, write_page
-from conewise.report.telling import number
+from conewise.report.sections import number
 from conewise.sweeps.result import Result
 from tests.report.swept import HOSTILE, swept
 
@@ -322,7 +322,7 @@ def test_the_check_is_told_as_it_came_out_or_that_there_was_none() -> None:
     assert "4 random cells agree with the captured program; the module does not show them" in told
     half = CellCheck(4, 4, 0, 0.1, 0.01, 0.02, 0.008, "float32")
     told = said(sweep_page(replace(result, verification=half)), "verification")
-    assert "From the module in float32 the result is 0.01 of the metric's largest value away" in told
+    assert "From the module in float32 the result is 0.01 of the metric&#39;s largest value away" in told
     told = said(sweep_page(replace(result, verification=replace(half, unchecked="no room"))), "verification")
     assert "4 random cells could not be checked" in told
     assert "says nothing here: no room" in told
@@ -341,7 +341,7 @@ def test_the_origin_has_all_that_the_numbers_depend_on() -> None:
     assert f"torch {torch.__version__}" in told
     assert "seed 11" in told
     assert "02 January 2026, 03:04 UTC" in told
-    assert "conewise sweep small --clean &#x27;&lt;script&gt;&#x27;" in told
+    assert "conewise sweep small --clean &#39;&lt;script&gt;&#39;" in told
 
 
 def test_products_that_round_more_are_told() -> None:

@@ -55,8 +55,7 @@ def reproduce(
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from conewise.experiments import registry
-    from conewise.report import report, tables
+    from conewise.experiments import page, registry, tables
 
     errors = Console(stderr=True)
     names = registry.choose(experiments or [])
@@ -73,7 +72,7 @@ def reproduce(
             results.append(registry.run(name, partial(_advance, progress, bar)))
 
     if json:
-        print_as_json(report.as_dict(results))
+        print_as_json(page.as_dict(results))
     else:
         console = Console()
         for result in results:
@@ -83,7 +82,7 @@ def reproduce(
             )
     if out is not None:
         try:
-            written = report.write_report(results, out)
+            written = page.write_report(results, out)
         except OSError as error:
             raise CommandError(f"the report cannot be written: {error.filename}: {error.strerror}.") from None
         errors.print(f"wrote {len(written)} files; open {escape(str(written[0]))}", highlight=False)
@@ -95,7 +94,7 @@ def reproduce(
 
 def _expect_ours(folder: Path) -> None:
     """Refuse to put one of our files in the place of one that is not ours."""
-    from conewise.report.report import PAGE, taken
+    from conewise.experiments.page import PAGE, taken
 
     try:
         found = taken(folder)

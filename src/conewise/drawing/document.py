@@ -11,22 +11,19 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
-from importlib.resources import files
+
+from markupsafe import Markup
+
+from conewise.templates import rendered
 
 
-def asset(name: str, room: str = "conewise.drawing") -> str:
-    """The text of a file that stands in a folder of the package."""
-    return files(room).joinpath(name).read_text(encoding="utf-8")
-
-
-def inert(value: object) -> str:
+def inert(value: object) -> Markup:
     """JSON that has no character with a meaning in HTML, and none that ends a line of a script."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def policy(scripts: Sequence[str]) -> str:
+def policy(scripts: Sequence[str]) -> Markup:
     """The Content-Security-Policy of a page that runs these scripts, and fetches nothing.
 
     Plotly sets styles of its own, and draws heatmaps as images that it makes itself: hence `style-src` and
@@ -34,47 +31,35 @@ def policy(scripts: Sequence[str]) -> str:
     """
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{one}'" for one in hashes)
-    return (
+    return Markup(
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
 def document(
+    template: str,
     title: str,
-    body: str,
     *,
     styles: Sequence[str],
     early: Sequence[str] = (),
     scripts: Sequence[str] = (),
     data: Mapping[str, object] | None = None,
+    **values: object,
 ) -> str:
-    """A whole page. `body` is HTML, everything else is text and data.
+    """A whole page: `template`, which extends "drawing/document.html", with `values` in its body.
 
     `early` scripts stand in the head, `scripts` at the end; `data` are values by the id of the element that
-    holds them as JSON.
+    holds them as JSON. Styles and scripts are our own, and stand there as they are.
     """
-    held = "".join(
-        f'<script type="application/json" id="{escape(name)}">{inert(value)}</script>\n'
-        for name, value in (data or {}).items()
+    page = rendered(
+        template,
+        title=title,
+        policy=policy([*early, *scripts]),
+        style=Markup("".join(styles)),
+        early=[Markup(script) for script in early],
+        scripts=[Markup(script) for script in scripts],
+        data={name: inert(value) for name, value in (data or {}).items()},
+        **values,
     )
-    head = "".join(f"<script>{script}</script>\n" for script in early)
-    foot = "".join(f"<script>{script}</script>\n" for script in scripts)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy([*early, *scripts])}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<title>{escape(title)}</title>
-<style>
-{"".join(styles)}
-</style>
-{head}</head>
-<body>
-{body}
-{held}{foot}</body>
-</html>
-"""
+    return f"{page}\n"

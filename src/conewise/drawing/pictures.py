@@ -16,7 +16,7 @@ def cone_svg(folded: Folded, site: str) -> str:
     paints = {at: _paint(folded, cone, at) for at in range(len(folded.parts))}
     caption = f"{site}: {_summary(folded, cone)}"
     keys = [(classes, meaning) for name, classes, meaning in KEYS if name in CONE_KEYS]
-    return layouts.of_folded(folded).svg(
+    drawn = layouts.of_folded(folded).svg(
         "cone",
         f"The cone of {site} in {folded.model}: {_summary(folded, cone)}",
         paints,
@@ -24,6 +24,7 @@ def cone_svg(folded: Folded, site: str) -> str:
         caption=caption,
         keys=keys,
     )
+    return str(drawn)
 
 
 def wave_svg(wave: GraphWave, site: Site) -> str:
@@ -40,7 +41,7 @@ def wave_svg(wave: GraphWave, site: Site) -> str:
     caption = f"{site} is patched: {done} of {wave.full_evaluations} nodes are recomputed"
     keys = [(classes, meaning) for name, classes, meaning in KEYS if name in (*CONE_KEYS, "source")]
     drawn = layouts.of_graph(wave)
-    return drawn.svg("wave", caption, paints, style=sketch.literal_style(), caption=caption, keys=keys)
+    return str(drawn.svg("wave", caption, paints, style=sketch.literal_style(), caption=caption, keys=keys))
 
 
 def cone_text(folded: Folded, site: str) -> str:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Literal
+from typing import Any, Literal
 
-from conewise.drawing.document import asset
+from markupsafe import Markup
+
+from conewise.templates import asset, macro
+
+TEMPLATE = "drawing/sketch.svg"
 
 KEYS = (
     ("site", "is-site", "patched"),
@@ -71,6 +74,16 @@ class Box:
     title: str
     kind: Kind = "part"
 
+    @property
+    def corner(self) -> float:
+        """The radius of its corners."""
+        return self.height / 2 if self.kind == "sum" else 4
+
+    @property
+    def middle(self) -> float:
+        """Where a line of text stands that is in the middle of it."""
+        return self.y + self.height / 2 + 3.8
+
 
 @dataclass(frozen=True, slots=True)
 class Paint:
@@ -112,61 +125,33 @@ class Sketch:
         style: str = "",
         caption: str = "",
         keys: Sequence[tuple[str, str]] = (),
-    ) -> str:
+    ) -> Markup:
         """The drawing; `prefix` keeps the names of its patterns apart from those of other drawings.
 
         One that stands alone brings its style, and has a caption and keys (classes, meaning) below.
         """
-        painted = paints or {}
-        edge = min(box.x for box in self.boxes)
-        size = f"{self.width:g} {self.height + (18 if caption else 0) + (24 if keys else 0):g}"
-        lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="cw-svg" viewBox="0 0 {size}" role="img" ',
-            f'aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="11">',
-            f'<style>{style}</style><rect class="cw-ground" width="100%" height="100%"/>' if style else "",
-            _hatch(prefix),
-        ]
-        lit = {at for at, paint in painted.items() if paint.done or paint.is_site}
-        for start, end, path in self.wires:
-            hot = " is-hot" if start in lit and end in lit and painted[end].done else ""
-            lines.append(f'<path class="cw-wire{hot}" data-from="{start}" data-to="{end}" d="{path}"/>')
-        lines += [
-            f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(text)}</text>'
-            for x, y, text, kind in self.texts
-        ]
-        lines += [_box(at, box, painted.get(at, Paint()), prefix) for at, box in enumerate(self.boxes)]
-        if caption:
-            lines.append(
-                f'<text class="cw-label" x="{edge:g}" y="{self.height + 8:g}">{escape(caption)}</text>'
-            )
-        x = edge - 5
+        painted = [(paints or {}).get(at, Paint()) for at in range(len(self.boxes))]
+        lit = {at for at, paint in enumerate(painted) if paint.done or paint.is_site}
+        x, placed = min(box.x for box in self.boxes) - 5, []
         for classes, meaning in keys:
-            place = f"{x:g},{self.height + (14 if caption else 0):g}"
-            lines.append(
-                f'<g transform="translate({place})">{_sample(classes, prefix)}'
-                f'<text class="cw-row cw-meaning" x="36" y="17">{escape(meaning)}</text></g>'
-            )
+            placed.append({"x": x, "meaning": meaning, **_sample(classes)})
             x += 52 + 5.2 * len(meaning)
-        return "\n".join(line for line in lines if line) + "\n</svg>\n"
+        # The style is a sheet of ours; all else is text.
+        return macro(
+            TEMPLATE, "drawing", self, prefix, label, painted, lit, Markup(style), caption, placed
+        )  # fmt: skip
 
 
-def key(prefix: str, classes: str) -> str:
+def key(prefix: str, classes: str) -> Markup:
     """One box of a legend, painted by these classes."""
-    return f'<svg viewBox="0 0 34 26" aria-hidden="true">{_hatch(prefix)}{_sample(classes, prefix)}</svg>'
+    sample = _sample(classes)
+    return macro(TEMPLATE, "key", sample["box"], classes, sample["paint"], prefix)
 
 
-def _sample(classes: str, prefix: str) -> str:
-    box, paint = Box(5, 5, 24, 16, "", ""), Paint(float("is-lost" in classes), float("is-done" in classes))
-    # Painted like an item, but none of them.
-    drawn = _box(0, box, paint, prefix)
-    return re.sub(r'class="cw-item[^"]*" data-item="0"', f'class="cw-key {classes}"', drawn, count=1)
-
-
-def _hatch(prefix: str) -> str:
-    return (
-        f'<defs><pattern id="{prefix}-hatch" width="5" height="5" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><rect class="cw-stripe" width="2" height="5"/></pattern></defs>'
-    )
+def _sample(classes: str) -> dict[str, Any]:
+    """A box of a legend: painted like an item, but none of them."""
+    paint = Paint(float("is-lost" in classes), float("is-done" in classes))
+    return {"box": Box(5, 5, 24, 16, "", ""), "classes": classes, "paint": paint}
 
 
 def variables() -> str:
@@ -182,7 +167,7 @@ def variables() -> str:
 
 def literal_style() -> str:
     """The style of a drawing that stands alone: no variables, which few programs but browsers know."""
-    rules = asset("sketch.css")
+    rules = asset("drawing/sketch.css")
 
     def in_colours(shade: int) -> str:
         return re.sub(r"var\(--cw-([a-z-]+)\)", lambda found: COLOURS[found[1]][shade], rules)
@@ -191,30 +176,4 @@ def literal_style() -> str:
     return (
         f"{ground % COLOURS['page'][0]}{in_colours(0)}"
         f"@media (prefers-color-scheme: dark) {{\n{ground % COLOURS['page'][1]}{in_colours(1)}}}\n"
-    )
-
-
-def _box(at: int, box: Box, paint: Paint, prefix: str) -> str:
-    x, y, width, height = box.x, box.y, box.width, box.height
-    corner = height / 2 if box.kind == "sum" else 4
-    frame = f'x="{x:g}" y="{y:g}" height="{height:g}" rx="{corner:g}"'
-    middle = y + height / 2 + 3.8
-    label = (
-        f'<text class="cw-label" x="{x + 7:g}" y="{middle:g}">{escape(box.label)}</text>' if box.label else ""
-    )
-    # Beside a label the count stands at the right, alone it stands in the middle.
-    where = (x + width - 7, "end") if box.label else (x + width / 2, "middle")
-    text = "+" if box.kind == "sum" else paint.text
-    classes = f"cw-item cw-{box.kind} {paint.classes}".strip()
-    return (
-        f'<g class="{classes}" data-item="{at}" data-width="{width:g}">'
-        f"<title>{escape(box.title)}</title>"
-        f'<rect class="cw-box" {frame} width="{width:g}"/>'
-        f'<rect class="cw-lost" {frame} width="{width * paint.lost:g}" fill="url(#{prefix}-hatch)"/>'
-        f'<rect class="cw-done" {frame} width="{width * paint.done:g}"/>'
-        f'<rect class="cw-edge" {frame} width="{width:g}"/>'
-        f'<path class="cw-diamond" d="M{x:g},{y - 5:g} l5,5 l-5,5 l-5,-5 z"/>'
-        f'<circle class="cw-ring" cx="{x + width:g}" cy="{y:g}" r="3.5"/>{label}'
-        f'<text class="cw-count" x="{where[0]:g}" y="{middle:g}" text-anchor="{where[1]}">'
-        f"{escape(text)}</text></g>"
     )

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from conewise.drawing import layouts, sketch
-from conewise.drawing.document import asset, document, inert
+from conewise.drawing.document import document, inert
 from conewise.drawing.folded import Folded
 from conewise.drawing.pictures import cone_svg, cone_text, wave_svg
 from conewise.drawing.sketch import CONE_KEYS, KEYS, WAVE_KEYS
@@ -35,6 +36,7 @@ from conewise.drawing.waves import GraphWave
 from conewise.engine.world import World
 from conewise.files import write_whole
 from conewise.graph.graph import Graph, Site
+from conewise.templates import asset, rendered
 
 __all__ = [
     "Framed",
@@ -56,12 +58,12 @@ Shown = Folded | GraphWave
 
 def style() -> str:
     """The style sheet of both sections; all of it is under `.cw-cone` and `.cw-wave`, or named `cw-…`."""
-    return sketch.variables() + asset("sketch.css") + asset("wave.css")
+    return sketch.variables() + asset("drawing/sketch.css") + asset("drawing/wave.css")
 
 
 def script() -> str:
     """The script of both sections. It fetches nothing, and makes no markup of data."""
-    return asset("wave.js")
+    return asset("drawing/wave.js")
 
 
 def data(shown: Shown) -> dict[str, Any]:
@@ -71,82 +73,31 @@ def data(shown: Shown) -> dict[str, Any]:
 
 def cone_section(folded: Folded, *, assets: bool = True) -> str:
     """The drawing of a model's layers with one site's cone in it, and what that costs, as HTML."""
-    drawing = layouts.of_folded(folded).svg("cw-cone", f"The layers of {folded.model}")
-    facts = "".join(
-        f'<div><dt>{term}</dt><dd><span data-cone="{name}"></span><small data-cone="{more}"></small>'
-        "</dd></div>"
-        for term, name, more in (
-            ("recomputed", "recomputed", "share"),
-            ("kept", "kept", "kept-share"),
-            ("read as they were", "reused", "reused-share"),
-            ("cost", "flops", "flops-share"),
-        )
+    section = rendered(
+        "drawing/cone.html",
+        source=_source(folded),
+        drawing=layouts.of_folded(folded).svg("cw-cone", f"The layers of {folded.model}"),
+        legend=_legend("cw-cone-key", CONE_KEYS),
+        assets=_assets(folded) if assets else "",
     )
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("part", "recomputed", "read as it was"))
-    return f"""<div class="cw-cone" id="cone-view" data-source="{_source(folded)}">
-<div class="cw-split">
-<div class="cw-stage" tabindex="0" role="region" aria-label="The model, layer by layer">{drawing}</div>
-<div class="cw-side">
-<label class="cw-pick">Site <select id="cone-site"></select></label>
-<p class="cw-soft" data-cone="none">Choose a site to see its cone.</p>
-<div class="cw-told cw-side" hidden aria-live="polite">
-<p class="cw-name" data-cone="name"></p>
-<dl class="cw-facts">{facts}</dl>
-<p class="cw-say" data-cone="words"></p>
-<details class="cw-words"><summary>The cone, part by part</summary>
-<div><table><thead><tr>{heads}</tr></thead><tbody data-cone="rows"></tbody></table></div></details>
-</div>
-{_keys("cw-cone-key", CONE_KEYS)}
-</div></div></div>
-{_assets(folded) if assets else ""}"""
+    return str(section)
 
 
 def wave_section(shown: Shown, *, assets: bool = True) -> str:
     """The player of a wave as HTML: through a small graph node by node, through a model layer by layer."""
     is_graph = isinstance(shown, GraphWave)
     drawn = layouts.of_graph(shown) if isinstance(shown, GraphWave) else layouts.of_folded(shown)
-    drawing = drawn.svg(
-        "cw-wave", "The graph" if isinstance(shown, GraphWave) else f"The layers of {shown.model}"
+    label = "The graph" if isinstance(shown, GraphWave) else f"The layers of {shown.model}"
+    section = rendered(
+        "drawing/wave.html",
+        source=_source(shown),
+        is_graph=is_graph,
+        natural=f"{drawn.width * 0.8:.0f}",
+        drawing=drawn.svg("cw-wave", label),
+        legend=_legend("cw-wave-key", (*WAVE_KEYS, "source") if is_graph else WAVE_KEYS),
+        assets=_assets(shown) if assets else "",
     )
-    natural = f' style="--cw-natural:{drawn.width * 0.8:.0f}px"' if is_graph else ""
-    kind = " cw-graph" if is_graph else ""
-    controls = "".join(
-        f'<button type="button" id="wave-{name}" aria-label="{said}" title="{said}">{sign}</button>'
-        for name, sign, said in (
-            ("first", "«", "first step"),
-            ("prev", "‹", "step back"),
-            ("play", "▶ Play", "play or pause"),
-            ("next", "›", "next step"),
-            ("last", "»", "last step"),
-        )
-    )
-    ledger = "".join(
-        f'<div><dt>{said}</dt><dd id="wave-{name}">0</dd></div>'
-        for name, said in (
-            ("invalidated", "invalidated"),
-            ("recomputed", "recomputed"),
-            ("reused", "reused"),
-            ("kept", "not computed"),
-        )
-    )
-    return f"""<div class="cw-wave" id="wave-view" data-source="{_source(shown)}">
-<div class="cw-player">
-<div class="cw-pick"><strong class="cw-name" id="wave-site"></strong> <span>is patched.</span>
-<label class="cw-pick"><span>Another site:</span> <select id="wave-pick"></select></label>
-<span>Or click a {"node" if is_graph else "part"}.</span></div>
-<div class="cw-buttons" role="group" aria-label="Steps">{controls}
-<input type="range" id="wave-slider" min="0" max="0" value="0" step="1" aria-label="step">
-<output id="wave-place" for="wave-slider"></output></div>
-<ol class="cw-phases" aria-label="Phases"></ol>
-<p class="wave-step" aria-live="polite"></p>
-</div>
-<div class="{"" if is_graph else "cw-split"}">
-<div class="cw-stage{kind}"{natural} tabindex="0" role="region" aria-label="The graph">{drawing}</div>
-<div class="cw-side">
-<dl class="cw-facts" aria-label="The ledger so far">{ledger}</dl>
-{_keys("cw-wave-key", (*WAVE_KEYS, "source") if is_graph else WAVE_KEYS)}
-</div></div></div>
-{_assets(shown) if assets else ""}"""
+    return str(section)
 
 
 def wave_page(
@@ -168,17 +119,15 @@ def wave_page(
             targets if targets is not None else [site for site in graph.computed if not graph.consumers(site)]
         )
         shown = GraphWave.record(shown, patches or {}, ends)
-    parts = [f"<h1>{escape(title)}</h1>"]
-    if isinstance(shown, Folded):
-        parts += [f"<p>{escape(shown.model)}, folded by layer.</p><h2>The cone of a site</h2>"]
-        parts += [cone_section(shown, assets=False), "<h2>The wave of a patch</h2>"]
-    parts.append(wave_section(shown, assets=False))
     page = document(
+        "drawing/wave_page.html",
         title,
-        f'<main class="cw-page">{"".join(parts)}</main>',
-        styles=[asset("theme.css"), PAGE, style()],
+        styles=[asset("drawing/theme.css"), PAGE, style()],
         scripts=[script(), READY],
         data=data(shown),
+        model=shown.model if isinstance(shown, Folded) else "",
+        cone=Markup(cone_section(shown, assets=False)) if isinstance(shown, Folded) else "",
+        wave=Markup(wave_section(shown, assets=False)),
     )
     if out is not None:
         write_whole(Path(out), page.encode())
@@ -193,10 +142,7 @@ class Framed:
         self.height = height
 
     def _repr_html_(self) -> str:
-        return (
-            f'<iframe srcdoc="{escape(self.page)}" sandbox="allow-scripts" title="The wave of a patch" '
-            f'style="width:100%;height:{self.height}px;border:0"></iframe>'
-        )
+        return str(rendered("drawing/frame.html", page=self.page, height=self.height))
 
 
 def show(
@@ -221,26 +167,25 @@ body { margin:0; background:var(--page); color:var(--ink); font:16px/1.55 var(--
 """
 
 
-def _keys(prefix: str, names: Iterable[str]) -> str:
-    """The legend: a box of each kind, as it is painted, and what it means."""
-    lines = []
-    for name, classes, meaning in KEYS:
-        if name in names:
-            box = sketch.key(f"{prefix}-{name}", classes)
-            lines.append(f"<li>{box}{escape(meaning)}</li>")
-    return f'<ul class="cw-keys" aria-label="Legend">{"".join(lines)}</ul>'
+def _legend(prefix: str, names: Iterable[str]) -> Markup:
+    """A box of each kind, as it is painted, and what it means."""
+    keys = [
+        (sketch.key(f"{prefix}-{name}", classes), meaning) for name, classes, meaning in KEYS if name in names
+    ]
+    return rendered("drawing/legend.html", keys=keys)
 
 
 def _source(shown: Shown) -> str:
     return "conewise-folded" if isinstance(shown, Folded) else "conewise-waves"
 
 
-def _assets(shown: Shown) -> str:
-    held = "".join(
-        f'<script type="application/json" id="{name}">{inert(value)}</script>\n'
-        for name, value in data(shown).items()
+def _assets(shown: Shown) -> Markup:
+    return rendered(
+        "drawing/assets.html",
+        style=Markup(style()),
+        script=Markup(script()),
+        data={name: inert(value) for name, value in data(shown).items()},
     )
-    return f"<style>{style()}</style>\n{held}<script>{script()}</script>\n"
 
 
 def _graph_data(wave: GraphWave) -> dict[str, Any]:

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conewise.amounts import shown_bytes
 from conewise.identity.machine import memory_held
+from conewise.markup import progress as progress_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -208,10 +208,7 @@ class _NotebookBar:
         return f"sweeping {self._told()}"
 
     def _repr_html_(self) -> str:
-        return (
-            f'<div>sweeping <progress value="{self._done}" max="{self._total}" '
-            f'style="vertical-align:middle"></progress> {escape(self._told())}</div>'
-        )
+        return progress_line(self._done, self._total, self._told())
 
 
 def _clock(seconds: float) -> str:

@@ -1,11 +1,14 @@
-"""What a sweep's page says in words, escaped: the question, the accounting, the check, the origin."""
+"""What the sections of a sweep's page say: the question, the accounting, the check, the origin.
+
+Plain values; `sweep.html` makes a page of them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from html import escape
 from typing import Any
 
 from conewise.amounts import shown_bytes
@@ -20,99 +23,95 @@ MOST = 200
 """How many prompts a page writes out at all."""
 
 
-def question(result: Result, story: Story | None) -> str:
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """A text of one token, with its spaces and line ends to be seen: a sign in front, then the text."""
+
+    sign: str
+    text: str
+    differs: bool = False
+
+    @classmethod
+    def of(cls, token: str, *, differs: bool = False) -> Visible:
+        """How a token is shown."""
+        text = token.replace("\n", "⏎").replace("\t", "⇥")
+        sign = "·" if text.startswith(" ") else "" if text else "∅"
+        return cls(sign, text.removeprefix(" "), differs)
+
+
+@dataclass(frozen=True, slots=True)
+class RunText:
+    """One of the two prompts of a pair: which it is, what it is for, its text and its tokens."""
+
+    name: str
+    role: str
+    text: str
+    tokens: tuple[Visible, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A number that was predicted and counted: whether both agree."""
+
+    text: str
+    agrees: bool
+
+
+Row = list[str | Counted]
+"""A row of a table; its first text is what the row is about."""
+
+
+def question(result: Result, story: Story | None) -> dict[str, Any]:
     """The prompts with their tokens, the metric, and which run is changed."""
     if story is None:
-        told = "<p>The prompts of this sweep are not known: it was saved without its story.</p>"
-        return _section("question", "The question", told + _runs(result, None))
+        return {"story": None, "runs": _runs(result, None)}
     pairs = [_pair(pair, number, story, result) for number, pair in enumerate(story.prompts[:MOST])]
-    more = len(story.prompts) - MOST
-    left = f'<p class="note">{more:,} prompts more are not written here.</p>' if more > 0 else ""
-    rest = (
-        f"<details><summary>{len(pairs) - FIRST:,} more prompts</summary>"
-        f'<div class="pairs">{"".join(pairs[FIRST:])}</div>{left}</details>'
-        if len(pairs) > FIRST
-        else ""
-    )
-    noise = (
-        "<p>In the corrupted run, noise is added to the marked tokens.</p>" if story.unit == "sample" else ""
-    )
-    metric = f"<p><b>Measured:</b> {escape(story.metric)}.</p>" if story.metric else ""
-    return _section(
-        "question",
-        "The question",
-        f'<p class="lead">{escape(story.direction)}</p>{noise}{metric}'
-        f'<div class="pairs">{"".join(pairs[:FIRST])}</div>{rest}' + _runs(result, story),
-    )
+    return {
+        "story": story,
+        "first": pairs[:FIRST],
+        "rest": pairs[FIRST:],
+        "unwritten": max(len(story.prompts) - MOST, 0),
+        "runs": _runs(result, story),
+    }
 
 
-def _pair(pair: ToldPair, number: int, story: Story, result: Result) -> str:
-    lines = []
+def _pair(pair: ToldPair, number: int, story: Story, result: Result) -> dict[str, Any]:
+    runs = []
     for name in ("clean", "corrupted"):
         is_clean = name == "clean"
         text, own = (pair.clean, pair.clean_tokens) if is_clean else (pair.corrupted, pair.corrupted_tokens)
         marked = pair.differing
         if pair.noised and not is_clean:
             text, own, marked = text or pair.clean, own or pair.clean_tokens, marked | set(pair.noised)
-        if not text and not own:
-            continue
-        role = "changed" if name == story.base else "gives the values" if name == story.source else ""
-        role = f"<small>{role}</small>" if role else ""
-        lines.append(
-            f'<div class="run"><div class="who">{name}{role}</div>'
-            f'<div class="tokens">{_tokens(text, own, marked)}</div></div>'
-        )
-    answers = _answers("right", pair.answers) + _answers("wrong", pair.wrong_answers)
-    numbered = f'<span class="number">{number + 1}</span>' if len(story.prompts) > 1 else ""
-    values = _values(result, number) if len(story.prompts) == result.per_prompt.shape[-1] > 1 else ""
-    return (
-        f'<div class="pair">{numbered}{"".join(lines)}<div class="run"><div class="who"></div>'
-        f'<div class="answers">{answers}{values}</div></div></div>'
-    )
+        if text or own:
+            role = "changed" if name == story.base else "gives the values" if name == story.source else ""
+            tokens = tuple(Visible.of(token, differs=place in marked) for place, token in enumerate(own))
+            runs.append(RunText(name, role, text, tokens))
+    answers = (("right", pair.answers), ("wrong", pair.wrong_answers))
+    return {
+        "number": number + 1 if len(story.prompts) > 1 else None,
+        "runs": runs,
+        "answers": [(kind, list(map(Visible.of, words))) for kind, words in answers if words],
+        "values": _values(result, number) if len(story.prompts) == result.per_prompt.shape[-1] > 1 else [],
+    }
 
 
-def _tokens(text: str, tokens: Iterable[str], marked: frozenset[int]) -> str:
-    """Each token in a box, its place on hover; the text as it is where tokens are not known."""
-    shown = [
-        f'<span class="token{" differs" if place in marked else ""}" title="position {place}">'
-        f"{_visible(token)}</span>"
-        for place, token in enumerate(tokens)
-    ]
-    return "".join(shown) or escape(text)
+def _values(result: Result, prompt: int) -> list[tuple[str, str]]:
+    """The metric of one prompt in the two runs."""
+    both = (("base", result.base_per_prompt), ("source", result.source_per_prompt))
+    return [(name, number(float(values[0, prompt]))) for name, values in both if values is not None]
 
 
-def _visible(token: str) -> str:
-    """A token with its spaces and line ends to be seen."""
-    shown = escape(token).replace("\n", "⏎").replace("\t", "⇥")
-    if shown.startswith(" "):
-        shown = f'<i class="space">·</i>{shown[1:]}'
-    return shown or '<i class="space">∅</i>'
-
-
-def _answers(kind: str, words: Iterable[str]) -> str:
-    shown = "".join(f'<span class="answer {kind}">{_visible(word)}</span>' for word in words)
-    return f'<span><span class="label">{kind}</span>{shown}</span>' if shown else ""
-
-
-def _values(result: Result, prompt: int) -> str:
-    found = []
-    for name, numbers in (("base", result.base_per_prompt), ("source", result.source_per_prompt)):
-        if numbers is not None:
-            value = number(float(numbers[0, prompt]))
-            found.append(f'<span><span class="label">{name}</span>{value}</span>')
-    return "".join(found)
-
-
-def _runs(result: Result, story: Story | None) -> str:
+def _runs(result: Result, story: Story | None) -> dict[str, Any]:
     """The metrics of the two runs themselves: where an effect of nothing and of everything would be."""
-    rows = []
     base, source = ("", "") if story is None else (f" ({story.base})", f" ({story.source})")
-    for row, name in enumerate(result.metrics):
-        cells = [escape(name), number(float(result.base[row]))]
-        cells += [] if result.source is None else [number(float(result.source[row]))]
-        rows.append(cells)
-    heads = ["metric", f"base{escape(base)}"] + ([] if result.source is None else [f"source{escape(source)}"])
-    return _grid(heads, rows)
+    heads = ["metric", f"base{base}"]
+    rows: list[Row] = [[name, number(float(result.base[row]))] for row, name in enumerate(result.metrics)]
+    if result.source is not None:
+        heads.append(f"source{source}")
+        for row, cells in enumerate(rows):
+            cells.append(number(float(result.source[row])))
+    return {"heads": heads, "rows": rows}
 
 
 def speeds(result: Result, story: Story | None) -> dict[str, Any]:
@@ -149,11 +148,11 @@ def _of_memory(result: Result) -> str:
     return f"{beside}; measured is what tensors took on the GPU; {reserved}."
 
 
-def accounting(result: Result, story: Story | None) -> str:
+def accounting(result: Result, story: Story | None) -> dict[str, Any]:
     """What was predicted, what was measured, and what a full re-run for each site would have taken."""
     plan, ledger = result.plan, result.ledger
     full = full_seconds(result, story)
-    rows = [
+    rows: list[Row] = [
         _counted("node evaluations", plan.node_evaluations, ledger.node_evaluations, plan.full_evaluations),
         _counted("kernel launches", plan.launches, ledger.launches, plan.full_evaluations),
         ["FLOPs", f"{plan.flops:.4g}", "–", f"{plan.full_flops:.4g}", _times(plan.full_flops, plan.flops)],
@@ -183,60 +182,44 @@ def accounting(result: Result, story: Story | None) -> str:
         )
     notes.append("FLOPs are computed from the plan, and were not measured.")
     notes.append(_of_memory(result))
-    told = "".join(f"<li>{escape(note[:1].upper() + note[1:])}</li>" for note in notes)
-    return _section(
-        "accounting",
-        "What it cost",
-        '<div class="beside">'
-        + _grid(["", "predicted", "measured", "full re-runs", "saved"], rows)
-        + f'<div id="speeds" class="figure"></div></div><ul class="notes">{told}</ul>',
-    )
+    heads = ["", "predicted", "measured", "full re-runs", "saved"]
+    return {"heads": heads, "rows": rows, "notes": [note[:1].upper() + note[1:] for note in notes]}
 
 
-def _counted(name: str, predicted: int, measured: int, full: int) -> list[str]:
-    agrees = predicted == measured
-    mark = (
-        '<span class="good" title="as predicted">✓</span>'
-        if agrees
-        else '<span class="bad" title="not as predicted">✗</span>'
-    )
-    return [name, f"{predicted:,}", f"{measured:,} {mark}", f"{full:,}", _times(full, measured)]
+def _counted(name: str, predicted: int, measured: int, full: int) -> Row:
+    counted = Counted(f"{measured:,}", predicted == measured)
+    return [name, f"{predicted:,}", counted, f"{full:,}", _times(full, measured)]
 
 
 def _times(full: float, done: float) -> str:
     return f"{full / done:.2f}×" if done else "–"
 
 
-def checked(result: Result) -> str:
+def checked(result: Result) -> dict[str, Any]:
     """How the numbers were verified, or that they were not."""
     check = result.verification
     if check is None:
-        told = (
-            '<p class="verdict none">These numbers were not verified.</p><p>A sweep that is run with '
-            "<code>verify=n</code> has random cells run again as full forwards of the original module, with "
-            "hooks.</p>"
-        )
-        return _section("verification", "How the numbers were checked", told)
+        return {"verdict": "none", "words": "These numbers were not verified.", "check": None}
     agree = f"{check.cells:,} random cells agree with"
     if not check.ok:
         word = "were run again, and some differ" if check.excess > 1 else "could not be checked"
-        verdict = f'<p class="verdict bad">✗ {check.cells:,} random cells {word}.</p>'
+        verdict, words = "bad", f"✗ {check.cells:,} random cells {word}."
     elif check.hooked:
-        verdict = f'<p class="verdict good">✓ {agree} full forwards.</p>'
+        verdict, words = "good", f"✓ {agree} full forwards."
     else:
-        verdict = f'<p class="verdict none">{agree} the captured program; the module does not show them.</p>'
+        verdict, words = "none", f"{agree} the captured program; the module does not show them."
     ways = [f"{check.hooked:,} by the original module itself, with hooks"] if check.hooked else []
     if check.interpreted:
         ways.append(
             f"{check.interpreted:,} by the captured program alone, operation by operation, because no module "
             "shows the site"
         )
-    return _section(
-        "verification",
-        "How the numbers were checked",
-        f"{verdict}<p>Run again: {' and '.join(ways)}. The largest deviation is "
-        f"{check.largest_deviation:.3g}{escape(_allowed(check), quote=False)}.</p>",
-    )
+    deviation = f"The largest deviation is {check.largest_deviation:.3g}{_allowed(check)}."
+    return {
+        "verdict": verdict,
+        "words": words,
+        "check": f"Run again: {' and '.join(ways)}. {deviation}",
+    }
 
 
 def _allowed(check: CellCheck) -> str:
@@ -253,7 +236,7 @@ def _allowed(check: CellCheck) -> str:
     return f", which is {check.relative:.2g} of the metric's largest value; it has to be {allowed}"
 
 
-def origin(result: Result, story: Story | None, made_at: datetime) -> str:
+def origin(result: Result, story: Story | None, made_at: datetime) -> dict[str, Any]:
     """All that the numbers depend on, and the command that makes them again."""
     given = result.provenance
     rows: list[tuple[str, str]] = []
@@ -274,15 +257,7 @@ def origin(result: Result, story: Story | None, made_at: datetime) -> str:
     if isinstance(versions, Mapping):
         rows.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
     rows.append(("page made", made_at.strftime("%d %B %Y, %H:%M UTC")))
-    listed = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in rows)
-    command = story.command if story is not None else None
-    again = (
-        f'<div class="command"><pre><code id="command">{escape(command)}</code></pre>'
-        '<button type="button" id="copy">Copy</button></div>'
-        if command
-        else '<p class="note">No command was recorded that makes this again.</p>'
-    )
-    return _section("provenance", "Where it comes from", f'{again}<dl class="origin">{listed}</dl>')
+    return {"command": story.command if story is not None else None, "rows": rows}
 
 
 def _inputs(given: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -299,23 +274,3 @@ def number(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     return f"{value:.5g}".replace("-", "−")
-
-
-def _section(name: str, title: str, inside: str) -> str:
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
-        f"{inside}</section>"
-    )
-
-
-def _grid(heads: list[str], rows: list[list[str]]) -> str:
-    """A table of cells that are HTML already."""
-    head = "".join(f'<th scope="col">{one}</th>' for one in heads)
-    lines = "".join(
-        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>'
-        for row in rows
-    )
-    return (
-        f'<div class="table"><table class="grid"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{lines}</tbody></table></div>"
-    )

@@ -1,13 +1,16 @@
+import json
 import re
+from pathlib import Path
 
 import pytest
 from plotly.offline import get_plotlyjs
 
+from conewise.drawing.document import policy
 from conewise.experiments import registry
+from conewise.experiments.figures import figure
+from conewise.experiments.page import figure_page, page, taken
 from conewise.experiments.result import Result, Row
-from conewise.report.figures import figure
-from conewise.report.report import page
-from conewise.report.tables import as_csv, measured
+from conewise.experiments.tables import as_csv, measured
 from tests.experiments.quick import quick
 
 
@@ -29,6 +32,33 @@ def test_the_page_holds_all_it_needs_and_plotly_once() -> None:
     assert "prefers-color-scheme: dark" in own
     for name in registry.NAMES:
         assert f'<section id="{name}">' in own
+
+
+def test_every_page_runs_its_own_scripts_alone_by_their_hash() -> None:
+    """The same policy as the page of a sweep has: nothing is fetched, and no script runs but these."""
+    (result,) = [quick("e7")]
+    for written in (page([result]), figure_page(result)):
+        found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', written)
+        assert found is not None
+        scripts = re.findall(r"<script>(.*?)</script>", written, flags=re.DOTALL)
+        assert scripts[0] == get_plotlyjs()
+        assert len(scripts) == 2
+        assert found[1] == policy(scripts)
+        assert re.findall(r"<script (?!type=\"application/json\")", written) == []
+        drawn = re.search(r'id="conewise-figures">(.*?)</script>', written)
+        assert drawn is not None
+        assert json.loads(drawn[1])["e7"] == json.loads(figure(result).to_json())
+
+
+def test_a_page_of_an_earlier_version_is_known_as_ours(tmp_path: Path) -> None:
+    assert taken(tmp_path) is None
+    (tmp_path / "tables").mkdir()
+    assert taken(tmp_path) == "tables"
+    for written in (page([quick("e7")]), "<title>Conewise: the paper's claims, reproduced</title>"):
+        (tmp_path / "index.html").write_text(written, encoding="utf-8")
+        assert taken(tmp_path) is None
+    (tmp_path / "index.html").write_text("mine", encoding="utf-8")
+    assert taken(tmp_path) == "index.html"
 
 
 def test_the_page_says_what_differs_and_escapes_what_it_shows() -> None:

@@ -1,0 +1,65 @@
+"""Markup is made by templates, which escape what is put into them; nowhere by formatting texts."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+from markupsafe import Markup
+
+from conewise import markup
+from conewise.templates import macro, rendered
+
+PACKAGE = Path(__file__).parents[1] / "src" / "conewise"
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+# What looks like a tag and makes none: what an earlier page is known by, and the name of a size in a digest.
+ALLOWED = {"experiments/page.py": ["<title></title>"], "identity/digests.py": ["<size >"]}
+TAG = re.compile(r"</?[a-zA-Z][a-zA-Z0-9]*(\s[^<>]*)?/?>|<[a-z]+ [a-z-]+=")
+
+
+def formatted(source: str) -> list[str]:
+    """The f-strings of a module that hold tags."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+            if TAG.search(text):
+                found.append(text)
+    return found
+
+
+def test_an_f_string_with_a_tag_is_found() -> None:
+    assert formatted("f'<td>{cell}</td>'") == ["<td></td>"]
+    assert formatted("f'<a href={link}>'") == ["<a href=>"]
+    assert formatted("f'{a} < {b}, {c} -> {d}'; '<td>'") == []
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_no_markup_is_made_by_formatting(path: str) -> None:
+    assert formatted((PACKAGE / path).read_text(encoding="utf-8")) == ALLOWED.get(path, [])
+
+
+def test_every_template_is_found_and_escapes() -> None:
+    assert rendered("drawing/legend.html", keys=[(Markup("<b>"), "<i>")]) == (
+        '<ul class="cw-keys" aria-label="Legend"><li><b>&lt;i&gt;</li></ul>'
+    )
+    assert isinstance(macro("markup.html", "heading", "<b>", "&"), Markup)
+
+
+def test_a_value_that_is_not_given_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="keys"):
+        rendered("drawing/legend.html")
+
+
+def test_what_a_notebook_shows_is_text_that_can_be_put_together() -> None:
+    both = markup.heading("<b>", "a") + "<br>" + markup.verdict(True, "b & c")
+    assert type(both) is str
+    assert both == (
+        "<div><strong>&lt;b&gt;</strong> a</div><br>"
+        '<div><strong style="color:#2e9e5b">✓</strong> b &amp; c</div>'
+    )
+    assert markup.progress(1, 2, "<") == (
+        '<div>sweeping <progress value="1" max="2" style="vertical-align:middle"></progress> &lt;</div>'
+    )
