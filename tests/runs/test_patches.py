@@ -574,10 +574,10 @@ def test_a_run_of_another_model_or_length_is_refused() -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"head": 4}, "no head 4: the axis 'head' has 4 places here, 0 to 3"),
+        ({"head": 4}, "no head 4: the axis 'head' has 4 entries here, 0 to 3"),
         ({"head": -5}, "no head -5"),
         ({"head": [0, 9]}, "no head 9"),
-        ({"head": [1, -3]}, r"head=\[1, -3\] names a place twice"),
+        ({"head": [1, -3]}, r"head=\[1, -3\] names an entry twice"),
         ({"head": []}, r"head=\[\] selects nothing"),
         ({"pos": slice(12, 20)}, r"pos=slice\(12, 20, None\) selects nothing: the axis 'pos' has 12"),
         ({"pos": slice(None, None, -1)}, "a slice goes forward"),

@@ -267,7 +267,7 @@ def test_a_source_that_does_not_fit(captured: Model, evaluator: str, source: Any
         ),
         (cw.sites("z", layer=""), SiteError, "layer='' is no choice"),
         (cw.sites("z", layer="0:2:0"), SiteError, "layer='0:2:0' is no choice"),
-        (cw.sites("z", layer=[0, -2]), SiteError, r"layer=\(0, -2\) names a place twice"),
+        (cw.sites("z", layer=[0, -2]), SiteError, r"layer=\(0, -2\) names an entry twice"),
         (
             cw.sites("mlp_out", layer=":", head=":"),
             SiteError,
@@ -280,7 +280,7 @@ def test_a_source_that_does_not_fit(captured: Model, evaluator: str, source: Any
             MissingSiteError,
             "layer 0 has no 'pattern': attention is computed by",
         ),
-        ([cw.site("z", layer=0, head=7)], MissingSiteError, "no head 7: the axis 'head' has 2 places"),
+        ([cw.site("z", layer=0, head=7)], MissingSiteError, "no head 7: the axis 'head' has 2 entries"),
         ([cw.site("z", layer=0, d_model=7)], MissingSiteError, "no axis 'd_model' here"),
     ],
 )

@@ -114,11 +114,11 @@ def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
 
 def _with_room(needed: int, device: torch.device, dtype: torch.dtype) -> torch.device:
     """The device, or main memory, whichever has room for the copy and some more."""
-    free = {place: memory_free(place) for place in (device, torch.device("cpu"))}
-    for place, there in free.items():
+    free = {one: memory_free(one) for one in (device, torch.device("cpu"))}
+    for one, there in free.items():
         if there is None or 1.1 * needed <= there:
-            return place
-    found = " and ".join(f"{(there or 0) / 1e9:.1f} GB on {place}" for place, there in free.items())
+            return one
+    found = " and ".join(f"{(there or 0) / 1e9:.1f} GB on {one}" for one, there in free.items())
     name = str(dtype).removeprefix("torch.")
     raise NoReferenceError(f"a copy in {name} takes {needed / 1e9:.1f} GB, and there are {found} free")
 

@@ -138,8 +138,8 @@ def verify(model: Captured, *, seed: int, samples: int) -> Verification:
     excesses: list[float] = []
     rows: list[tuple[float, float]] = []
     outputs = checked = 0
-    for place, (batch, length) in enumerate(sizes):
-        call = sampler.draw(seed + place, batch=batch, length=length)
+    for index, (batch, length) in enumerate(sizes):
+        call = sampler.draw(seed + index, batch=batch, length=length)
         try:
             run = baseline(model, call.args, call.kwargs)
         except InputMismatchError:
@@ -189,13 +189,13 @@ def _excesses(
 
     Without one, which float64 has not, 100 machine epsilons of the largest output are allowed.
     """
-    for place, (one, own) in enumerate(zip(ours, theirs, strict=True)):
+    for index, (one, own) in enumerate(zip(ours, theirs, strict=True)):
         if same_bits(one, own):
             continue
         if not own.is_floating_point() or (precise is None and own.dtype.itemsize < 8):
             yield math.inf
             continue
-        true = own if precise is None else precise[place]
+        true = own if precise is None else precise[index]
         scale = max(largest_difference(true, zeros_like(true)), SMALLEST)
         allowed = row_tolerance(own) * scale
         if precise is not None:
@@ -219,7 +219,7 @@ def _row_deviations(
     few_bits = any(map(is_half, (*alone, *(source.value for source in model.program.sources))))
     own = module_leaves(model.module, solo) if few_bits else alone
     true = precise.outputs(solo, own) if own is not alone else None
-    for place, (whole, single) in enumerate(zip(outputs, alone, strict=True)):
+    for index, (whole, single) in enumerate(zip(outputs, alone, strict=True)):
         if not whole.ndim or whole.shape[0] != batch or not whole.is_floating_point():
             continue
         if single.shape[0] != 1:
@@ -231,7 +231,7 @@ def _row_deviations(
             ours = ours[:, :length]
         scale = max(largest_difference(ours, zeros_like(ours)), SMALLEST)
         if true is not None:
-            allowed = allowed_error(largest_difference(own[place], true[place]), whole.dtype, scale)
-            yield largest_difference(ours, true[place]) / scale, allowed / scale
+            allowed = allowed_error(largest_difference(own[index], true[index]), whole.dtype, scale)
+            yield largest_difference(ours, true[index]) / scale, allowed / scale
         elif not is_half(whole):
             yield largest_difference(ours, single) / scale, row_tolerance(whole)

@@ -93,8 +93,8 @@ class Witness:
             raise SweepError(
                 "the base patches `result`, which no hook on the module can do; it is not verified."
             )
-        place = len(self.hooks)
-        hooks = self._find(batch) if module is None else module.hooks[place]
+        number = len(self.hooks)
+        hooks = self._find(batch) if module is None else module.hooks[number]
         plain = self._outputs(inputs, {})
         self.hooks.append(hooks)
         self.outputs.append(plain)
@@ -103,7 +103,7 @@ class Witness:
             self.is_exact &= len(theirs) == len(ours) and all(map(same_bits, theirs, ours))
         else:
             true = self._of_module(batch, plain)
-            for outputs in self._reference.shaken(plain, module.outputs[place]):
+            for outputs in self._reference.shaken(plain, module.outputs[number]):
                 self.shaken.append((true, self._of_module(batch, outputs)))
         given = self._source_values(batch, hooks)
         own = self._edits(batch, (), given)

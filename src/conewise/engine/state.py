@@ -565,8 +565,8 @@ def _put_memos(memos: MutableMapping[int, Memo], saved: Mapping[int, Memo | None
             memos[node] = memo
 
 
-def _put_at_end(frames: list[Frame], place: int, frame: Frame) -> None:
-    frames[place:] = [frame]
+def _put_at_end(frames: list[Frame], index: int, frame: Frame) -> None:
+    frames[index:] = [frame]
 
 
 def _maps(memos: MutableMapping[int, Memo]) -> list[MutableMapping[int, Memo]]:

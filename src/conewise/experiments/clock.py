@@ -16,7 +16,7 @@ from conewise.engine.world import World
 from conewise.experiments.llama import Llama, describe_device, llama, one_thread, same_bits
 from conewise.experiments.measure import shifted, warm
 from conewise.experiments.result import Progress, Row, silent
-from conewise.experiments.transformers import Place
+from conewise.experiments.transformers import PatchedSite
 from conewise.theory.transformers import transformer_ratio
 
 SEED = 0
@@ -42,12 +42,12 @@ class Size:
         return f"{self.layers} layers, {self.heads} heads"
 
 
-def llama_places(model: Llama) -> list[Place]:
+def llama_sites(model: Llama) -> list[PatchedSite]:
     """Every head and every MLP of a model."""
     return [
-        place
+        patched
         for layer, (heads, mlp) in enumerate(zip(model.heads, model.mlps, strict=True), start=1)
-        for place in (*(Place(head, layer, "head") for head in heads), Place(mlp, layer, "mlp"))
+        for patched in (*(PatchedSite(head, layer, "head") for head in heads), PatchedSite(mlp, layer, "mlp"))
     ]
 
 
@@ -173,13 +173,13 @@ def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Pr
     """
     width = size.width if full else size.cpu_width
     model = llama(size.layers, size.heads, width, positions=POSITIONS, device=device, seed=SEED)
-    places = llama_places(model)
+    sites = llama_sites(model)
     if not full:
-        places = [p for p in places if p.kind == "mlp" or p.site.endswith(".head0.out")]
+        sites = [p for p in sites if p.kind == "mlp" or p.site.endswith(".head0.out")]
     share = {"head": 1 if full else size.heads, "mlp": 1}
     base = warm(model.graph, model.output)
     x = base.demand("x")
-    values = {place.site: shifted(base, place.site) for place in places}
+    values = {patched.site: shifted(base, patched.site) for patched in sites}
 
     def run_fully() -> None:
         with World(model.graph, keep_sites=False) as world:
@@ -190,40 +190,40 @@ def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Pr
             world.set("x", x)
             world.demand(model.output)
 
-    def run_patched(place: Place) -> None:
+    def run_patched(patched: PatchedSite) -> None:
         with base.fork() as world:
-            world.patch(place.site, values[place.site])
+            world.patch(patched.site, values[patched.site])
             world.demand(model.output)
 
     timed = Clock(
         size,
         width,
         describe_device(device)["device"],
-        timed_sites=len(places),
+        timed_sites=len(sites),
         nodes=model.computed,
-        compared=len(places),
-        different=sum(not _agrees(model, base, p.site, values[p.site]) for p in places),
+        compared=len(sites),
+        different=sum(not _agrees(model, base, p.site, values[p.site]) for p in sites),
     )
-    for place in places[:: max(1, len(places) // 10)]:
+    for patched in sites[:: max(1, len(sites) // 10)]:
         run_fully()
         run_again()
-        run_patched(place)
-    shuffled, order = random.Random(SEED), list(range(len(places)))
+        run_patched(patched)
+    shuffled, order = random.Random(SEED), list(range(len(sites)))
     for repetition in range(repetitions):
         shuffled.shuffle(order)
-        spent = {name: [0.0] * len(places) for name in ("full", "again", "patched")}
+        spent = {name: [0.0] * len(sites) for name in ("full", "again", "patched")}
         gc.collect()
         gc.disable()
         try:
             for step, number in enumerate(order):
-                place = places[number]
+                patched = sites[number]
                 tasks: dict[str, Callable[[], None]] = {
                     "full": run_fully,
                     "again": run_again,
-                    "patched": partial(run_patched, place),
+                    "patched": partial(run_patched, patched),
                 }
                 for name in list(tasks) if (step + repetition) % 2 else reversed(tasks):
-                    spent[name][number] = share[place.kind] * _seconds(model, tasks[name])
+                    spent[name][number] = share[patched.kind] * _seconds(model, tasks[name])
         finally:
             gc.enable()
         timed.full.append(spent["full"])

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from functools import partial
 
-from conewise.experiments.clock import SEED, Size, clock, llama_places
+from conewise.experiments.clock import SEED, Size, clock, llama_sites
 from conewise.experiments.llama import best_device, describe_device, llama, one_thread
 from conewise.experiments.measure import patch_cost, shifted, warm
 from conewise.experiments.result import Progress, Result, Row, silent, versions
@@ -58,7 +58,7 @@ class Family:
 def _tiny_llama(layers: int, heads: int) -> Transformer:
     """The paper's transformer with heads of two numbers and four positions: its cones are the same."""
     model = llama(layers, heads, 2 * heads, positions=4, seed=SEED)
-    return Transformer(model.graph, tuple(llama_places(model)), model.output)
+    return Transformer(model.graph, tuple(llama_sites(model)), model.output)
 
 
 LLAMA = Family("Llama-style", _tiny_llama, transformer_cone, transformer_ratio)
@@ -152,15 +152,15 @@ def count(family: Family, layers: int, heads: int) -> list[Row]:
     base = warm(model.graph, model.output)
     at = f"{family.name}, {layers} layers, {heads} heads"
     cones, total = [], 0
-    for place in model.places:
-        cost = patch_cost(base, place.site, shifted(base, place.site), model.output)
+    for patched in model.patched:
+        cost = patch_cost(base, patched.site, shifted(base, patched.site), model.output)
         assert cost.invalidated == cost.recomputed, "the readout demands the whole cone"
         total += cost.recomputed
         cones.append(
             Row(
-                name=f"{at}, cone of {place.site}",
+                name=f"{at}, cone of {patched.site}",
                 paper=None,
-                predicted=family.cone(layers=layers, heads=heads, layer=place.layer, site=place.kind),
+                predicted=family.cone(layers=layers, heads=heads, layer=patched.layer, site=patched.kind),
                 measured=cost.recomputed,
                 unit="nodes",
                 detail=True,
@@ -168,8 +168,8 @@ def count(family: Family, layers: int, heads: int) -> list[Row]:
                     "family": family.name,
                     "layers": layers,
                     "heads": heads,
-                    "layer": place.layer,
-                    "kind": place.kind,
+                    "layer": patched.layer,
+                    "kind": patched.kind,
                 },
             )
         )
@@ -212,7 +212,7 @@ def _layers(model: Transformer, cones: Sequence[Row], at: str, layers: int, head
     nodes = {len(sites) for sites in held}
     parameters = {sum(site in graph.params for site in sites) for sites in held}
     computed = {sum(not graph.is_source(site) for site in sites) for sites in held}
-    kinds = [place.kind for place in model.places]
+    kinds = [patched.kind for patched in model.patched]
     last = [row for row in cones if row.facts["layer"] == layers]
     is_printed = (layers, heads) in {(size.layers, size.heads) for size in SIZES}
     counts = (str(layers * heads), str(layers)) if is_printed else (None, None)

@@ -51,8 +51,8 @@ def sequential(weights: Sequence[int]) -> Layered:
     graph = Graph()
     last, sites = graph.source("x", 1.0), []
     for layer, weight in enumerate(weights, start=1):
-        for place in range(weight):
-            last = graph.node(f"layer{layer}.{place}", relu, [last])
+        for step in range(weight):
+            last = graph.node(f"layer{layer}.{step}", relu, [last])
         sites.append(last)
     return Layered(graph, tuple(sites), graph.node("output", relu, [last]))
 

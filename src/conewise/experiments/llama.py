@@ -67,16 +67,16 @@ def llama(
     inner = math.ceil(8 * width / 3)
     inner = inner if inner < 64 else 64 * math.ceil(inner / 64)
     generator = torch.Generator().manual_seed(seed)
-    place = torch.device(device)
+    target = torch.device(device)
 
     def draw(*shape: int, scale: float) -> Tensor:
-        return (torch.randn(*shape, generator=generator) * scale).to(place, dtype)
+        return (torch.randn(*shape, generator=generator) * scale).to(target, dtype)
 
     def weight(rows: int, columns: int) -> Tensor:
         return draw(rows, columns, scale=columns**-0.5)
 
-    rotate = _rope(positions, heads, size, place, dtype)
-    mask = torch.full((positions, positions), -math.inf).triu(1).to(place, dtype)
+    rotate = _rope(positions, heads, size, target, dtype)
+    mask = torch.full((positions, positions), -math.inf).triu(1).to(target, dtype)
     scale = size**-0.5
 
     def scale_and_mask(scores: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def llama(
             name: graph.source(f"{at}.w_{name}", weight(*shape), param=True) for name, shape in shapes.items()
         }
         for name in ("norm1", "norm2"):
-            gain = (1 + draw(width, scale=0.1).float()).to(place, dtype)
+            gain = (1 + draw(width, scale=0.1).float()).to(target, dtype)
             params[name] = graph.source(f"{at}.w_{name}", gain, param=True)
         normed = graph.node(f"{at}.norm1", norm, [stream, params["norm1"]])
         q, k, v = (graph.node(f"{at}.{name}", functional.linear, [normed, params[name]]) for name in "qkv")
@@ -129,7 +129,7 @@ def llama(
         mlp_sites.append(down)
     direction = graph.source("w_readout", weight(2, width), param=True)
     output = graph.node("readout", _readout, [stream, direction])
-    return Llama(graph, tuple(head_sites), tuple(mlp_sites), output, place)
+    return Llama(graph, tuple(head_sites), tuple(mlp_sites), output, target)
 
 
 def _rope(
@@ -189,7 +189,7 @@ def _readout(stream: Tensor, directions: Tensor) -> Tensor:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal bit for bit, a NaN in the same place included."""
+    """Whether two tensors are equal bit for bit, a NaN in the same entry included."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(_bits(one), _bits(other))
@@ -217,9 +217,9 @@ def one_thread() -> Iterator[None]:
 
 def describe_device(device: str) -> dict[str, str]:
     """The device and the versions that a timing on it depends on."""
-    place = torch.device(device)
+    target = torch.device(device)
     facts = {"torch": torch.__version__, "float32_matmul": torch.get_float32_matmul_precision()}
-    if place.type == "cuda":
-        return facts | {"device": torch.cuda.get_device_name(place), "cuda": str(torch.version.cuda)}
+    if target.type == "cuda":
+        return facts | {"device": torch.cuda.get_device_name(target), "cuda": str(torch.version.cuda)}
     threads = torch.get_num_threads()
     return facts | {"device": f"cpu, {threads} thread{'s' if threads > 1 else ''}"}

@@ -85,6 +85,6 @@ class _Neighbours(tuple[int, ...]):  # noqa: SLOT001  # a tuple's subclass can h
             self._walk.edges += 1
             yield site
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         self._walk.edges += 1
-        return super().__getitem__(place)
+        return super().__getitem__(index)

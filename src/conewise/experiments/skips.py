@@ -114,8 +114,8 @@ def build(layers: int, span: int, every: int, kind: SkipKind) -> Layered:
     ends = {0: graph.source("x", 1.0)}
     for layer in range(1, layers + 1):
         last = graph.node(f"layer{layer}.0", _mean, [ends[source] for source in reads[layer]])
-        for place in range(1, WEIGHT):
-            last = graph.node(f"layer{layer}.{place}", relu, [last])
+        for step in range(1, WEIGHT):
+            last = graph.node(f"layer{layer}.{step}", relu, [last])
         ends[layer] = last
     output = graph.node("output", _mean, [ends[source] for source in reads[layers + 1]])
     return Layered(graph, tuple(ends[layer] for layer in range(1, layers + 1)), output)

@@ -21,7 +21,7 @@ Kind = Literal["head", "mlp"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PatchedSite:
     """A site that a sweep patches: in which layer, counted from 1, and what it is."""
 
     site: Site
@@ -31,10 +31,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """A graph, the places that a sweep of all heads and MLPs patches, and the node that it reads."""
+    """A graph, the sites that a sweep of all heads and MLPs patches, and the node that it reads."""
 
     graph: Graph
-    places: tuple[Place, ...]
+    patched: tuple[PatchedSite, ...]
     output: Site
 
 
@@ -44,7 +44,7 @@ class _Builder:
     def __init__(self, heads: int, seed: int, positions: int = 4, head_width: int = 2) -> None:
         self.heads, self.head_width, self.width = heads, head_width, heads * head_width
         self.graph = Graph()
-        self.places: list[Place] = []
+        self.patched: list[PatchedSite] = []
         self._random = np.random.default_rng(seed)
         self._mask: Array = np.zeros((positions, positions))
         self.stream = self.graph.source("x", self._random.normal(size=(positions, self.width)))
@@ -77,14 +77,14 @@ class _Builder:
             masked = node(f"{of}.masked", _scaled_and_masked(self.head_width**-0.5, self._mask), [scores])
             weights = node(f"{of}.softmax", ops.softmax, [masked])
             outputs.append(node(f"{of}.out", ops.matmul, [weights, parts[2]]))
-            self.places.append(Place(outputs[-1], layer, "head"))
+            self.patched.append(PatchedSite(outputs[-1], layer, "head"))
         return node(f"layer{layer}.concat", ops.concat, outputs)
 
     def mlp(self, layer: int, site: Site) -> Site:
         inner = self.linear(f"layer{layer}.fc", site, self.width, 4 * self.width)
         acted = self.graph.node(f"layer{layer}.gelu", ops.gelu, [inner])
         out = self.linear(f"layer{layer}.proj", acted, 4 * self.width, self.width)
-        self.places.append(Place(out, layer, "mlp"))
+        self.patched.append(PatchedSite(out, layer, "mlp"))
         return out
 
     def add(self, name: Site, site: Site) -> Site:
@@ -96,7 +96,7 @@ class _Builder:
 
     def finish(self) -> Transformer:
         output = self.graph.node("readout", _readout, [self.stream, self.param("readout.weight", self.width)])
-        return Transformer(self.graph, tuple(self.places), output)
+        return Transformer(self.graph, tuple(self.patched), output)
 
 
 def gpt2_style(layers: int, heads: int, seed: int = 0) -> Transformer:

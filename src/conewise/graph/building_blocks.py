@@ -14,13 +14,13 @@ def chain(*rules: Callable[[Any], Any]) -> Block:
     """The block that applies `rules` one after the other."""
     if not rules:
         raise BlockError("chain() got no rule; a block needs at least one: `chain(lambda v: v)`.")
-    for place, rule in enumerate(rules):
+    for index, rule in enumerate(rules):
         if not callable(rule):
             raise BlockError(
-                f"chain() takes functions of one value; argument {place} is {rule!r}. "
+                f"chain() takes functions of one value; argument {index} is {rule!r}. "
                 "For a block with branches, build a Graph and use `block(graph)`."
             )
-    nodes = tuple(BlockNode(str(place), rule, (place - 1,)) for place, rule in enumerate(rules))
+    nodes = tuple(BlockNode(str(index), rule, (index - 1,)) for index, rule in enumerate(rules))
     return Block(nodes, output=len(nodes) - 1)
 
 
@@ -59,15 +59,15 @@ def block(graph: Graph, entry: str | None = None, output: str | None = None) -> 
     if output not in graph.cone(entry):
         raise BlockError(f"the output {output!r} of this block does not depend on its input {entry!r}.")
     inside = [site for site in graph.sites if site != entry]
-    place = {entry: -1} | {site: number for number, site in enumerate(inside)}
+    index = {entry: -1} | {site: number for number, site in enumerate(inside)}
     nodes = tuple(
         BlockNode(
             site,
             None if graph.is_source(site) else graph.rule(site),
-            tuple(place[read] for read in graph.inputs(site)),
+            tuple(index[read] for read in graph.inputs(site)),
             graph.default(graph.number(site)),
             site in graph.params,
         )
         for site in inside
     )
-    return Block(nodes, output=place[output])
+    return Block(nodes, output=index[output])

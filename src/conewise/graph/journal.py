@@ -24,7 +24,7 @@ _ABSENT: Final = object()
 class Journal:
     """What is being done over one graph, and how to take it back: one change, or one demand, at a time.
 
-    Each entry says what to call to put one place back as it was, and may be called twice. So the entries,
+    Each entry says what to call to put one entry back as it was, and may be called twice. So the entries,
     last first, lead back from wherever the change was broken off, and from where that was broken off in turn.
     """
 
@@ -108,10 +108,10 @@ class Journal:
         self.note((setattr, owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
-    def replace(self, column: list[Any] | dict[int, Any], place: int, value: Any) -> None:
-        """`column[place] = value`, where something stands already."""
-        self.note((setitem, column, place, column[place]))
-        column[place] = value
+    def replace(self, column: list[Any] | dict[int, Any], index: int, value: Any) -> None:
+        """`column[index] = value`, where there is an entry already."""
+        self.note((setitem, column, index, column[index]))
+        column[index] = value
 
     def put(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
         """`mapping[key] = value`."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from conewise.graph.journal import Journal, truncate
 
 # Labels are floats because CPython sorts those fastest. Appended nodes stand GAP apart, so about
-# thirty insertions at one place find room by halving before any label has to move.
+# thirty insertions at one point find room by halving before any label has to move.
 GAP = float(1 << 20)
 ROOMY = 64.0
 
@@ -157,7 +157,7 @@ class Order:
         if gap < max(least, finest):
             return False
         self._journal.note((self._relabel, run, [labels[node] for node in run]))
-        self._relabel(run, [low + gap * place for place in range(1, len(run) + 1)])
+        self._relabel(run, [low + gap * number for number in range(1, len(run) + 1)])
         return True
 
     def _relabel(self, run: Sequence[int], labels: Sequence[float]) -> None:

@@ -63,32 +63,32 @@ class ReversePass:
                     span.add(reader)
                     stack.append(reader)
         for node in table.sorted(span):
-            for place, site in enumerate(table.inputs[node]):
+            for index, site in enumerate(table.inputs[node]):
                 if site in span:
-                    self._expect_vjp(node, place)
+                    self._expect_vjp(node, index)
         return frozenset(span)
 
     def _leading_to_loss(self) -> set[int]:
         leading, stack = {self.loss}, [self.loss]
         while stack:
             node = stack.pop()
-            for place, site in enumerate(self.graph.table.inputs[node]):
-                if site not in leading and self._may_pass(node, place):
+            for index, site in enumerate(self.graph.table.inputs[node]):
+                if site not in leading and self._may_pass(node, index):
                     leading.add(site)
                     stack.append(site)
         return leading
 
-    def _may_pass(self, node: int, place: int) -> bool:
+    def _may_pass(self, node: int, index: int) -> bool:
         """Whether a gradient passes from a node to one of its inputs, as far as its rule says."""
         vjps = vjps_of(self.graph.table.rules[node])
         try:
-            return vjps is None or vjps[place] is not None
+            return vjps is None or vjps[index] is not None
         except IndexError:
             return True
 
     def _passes(self, site: int, reader: int) -> bool:
-        places = enumerate(self.graph.table.inputs[reader])
-        return any(read == site and self._may_pass(reader, place) for place, read in places)
+        inputs = enumerate(self.graph.table.inputs[reader])
+        return any(read == site and self._may_pass(reader, index) for index, read in inputs)
 
     # -- build ---------------------------------------------------------------------------------
 
@@ -113,19 +113,19 @@ class ReversePass:
             self._keep(node, [graph.add_source(self._free(name), SEED)], ())
             return
         ways = [
-            (reader, place, vjp)
+            (reader, index, vjp)
             for reader in table.sorted(reader for reader in table.consumers[node] if reader in span)
-            for place, site in enumerate(table.inputs[reader])
-            if site == node and (vjp := self._vjp(reader, place)) is not None
+            for index, site in enumerate(table.inputs[reader])
+            if site == node and (vjp := self._vjp(reader, index)) is not None
         ]
         if len(ways) == 1:
             reader, _, vjp = ways[0]
             added = [graph.add_node(self._free(name), vjp.function, self._reads(reader, vjp))]
         else:
             added = []
-            for reader, place, vjp in ways:
+            for reader, index, vjp in ways:
                 is_twice = table.inputs[reader].count(node) > 1
-                way = f"{name}@{graph.name(reader)}" + (f"[{place}]" if is_twice else "")
+                way = f"{name}@{graph.name(reader)}" + (f"[{index}]" if is_twice else "")
                 added.append(graph.add_node(self._free(way), vjp.function, self._reads(reader, vjp)))
             added.append(graph.add_node(self._free(name), total, added))
         self._keep(node, added, tuple(reader for reader, _, _ in ways))
@@ -136,10 +136,10 @@ class ReversePass:
         put(self._added, node, added)
         put(self._through, node, through)
 
-    def _vjp(self, node: int, place: int) -> Vjp | None:
+    def _vjp(self, node: int, index: int) -> Vjp | None:
         vjps = vjps_of(self.graph.table.rules[node])
         assert vjps is not None, "span() has checked it"
-        return vjps[place]
+        return vjps[index]
 
     def _reads(self, node: int, vjp: Vjp) -> list[Site]:
         special = {GRADIENT: self.gradient[node], OUTPUT: self.graph.name(node)}
@@ -236,8 +236,8 @@ class ReversePass:
             at = stack.pop()
             if at in self._wrt:
                 return True
-            for place, site in enumerate(table.inputs[at]):
-                if site not in seen and labels[site] >= limit and self._may_pass(at, place):
+            for index, site in enumerate(table.inputs[at]):
+                if site not in seen and labels[site] >= limit and self._may_pass(at, index):
                     seen.add(site)
                     stack.append(site)
         return False
@@ -267,8 +267,8 @@ class ReversePass:
             f"All of them: `graph.upstream({loss!r})`."
         )
 
-    def _expect_vjp(self, node: int, place: int) -> None:
-        """The node's rule can be differentiated by the input at `place`, or says that it has no gradient."""
+    def _expect_vjp(self, node: int, index: int) -> None:
+        """The node's rule can be differentiated by the input at `index`, or says that it has no gradient."""
         graph, rule = self.graph, self.graph.table.rules[node]
         site, inputs = graph.name(node), graph.inputs(graph.name(node))
         vjps = vjps_of(rule)
@@ -280,11 +280,11 @@ class ReversePass:
                 "`ops.Vjp(function, reads)` for each input."
             )
         try:
-            vjp = vjps[place]
+            vjp = vjps[index]
         except IndexError:
             raise GradientError(
-                f"the rule {_described(rule)} of {site!r} has no entry in its `vjps` for input {place} "
-                f"({inputs[place]!r}): it reads {len(inputs)} inputs. Give one for each, or None where it is "
+                f"the rule {_described(rule)} of {site!r} has no entry in its `vjps` for input {index} "
+                f"({inputs[index]!r}): it reads {len(inputs)} inputs. Give one for each, or None where it is "
                 "not differentiable."
             ) from None
         wrong = [read for read in vjp.reads if isinstance(read, int) and read >= len(inputs)] if vjp else []

@@ -53,11 +53,11 @@ class Vjp:
 class Vjps(Protocol):
     """One `Vjp` for each input, or None where the rule is not differentiable in that input.
 
-    A tuple will do. A rule of any number of inputs answers for each place it is asked about.
+    A tuple will do. A rule of any number of inputs answers for each index that it is asked about.
     """
 
-    def __getitem__(self, place: int, /) -> Vjp | None:
-        """The vector-Jacobian product of the input at `place`."""
+    def __getitem__(self, index: int, /) -> Vjp | None:
+        """The vector-Jacobian product of the input at `index`."""
 
 
 class Differentiable(Protocol):

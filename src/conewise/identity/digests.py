@@ -31,8 +31,8 @@ def inputs_digest(inputs: Mapping[str, torch.Tensor]) -> str:
 
 def program_digest(program: Program) -> str:
     """SHA-256 over what a program computes: its operations with their arguments, its sizes, its outputs."""
-    places = {symbol: f"<{name} {dim}>" for symbol, (name, dim) in program.sizes.symbols.items()}
-    sizes = [re.sub(r"\w+", lambda m: places.get(m[0], m[0]), str(e)) for e in program.sizes.expressions]
+    named = {symbol: f"<{name} {dim}>" for symbol, (name, dim) in program.sizes.symbols.items()}
+    sizes = [re.sub(r"\w+", lambda m: named.get(m[0], m[0]), str(e)) for e in program.sizes.expressions]
     lines = [*map(_line, program.records), *sizes, _text(program.outputs), str(program.output_spec)]
     lines += [f"{leaf.name} {leaf.dtype}" for leaf in program.inputs]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -43,7 +43,7 @@ def _line(record: Record) -> str:
 
 
 def _text(template: Any) -> str:
-    """An argument, an operation or what one writes to, as text without places in memory."""
+    """An argument, an operation or what one writes to, as text without addresses in memory."""
     match template:
         case Ref(name):
             return f"<{name}>"

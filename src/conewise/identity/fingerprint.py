@@ -51,11 +51,11 @@ def fingerprint(module: nn.Module) -> str:
     digests: dict[tuple[object, ...], bytes] = {}
     for name, tensor in sorted(module.state_dict().items()):
         # Tied weights have several names and are read once.
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if place not in digests:
-            digests[place] = _digest(tensor)
+        key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if key not in digests:
+            digests[key] = _digest(tensor)
         total.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        total.update(digests[place])
+        total.update(digests[key])
     return total.hexdigest()
 
 

@@ -153,12 +153,12 @@ class _Walk:
         return self._object(value)
 
     def _items(self, values: Iterable[object]) -> str:
-        return ", ".join(self._at(str(place), item) for place, item in enumerate(values))
+        return ", ".join(self._at(str(index), item) for index, item in enumerate(values))
 
     def _pairs(self, values: Mapping[Any, Any]) -> str:
         return ", ".join(
-            f"{self._at(f'key {place}', key)}: {self._at(_label(key, place), item)}"
-            for place, (key, item) in enumerate(values.items())
+            f"{self._at(f'key {index}', key)}: {self._at(_label(key, index), item)}"
+            for index, (key, item) in enumerate(values.items())
         )
 
     def _unordered(self, values: Iterable[object]) -> str:
@@ -198,7 +198,7 @@ class _Walk:
             return _short(f"{value.__module__}.{value.__qualname__} of {library}", self._attributes(changed))
         own = {name: item for name, item in vars(value).items() if name not in BESIDE}
         above = (type(value), *value.__bases__)
-        parts = [self._at(f"class {place}", one) for place, one in enumerate(above)]
+        parts = [self._at(f"class {index}", one) for index, one in enumerate(above)]
         return _short(f"class {value.__name__}", f"{', '.join(parts)}: {self._attributes(own)}")
 
     def _attributes(self, named: Mapping[str, object]) -> str:
@@ -335,7 +335,7 @@ class _Walk:
 
     def _partial(self, value: functools.partial[Any]) -> str:
         parts = {"function": value.func, "keywords": value.keywords, **vars(value)}
-        parts |= {f"argument {place}": item for place, item in enumerate(value.args)}
+        parts |= {f"argument {index}": item for index, item in enumerate(value.args)}
         return _short("partial", self._attributes(parts))
 
     def _wrapped(self, value: Any) -> str:
@@ -493,8 +493,8 @@ _TABLES |= {("pandas.core.series", "Series")}
 def _columns(table: Any) -> Iterator[object]:
     """A table or a column of pandas as lists: what it keeps beside them is its own matter."""
     yield table.index.tolist()
-    for place, name in enumerate(table.columns if hasattr(table, "columns") else [table.name]):
-        column = table.iloc[:, place] if hasattr(table, "columns") else table
+    for index, name in enumerate(table.columns if hasattr(table, "columns") else [table.name]):
+        column = table.iloc[:, index] if hasattr(table, "columns") else table
         yield [name, str(column.dtype), column.tolist()]
 
 
@@ -555,8 +555,8 @@ def _is_foreign(value: object) -> bool:
     return not library_of_file(value.__code__.co_filename) and not library_of_name(made_in)
 
 
-def _label(key: object, place: int) -> str:
-    return repr(key) if type(key) in (str, int) else f"value {place}"
+def _label(key: object, index: int) -> str:
+    return repr(key) if type(key) in (str, int) else f"value {index}"
 
 
 def _short(kind: str, text: str) -> str:

@@ -29,9 +29,9 @@ def library_of_file(file: str) -> str:
     path = Path(file).resolve()
     if path.is_relative_to(_OWN):
         return "conewise"
-    for place, part in enumerate(path.parts[:-1]):
+    for index, part in enumerate(path.parts[:-1]):
         if part in _INSTALLED:
-            return _package(path.parts[place + 1])
+            return _package(path.parts[index + 1])
     return _python() if any(path.is_relative_to(root) for root in _standard()) else ""
 
 

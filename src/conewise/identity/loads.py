@@ -50,17 +50,17 @@ def loads_of(code: CodeType) -> Loads:
 
 def _read(code: CodeType, cells: frozenset[str], found: Loads) -> None:
     steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         if step.opname in _GLOBAL:
-            found.globals.setdefault(step.argval, set()).add(_chain(steps, place))
+            found.globals.setdefault(step.argval, set()).add(_chain(steps, index))
             if step.opname != "LOAD_GLOBAL":
                 found.maybe.add(step.argval)
         elif step.opname in _CELL and step.argval in cells:
-            found.cells.setdefault(step.argval, set()).add(_chain(steps, place))
+            found.cells.setdefault(step.argval, set()).add(_chain(steps, index))
         elif step.opname in _ATTRIBUTE:
             found.attributes.add(step.argval)
         elif step.opname == "IMPORT_NAME":
-            level, names = (one.argval for one in steps[place - 2 : place])
+            level, names = (one.argval for one in steps[index - 2 : index])
             # Without names, what is bound is the outermost package.
             module = step.argval if names else step.argval.partition(".")[0]
             found.attributes.update(names or ())
@@ -71,9 +71,9 @@ def _read(code: CodeType, cells: frozenset[str], found: Loads) -> None:
             _read(constant, cells & frozenset(constant.co_freevars) - frozenset(code.co_cellvars), found)
 
 
-def _chain(steps: list[dis.Instruction], place: int) -> Chain:
+def _chain(steps: list[dis.Instruction], index: int) -> Chain:
     names: list[str] = []
-    for step in steps[place + 1 :]:
+    for step in steps[index + 1 :]:
         if step.opname not in _ATTRIBUTE:
             break
         names.append(step.argval)

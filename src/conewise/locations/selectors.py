@@ -195,5 +195,5 @@ def chosen(choice: Choice, length: int, axis: str, where: object) -> list[int]:
         raise SiteError(f"{where}: {axis}={choice!r} chooses nothing; there are {length}, from 0.")
     places = [index % length for index in picked]
     if len(set(places)) < len(places):
-        raise SiteError(f"{where}: {axis}={choice!r} names a place twice.")
+        raise SiteError(f"{where}: {axis}={choice!r} names an entry twice.")
     return places

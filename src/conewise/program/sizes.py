@@ -107,7 +107,7 @@ def dim_along(shape: Sequence[Size] | None, symbols: Set[str]) -> int | None:
 class SizeTable:
     """The expressions that a program uses, each at its index; grows while a program is lowered.
 
-    `symbols` says where each symbol is read: (input name, dimension), first place first.
+    `symbols` says where each symbol is read: (input name, dimension), the first one first.
     """
 
     def __init__(self) -> None:

@@ -52,11 +52,11 @@ def output_names(program: Program) -> tuple[str, ...]:
 
 def field_names(program: Program, field: str) -> tuple[str, ...] | None:
     """The sites that one field of the outputs is made of; None where the outputs have no such field."""
-    places = tree_unflatten(list(range(len(program.outputs))), program.output_spec)
-    if field not in _fields(places):
+    numbered = tree_unflatten(list(range(len(program.outputs))), program.output_spec)
+    if field not in _fields(numbered):
         return None
     found = program.outputs
-    leaves = [found[i] for i in tree_flatten(field_of(places, field))[0] if isinstance(i, int)]
+    leaves = [found[i] for i in tree_flatten(field_of(numbered, field))[0] if isinstance(i, int)]
     return tuple(dict.fromkeys(out.name for out in leaves if isinstance(out, Ref)))
 
 
@@ -82,9 +82,10 @@ def partly_assembled(program: Program, values: Mapping[str, Any], sizes: Sequenc
 
 def described_fields(program: Program) -> str:
     """The outputs' fields in words, for messages."""
-    places = tree_unflatten(list(range(len(program.outputs))), program.output_spec)
+    numbered = tree_unflatten(list(range(len(program.outputs))), program.output_spec)
     return (
-        ", ".join(_fields(places)) or f"one {'tensor' if isinstance(places, int) else type(places).__name__}"
+        ", ".join(_fields(numbered))
+        or f"one {'tensor' if isinstance(numbered, int) else type(numbered).__name__}"
     )
 
 

@@ -59,7 +59,7 @@ class Weights:
         self._tensors = [source.value for source in program.sources]
         self._forms = [_form(tensor) for tensor in self._tensors]
         paths = [(path, n) for n, s in enumerate(program.sources) for path in (s.name, *s.aliases)]
-        # A constant that export lifted out of the code has no place in the module.
+        # A constant that export lifted out of the code has no name in the module.
         self._paths = [(path, n) for path, n in paths if _at(module, path) is self._tensors[n]]
         self._readers: tuple[Sums, _Reader | _Glance, _Reader] | None = None
         self._known: Contents | None = None
@@ -68,8 +68,8 @@ class Weights:
         """How often each tensor was written to in place, as far as torch counts."""
         return tuple(map(writes_to, self._tensors))
 
-    def places(self) -> Sums:
-        """Where each tensor lies in memory."""
+    def addresses(self) -> Sums:
+        """The address of each tensor in memory."""
         return tuple(tensor.data_ptr() for tensor in self._tensors)
 
     def glance(self) -> Sums:
@@ -133,14 +133,14 @@ class Weights:
 
     def _reading(self) -> tuple[_Reader | _Glance, _Reader]:
         """Readers of some bits and of all, for where the tensors lie now."""
-        places = self.places()
-        if self._readers is None or self._readers[0] != places:
+        addresses = self.addresses()
+        if self._readers is None or self._readers[0] != addresses:
             every = _Reader([_words(tensor) for tensor in self._tensors])
             on_cpu = sum(t.nbytes for t in self._tensors if t.device.type == "cpu")
             some = (
                 every if on_cpu <= READ_WHOLE_BYTES else _Glance([_words(tensor) for tensor in self._tensors])
             )
-            self._readers = places, some, every
+            self._readers = addresses, some, every
         return self._readers[1:]
 
 
@@ -162,7 +162,7 @@ class _Reader:
         for number, words in enumerate(tensors):
             if words.numel() and not words.is_meta:
                 found = self._blocks.setdefault(words.device, [])
-                found += [(number, place, block) for place, block in enumerate(_blocks(words))]
+                found += [(number, index, block) for index, block in enumerate(_blocks(words))]
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
@@ -170,14 +170,14 @@ class _Reader:
         """The number of each tensor; 0 for one without bits."""
         totals = torch.zeros(self._count, dtype=torch.int64)
         for device, blocks in self._blocks.items():
-            numbers, places, _ = zip(*blocks, strict=True)
+            numbers, indices, _ = zip(*blocks, strict=True)
             keys, product = _keys(device), _scratch(device)
             sums = torch.empty(len(blocks), dtype=torch.int64, device=device)
             for row, (*_, block) in enumerate(blocks):
                 count = block.numel()
                 torch.mul(block, keys[:count], out=product[:count])
                 torch.sum(product[:count], dim=0, out=sums[row])
-            factors = _factors(max(places) + 1)[torch.tensor(places)]
+            factors = _factors(max(indices) + 1)[torch.tensor(indices)]
             totals.index_add_(0, torch.tensor(numbers), sums.cpu() * factors)
         return tuple(totals.tolist())
 
@@ -233,7 +233,7 @@ _FACTORS = [torch.empty(0, dtype=torch.int64)]
 
 
 def _factors(count: int) -> Tensor:
-    """A factor for each block: blocks of a tensor that change places change its number."""
+    """A factor for each block: blocks of a tensor that are swapped change its number."""
     if len(_FACTORS[0]) < count:
         _FACTORS[0] = torch.cat([_FACTORS[0], _odd(count)])
     return _FACTORS[0][:count]

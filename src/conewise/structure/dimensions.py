@@ -44,23 +44,23 @@ FLAT = 99
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """A size of the inputs that may vary: its symbol, and every place where it is one; no symbol if fixed."""
+    """A size of the inputs that may vary: its symbol, and the dimensions that have it; no symbol if fixed."""
 
     symbol: str
-    places: tuple[tuple[str, int], ...]
+    dims: tuple[tuple[str, int], ...]
     ranks: tuple[int, ...]
 
     @property
     def depth(self) -> int:
         """The outermost dimension that it is, among inputs of two dimensions or more."""
         return min(
-            (dim for (_, dim), rank in zip(self.places, self.ranks, strict=True) if rank > 1), default=FLAT
+            (dim for (_, dim), rank in zip(self.dims, self.ranks, strict=True) if rank > 1), default=FLAT
         )
 
     @property
     def is_square(self) -> bool:
         """Whether an input has it twice."""
-        return len(dict(self.places)) < len(self.places)
+        return len(dict(self.dims)) < len(self.dims)
 
 
 def find_dimensions(
@@ -88,15 +88,15 @@ def find_dimensions(
     if not ordered.isdisjoint(axis.symbol for axis in (conventional, *others)):
         first = next((axis for axis in (conventional, *others) if axis.symbol not in ordered), None)
         return _with_positions(axes, first or conventional, votes)
-    if any(name.rpartition(".")[2] in BATCH_FIRST for name, _ in conventional.places):
+    if any(name.rpartition(".")[2] in BATCH_FIRST for name, _ in conventional.dims):
         return _with_positions(axes, conventional, votes)
     rival = _rival(program, others, votes, conventional, example)
     if rival is None:
         return _with_positions(axes, conventional, votes)
     if _says_sequence_first(program, module):
         return _with_positions(axes, rival, votes)
-    name, dim = conventional.places[0]
-    other = dict(rival.places).get(name, rival.places[0][1])
+    name, dim = conventional.dims[0]
+    other = dict(rival.dims).get(name, rival.dims[0][1])
     return Dimensions(
         doubt=f"dimension {dim} of {name!r} is mixed and dimension {other} is not, so it is not known which "
         f"is the batch. Say it with `capture(..., batch_dim={dim})` or `batch_dim={other}`"
@@ -110,8 +110,8 @@ def _axes(program: Program) -> list[_Axis]:
             if isinstance(size, sympy.Symbol):
                 found.setdefault(str(size), []).append((leaf.name, dim, len(leaf.shape)))
     return [
-        _Axis(symbol, tuple((name, dim) for name, dim, _ in places), tuple(rank for *_, rank in places))
-        for symbol, places in found.items()
+        _Axis(symbol, tuple((name, dim) for name, dim, _ in dims), tuple(rank for *_, rank in dims))
+        for symbol, dims in found.items()
     ]
 
 
@@ -128,7 +128,7 @@ def _as_given(
         raise CaptureError(
             f"batch_dim is {batch_dim!r}; the inputs have dimensions 0 to {max(ranks, default=0) - 1}."
         )
-    here = [axis for axis in axes if any(dim == batch_dim for _, dim in axis.places)]
+    here = [axis for axis in axes if any(dim == batch_dim for _, dim in axis.dims)]
     # An input of fewer dimensions, such as positions [pos], has its only one elsewhere. One that a square
     # input has twice, as a mask [pos, pos], is the batch of none.
     batch = min(
@@ -191,11 +191,11 @@ def _alone(
     """
     if _score(votes)[one.symbol] >= 0:
         return _with_positions(axes, one, votes)
-    leaves = [leaf for leaf in program.inputs if leaf.name in dict(one.places)]
+    leaves = [leaf for leaf in program.inputs if leaf.name in dict(one.dims)]
     has_features = all(len(leaf.shape) == 1 + leaf.dtype.is_floating_point for leaf in leaves)
     if has_features and one.symbol in ordered and len(leaves) == len(program.inputs):
         return Dimensions(positions=frozenset({one.symbol}), is_unbatched=True)
-    name, dim = one.places[0]
+    name, dim = one.dims[0]
     other = _fixed_rival(program, name, one, example)
     if other is None:
         return _with_positions(axes, one, votes)
@@ -256,8 +256,8 @@ def _without_leading_size(
 
 def _beside(axes: Sequence[_Axis], one: _Axis) -> list[_Axis]:
     """The other sizes of the same inputs."""
-    shared = {name for name, _ in one.places}
-    return [axis for axis in axes if axis is not one and shared & {name for name, _ in axis.places}]
+    shared = {name for name, _ in one.dims}
+    return [axis for axis in axes if axis is not one and shared & {name for name, _ in axis.dims}]
 
 
 def _ordered(program: Program, votes: Sequence[AttentionSizes]) -> set[str]:
@@ -323,9 +323,7 @@ def _with_positions(
     positions = [axis for axis in others if axis.symbol in mixed]
     if not positions:
         positions = [
-            axis
-            for axis in others
-            if axis.symbol not in independent and any(dim < 2 for _, dim in axis.places)
+            axis for axis in others if axis.symbol not in independent and any(dim < 2 for _, dim in axis.dims)
         ]
     return Dimensions(
         frozenset({batch.symbol}) if batch else frozenset(), frozenset(axis.symbol for axis in positions)
@@ -345,15 +343,15 @@ def _is_independent(
     """
     outputs = [out.name for out in program.outputs if isinstance(out, Ref)]
     interpreter, is_changed = Interpreter(program), False
-    fixed = example[axis.places[0][0]].shape[axis.places[0][1]]
+    fixed = example[axis.dims[0][0]].shape[axis.dims[0][1]]
     try:
         before = interpreter.values(example)
         for entry in (0, -1):
             for change in (_a_little, _a_lot):
                 changed = dict(example)
-                for name, dim in axis.places:
+                for name, dim in axis.dims:
                     changed[name] = _changed_entry(example[name], dim, entry, change)
-                if all(torch.equal(changed[name], example[name]) for name, _ in axis.places):
+                if all(torch.equal(changed[name], example[name]) for name, _ in axis.dims):
                     continue
                 after, is_changed = interpreter.values(changed), True
                 for name in outputs:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from conewise.program.records import ModuleCall
 from conewise.structure.attention import Attention
 from conewise.structure.naming import Naming
-from conewise.structure.numbering import LayerPlace, places_of, short_names, stack_of
+from conewise.structure.numbering import LayerNumber, numbers_of, short_names, stack_of
 from conewise.structure.stream import Stream
 from conewise.structure.wiring import Wiring
 
 
 @dataclass(slots=True)
 class Layer:
-    """One layer: its call, its place in its stack, its attentions, and its nodes by kind.
+    """One layer: its call, its number in its stack, its attentions, and its nodes by kind.
 
     The stream's kinds are found by sums. `attn_out` and `mlp_out` are the terms that are added
     to the stream, after any norm of their own; `resid_mid` and `resid_post` are the sums, before
@@ -60,15 +60,15 @@ def find_layers(wiring: Wiring, attentions: list[Attention]) -> list[Layer]:
             found.append(Layer(call or ModuleCall(""), "", 0, attention))
         elif id(attention) in crossing:
             same.cross = attention
-    places = places_of([layer.call for layer in found])
-    _number(found, places)
+    numbered = numbers_of([layer.call for layer in found])
+    _number(found, numbered)
     cores = frozenset(attention.core.name for attention in attentions)
-    for layer, place in zip(found, places, strict=True):
+    for layer, number in zip(found, numbered, strict=True):
         cross = None if layer.cross is None else layer.cross.core.name
         naming = Naming(
             everything,
             layer.call,
-            place,
+            number,
             core=layer.attention.core.name,
             cross=cross,
             others=cores - {layer.attention.core.name, cross},
@@ -80,16 +80,16 @@ def find_layers(wiring: Wiring, attentions: list[Attention]) -> list[Layer]:
     return found
 
 
-def _number(layers: Sequence[Layer], places: Sequence[LayerPlace]) -> None:
+def _number(layers: Sequence[Layer], numbered: Sequence[LayerNumber]) -> None:
     """Give each layer its layer within its stack, and stacks a name where there are several."""
-    stacks = [stack_of(layer.call, place) for layer, place in zip(layers, places, strict=True)]
+    stacks = [stack_of(layer.call, number) for layer, number in zip(layers, numbered, strict=True)]
     names = short_names(list(dict.fromkeys(stacks)))
     for stack, name in names.items():
         members = [at for at, other in enumerate(stacks) if other == stack]
-        numbers = [places[at].number for at in members]
+        numbers = [numbered[at].number for at in members]
         by_number = len(set(numbers)) == len(numbers)
         for i, at in enumerate(members):
-            number = places[at].number
+            number = numbered[at].number
             layers[at].number = number if by_number and number is not None else i
             layers[at].stack = name
 

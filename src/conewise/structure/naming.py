@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from conewise.program.records import ModuleCall, Ref
 from conewise.structure.branches import Branch, branch_of, is_elementwise, projections
 from conewise.structure.neurons import find_neurons
-from conewise.structure.numbering import LayerPlace
+from conewise.structure.numbering import LayerNumber
 from conewise.structure.positionwise import by_position, has_features_last
 from conewise.structure.stream import Addition, Stream
 
@@ -51,7 +51,7 @@ class Naming:
         self,
         everything: Stream,
         call: ModuleCall,
-        place: LayerPlace,
+        number: LayerNumber,
         *,
         core: str,
         cross: str | None,
@@ -62,7 +62,7 @@ class Naming:
         self._wiring = everything.wiring
         self._everything = everything
         self._call = call
-        self._place = place
+        self._number = number
         self._core, self._cross = core, cross
         self._others = frozenset(others)
         self._is_alone = is_alone
@@ -75,7 +75,7 @@ class Naming:
         """Find the additions of the layer, and name what is certain of them."""
         own = Stream(self._wiring, self.members)
         found = bool(self._call.path) and self._follow(own, is_module=True)
-        if not found or not (self._place.is_of(self._call) or self._has_mlp()):
+        if not found or not (self._number.is_of(self._call) or self._has_mlp()):
             found = self._follow(self._everything, is_module=False)
             self.members |= self._between() if found else frozenset()
         if not found:
@@ -133,7 +133,7 @@ class Naming:
             return True
         calls = {r.modules[-1] for r in records if self._wiring.is_weighted(r) and r.modules}
         verdicts = {
-            self._place.holds(call) if self._place.number is not None else call.call == self._call.call
+            self._number.holds(call) if self._number.number is not None else call.call == self._call.call
             for call in calls
         }
         return verdicts.pop() if len(verdicts) == 1 else None
@@ -152,7 +152,7 @@ class Naming:
         ]
         if not any(self._stream.source(name) == last for name in leaving):
             return f"what leaves {str(self._call)!r} is not the last sum that attention is in, {last!r}"
-        if self._place.is_ambiguous and any(map(self._is_beside, self._everything.behind(self._additions))):
+        if self._number.is_ambiguous and any(map(self._is_beside, self._everything.behind(self._additions))):
             return f"what is added behind {str(self._call)!r} may be of the same layer, or not"
         return ""
 

@@ -9,7 +9,7 @@ from conewise.program.records import ModuleCall
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPlace:
+class LayerNumber:
     """Where a layer is numbered: the path of the list, and the number there; '' and None for none.
 
     `is_ambiguous` where the path holds other numbers too, and nothing says which is the layer's.
@@ -34,21 +34,21 @@ class LayerPlace:
         return self.number in numbers if numbers else None
 
 
-def places_of(calls: Sequence[ModuleCall]) -> list[LayerPlace]:
-    """The place of each layer: by the number that differs from layer to layer, else by the last."""
+def numbers_of(calls: Sequence[ModuleCall]) -> list[LayerNumber]:
+    """Where each layer is numbered: by the number that differs from layer to layer, else by the last."""
     paths = [call.path.split(".") for call in calls]
-    found: list[LayerPlace] = []
+    found: list[LayerNumber] = []
     for path in paths:
         alike = [other for other in paths if _template(other) == _template(path)]
         numbers = [at for at, part in enumerate(path) if part.isdigit()]
         differing = [at for at in numbers if len({other[at] for other in alike}) > 1]
         chosen = differing if len(differing) == 1 else numbers[-1:]
         if not chosen:
-            found.append(LayerPlace())
+            found.append(LayerNumber())
             continue
         at = chosen[0]
         ambiguous = len(numbers) > 1 and not differing
-        found.append(LayerPlace(".".join(path[:at]), int(path[at]), ambiguous))
+        found.append(LayerNumber(".".join(path[:at]), int(path[at]), ambiguous))
     return found
 
 
@@ -56,20 +56,20 @@ def _template(path: Sequence[str]) -> tuple[str, ...]:
     return tuple("#" if part.isdigit() else part for part in path)
 
 
-def stack_of(call: ModuleCall, place: LayerPlace) -> str:
+def stack_of(call: ModuleCall, numbered: LayerNumber) -> str:
     """The path of the stack of layers that a layer is in."""
-    return place.path if place.number is not None else call.path.rpartition(".")[0]
+    return numbered.path if numbered.number is not None else call.path.rpartition(".")[0]
 
 
 def short_names(stacks: Sequence[str]) -> dict[str, str]:
-    """A name for each of several stacks: the first part of its path that no other shares in its place."""
+    """A name for each of several stacks: the first part of its path that no other has at the same depth."""
     if len(set(stacks)) < 2:
         return dict.fromkeys(stacks, "")
     return {stack: _short(stack, stacks) for stack in stacks}
 
 
 def _short(stack: str, stacks: Sequence[str]) -> str:
-    """The first part of a stack's path that no other stack shares in its place."""
+    """The first part of a stack's path that no other stack has at the same depth."""
     parts = stack.split(".")
     for i, part in enumerate(parts):
         if all(other == stack or other.split(".")[i : i + 1] != [part] for other in stacks):

@@ -77,9 +77,9 @@ class Outputs:
         stack = stack if at is None else stack.movedim(at, 2)
         for spare in (dim + 3, dim + 2):
             # Positions, if found, stand in front of these now.
-            place = spare + (at is not None and at > spare)
-            if at != spare and stack.shape[place] == 1:
-                stack = stack.squeeze(place)
+            index = spare + (at is not None and at > spare)
+            if at != spare and stack.shape[index] == 1:
+                stack = stack.squeeze(index)
         return stack
 
     def has_last(self, name: str) -> bool:

@@ -196,16 +196,16 @@ def _followed(wiring: Wiring, record: Record, known: dict[str, Axes]) -> Axes | 
                 or len(reads) != len(wiring.operands(record))
             ):
                 return None
-            place = dim % len(record.shape)
-            return (*axes[:place], (Axis("feature", record.shape[place]),), *axes[place:])
+            index = dim % len(record.shape)
+            return (*axes[:index], (Axis("feature", record.shape[index]),), *axes[index:])
         case "pad" | "constant_pad_nd":
             return after(record, axes) if len(record.args[1]) == 2 and _is_feature(axes, dims - 1) else None
         case _:
             return None
 
 
-def _dim_of(record: Record, place: int, default: int = -1) -> int | None:
-    dim = record.args[place] if len(record.args) > place else record.kwargs.get("dim", default)
+def _dim_of(record: Record, index: int, default: int = -1) -> int | None:
+    dim = record.args[index] if len(record.args) > index else record.kwargs.get("dim", default)
     return dim if isinstance(dim, int) else None
 
 
@@ -258,9 +258,9 @@ def _broadcast(record: Record, found: Sequence[Axes]) -> Axes | None:
 
 def _dims_of(record: Record) -> list[int]:
     """The dimensions that a reduction is over; empty where it is over all."""
-    place = 2 if record.op in {"linalg_vector_norm", "norm", "topk"} else 1
+    index = 2 if record.op in {"linalg_vector_norm", "norm", "topk"} else 1
     default = -1 if record.op in ALONG_ONE_DIMENSION else None
-    given = record.args[place] if len(record.args) > place else record.kwargs.get("dim", default)
+    given = record.args[index] if len(record.args) > index else record.kwargs.get("dim", default)
     if isinstance(given, int) and not isinstance(given, bool):
         return [given]
     return [dim for dim in given if isinstance(dim, int)] if isinstance(given, list | tuple) else []
@@ -270,19 +270,19 @@ def _reduced(record: Record, axes: Axes) -> Axes | None:
     dims = _dims_of(record)
     if not dims or record.shape is None:
         return None
-    places = {dim % len(axes) for dim in dims}
-    if not all(_is_feature(axes, dim) for dim in places):
+    dropped = {dim % len(axes) for dim in dims}
+    if not all(_is_feature(axes, dim) for dim in dropped):
         return None
     if len(record.shape) == len(axes):
-        return tuple(() if dim in places else packed for dim, packed in enumerate(axes))
-    return tuple(packed for dim, packed in enumerate(axes) if dim not in places)
+        return tuple(() if dim in dropped else packed for dim, packed in enumerate(axes))
+    return tuple(packed for dim, packed in enumerate(axes) if dim not in dropped)
 
 
 def _concatenated(wiring: Wiring, record: Record, found: Sequence[Axes]) -> Axes | None:
     dim = _dim_of(record, 1, 0)
     if dim is None or record.shape is None or len(found) != len(wiring.operands(record)):
         return None
-    place = dim % len(record.shape)
-    if any(not _is_feature(axes, place) or _rows(axes) != _rows(found[0]) for axes in found):
+    index = dim % len(record.shape)
+    if any(not _is_feature(axes, index) or _rows(axes) != _rows(found[0]) for axes in found):
         return None
-    return (*found[0][:place], (Axis("feature", record.shape[place]),), *found[0][place + 1 :])
+    return (*found[0][:index], (Axis("feature", record.shape[index]),), *found[0][index + 1 :])

@@ -33,7 +33,7 @@ def resolved(axes: Sequence[str], selection: Selection, shape: Sequence[int]) ->
 
 
 def selected(part: int | slice | Sequence[int], size: int) -> int:
-    """How many places of an axis of this size a selection means."""
+    """How many entries of an axis of this size a selection means."""
     if isinstance(part, slice):
         return len(range(*part.indices(size)))
     return len(part) if isinstance(part, Sequence) else 1
@@ -52,7 +52,7 @@ def _checked(axis: str, part: Any, size: int) -> int | slice | list[int]:
         if not numbers:
             raise MissingSiteError(f"{axis}=[] selects nothing: {_span(axis, size)}.")
         if len(set(numbers)) < len(numbers):
-            raise MissingSiteError(f"{axis}={list(part)} names a place twice.")
+            raise MissingSiteError(f"{axis}={list(part)} names an entry twice.")
         return numbers
     return _number(axis, part, size)
 
@@ -70,7 +70,7 @@ def _number(axis: str, part: Any, size: int) -> int:
 
 
 def _span(axis: str, size: int) -> str:
-    return f"the axis {axis!r} has {size} place{'s' if size != 1 else ''} here, 0 to {size - 1}"
+    return f"the axis {axis!r} has {size} entr{'ies' if size != 1 else 'y'} here, 0 to {size - 1}"
 
 
 def _combined(index: Sequence[int | slice | list[int]], shape: Sequence[int]) -> tuple[torch.Tensor, ...]:

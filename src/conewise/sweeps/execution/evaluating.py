@@ -115,7 +115,7 @@ class Evaluators:
         """The wave of a chunk, kept: a baseline of the same shape and the same weights runs it again."""
         sweep = self.sweep
         regions = sweep.planner.regions(prepared, chunk.start, batch.base)
-        needed = regions, sweep.model.weights.places()
+        needed = regions, sweep.model.weights.addresses()
         known, wave = self._waves.get((id(prepared), chunk), (None, None))
         if wave is None or known != needed:
             one, name = sweep.planner.passing(prepared, chunk, regions), sweep.model.graph.name
