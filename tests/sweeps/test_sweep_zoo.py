@@ -21,7 +21,7 @@ SERIAL = {"mixtral": "experts/"}
 """The architectures that mix the rows of a batch, and where: experts are given the tokens of all rows."""
 
 TYPICAL = 2e-6
-"""How far a wavefront lies from serial on one thread, relative to the largest value: 840 roundings of
+"""How far a wavefront is from serial on one thread, relative to the largest value: 840 machine epsilons of
 float32 are allowed, and twenty are enough for every architecture here."""
 
 
