@@ -47,7 +47,7 @@ PATHS = {
 """The same values under the paths of modules, which every model has."""
 
 WAVEFRONT = 64
-"""How many machine epsilons of the largest score a wavefront may be off; two bytes have few digits, and get 8."""
+"""How many machine epsilons of the largest score a wavefront may be off; half precision gets 8."""
 
 
 @dataclass(frozen=True)
