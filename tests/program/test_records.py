@@ -56,6 +56,11 @@ def test_shapes_are_those_of_inputs_and_records(program: Program) -> None:
     assert program.symbols_of({"x": (7, 3)}) == {str(program.shapes["x"][0]): 7}  # type: ignore[index]
 
 
+def test_sources_have_their_values_by_name(program: Program) -> None:
+    assert program.source_values.keys() == {source.name for source in program.sources}
+    assert all(program.source_values[source.name] is source.value for source in program.sources)
+
+
 def test_an_index_is_made_once_and_cannot_be_written_to(program: Program) -> None:
     assert program.readers is program.readers
     with pytest.raises(TypeError):

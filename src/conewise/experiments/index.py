@@ -217,7 +217,7 @@ def layers_of(program: Program) -> Layers:
         ]
     else:
         keyed = [(_numbered(record.modules), record.name) for record in program.records]
-    computed = {record.name for record in program.records}
+    computed = program.record_of.keys()
     keys = list(dict.fromkeys(key for key, _ in keyed if key is not None))
     before, after = [], []
     inside: list[list[Site]] = [[] for _ in keys]

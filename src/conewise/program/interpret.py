@@ -34,7 +34,7 @@ class Interpreter:
         A name in `patches` has that value in place of its own; one in `edits` has what the function makes
         of the value that it would have had.
         """
-        values: dict[str, Any] = {source.name: source.value for source in self.program.sources}
+        values: dict[str, Any] = dict(self.program.source_values)
         values.update(run_sources(self.program, dict(inputs)))
         for name in edits or ():
             if name in values:

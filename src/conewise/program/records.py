@@ -148,7 +148,8 @@ class Program:
     `written` are the sources that the module itself writes to whenever it runs, as a counter of calls is.
     `dimensions` says what the sizes of its inputs mean.
 
-    The indices are made once, when they are first used: `record_of`, `order`, `readers`, `varying`, `shapes`.
+    The indices are made once, when they are first used: `record_of`, `order`, `readers`, `varying`, `shapes`,
+    `source_values`.
     """
 
     records: tuple[Record, ...]
@@ -196,6 +197,11 @@ class Program:
         """The shape of each input and record, symbolic where it varies; None where it is not one tensor."""
         inputs: dict[str, tuple[Size, ...] | None] = {leaf.name: leaf.shape for leaf in self.inputs}
         return MappingProxyType(inputs | {record.name: record.shape for record in self.records})
+
+    @cached_property
+    def source_values(self) -> Mapping[str, torch.Tensor]:
+        """The values of the sources by name: parameters, buffers and constants."""
+        return MappingProxyType({source.name: source.value for source in self.sources})
 
     def symbols_of(self, given: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The value of each symbol when the inputs have the `given` shapes; see `SizeTable.symbols_of`."""

@@ -104,8 +104,7 @@ class Captured:
 
     def identity_parts(self) -> tuple[object, ...]:
         """All that is computed: the operations, and the bits of the weights."""
-        values = {source.name: source.value for source in self.program.sources}
-        return (self.name, program_digest(self.program), values)
+        return (self.name, program_digest(self.program), dict(self.program.source_values))
 
     def _plain_view(self, node: str) -> View:
         """A view of one axis for each dimension: batch, pos, and dim2, dim3, ... for the others."""

@@ -41,7 +41,7 @@ def find_embedding(program: Program) -> Embedding:
     """
     integers = [leaf.name for leaf in program.inputs if not leaf.dtype.is_floating_point]
     named = [name for name in integers if name.rpartition(".")[2] == "input_ids"]
-    tables = {source.name: source.value for source in program.sources}
+    tables = program.source_values
     for tokens in (named or integers)[:1]:
         ids = {tokens}
         for record in program.records:

@@ -163,7 +163,7 @@ def _product_sizes(wiring: Wiring, product: Record) -> tuple[list[Size], list[Si
 def _is_triangular(wiring: Wiring, name: str) -> bool:
     """Whether what masks the scores is a triangle: cut to one, or stored as one."""
     queue, seen = [name], {name}
-    stored = {source.name: source.value for source in wiring.program.sources}
+    stored = wiring.program.source_values
     while queue:
         current = queue.pop()
         record = wiring.records.get(current)
