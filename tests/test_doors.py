@@ -22,6 +22,7 @@ from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
 from conewise.cli.loading import Named
 from conewise.cli.results import show_cost
+from conewise.cli.run_folder import FOLDED, STORY, read_run, write_run
 from conewise.cli.showing import Teller
 from conewise.cli.stored import QUESTION, read_question
 from conewise.errors import LoadError
@@ -33,7 +34,6 @@ from conewise.prompts.pairs import Pair, read_pairs, write_pairs
 from conewise.prompts.prompts import asked
 from conewise.prompts.questions import Question
 from conewise.report.page import sweep_page
-from conewise.report.rundir import FOLDED, STORY, read_run, write_run
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.archive import MANIFEST, VALUES
 from conewise.sweeps.sweep import Sweep

@@ -17,8 +17,8 @@ import torch
 from playwright.sync_api import Locator, Page, expect
 
 from conewise.locations.selectors import Cell
-from conewise.prompts.story import Story, ToldPair
 from conewise.report.page import write_page
+from conewise.report.story import Story, TokenizedPair
 from tests.browser.conftest import Opener
 from tests.report.swept import HEADS, HOSTILE, LAYERS, LENGTH, swept
 
@@ -329,7 +329,7 @@ def test_a_hostile_token_stays_text_on_an_axis(tmp_path: Path, open_page: Opener
     """Plotly reads some HTML in labels, links among it."""
     result, _, _ = swept()
     tokens = ('<a href="https://x.y">t</a>', "<b>b</b>", "&lt;", "d", "e", "f")
-    told = Story("m", (ToldPair("", "", tokens, tokens),))
+    told = Story("m", (TokenizedPair("", "", tokens, tokens),))
     page = open_page(write_page(tmp_path / "evil.html", result, told)).page
     labels = maps(page).nth(2).locator(".xtick text").all_text_contents()
     assert labels == [f"{token} {place}" for place, token in enumerate(tokens)]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import conewise as cw
+from conewise.cli.run_folder import read_run
 from conewise.models.load import load
 from conewise.models.tiny import PROMPTS
 from conewise.prompts.pairs import read_pairs
 from conewise.prompts.prompts import asked
 from conewise.prompts.questions import Question
-from conewise.report.rundir import read_run
 from tests.cli.commands import CLEAN, PAIR, run, valid
 
 

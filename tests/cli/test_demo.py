@@ -18,11 +18,11 @@ from conewise.cli import demo, demonstrating
 from conewise.cli.commands import app
 from conewise.cli.demo_text import show_cost
 from conewise.cli.loading import Named
+from conewise.cli.run_folder import read_run
 from conewise.drawing.folding import Folded
 from conewise.errors import ConewiseError, LoadError
 from conewise.prompts.questions import Question
-from conewise.prompts.story import Story
-from conewise.report.rundir import read_run
+from conewise.report.story import Story
 from conewise.sweeps.result import Result
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from conewise.cli import run_folder
+from conewise.cli.run_folder import FILES
 from conewise.files import write_whole
 from conewise.prompts.questions import Question
-from conewise.report import rundir
-from conewise.report.rundir import FILES
 from conewise.sweeps.storage import archive
 from tests.cli.commands import COMMAND, Done, environment, refused, run, valid
 
@@ -93,14 +93,14 @@ def test_a_command_that_dies_while_it_writes_its_result_goes_on(
             written.append(path.name)
         write_whole(path, data)
 
-    for module in (archive, rundir):
+    for module in (archive, run_folder):
         monkeypatch.setattr(module, "write_whole", dying)
     assert Done("sweep", "tiny", "--out", str(folder)).code == 9
     assert written == FILES[:dies_at]
     monkeypatch.undo()
     resumed = Done("sweep", "tiny", "--out", str(folder), "--resume")
     assert resumed.code == 0, resumed.err
-    result, story, folded = rundir.read_run(folder)
+    result, story, folded = run_folder.read_run(folder)
     assert len(result.cells) > 0
     assert story is not None
     assert folded is not None

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import conewise as cw
 from conewise.drawing.folding import Folded, fold
-from conewise.prompts.story import Story, ToldPair
+from conewise.report.story import Story, TokenizedPair
 from conewise.sweeps.result import Result
 
 LAYERS, HEADS, LENGTH, PROMPTS = 4, 4, 6, 3
@@ -46,8 +46,10 @@ def swept() -> tuple[Result, Story, Folded]:
 def story() -> Story:
     """What the sweep is about; the first prompt is hostile."""
     tokens = (*HOSTILE.partition("("), "a", " b", " c")
-    pairs = [ToldPair(HOSTILE, HOSTILE[::-1], tokens, (*tokens[:-1], " d"), (" <i>right",), (" wrong</i>",))]
-    pairs += [ToldPair(f"prompt {n}", f"other {n}", ("p",) * 6, ("o",) * 6) for n in range(1, PROMPTS)]
+    pairs = [
+        TokenizedPair(HOSTILE, HOSTILE[::-1], tokens, (*tokens[:-1], " d"), (" <i>right",), (" wrong</i>",))
+    ]
+    pairs += [TokenizedPair(f"prompt {n}", f"other {n}", ("p",) * 6, ("o",) * 6) for n in range(1, PROMPTS)]
     return Story(
         "small<model>",
         tuple(pairs),

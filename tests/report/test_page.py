@@ -3,6 +3,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,11 +21,11 @@ from conewise.drawing.document import inert
 from conewise.errors import SweepError
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell, Spread
-from conewise.prompts.story import Story, ToldPair
 from conewise.report import packing
 from conewise.report.packing import MISSING, packed
 from conewise.report.page import heading, sweep_page, write_page
 from conewise.report.sections import number
+from conewise.report.story import Story, TokenizedPair
 from conewise.sweeps.result import Result
 from tests.report.swept import HOSTILE, swept
 
@@ -236,9 +237,9 @@ def test_a_cell_s_cost_is_that_of_its_cone() -> None:
 
 
 def test_a_position_has_a_token_where_all_prompts_have_the_same() -> None:
-    pairs = (ToldPair("", "", (), ("a", "b", "c")), ToldPair("", "", (), ("a", "x", "c")))
+    pairs = (TokenizedPair("", "", (), ("a", "b", "c")), TokenizedPair("", "", (), ("a", "x", "c")))
     assert packing.tokens(Story("m", pairs)) == ["a", None, "c"]
-    assert packing.tokens(Story("m", (*pairs, ToldPair("", "", (), ("a",))))) == []
+    assert packing.tokens(Story("m", (*pairs, TokenizedPair("", "", (), ("a",))))) == []
     assert packing.tokens(None) == []
 
 
@@ -264,7 +265,7 @@ def test_the_question_says_what_is_changed_what_is_measured_and_where_prompts_di
 
 @pytest.mark.parametrize("corrupted", [(), ("Ann", " is", " here")])
 def test_noise_on_a_subject_is_marked_in_the_corrupted_prompt(corrupted: tuple[str, ...]) -> None:
-    pair = ToldPair("Ann is here", "", ("Ann", " is", " here"), corrupted, noised=(0,))
+    pair = TokenizedPair("Ann is here", "", ("Ann", " is", " here"), corrupted, noised=(0,))
     result, _, _ = swept()
     assert "noise is added to the marked tokens" in said(sweep_page(result, Story("m", (pair,))), "question")
     assert "noise" not in said(sweep_page(*swept()), "question")
@@ -274,7 +275,7 @@ def test_noise_on_a_subject_is_marked_in_the_corrupted_prompt(corrupted: tuple[s
 
 def test_many_prompts_are_folded_and_very_many_are_counted() -> None:
     result, _, _ = swept()
-    pairs = tuple(ToldPair(f"prompt {n}", f"other {n}") for n in range(210))
+    pairs = tuple(TokenizedPair(f"prompt {n}", f"other {n}") for n in range(210))
     told = said(sweep_page(result, Story("m", pairs)), "question")
     assert "198 more prompts" in told
     assert "10 prompts more are not written here" in told
@@ -384,3 +385,30 @@ def test_a_page_is_written_whole_or_the_error_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(SweepError, match="cannot be written"):
         write_page(tmp_path / "file" / "page.html", result)
+
+
+def test_a_result_writes_the_page_that_the_command_makes_of_it(tmp_path: Path) -> None:
+    result, story, folded = swept()
+
+    def timeless(page: str) -> str:
+        return re.sub(r"\d\d \w+ \d{4}, \d\d:\d\d UTC", "", page)
+
+    path = result.report(tmp_path / "new" / "page.html", story=story)
+    assert path == tmp_path / "new" / "page.html"
+    assert timeless(path.read_text(encoding="utf-8")) == timeless(sweep_page(result, story, folded))
+    bare = replace(result, sweep=None).report(str(tmp_path / "bare.html"))
+    assert timeless(bare.read_text(encoding="utf-8")) == timeless(sweep_page(result))
+    assert "was not folded" in bare.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["folder", "pipe", "nowhere", "file/page.html", "\0", "x" * 300])
+def test_a_result_refuses_paths_as_the_command_does(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    before = sorted(tmp_path.iterdir())
+    result, _, _ = swept()
+    with pytest.raises(SweepError, match=r"the page cannot be written to .* Name another file\."):
+        result.report(tmp_path / name)
+    assert sorted(tmp_path.iterdir()) == before

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ from conewise.markup import heading
 from conewise.program.build import run_sources
 from conewise.program.records import SIZES
 from conewise.program.tensors import Tensor
+from conewise.report.story import Story
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
 from conewise.runs.corruption import (
@@ -118,6 +120,10 @@ class Trace:
     def plot(self, *args: Any, **options: Any) -> Any:
         """A figure of `values`; see `Result.plot`."""
         return self.result.plot(*args, **options)
+
+    def report(self, path: str | Path, *, story: Story | None = None) -> Path:
+        """Write a page of it; see `Result.report`."""
+        return self.result.report(path, story=story)
 
     def verify(self, n: int = 32, seed: int = 0) -> CellCheck:
         """Run `n` random states again, each as a full forward; see `Result.verify`."""

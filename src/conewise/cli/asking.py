@@ -19,7 +19,7 @@ from conewise.cli.loading import Named
 from conewise.cli.questions import ask, show_question, told_question
 from conewise.cli.results import show_plan, show_result, told_plan, told_result
 from conewise.cli.showing import Counting, Teller, expect_writable_file, print_json, stdout
-from conewise.cli.stored import Stored, write_report
+from conewise.cli.stored import Stored
 
 if TYPE_CHECKING:
     from conewise.models.load import Loaded
@@ -192,7 +192,9 @@ def finish(
         stored.finish(result, story, folded)
         tell(f"kept the run in {stored.folder}")
     if report is not None:
-        write_report(report, result, story, folded)
+        from conewise.report.page import write_page
+
+        write_page(report, result, story, folded)
         tell(f"wrote {report}")
     files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
     if as_json:

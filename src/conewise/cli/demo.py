@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from conewise.cli.loading import Named
 from conewise.cli.showing import Teller
-from conewise.cli.stored import write_report
 from conewise.errors import LoadError, SweepError
 from conewise.files import is_leftover
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from conewise.models.load import Loaded
     from conewise.prompts.pairs import Pair
     from conewise.prompts.questions import Question
-    from conewise.prompts.story import Story
+    from conewise.report.story import Story
     from conewise.sweeps.plan import SweepPlan
     from conewise.sweeps.result import Result
 
@@ -166,8 +165,8 @@ def expect_ours(out: Path) -> None:
 
 def _is_demo(folder: Path) -> bool:
     """Whether a folder holds a run that a demo wrote, or nothing yet."""
-    from conewise.prompts.story import Story
-    from conewise.report.rundir import STORY
+    from conewise.cli.run_folder import STORY
+    from conewise.report.story import Story
 
     if folder.is_dir() and all(map(is_leftover, folder.iterdir())):
         return True
@@ -180,7 +179,8 @@ def _is_demo(folder: Path) -> bool:
 
 def write(found: Demo, out: Path, tell: Teller) -> tuple[Path, Path]:
     """Write the run, in place of that of an earlier demo, and its page."""
-    from conewise.report.rundir import write_run
+    from conewise.cli.run_folder import write_run
+    from conewise.report.page import write_page
     from conewise.sweeps.storage.archive import MANIFEST
 
     page, folder = out / PAGE, out / RUN
@@ -189,5 +189,5 @@ def write(found: Demo, out: Path, tell: Teller) -> tuple[Path, Path]:
         # says that this is a demo's folder.
         (folder / MANIFEST).unlink(missing_ok=True)
         write_run(folder, found.result, found.story, found.folded, unfinished=True)
-        write_report(page, found.result, found.story, found.folded)
+        write_page(page, found.result, found.story, found.folded)
     return page, folder

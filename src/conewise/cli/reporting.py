@@ -12,7 +12,7 @@ from conewise.cli.failing import CommandError, shown_command
 from conewise.cli.helping import shown
 from conewise.cli.results import show_cost, told_plan
 from conewise.cli.showing import print_json, stdout
-from conewise.cli.stored import read_question, write_report
+from conewise.cli.stored import read_question
 from conewise.reading import is_there
 
 HELP = """Make a page of a run that was kept with --out (or with `result.save`): one file, without a network.
@@ -48,7 +48,8 @@ def report(
         raise CommandError(
             f"there is no folder {run_dir}. A run is kept with `conewise sweep ... --out DIR`."
         )
-    from conewise.report.rundir import read_run
+    from conewise.cli.run_folder import read_run
+    from conewise.report.page import write_page
     from conewise.sweeps.storage.archive import is_result
 
     asked = read_question(run_dir)
@@ -59,7 +60,7 @@ def report(
         )
     result, story, folded = read_run(run_dir)
     path = output or run_dir / PAGE
-    write_report(path, result, story, folded)
+    write_page(path, result, story, folded)
     if json:
         print_json(
             "report",

@@ -12,7 +12,7 @@ from conewise.cli.showing import add_row, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conewise.prompts.story import Story
+    from conewise.report.story import Story
     from conewise.sweeps.plan import SweepPlan
     from conewise.sweeps.result import Result
 

@@ -16,7 +16,7 @@ from conewise.reading import is_there, read_json
 if TYPE_CHECKING:
     from conewise.drawing.folding import Folded
     from conewise.prompts.questions import Question
-    from conewise.prompts.story import Story
+    from conewise.report.story import Story
     from conewise.sweeps.result import Result
 
 QUESTION = "question.json"
@@ -51,7 +51,7 @@ class Stored:
 
     def _expect_free(self) -> None:
         """Nothing stands where the run will be kept: what is there later, and is not whole, is its own."""
-        from conewise.report.rundir import FILES
+        from conewise.cli.run_folder import FILES
 
         # Not `Path.exists`, which raises for a name that is too long: that is said further on.
         taken = [name for name in FILES if os.path.lexists(self.folder / name)]
@@ -91,7 +91,7 @@ class Stored:
 
     def finish(self, result: Result, story: Story, folded: Folded | None) -> None:
         """Keep the result; one that is there already must be the same."""
-        from conewise.report.rundir import write_run
+        from conewise.cli.run_folder import write_run
         from conewise.sweeps.storage.archive import is_result, load_result
 
         if not is_result(self.folder):
@@ -118,16 +118,6 @@ def read_question(folder: Path) -> Asked | None:
     except (OSError, ValueError) as error:
         raise SweepError(f"{path} cannot be understood: {error}. Give another folder.") from None
     return found
-
-
-def write_report(path: Path, result: Result, story: Story | None, folded: Folded | None) -> None:
-    """Write the page of a run."""
-    from conewise.report.page import write_page
-
-    try:
-        write_page(path, result, story, folded)
-    except OSError as error:
-        raise CommandError(f"the report cannot be written to {path}: {error.strerror}.") from None
 
 
 def _begun(command: list[str]) -> list[str]:

@@ -24,7 +24,6 @@ from conewise.cli.showing import (
     table,
     watched,
 )
-from conewise.cli.stored import write_report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from conewise.circuits.tracing import Trace
     from conewise.models.load import Loaded
     from conewise.prompts.prompts import Asked
-    from conewise.prompts.story import Story
+    from conewise.report.story import Story
 
 HELP = """Trace which states carry what the model knows of a subject (Meng et al., 2022).
 
@@ -135,12 +134,7 @@ def trace(
         traced = replace(traced, result=replace(traced.result, verification=check))
     story = _story(loaded, prompts, traced, metric, shown_command(command_of(ctx)), running.seed)
     if results.report is not None:
-        from conewise.drawing.folding import fold
-
-        sweep = traced.result.sweep
-        assert sweep is not None
-        folded = fold(found, sweep.cells, targets=sweep.targets(), base=sweep._batch(0).base)
-        write_report(results.report, traced.result, story, folded)
+        traced.report(results.report, story=story)
         tell(f"wrote {results.report}")
     if output.json:
         told = {"model": told_model(loaded, found), "notes": list(prompts.notes), **_told(story, traced)}
@@ -153,7 +147,7 @@ def trace(
 
 def _story(loaded: Loaded, prompts: Asked, traced: Trace, metric: str, command: str, seed: int) -> Story:
     from conewise.prompts.prompts import METRICS
-    from conewise.prompts.story import Story
+    from conewise.report.story import Story
 
     (told,) = prompts.told()
     pair = replace(told, corrupted_tokens=told.clean_tokens, noised=traced.subject)

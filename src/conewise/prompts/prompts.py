@@ -9,8 +9,8 @@ from typing import Any
 from conewise.errors import Argument, PromptError
 from conewise.program.tensors import Tensor
 from conewise.prompts.pairs import Pair, read_pairs, write_pairs
-from conewise.prompts.story import ToldPair
 from conewise.prompts.tokenizing import token_ids, told_tokens, unknown_token
+from conewise.report.story import TokenizedPair
 from conewise.runs.answers import answer_diff, answer_prob, token_rows
 from conewise.runs.metrics import Metric, kl_to
 
@@ -96,10 +96,10 @@ class Asked:
         """The tokens of each group's prompts, in the order of the groups."""
         return tuple(len(self.clean[group[0]]) for group in self.groups)
 
-    def told(self) -> tuple[ToldPair, ...]:
+    def told(self) -> tuple[TokenizedPair, ...]:
         """The pairs with their tokens as text, in their own order."""
         return tuple(
-            ToldPair(
+            TokenizedPair(
                 pair.clean,
                 pair.corrupted,
                 told_tokens(self.tokenizer, self.clean[number]),

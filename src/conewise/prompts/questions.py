@@ -20,7 +20,7 @@ from conewise.errors import PromptError, SweepError
 from conewise.locations.selectors import Cell, Selector, SelectorLike, as_selectors
 from conewise.program.tensors import Tensor
 from conewise.prompts.prompts import METRICS, Asked, Progress
-from conewise.prompts.story import PATCHES, Story
+from conewise.report.story import PATCHES, Story
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
 from conewise.runs.filling import joined

@@ -19,9 +19,9 @@ from conewise.drawing.folded import Folded
 from conewise.locations.places import Place
 from conewise.locations.selectors import Spread
 from conewise.program.tensors import Tensor
-from conewise.prompts.story import Story
-from conewise.sweeps.plots import COLOURS
-from conewise.sweeps.result import Result
+from conewise.report import colours
+from conewise.report.story import Story
+from conewise.report.swept import Swept
 
 MOST_PER_PROMPT = 4_000_000
 """How many numbers of single prompts a page holds at most; above that it has the means alone."""
@@ -31,21 +31,8 @@ COLUMNS = {"layer": ("layer",), "head": ("head", "kv_head"), "pos": ("pos",), "n
 
 MISSING = -(2**31)
 
-# From the colour of a dark page outwards: 0 is dark, both ends are light. Red and blue, as on a light page.
-DARK_COLOURS = (
-    (255, 210, 194),
-    (247, 155, 128),
-    (214, 95, 77),
-    (141, 55, 51),
-    (35, 39, 46),
-    (43, 84, 120),
-    (63, 138, 192),
-    (131, 191, 227),
-    (207, 232, 247),
-)
 
-
-def packed(result: Result, story: Story | None, folded: Folded | None = None) -> dict[str, Any]:
+def packed(result: Swept, story: Story | None, folded: Folded | None = None) -> dict[str, Any]:
     """All numbers of a result, what it takes to name each cell, and what each costs."""
     metrics, cells = result.table.shape
     prompts = result.per_prompt.shape[-1]
@@ -66,7 +53,10 @@ def packed(result: Result, story: Story | None, folded: Folded | None = None) ->
         if story
         else [],
         "costs": _costs(result, folded),
-        "colours": {"light": [unlabel_rgb(one) for one in getattr(diverging, COLOURS)], "dark": DARK_COLOURS},
+        "colours": {
+            "light": [unlabel_rgb(one) for one in getattr(diverging, colours.LIGHT)],
+            "dark": colours.DARK,
+        },
     }
 
 
@@ -88,7 +78,7 @@ def tokens(story: Story | None) -> list[str | None]:
     return [column[0] if len(set(column)) == 1 else None for column in zip(*rows, strict=True)]
 
 
-def _costs(result: Result, folded: Folded | None) -> dict[str, Any] | None:
+def _costs(result: Swept, folded: Folded | None) -> dict[str, Any] | None:
     """What the cones of the cells cost; None where it is not known, or known of other cells."""
     if folded is None or sum(count for _, count in folded.runs) != len(result.cells):
         return None

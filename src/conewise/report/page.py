@@ -6,6 +6,8 @@ maps and the table are drawn in the browser, by the scripts, from the numbers th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +19,11 @@ from conewise.drawing import wave
 from conewise.drawing.document import document
 from conewise.drawing.wave import cone_section, wave_section
 from conewise.errors import SweepError
-from conewise.files import write_whole
-from conewise.prompts.story import Story
+from conewise.files import expect_file, write_whole
 from conewise.report.packing import packed
 from conewise.report.sections import accounting, checked, origin, question, speeds
-from conewise.sweeps.result import Result
+from conewise.report.story import Story
+from conewise.report.swept import Swept
 from conewise.templates import asset
 
 if TYPE_CHECKING:
@@ -43,21 +45,36 @@ SCRIPTS = ("page_data.js", "page_maps.js", "page_table.js", "page_site.js", "pag
 
 
 def write_page(
-    path: str | Path, result: Result, story: Story | None = None, folded: Folded | None = None
+    path: str | Path, result: Swept, story: Story | None = None, folded: Folded | None = None
 ) -> Path:
     """Write the page of a sweep to a file, whole or not at all; returns its path."""
     path = Path(path)
     text = sweep_page(result, story, folded)
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
-    except OSError as error:
-        raise SweepError(f"the page cannot be written to {path}: {error.strerror or error}.") from None
     return path
 
 
+def expect_page(path: str | Path) -> None:
+    """A page can be written there, as far as can be known before; raises SweepError if not."""
+    path = Path(path)
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        expect_file(path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # no file can have such a name: ValueError
+        why = getattr(error, "strerror", None) or error
+        raise SweepError(f"the page cannot be written to {path}: {why}. Name another file.") from None
+
+
 def sweep_page(
-    result: Result,
+    result: Swept,
     story: Story | None = None,
     folded: Folded | None = None,
     *,
@@ -98,7 +115,7 @@ def sweep_page(
     )
 
 
-def heading(result: Result, story: Story | None) -> str:
+def heading(result: Swept, story: Story | None) -> str:
     """The title of a page: the story's own, or what was patched in which model."""
     if story is not None and story.title:
         return story.title
@@ -113,7 +130,7 @@ def heading(result: Result, story: Story | None) -> str:
     )
 
 
-def _facts(result: Result, story: Story | None) -> list[tuple[str, str]]:
+def _facts(result: Swept, story: Story | None) -> list[tuple[str, str]]:
     """The numbers below the title, and what each is of."""
     count, unit = len(result.cells), "prompt" if story is None else story.unit
     prompts = result.per_prompt.shape[-1]

@@ -13,8 +13,8 @@ from typing import Any
 
 from conewise.amounts import shown_bytes
 from conewise.checks.cell_check import CellCheck
-from conewise.prompts.story import Story, ToldPair
-from conewise.sweeps.result import Result
+from conewise.report.story import Story, TokenizedPair
+from conewise.report.swept import Swept
 
 FIRST = 2
 """How many prompts are shown at once; the others are a click away."""
@@ -61,7 +61,7 @@ Row = list[str | Counted]
 """A row of a table; its first text is what the row is about."""
 
 
-def question(result: Result, story: Story | None) -> dict[str, Any]:
+def question(result: Swept, story: Story | None) -> dict[str, Any]:
     """The prompts with their tokens, the metric, and which run is changed."""
     if story is None:
         return {"story": None, "runs": _runs(result, None)}
@@ -75,7 +75,7 @@ def question(result: Result, story: Story | None) -> dict[str, Any]:
     }
 
 
-def _pair(pair: ToldPair, number: int, story: Story, result: Result) -> dict[str, Any]:
+def _pair(pair: TokenizedPair, number: int, story: Story, result: Swept) -> dict[str, Any]:
     runs = []
     for name in ("clean", "corrupted"):
         is_clean = name == "clean"
@@ -96,13 +96,13 @@ def _pair(pair: ToldPair, number: int, story: Story, result: Result) -> dict[str
     }
 
 
-def _values(result: Result, prompt: int) -> list[tuple[str, str]]:
+def _values(result: Swept, prompt: int) -> list[tuple[str, str]]:
     """The metric of one prompt in the two runs."""
     both = (("base", result.base_per_prompt), ("source", result.source_per_prompt))
     return [(name, number(float(values[0, prompt]))) for name, values in both if values is not None]
 
 
-def _runs(result: Result, story: Story | None) -> dict[str, Any]:
+def _runs(result: Swept, story: Story | None) -> dict[str, Any]:
     """The metrics of the two runs themselves: where an effect of nothing and of everything would be."""
     base, source = ("", "") if story is None else (f" ({story.base})", f" ({story.source})")
     heads = ["metric", f"base{base}"]
@@ -114,7 +114,7 @@ def _runs(result: Result, story: Story | None) -> dict[str, Any]:
     return {"heads": heads, "rows": rows}
 
 
-def speeds(result: Result, story: Story | None) -> dict[str, Any]:
+def speeds(result: Swept, story: Story | None) -> dict[str, Any]:
     """What the sweep took as a share of full re-runs: for the figure beside the accounting."""
     plan, ledger = result.plan, result.ledger
     shares: dict[str, tuple[float, float]] = {
@@ -126,7 +126,7 @@ def speeds(result: Result, story: Story | None) -> dict[str, Any]:
     return {name: done / full for name, (done, full) in shares.items() if full}
 
 
-def full_seconds(result: Result, story: Story | None) -> float | None:
+def full_seconds(result: Swept, story: Story | None) -> float | None:
     """How long a full forward for each world would take, from the ones that were timed."""
     if story is None or not story.forwards_timed or story.forward_seconds is None or result.ledger.resumed:
         return None
@@ -137,7 +137,7 @@ def _taken(amount: int | None) -> str:
     return "–" if amount is None else shown_bytes(amount)
 
 
-def _of_memory(result: Result) -> str:
+def _of_memory(result: Swept) -> str:
     """What was measured of memory."""
     beside, ledger = "Peak memory is what the run takes beside the model and the baseline", result.ledger
     if ledger.peak_bytes is None:
@@ -148,7 +148,7 @@ def _of_memory(result: Result) -> str:
     return f"{beside}; measured is what tensors took on the GPU; {reserved}."
 
 
-def accounting(result: Result, story: Story | None) -> dict[str, Any]:
+def accounting(result: Swept, story: Story | None) -> dict[str, Any]:
     """What was predicted, what was measured, and what a full re-run for each site would have taken."""
     plan, ledger = result.plan, result.ledger
     full = full_seconds(result, story)
@@ -195,7 +195,7 @@ def _times(full: float, done: float) -> str:
     return f"{full / done:.2f}×" if done else "–"
 
 
-def checked(result: Result) -> dict[str, Any]:
+def checked(result: Swept) -> dict[str, Any]:
     """How the numbers were verified, or that they were not."""
     check = result.verification
     if check is None:
@@ -236,7 +236,7 @@ def _allowed(check: CellCheck) -> str:
     return f", which is {check.relative:.2g} of the metric's largest value; it has to be {allowed}"
 
 
-def origin(result: Result, story: Story | None, made_at: datetime) -> dict[str, Any]:
+def origin(result: Swept, story: Story | None, made_at: datetime) -> dict[str, Any]:
     """All that the numbers depend on, and the command that makes them again."""
     given = result.provenance
     rows: list[tuple[str, str]] = []

@@ -10,12 +10,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from conewise.locations.selectors import Spread
+from conewise.report.colours import LIGHT
 
 if TYPE_CHECKING:
     from conewise.sweeps.result import Result
-
-COLOURS = "RdBu"
-"""ColorBrewer's red to blue, white between: negative to positive, distinct to colour-blind readers too."""
 
 LETTERS = {"layer": "L", "head": "H", "kv_head": "K", "pos": "P", "neuron": "N"}
 
@@ -42,7 +40,7 @@ def figure(result: Result) -> go.Figure:
     drawn.update_layout(
         title=f"Effect of patching {name} on {metric}",
         coloraxis={
-            "colorscale": COLOURS,
+            "colorscale": LIGHT,
             "cmin": -largest,
             "cmid": 0,
             "cmax": largest,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
+    from conewise.report.story import Story
     from conewise.sweeps.sweep import Sweep
 
 
@@ -212,6 +213,25 @@ class Result:
         from conewise.sweeps.storage.archive import save  # noqa: PLC0415  # needs pyarrow
 
         return save(self, Path(folder))
+
+    def report(self, path: str | Path, *, story: Story | None = None) -> Path:
+        """Write a page of it, one file that opens without a network; returns its path.
+
+        It is the page that `conewise report` makes. Where the sweep is at hand, the cone of every site is
+        drawn in it; `story` says what was asked: the prompts, their tokens, the metric in words. Raises
+        SweepError, and leaves what is there, where the file cannot be written or is no regular file.
+        """
+        from conewise.drawing.folding import fold  # noqa: PLC0415  # for pages alone
+        from conewise.report.page import expect_page, write_page  # noqa: PLC0415  # needs plotly
+
+        expect_page(path)
+        folded, sweep = None, self.sweep
+        if sweep is not None:
+            base = sweep._batch(0).base
+            folded = fold(
+                sweep.model, sweep.cells, targets=sweep.targets(), base=base, whole=not sweep.is_function
+            )
+        return write_page(path, self, story, folded)
 
     def equals(self, other: Result) -> bool:
         """Whether both have the same cells and metrics, and equal numbers in every bit.

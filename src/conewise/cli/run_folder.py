@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from conewise.errors import SweepError
 from conewise.files import write_whole
-from conewise.prompts.story import Story
+from conewise.report.story import Story
 from conewise.sweeps.result import Result
 from conewise.sweeps.storage.archive import MANIFEST, VALUES, load_result, save
 

@@ -19,7 +19,7 @@ PATCHES = ("source", "zero", "mean", "noise")
 
 
 @dataclass(frozen=True, slots=True)
-class ToldPair:
+class TokenizedPair:
     """A prompt, its counterfactual, and what the model should say to each.
 
     `clean_tokens` and `corrupted_tokens` are the tokens as text, one for each position; `corrupted` may be
@@ -58,7 +58,7 @@ class Story:
     """
 
     model: str
-    prompts: tuple[ToldPair, ...] = ()
+    prompts: tuple[TokenizedPair, ...] = ()
     base: str = "corrupted"
     source: str | None = "clean"
     patch: str = "source"

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from conewise.cli.run_folder import FOLDED, STORY, read_run, write_run
 from conewise.errors import SweepError
-from conewise.report.rundir import FOLDED, STORY, read_run, write_run
 from tests.report.swept import swept
 
 

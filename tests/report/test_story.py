@@ -3,10 +3,10 @@ import json
 import pytest
 
 from conewise.errors import SweepError
-from conewise.prompts.story import Story, ToldPair
 from conewise.prompts.tokenizing import told_tokens
+from conewise.report.story import Story, TokenizedPair
 
-PAIR = ToldPair(
+PAIR = TokenizedPair(
     "Ann gave Bob", "Bob gave Bob", ("Ann", " gave", " Bob"), ("Bob", " gave", " Bob"), (" it",), (" him",)
 )
 
@@ -14,7 +14,7 @@ PAIR = ToldPair(
 def test_a_story_comes_back_from_json_as_it_was() -> None:
     story = Story(
         "tiny",
-        (PAIR, ToldPair("line\u2028end", noised=(1, 2))),
+        (PAIR, TokenizedPair("line\u2028end", noised=(1, 2))),
         metric="a difference",
         command="conewise sweep tiny",
         seed=3,
@@ -61,8 +61,8 @@ def test_the_direction_says_which_run_is_changed_and_what_is_put_there() -> None
 
 def test_prompts_differ_where_their_tokens_do_and_where_one_is_longer() -> None:
     assert PAIR.differing == {0}
-    assert ToldPair("", "", ("a", "b"), ("a", "c", "d")).differing == {1, 2}
-    assert ToldPair("one prompt alone", clean_tokens=("one",)).differing == frozenset()
+    assert TokenizedPair("", "", ("a", "b"), ("a", "c", "d")).differing == {1, 2}
+    assert TokenizedPair("one prompt alone", clean_tokens=("one",)).differing == frozenset()
 
 
 def test_a_token_that_is_no_whole_character_is_shown_as_the_tokenizer_writes_it() -> None:
