@@ -23,18 +23,29 @@ ELEMENTWISE = POINTWISE | {
 }  # fmt: skip
 """The pointwise operations and their rarer spellings, which torch tags as pointwise or not."""
 
+ADDITIONS = frozenset({"add", "sub", "rsub"})
+SCALINGS = frozenset({"mul", "div", "multiply"})
 NORMS = frozenset({"layer_norm", "rms_norm"})
-SOFTMAX = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax"})
+PROBABILITIES = frozenset({"softmax", "_softmax"})
+SOFTMAX = PROBABILITIES | {"log_softmax", "_log_softmax"}
+TRIANGLES = frozenset({"tril", "triu"})
 REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "logsumexp"})
 STATISTICS = REDUCTIONS | {"var", "std", "linalg_vector_norm", "norm"}
 """The reductions, and those that norms are written with."""
 
-ALONG_ONE_DIMENSION = SOFTMAX | {"topk", "sort", "argsort", "cumsum", "argmax", "argmin", "max", "min"}
+CHOICES = frozenset({"topk", "argmax", "max"})
+"""Operations by which a router chooses experts."""
+
+ALONG_ONE_DIMENSION = SOFTMAX | CHOICES | {"sort", "argsort", "cumsum", "argmin", "min"}
 """Operations that mix the entries along one dimension, the last one unless they say another."""
 
 # -- products ----------------------------------------------------------------------------------
 
-PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "baddbmm"})
+PLAIN_PRODUCTS = frozenset({"linear", "mm", "matmul", "bmm"})
+BIASED_PRODUCTS = frozenset({"addmm", "baddbmm"})
+"""Products whose first argument is what is added; the factors come behind it."""
+
+PRODUCTS = PLAIN_PRODUCTS | BIASED_PRODUCTS
 CONTRACTIONS = PRODUCTS | {"einsum"}
 CONVOLUTIONS = frozenset(
     {"conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d"}
@@ -52,7 +63,8 @@ PERMUTATIONS = frozenset({"transpose", "permute", "t", "numpy_T", "mT", "swapaxe
 DIMENSION_MOVES = frozenset({"transpose", "permute", "t", "unsqueeze", "squeeze", "expand"})
 """Operations that permute dimensions, add or drop one of size 1, or broadcast along it."""
 
-REARRANGEMENTS = RESHAPES | PERMUTATIONS | DIMENSION_MOVES | {"contiguous", "clone", "expand_as", "movedim"}
+COPIES = frozenset({"contiguous", "clone"})
+REARRANGEMENTS = RESHAPES | PERMUTATIONS | DIMENSION_MOVES | COPIES | {"expand_as", "movedim"}
 """Operations that move values without mixing or dropping any."""
 
 NUMBER_KEEPING = REARRANGEMENTS | CASTS | {"type_as", "float"}
@@ -74,6 +86,8 @@ LOOKUPS = frozenset({"index", "index_select", "gather", "embedding"})
 """Operations that take rows by number."""
 
 CONCATENATIONS = frozenset({"cat", "concat", "concatenate"})
+PADS = frozenset({"pad", "constant_pad_nd"})
+COUNTS = frozenset({"histc", "bincount"})
 DISPATCHES = frozenset(
     {
         "index", "index_select", "index_put", "index_add", "gather", "scatter", "scatter_add", "one_hot",
@@ -83,12 +97,7 @@ DISPATCHES = frozenset(
 )  # fmt: skip
 """Operations that hand rows to experts, in the order that a router chose, and put them back."""
 
-AXIS_KEEPING = frozenset(
-    {
-        "slice", "narrow", "cat", "split", "split_with_sizes", "chunk", "getitem", "constant_pad_nd", "pad",
-        "index", "index_select",
-    }
-)  # fmt: skip
+AXIS_KEEPING = SPLITS | PADS | {"slice", "narrow", "cat", "getitem", "index", "index_select"}
 """Operations after which a dimension of another length is still the axis that it was."""
 
 # -- what they do with memory, and with sums ---------------------------------------------------
@@ -99,10 +108,5 @@ ALLOCATING = PRODUCTS | NORMS | SOFTMAX | REDUCTIONS | {"embedding", "cat"}
 MAYBE_ALIASING = frozenset({"to", "_to_copy", "type_as", "contiguous", "alias", "detach", "lift_fresh_copy"})
 """Pointwise operations that may return an alias of what they read."""
 
-LINEAR = (
-    REARRANGEMENTS
-    | SELECTIONS
-    | CONCATENATIONS
-    | {"add", "sub", "neg", "sum", "mean", "stack", "copy", "to", "_to_copy", "type_as", "float"}
-)
+LINEAR = NUMBER_KEEPING | SELECTIONS | CONCATENATIONS | {"add", "sub", "neg", "sum", "mean", "stack", "copy"}
 """Operations that are linear in what varies; `mul` and `div` are where one operand does not vary."""

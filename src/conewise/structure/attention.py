@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from conewise.program.operations import ATTENTION, CASTS, REARRANGEMENTS, SELECTIONS
+from conewise.program.operations import ATTENTION, CASTS, PROBABILITIES, REARRANGEMENTS, SELECTIONS, TRIANGLES
 from conewise.program.records import Record, Ref
 from conewise.program.sizes import Size, coefficient, quotient, symbols_in
 from conewise.structure.axes import Axes, Axis, after, before, one_per_dimension
@@ -25,7 +25,7 @@ _SCORE_OPS = REARRANGEMENTS | frozenset(
     }
 )  # fmt: skip
 _BEHIND_HEAD = frozenset({"d_head", "query_pos"})
-_WEIGHT_OPS = REARRANGEMENTS | frozenset({"to", "_to_copy", "type_as", "mul"})
+_WEIGHT_OPS = REARRANGEMENTS | CASTS | {"type_as", "mul"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _is_triangular(wiring: Wiring, name: str) -> bool:
             if current in stored and _is_stored_triangle(stored[current]):
                 return True
             continue
-        if record.op in {"tril", "triu"}:
+        if record.op in TRIANGLES:
             return True
         if not wiring.is_product(record):
             fresh = [read for read in record.inputs if read not in seen]
@@ -193,7 +193,7 @@ def _is_stored_triangle(value: torch.Tensor) -> bool:
 def _softmaxed_products(wiring: Wiring) -> Iterator[tuple[Record, str, Record, Record, str]]:
     """Products whose softmax is a factor of another: (softmax, scores, the one, the other, pattern)."""
     for record in wiring.program.records:
-        if record.op not in {"softmax", "_softmax"} or record.name not in wiring.varying:
+        if record.op not in PROBABILITIES or record.name not in wiring.varying:
             continue
         scores = str(record.args[0].name)
         above = next(_products_above(wiring, scores), None)

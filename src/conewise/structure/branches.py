@@ -12,7 +12,9 @@ from conewise.program.operations import (
     ELEMENTWISE,
     LINEAR,
     NORMS,
+    PADS,
     REARRANGEMENTS,
+    SCALINGS,
     SELECTIONS,
     STATISTICS,
 )
@@ -32,12 +34,7 @@ def is_light(record: Record) -> bool:
 
 def is_rearranging(record: Record) -> bool:
     """Whether the record is light, or takes parts of values and puts them together again."""
-    return is_light(record) or record.op in SELECTIONS | CONCATENATIONS | {
-        "stack",
-        "pad",
-        "constant_pad_nd",
-        "repeat",
-    }
+    return is_light(record) or record.op in SELECTIONS | CONCATENATIONS | PADS | {"stack", "repeat"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +86,6 @@ def projections(wiring: Wiring, branch: Branch, start: Collection[str]) -> int:
 
 
 def _is_linear_map(wiring: Wiring, record: Record) -> bool:
-    if record.op in {"mul", "div", "multiply"}:
+    if record.op in SCALINGS:
         return len(wiring.operands(record)) == 1
     return record.op in LINEAR

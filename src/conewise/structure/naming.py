@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from conewise.program.operations import ADDITIONS
 from conewise.program.records import ModuleCall, Ref
 from conewise.structure.branches import Branch, branch_of, is_elementwise, projections
 from conewise.structure.neurons import find_neurons
@@ -216,7 +217,7 @@ class Naming:
         for record in branch.records:
             if record.name in cone and record.name != core:
                 beside = [read for read in wiring.operands(record) if read not in cone and read not in above]
-                gates = is_elementwise(record) and record.op not in {"add", "sub", "rsub"}
+                gates = is_elementwise(record) and record.op not in ADDITIONS
                 if not gates and any(map(self._is_float, beside)):
                     return f"{record.name!r} joins attention with {beside[0]!r}"
         return ""

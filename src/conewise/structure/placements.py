@@ -16,6 +16,7 @@ from conewise.program.operations import (
     ATTENTION,
     NORMS,
     PERMUTATIONS,
+    PLAIN_PRODUCTS,
     POINTWISE,
     RESHAPES,
     SOFTMAX,
@@ -85,15 +86,7 @@ class Placements:
         match record.op:
             case op if op in POINTWISE:
                 return [name for name in record.inputs if name in self._found]
-            case op if op in NORMS | SOFTMAX | {
-                "linear",
-                "mm",
-                "matmul",
-                "bmm",
-                "slice",
-                "narrow",
-                ATTENTION,
-            }:
+            case op if op in NORMS | SOFTMAX | PLAIN_PRODUCTS | {"slice", "narrow", ATTENTION}:
                 return refs[:1]
             case "addmm" | "baddbmm" | "embedding":
                 return refs[1:2]

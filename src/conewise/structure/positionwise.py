@@ -12,10 +12,16 @@ from itertools import groupby
 
 from conewise.program.operations import (
     ALONG_ONE_DIMENSION,
+    BIASED_PRODUCTS,
+    CASTS,
+    CHOICES,
     CONCATENATIONS,
     CONTRACTIONS,
+    COPIES,
+    COUNTS,
     DISPATCHES,
     NORMS,
+    PADS,
     REARRANGEMENTS,
     SELECTIONS,
     SPLITS,
@@ -61,9 +67,7 @@ def by_position(wiring: Wiring, branch: Branch) -> Verdict:
             known[record.name] = found
     if not lost and _in_order(known[branch.term]) == _in_order(known[entry]):
         return Verdict()
-    is_routed = any(
-        record.op in {"topk", "argmax", "max"} and record.name in known for record in branch.records
-    )
+    is_routed = any(record.op in CHOICES and record.name in known for record in branch.records)
     culprits = [record for record in lost.values() if not (is_routed and _is_dispatched(wiring, record))]
     if not culprits and lost:
         return Verdict(is_routed=True)
@@ -100,9 +104,9 @@ def _entered(wiring: Wiring, entry: str) -> dict[str, Axes]:
 
 def _is_dispatched(wiring: Wiring, record: Record) -> bool:
     """Whether the record may hand rows to experts, compute there, or put them back."""
-    if record.op in {"sort", "argsort", "cumsum", "histc", "bincount", "item"}:
+    if record.op in COUNTS | {"sort", "argsort", "cumsum", "item"}:
         given = wiring.records.get(wiring.operands(record)[0])
-        is_count = given is not None and given.op in {"histc", "bincount", "sum", "to", "_to_copy"}
+        is_count = given is not None and given.op in COUNTS | CASTS | {"sum"}
         is_number = given is not None and given.dtype is not None and not given.dtype.is_floating_point
         return is_count or is_number
     if wiring.is_weighted(record):
@@ -153,7 +157,7 @@ def _followed(wiring: Wiring, record: Record, known: dict[str, Axes]) -> Axes | 
     axes = known[reads[0]]
     if wiring.is_linear(record):
         return _projected_axes(record, reads, axes)
-    if record.op in REARRANGEMENTS and record.op not in {"clone", "contiguous"}:
+    if record.op in REARRANGEMENTS and record.op not in COPIES:
         return after(record, axes)
     if is_elementwise(record):
         return _broadcast(record, [known[name] for name in reads])
@@ -198,7 +202,7 @@ def _followed(wiring: Wiring, record: Record, known: dict[str, Axes]) -> Axes | 
                 return None
             index = dim % len(record.shape)
             return (*axes[:index], (Axis("feature", record.shape[index]),), *axes[index:])
-        case "pad" | "constant_pad_nd":
+        case op if op in PADS:
             return after(record, axes) if len(record.args[1]) == 2 and _is_feature(axes, dims - 1) else None
         case _:
             return None
@@ -217,7 +221,7 @@ def _projected_axes(record: Record, reads: Sequence[str], axes: Axes) -> Axes | 
     if record.op == "einsum":
         return _einsum_axes(record, reads[0], axes)
     factors = [arg.name for arg in record.args if isinstance(arg, Ref)]
-    first = factors[1 if record.op in {"addmm", "baddbmm"} else 0]
+    first = factors[1 if record.op in BIASED_PRODUCTS else 0]
     if first != reads[0] or len(shape) != len(axes) or not _is_feature(axes, len(axes) - 1):
         return None
     return (*axes[:-1], (Axis("feature", shape[-1]),))
