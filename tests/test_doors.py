@@ -20,10 +20,10 @@ from rich.console import Console
 import conewise as cw
 from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
-from conewise.cli.loading import Named
+from conewise.cli.loading import ModelName
+from conewise.cli.output import Status
 from conewise.cli.results import show_cost
 from conewise.cli.run_folder import FOLDED, STORY, read_run, write_run
-from conewise.cli.showing import Teller
 from conewise.cli.stored import QUESTION, read_question
 from conewise.errors import LoadError
 from conewise.models import tiny
@@ -31,8 +31,8 @@ from conewise.models.gguf import read_header
 from conewise.models.load import load
 from conewise.models.weight_files import INDEX, WEIGHTS
 from conewise.prompts.pairs import Pair, read_pairs, write_pairs
-from conewise.prompts.prompts import asked
 from conewise.prompts.questions import Question
+from conewise.prompts.tokenized import tokenize
 from conewise.report.page import sweep_page
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.archive import MANIFEST, VALUES
@@ -63,7 +63,7 @@ def test_prompts(suffix: str, tokenizer: Any, tmp_path: Path) -> None:
 
     def attempt(data: bytes) -> None:
         path.write_bytes(data)
-        asked(read_pairs(path), tokenizer).told()
+        tokenize(read_pairs(path), tokenizer).tokenized_pairs()
 
     taken, refused = all_ours(damaged_bytes(sound, count(150)), attempt)
     assert taken > 0
@@ -137,7 +137,7 @@ def test_tokenizers(file: str, tmp_path: Path) -> None:
             quiet(),
         ):
             found = transformers.AutoTokenizer.from_pretrained(tmp_path)
-        asked(PAIRS, found).told()
+        tokenize(PAIRS, found).tokenized_pairs()
 
     taken, refused = all_ours(damaged_json(json.loads(path.read_text()), count(200)), attempt)
     assert taken > 0
@@ -179,7 +179,7 @@ def kept(captured: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
     """The folder of a small run."""
     folder = tmp_path_factory.mktemp("run")
     sites = cw.sites("z", layer=":", head=[0, 1]) + cw.sites("mlp_out", layer=":")
-    question = Question(captured, asked(PAIRS, tokenizer), sites)
+    question = Question(captured, tokenize(PAIRS, tokenizer), sites)
     result = question.run(verify=2)
     return write_run(folder / "run", result, question.story("tiny", "conewise sweep", 1), question.folded())
 
@@ -266,7 +266,7 @@ def test_what_libraries_print_while_they_read_a_model_is_no_output(
 ) -> None:
     """The reader of tokenizers says on stdout, past Python, what it does not know in a file."""
     monkeypatch.setattr("conewise.models.load.load", lambda *_, **__: os.write(1, b"Ignored\n"))
-    Named("tiny").load(Teller(quiet=True))
+    ModelName("tiny").load(Status(quiet=True))
     assert capfd.readouterr() == ("", "Ignored\n")
     os.write(1, b"told\n")
     assert capfd.readouterr() == ("told\n", "")

@@ -14,8 +14,8 @@ from conewise.cli.run_folder import read_run
 from conewise.models.load import load
 from conewise.models.tiny import PROMPTS
 from conewise.prompts.pairs import read_pairs
-from conewise.prompts.prompts import asked
 from conewise.prompts.questions import Question
+from conewise.prompts.tokenized import tokenize
 from tests.cli.commands import CLEAN, PAIR, run, valid
 
 
@@ -38,7 +38,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
 
 def test_a_sweep_prints_the_numbers_that_the_library_finds(swept: Swept) -> None:
     loaded = load("tiny")
-    prompts = asked(read_pairs(PROMPTS), loaded.tokenizer)
+    prompts = tokenize(read_pairs(PROMPTS), loaded.tokenizer)
     model = cw.capture(loaded.module, logits_to_keep=1, **prompts.inputs_of(0, "clean"))
     sites = cw.sites("z", layer=":", head=":") + cw.sites("mlp_out", layer=":")
     result = Question(model, prompts, sites).run()

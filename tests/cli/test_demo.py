@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from conewise.cli import demo, demonstrating
 from conewise.cli.commands import app
 from conewise.cli.demo_text import show_cost
-from conewise.cli.loading import Named
+from conewise.cli.loading import ModelName
 from conewise.cli.run_folder import read_run
 from conewise.drawing.folding import Folded
 from conewise.errors import ConewiseError, LoadError
@@ -215,7 +215,7 @@ def test_who_lacks_the_weights_is_told_of_the_tiny_model(
     def missing(*_: object) -> Any:
         raise LoadError("there are no weights.")
 
-    monkeypatch.setattr(Named, "load", missing)
+    monkeypatch.setattr(ModelName, "load", missing)
     found = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "report")])
     assert found.exit_code == 2
     assert "there are no weights." in found.output

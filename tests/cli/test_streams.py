@@ -96,7 +96,7 @@ main(["schema", "plan"])
         "conewise.cli.streams",
         "conewise.cli.commands",
         "typer",
-        "conewise.cli.asking",
+        "conewise.cli.sweeping",
         "conewise.errors",
     ],
 )

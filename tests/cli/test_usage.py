@@ -24,9 +24,9 @@ from conewise.checks.cell_check import CellCheck
 from conewise.checks.verify import Verification
 from conewise.cli.commands import app
 from conewise.cli.failing import as_option
-from conewise.cli.loading import Named
+from conewise.cli.loading import ModelName
+from conewise.cli.output import Status
 from conewise.cli.schemas import names
-from conewise.cli.showing import Teller
 from conewise.errors import Argument, SweepError
 from conewise.prompts.pairs import Pair, write_pairs
 from conewise.prompts.questions import Question
@@ -50,13 +50,13 @@ EVERY = ("sweep", "plan", "sites", "verify", "report", "trace", "reproduce", "co
 def _captured_once() -> Iterator[None]:
     """The commands of this module share the tiny model and what was captured of it: most only read it."""
     with pytest.MonkeyPatch.context() as patched:
-        given_load, given_capture = Named.load, model.capture
-        loads: dict[Named, Any] = {}
+        given_load, given_capture = ModelName.load, model.capture
+        loads: dict[ModelName, Any] = {}
         captures: dict[tuple[int, tuple[str, ...]], Any] = {}
 
-        def load(named: Named, tell: Teller) -> Any:
+        def load(named: ModelName, status: Status) -> Any:
             if named not in loads:
-                loads[named] = given_load(named, tell)
+                loads[named] = given_load(named, status)
             return loads[named]
 
         def capture(module: Any, **given: Any) -> Any:
@@ -65,7 +65,7 @@ def _captured_once() -> Iterator[None]:
                 captures[key] = given_capture(module, **given)
             return captures[key]
 
-        patched.setattr(Named, "load", load)
+        patched.setattr(ModelName, "load", load)
         patched.setattr(model, "capture", capture)
         yield
 

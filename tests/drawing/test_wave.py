@@ -28,7 +28,7 @@ from conewise.drawing.wave import (
     wave_section,
     wave_svg,
 )
-from conewise.drawing.waves import GraphWave, shown
+from conewise.drawing.waves import GraphWave, value_text
 from conewise.errors import GraphError, MissingSiteError
 from tests.report.figure import FIGURE, figure
 from tests.sweeps import small
@@ -132,7 +132,7 @@ class Unshowable:
     ],
 )
 def test_values_in_a_few_characters(value: Any, text: str) -> None:
-    assert shown(value) == text
+    assert value_text(value) == text
 
 
 # -- drawings --------------------------------------------------------------------------------

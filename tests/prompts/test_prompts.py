@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from conewise.errors import PromptError
-from conewise.prompts.prompts import Asked, Pair, asked
 from conewise.prompts.subjects import subject_positions
+from conewise.prompts.tokenized import Pair, TokenizedPrompts, tokenize
 from tests.runs.spelling import byte_level, word_level
 
 CLEAN = "When Mary and John went to the store, John gave a drink to"
@@ -13,43 +13,43 @@ SHORT = Pair("When John gave a letter to", "When Mary gave a letter to", (" Mary
 
 
 def test_prompts_are_grouped_by_length_and_keep_their_own_order() -> None:
-    found = asked([LONG, SHORT, LONG, SHORT, SHORT], byte_level())
+    found = tokenize([LONG, SHORT, LONG, SHORT, SHORT], byte_level())
     assert found.groups == ((1, 3, 4), (0, 2))
     assert found.lengths == tuple(len(found.clean[group[0]]) for group in found.groups)
     assert found.lengths[0] < found.lengths[1]
     (short, long) = found.inputs("clean")
     assert short["input_ids"].tolist() == [list(found.clean[number]) for number in (1, 3, 4)]
     assert long["input_ids"].shape == (2, found.lengths[1])
-    assert [pair.clean for pair in found.told()] == [pair.clean for pair in found.pairs]
+    assert [pair.clean for pair in found.tokenized_pairs()] == [pair.clean for pair in found.pairs]
 
 
 def test_a_group_is_no_larger_than_the_batch_size() -> None:
-    assert asked([LONG, SHORT, SHORT, SHORT], byte_level(), batch_size=2).groups == ((1, 2), (3,), (0,))
+    assert tokenize([LONG, SHORT, SHORT, SHORT], byte_level(), batch_size=2).groups == ((1, 2), (3,), (0,))
     with pytest.raises(PromptError, match="a batch size of 0"):
-        asked([LONG], byte_level(), batch_size=0)
+        tokenize([LONG], byte_level(), batch_size=0)
 
 
 def test_tokens_are_told_as_text() -> None:
-    (told,) = asked([LONG], byte_level()).told()
+    (told,) = tokenize([LONG], byte_level()).tokenized_pairs()
     assert "".join(told.clean_tokens) == LONG.clean
     assert (told.answers, told.wrong_answers) == ((" Mary",), (" John",))
-    (told,) = asked([LONG], word_level()).told()
+    (told,) = tokenize([LONG], word_level()).tokenized_pairs()
     assert told.clean_tokens[:3] == ("<s>", "When", "Mary")
 
 
-def answer(text: str, clean: str = CLEAN, **how: Any) -> Asked:
-    return asked([Pair(clean, clean, (text,))], byte_level(), **how)
+def answer(text: str, clean: str = CLEAN, **how: Any) -> TokenizedPrompts:
+    return tokenize([Pair(clean, clean, (text,))], byte_level(), **how)
 
 
 def test_an_answer_is_taken_as_written_where_it_is_one_token() -> None:
-    assert answer(" Mary").told()[0].answers == (" Mary",)
+    assert answer(" Mary").tokenized_pairs()[0].answers == (" Mary",)
     assert answer(" Mary").notes == ()
-    assert answer("Mary", clean='She said: "').told()[0].answers == ("Mary",)
+    assert answer("Mary", clean='She said: "').tokenized_pairs()[0].answers == ("Mary",)
 
 
 def test_a_space_is_added_or_removed_where_only_then_an_answer_is_one_token_and_a_note_says_so() -> None:
     found = answer("John")
-    assert found.told()[0].answers == (" John",)
+    assert found.tokenized_pairs()[0].answers == (" John",)
     assert found.notes == ("prompt 1, field 'answers': 'John' was read as ' John', which is one token",)
 
 
@@ -58,7 +58,7 @@ def test_a_word_that_would_be_glued_to_the_prompt_is_refused_unless_it_is_meant(
         PromptError, match=r"'Mary' and ' Mary' are both a token.*ends in 'to'.*Write ' Mary'"
     ):
         answer("Mary")
-    assert answer("Mary", as_written=True).told()[0].answers == ("Mary",)
+    assert answer("Mary", as_written=True).tokenized_pairs()[0].answers == ("Mary",)
 
 
 def test_an_answer_of_several_tokens_is_refused_with_what_it_splits_into() -> None:
@@ -71,24 +71,24 @@ def test_an_answer_of_several_tokens_is_refused_with_what_it_splits_into() -> No
 def test_an_answer_that_is_not_in_the_vocabulary_is_refused() -> None:
     for text in ("Zebra", " Zebra"):
         with pytest.raises(PromptError, match=r"'.?Zebra' is not in the vocabulary"):
-            asked([Pair("John gave", "Mary gave", (text,))], word_level())
+            tokenize([Pair("John gave", "Mary gave", (text,))], word_level())
 
 
 def test_an_unknown_word_in_a_prompt_is_noted() -> None:
-    (note,) = asked([Pair("John gave Zebra", "Mary gave a", ("to",))], word_level()).notes
+    (note,) = tokenize([Pair("John gave Zebra", "Mary gave a", ("to",))], word_level()).notes
     assert "prompt 1, field 'clean'" in note
     assert "[<unk>]" in note
 
 
 def test_prompts_of_different_lengths_are_refused_with_lengths_and_tokens() -> None:
     with pytest.raises(PromptError) as raised:
-        asked([LONG, Pair("John gave a drink to", "John gave to", (), (), "p.csv, line 3")], byte_level())
+        tokenize([LONG, Pair("John gave a drink to", "John gave to", (), (), "p.csv, line 3")], byte_level())
     for words in ("p.csv, line 3: clean has", "tokens and corrupted", "[ gave] [ a] [ drink] [ to]"):
         assert words in str(raised.value)
 
 
 def test_what_a_metric_reads_has_to_be_there() -> None:
-    found = asked([LONG, Pair("When John", "When Mary", (" to",))], byte_level())
+    found = tokenize([LONG, Pair("When John", "When Mary", (" to",))], byte_level())
     found.expect_answers("prob")
     with pytest.raises(
         PromptError, match="prompt 2 has no wrong_answers, and the metric logit_diff reads them"
@@ -99,23 +99,23 @@ def test_what_a_metric_reads_has_to_be_there() -> None:
 
 
 def test_an_answer_that_is_wrong_as_well_is_refused() -> None:
-    found = asked([Pair("When John", "When Mary", (" to", " a"), (" a",))], byte_level())
+    found = tokenize([Pair("When John", "When Mary", (" to", " a"), (" a",))], byte_level())
     with pytest.raises(PromptError, match="' a' among its answers and among its wrong answers"):
         found.expect_answers("logit_diff")
 
 
 def test_no_prompts_and_no_tokenizer_are_refused() -> None:
     with pytest.raises(PromptError, match="no prompts"):
-        asked([], byte_level())
+        tokenize([], byte_level())
     with pytest.raises(PromptError, match="no tokenizer"):
-        asked([LONG], None)
+        tokenize([LONG], None)
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level, word_level])
 def test_a_subject_is_found_wherever_it_stands(tokenizer: object) -> None:
     assert callable(tokenizer)
     made = tokenizer()
-    (told,) = asked([Pair(CLEAN, CLEAN)], made).told()
+    (told,) = tokenize([Pair(CLEAN, CLEAN)], made).tokenized_pairs()
     for subject in ("John", " John", "Mary and John"):
         words = set(subject.split())
         standing = subject_positions(CLEAN, subject, made)
@@ -155,14 +155,14 @@ def test_a_tokenizer_that_fails_when_it_is_used_is_said_to_be_damaged(error: Bas
         rf"tokenizer of this model .*{type(error).__name__}.*Its files are damaged, or do not belong together"
     )
     with pytest.raises(PromptError, match=said):
-        asked([LONG], Broken(error))
+        tokenize([LONG], Broken(error))
     with pytest.raises(PromptError, match=said):
         subject_positions(CLEAN, "John", Broken(error))
 
 
 def test_a_tokenizer_that_is_interrupted_is_not() -> None:
     with pytest.raises(KeyboardInterrupt):
-        asked([LONG], Broken(KeyboardInterrupt()))
+        tokenize([LONG], Broken(KeyboardInterrupt()))
 
 
 def test_half_of_a_surrogate_pair_has_no_tokens() -> None:
@@ -170,4 +170,4 @@ def test_half_of_a_surrogate_pair_has_no_tokens() -> None:
         with pytest.raises(
             PromptError, match=r"half of a surrogate pair, .u.*no character and has no tokens"
         ):
-            asked([pair], byte_level())
+            tokenize([pair], byte_level())

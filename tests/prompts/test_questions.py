@@ -15,8 +15,8 @@ from conewise.model import Model
 from conewise.models.load import load
 from conewise.models.tiny import PROMPTS
 from conewise.prompts.pairs import Pair, read_pairs
-from conewise.prompts.prompts import Asked, asked
-from conewise.prompts.questions import Question, usual_direction
+from conewise.prompts.questions import Question, default_direction
+from conewise.prompts.tokenized import TokenizedPrompts, tokenize
 from conewise.sweeps.result import Result
 
 assert_alike = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
@@ -45,8 +45,8 @@ def tiny() -> tuple[Model, Any]:
     return cw.capture(loaded.module, input_ids=torch.zeros(2, 9, dtype=torch.long)), loaded.tokenizer
 
 
-def ask(given: list[Pair], **how: Any) -> Asked:
-    return asked(given, tiny()[1], **how)
+def ask(given: list[Pair], **how: Any) -> TokenizedPrompts:
+    return tokenize(given, tiny()[1], **how)
 
 
 def question(given: list[Pair], **how: Any) -> Question:
@@ -140,7 +140,7 @@ def test_a_direction_says_which_run_is_changed(direction: str, base: str, source
 
 
 def test_ablations_change_the_clean_run_unless_it_is_said_otherwise() -> None:
-    assert [usual_direction(patch) for patch in ("source", "zero", "mean", "noise")] == [
+    assert [default_direction(patch) for patch in ("source", "zero", "mean", "noise")] == [
         "denoise",
         "noise",
         "noise",
@@ -167,9 +167,11 @@ def test_every_patch_gives_what_a_world_gives(patch: str) -> None:
     asking = question(pairs()[:1], direction="noise", patch=patch, scale=0.5, seed=3)
     result = asking.run(evaluator="serial")
     model, _ = tiny()
-    base = model.run(**asking.asked.inputs_of(0, "clean"))
+    base = model.run(**asking.prompts.inputs_of(0, "clean"))
     put: Any = "zero" if patch == "zero" else cw.noise(0.5, seed=3)
-    by_hand = model.sweep(SITES, base=base, source=put, metric=asking.asked.metric(0)).run(evaluator="serial")
+    by_hand = model.sweep(SITES, base=base, source=put, metric=asking.prompts.metric(0)).run(
+        evaluator="serial"
+    )
     assert torch.equal(result.table, by_hand.table)
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from conewise.errors import SweepError
-from conewise.prompts.tokenizing import told_tokens
+from conewise.prompts.tokenizing import token_texts
 from conewise.report.story import Story, TokenizedPair
 
 PAIR = TokenizedPair(
@@ -73,4 +73,4 @@ def test_a_token_that_is_no_whole_character_is_shown_as_the_tokenizer_writes_it(
         def convert_ids_to_tokens(self, number: int) -> str:
             return f"<{number}>"
 
-    assert told_tokens(Words(), [0, 1, 2]) == (" Ann", "<1>", "<2>")
+    assert token_texts(Words(), [0, 1, 2]) == (" Ann", "<1>", "<2>")

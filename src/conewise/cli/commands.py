@@ -11,18 +11,18 @@ import typer
 
 from conewise import __version__
 from conewise.cli import (
-    asking,
     cones,
     demonstrating,
     listing,
     reporting,
     reproducing,
     schemas,
+    sweeping,
     tracing,
     verifying,
 )
 from conewise.cli.failing import Commands
-from conewise.cli.helping import MARKUP, shown
+from conewise.cli.help_texts import MARKUP, help_text
 
 HELP = """Take a trained network apart, and pay only for what each change touches.
 
@@ -50,8 +50,8 @@ EPILOG = """Exit codes:
 app = typer.Typer(
     name="conewise",
     cls=Commands,
-    help=shown(HELP),
-    epilog=shown(EPILOG),
+    help=help_text(HELP),
+    epilog=help_text(EPILOG),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,8 +60,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(given: bool) -> None:
+    if given:
         print(f"conewise {__version__}")
         raise typer.Exit
 
@@ -81,6 +81,6 @@ def conewise(
 
 
 for module in (
-    asking, listing, cones, verifying, tracing, reporting, reproducing, demonstrating, schemas,
+    sweeping, listing, cones, verifying, tracing, reporting, reproducing, demonstrating, schemas,
 ):  # fmt: skip
     module.register(app)

@@ -10,10 +10,10 @@ import typer
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError
 from conewise.cli.groups import flat
-from conewise.cli.helping import literal, shown
-from conewise.cli.loading import EXAMPLE, Named
+from conewise.cli.help_texts import help_text, literal
+from conewise.cli.loading import EXAMPLE, ModelName
+from conewise.cli.output import Status, expect_writable_file, print_json, stdout
 from conewise.cli.selecting import placed
-from conewise.cli.showing import Teller, expect_writable_file, print_json, stdout
 
 if TYPE_CHECKING:
     from conewise.drawing.folding import Cone, Folded
@@ -32,7 +32,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("cone", help=shown(HELP), short_help="Draw what depends on a site.")(flat(cone))
+    app.command("cone", help=help_text(HELP), short_help="Draw what depends on a site.")(flat(cone))
 
 
 def cone(
@@ -56,8 +56,8 @@ def cone(
         if file.suffix.lower() not in {".svg", ".html"}:
             raise CommandError(f"-o {file}: a cone is drawn as .svg or as .html.")
         expect_writable_file(file, "-o")
-    tell = Teller(output.quiet)
-    loaded, found = Named(model, loading).capture(tell)
+    status = Status(output.quiet)
+    loaded, found = ModelName(model, loading).capture(status)
     place = placed(site, found)
     from conewise.drawing.folding import fold
     from conewise.runs.answers import token_rows
@@ -69,10 +69,10 @@ def cone(
     one = folded.cone(str(place))
     if file is not None:
         _draw(file, folded, str(place))
-        tell(f"wrote {file}")
+        status(f"wrote {file}")
     if output.json:
-        told = _told(folded, one)
-        print_json("cone", {"model": loaded.name, "site": str(place), **told, "file": file and str(file)})
+        body = _as_json(folded, one)
+        print_json("cone", {"model": loaded.name, "site": str(place), **body, "file": file and str(file)})
         return
     from conewise.drawing.wave import cone_text
 
@@ -90,7 +90,7 @@ def _draw(path: Path, folded: Folded, site: str) -> None:
         raise CommandError(f"the cone cannot be written to {path}: {error.strerror}.") from None
 
 
-def _told(folded: Folded, one: Cone) -> dict[str, Any]:
+def _as_json(folded: Folded, one: Cone) -> dict[str, Any]:
     return {
         "node_evaluations": one.node_evaluations,
         "full_evaluations": folded.full_evaluations,

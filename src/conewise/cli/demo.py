@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conewise.cli.loading import Named
-from conewise.cli.showing import Teller
+from conewise.cli.loading import ModelName
+from conewise.cli.output import Status
 from conewise.errors import LoadError, SweepError
 from conewise.files import is_leftover
 
@@ -69,21 +69,21 @@ class Demo:
         return self.story.forward_seconds * self.plan.worlds
 
 
-def ask(name: str, tell: Teller) -> tuple[Loaded, Question]:
+def ask(name: str, status: Status) -> tuple[Loaded, Question]:
     """Load a model, and ask it about all of its heads and MLPs."""
     try:
-        loaded = Named(name).load(tell)
+        loaded = ModelName(name).load(status)
     except LoadError as error:
         if name != TINY:
             error.add_note("`conewise demo --tiny` takes a small model apart that needs no download.")
         raise
-    with tell.doing(f"capturing {name} as a graph"):
+    with status.doing(f"capturing {name} as a graph"):
         from conewise.locations.selectors import sites
         from conewise.model import capture
-        from conewise.prompts.prompts import asked
         from conewise.prompts.questions import Question
+        from conewise.prompts.tokenized import tokenize
 
-        prompts = asked(pairs(name), loaded.tokenizer)
+        prompts = tokenize(pairs(name), loaded.tokenizer)
         # Full forwards are compared with this: they should not pay for logits that nobody reads.
         model = capture(loaded.module, logits_to_keep=1, **prompts.inputs_of(0, "clean"))
     chosen = sites("z", layer=":", head=":") + sites("mlp_out", layer=":")
@@ -110,20 +110,20 @@ def pairs(name: str) -> list[Pair]:
 
 
 def budget(question: Question) -> int:
-    """An amount of memory with which the run is cut into some chunks: a bar is told after each."""
+    """An amount of memory with which the run is cut into some chunks: a bar moves after each."""
     return max(question.plan().peak_bytes // STEPS, LEAST)
 
 
-def run(loaded: Loaded, question: Question, plan: SweepPlan, typed: str, tell: Teller) -> Demo:
+def run(loaded: Loaded, question: Question, plan: SweepPlan, typed: str, status: Status) -> Demo:
     """Run the sweep, and samples of full forwards: some for their time, some for their numbers.
 
     Half of those that are timed run before the sweep and half after it, so that a machine that is busier
     for a while slows down both.
     """
-    forwards = timed(question, "before", tell)
+    forwards = timed(question, "before", status)
     result = question.run(max_memory=plan.max_memory, progress=True)
-    forwards += timed(question, "after", tell)
-    with tell.doing(f"checking {CHECKED} random cells by the module itself, with hooks"):
+    forwards += timed(question, "after", status)
+    with status.doing(f"checking {CHECKED} random cells by the module itself, with hooks"):
         result = replace(result, verification=result.verify(n=CHECKED))
     story = replace(
         question.story(loaded.name, typed),
@@ -134,9 +134,9 @@ def run(loaded: Loaded, question: Question, plan: SweepPlan, typed: str, tell: T
     return Demo(loaded, question, plan, result, story, question.folded(), forwards)
 
 
-def timed(question: Question, when: str, tell: Teller) -> tuple[float, ...]:
+def timed(question: Question, when: str, status: Status) -> tuple[float, ...]:
     """The seconds of some full forwards, each of all prompts."""
-    with tell.doing(f"timing full forwards {when} the sweep"):
+    with status.doing(f"timing full forwards {when} the sweep"):
         return tuple(question.forward_seconds(1) for _ in range(FORWARDS // 2))
 
 
@@ -171,20 +171,20 @@ def _is_demo(folder: Path) -> bool:
     if folder.is_dir() and all(map(is_leftover, folder.iterdir())):
         return True
     try:
-        told = Story.from_json((folder / STORY).read_text(encoding="utf-8")).command
+        made_by = Story.from_json((folder / STORY).read_text(encoding="utf-8")).command
     except (OSError, ValueError, SweepError):
         return False
-    return told is not None and told.startswith("conewise demo")
+    return made_by is not None and made_by.startswith("conewise demo")
 
 
-def write(found: Demo, out: Path, tell: Teller) -> tuple[Path, Path]:
+def write(found: Demo, out: Path, status: Status) -> tuple[Path, Path]:
     """Write the run, in place of that of an earlier demo, and its page."""
     from conewise.cli.run_folder import write_run
     from conewise.report.page import write_page
     from conewise.sweeps.storage.archive import MANIFEST
 
     page, folder = out / PAGE, out / RUN
-    with tell.doing(f"writing {page}"):
+    with status.doing(f"writing {page}"):
         # Without its manifest the old run is none, and is replaced. The story stays there all the time: it
         # says that this is a demo's folder.
         (folder / MANIFEST).unlink(missing_ok=True)

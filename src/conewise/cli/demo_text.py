@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from conewise.amounts import shown_bytes
-from conewise.cli.showing import table
+from conewise.cli.output import table
 
 if TYPE_CHECKING:
     from conewise.cli.demo import Demo
@@ -37,7 +37,7 @@ def stdout(*, quiet: bool) -> Console:
 
 def show_question(console: Console, loaded: Loaded, question: Question, plan: SweepPlan) -> None:
     """The model, what it is asked, and what the answer will cost: before anything of it is run."""
-    model, asked = question.model, question.asked
+    model, prompts = question.model, question.prompts
     heads = len({cell.at["head"] for cell in question.cells if "head" in cell.at})
     layers = len(model.sites.layers("z"))
     weights = sum(weight.numel() for weight in loaded.module.parameters())
@@ -45,8 +45,8 @@ def show_question(console: Console, loaded: Loaded, question: Question, plan: Sw
         f"\n[bold]The model[/bold] has {layers} layers of {heads} heads and {weights:,} weights "
         f"({escape(loaded.source)}). It is now a graph of {len(model.program.records):,} operations."
     )
-    console.print(f"\n[bold]The question[/bold], the first of {len(asked.pairs)} pairs of prompts:")
-    pair = asked.pairs[0]
+    console.print(f"\n[bold]The question[/bold], the first of {len(prompts.pairs)} pairs of prompts:")
+    pair = prompts.pairs[0]
     for name, other, (answer, *_) in (
         ("clean", pair.corrupted, pair.answers),
         ("corrupted", pair.clean, pair.wrong_answers),
@@ -80,7 +80,7 @@ def show_sites(console: Console, found: Demo) -> None:
     result = found.result
     assert result.source is not None
     base, source = float(result.base[0]), float(result.source[0])
-    shown = table(
+    grid = table(
         f"\nThe strongest {TOP} of {len(result.cells)} sites: logit(answer) − logit(wrong), {base:+.2f} in "
         f"the corrupted runs and {source:+.2f} in the clean ones",
         ("site", "value", "effect", "of the way", ""),
@@ -90,21 +90,21 @@ def show_sites(console: Console, found: Demo) -> None:
     largest = max(abs(effect) for _, effect, _ in strongest) or 1.0
     for cell, effect, value in strongest:
         length = max(1, round(BAR * abs(effect) / largest))
-        shown.add_row(
+        grid.add_row(
             escape(cell.name),
             f"{value:+.3f}",
             f"{effect:+.3f}",
             f"{effect / (source - base):+.1%}",
             Text("█" * length if console.is_terminal else "", style=UP if effect > 0 else DOWN),
         )
-    console.print(shown)
+    console.print(grid)
 
 
 def show_cost(console: Console, found: Demo) -> None:
     """What was predicted, what was measured, what full re-runs take; and how the numbers were checked."""
     plan, ledger, story, check = found.plan, found.result.ledger, found.story, found.result.verification
-    shown = table("What it cost", ("", "predicted", "measured", "full re-runs", "saved"), right=(1, 2, 3, 4))
-    shown.add_row(
+    grid = table("What it cost", ("", "predicted", "measured", "full re-runs", "saved"), right=(1, 2, 3, 4))
+    grid.add_row(
         "node evaluations",
         f"{plan.node_evaluations:,}",
         f"{ledger.node_evaluations:,}",
@@ -112,17 +112,17 @@ def show_cost(console: Console, found: Demo) -> None:
         f"{plan.full_evaluations / ledger.node_evaluations:.2f}×",
     )
     flops = (f"{plan.flops:.3g}", "", f"{plan.full_flops:.3g}", f"{plan.full_flops / plan.flops:.2f}×")
-    shown.add_row("FLOPs", *flops)
+    grid.add_row("FLOPs", *flops)
     taken = "" if ledger.peak_bytes is None else shown_bytes(ledger.peak_bytes)
-    shown.add_row("peak memory", shown_bytes(plan.peak_bytes), taken, "", "")
-    shown.add_row(
+    grid.add_row("peak memory", shown_bytes(plan.peak_bytes), taken, "", "")
+    grid.add_row(
         "seconds",
         "" if plan.seconds is None else f"{plan.seconds:.3g}",
         f"{ledger.seconds:.3g}",
         f"{found.full_seconds:.3g}*",
         f"{found.full_seconds / ledger.seconds:.2f}×",
     )
-    console.print(shown)
+    console.print(grid)
     least, most = min(found.forwards), max(found.forwards)
     console.print(
         f"* {plan.worlds} full forwards of all prompts, at {story.forward_seconds:.3g} s each: the mean of "

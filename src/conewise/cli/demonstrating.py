@@ -10,10 +10,10 @@ import typer
 
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
-from conewise.cli.helping import shown
-from conewise.cli.questions import told_question
-from conewise.cli.results import told_result
-from conewise.cli.showing import Teller, expect_writable, print_json
+from conewise.cli.help_texts import help_text
+from conewise.cli.output import Status, expect_writable, print_json
+from conewise.cli.questions import question_json
+from conewise.cli.results import result_json
 
 HELP = """Take a language model apart: who gets the drink? Every head and MLP patched, and a page written.
 
@@ -28,7 +28,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("demo", help=shown(HELP), short_help="Take a language model apart, and look at it.")(demo)
+    app.command("demo", help=help_text(HELP), short_help="Take a language model apart, and look at it.")(demo)
 
 
 def demo(
@@ -50,25 +50,25 @@ def demo(
     expect_ours(out)
     started = time.perf_counter()
     name = TINY if tiny else MODEL
-    tell = Teller()
+    status = Status()
     console = stdout(quiet=json)
     console.rule(f"{TITLE} {name} taken apart", align="left")
-    loaded, question = ask(name, tell)
-    with tell.doing("planning"):
+    loaded, question = ask(name, status)
+    with status.doing("planning"):
         plan = question.plan(budget(question))
     show_question(console, loaded, question, plan)
-    found = run(loaded, question, plan, command(tiny, out), tell)
-    page, folder = write(found, out, tell)
+    found = run(loaded, question, plan, command(tiny, out), status)
+    page, folder = write(found, out, status)
     if json:
         files = {"out": str(folder), "report": str(page)}
         print_json(
             "demo",
-            {**told_question(loaded, question), **told_result(found.result, found.story), "files": files},
+            {**question_json(loaded, question), **result_json(found.result, found.story), "files": files},
         )
     show_sites(console, found)
     show_cost(console, found)
     show_files(console, page, folder, time.perf_counter() - started)
     check = found.result.verification
     if check is not None and not check.ok:
-        tell.warn(f"verification {check}")
+        status.warn(f"verification {check}")
         raise typer.Exit(CHECK_FAILED)

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from conewise.cli.streams import Told
+    from conewise.cli.streams import Stdout
 
 
 def main(words: list[str] | None = None) -> "NoReturn":
@@ -37,7 +37,7 @@ def main(words: list[str] | None = None) -> "NoReturn":
     sys.exit(code)
 
 
-def _ended(words: list[str] | None, stdout: "Told") -> int:
+def _ended(words: list[str] | None, stdout: "Stdout") -> int:
     """Run the command; returns its code."""
     from conewise.cli.streams import UnwrittenError
 

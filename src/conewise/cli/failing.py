@@ -21,7 +21,7 @@ __all__ = [
     "Interrupted",
     "as_option",
     "command_of",
-    "shown_command",
+    "shell_command",
 ]
 
 _COMMAND = "conewise.command"
@@ -88,7 +88,7 @@ def command_of(ctx: typer.Context) -> list[str]:
     return typed
 
 
-def shown_command(words: list[str]) -> str:
+def shell_command(words: list[str]) -> str:
     """A command as it can be pasted into a shell."""
     return shlex.join(words)
 

@@ -9,9 +9,9 @@ import typer
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError
 from conewise.cli.groups import flat
-from conewise.cli.helping import shown
-from conewise.cli.loading import Named
-from conewise.cli.showing import Teller, add_row, print_json, stdout, table
+from conewise.cli.help_texts import help_text
+from conewise.cli.loading import ModelName
+from conewise.cli.output import Status, add_row, print_json, stdout, table
 
 HELP = """List what can be patched in a model: its kinds of sites, their layers, heads, axes and cones.
 
@@ -27,7 +27,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("sites", help=shown(HELP), short_help="List what can be patched in a model.")(flat(sites))
+    app.command("sites", help=help_text(HELP), short_help="List what can be patched in a model.")(flat(sites))
 
 
 def sites(
@@ -41,7 +41,7 @@ def sites(
     loading: opt.LoadOptions,
 ) -> None:
     """List what can be patched; see `HELP`."""
-    loaded, found = Named(model, loading).capture(Teller(output.quiet))
+    loaded, found = ModelName(model, loading).capture(Status(output.quiet))
     listing = found.sites
     if output.json or kind is not None:
         rows = _of_kind(list(listing.rows()), kind, listing.kinds, listing.missing())
@@ -73,18 +73,18 @@ def _of_kind(
 
 
 def _show(rows: list[dict[str, Any]], kind: str) -> None:
-    shown = table(
+    grid = table(
         f"{len(rows)} sites{'' if kind == 'all' else f' of the kind {kind}'}",
         ("name", "kind", "layer", "heads", "axes", "cone"),
         right=(2, 3, 5),
     )
     for row in rows:
         add_row(
-            shown,
+            grid,
             row["name"],
             row["kind"],
             *("" if row[name] is None else str(row[name]) for name in ("layer", "head")),
             row["shape"],
             f"{row['cone']:,}",
         )
-    stdout().print(shown)
+    stdout().print(grid)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from conewise.cli.failing import CommandError
 from conewise.cli.options import LoadOptions
-from conewise.cli.showing import Teller
+from conewise.cli.output import Status
 
 if TYPE_CHECKING:
     from conewise.model import Model
@@ -23,15 +23,15 @@ EXAMPLE = tuple(range(8))
 
 
 @dataclass(frozen=True)
-class Named:
-    """A model as it was asked for on the command line."""
+class ModelName:
+    """A model as it is named on the command line."""
 
     name: str
     how: LoadOptions = field(default_factory=LoadOptions)
 
-    def load(self, tell: Teller) -> Loaded:
+    def load(self, status: Status) -> Loaded:
         """The module and its tokenizer."""
-        with tell.doing(f"loading {self.name}"), _stdout_kept_free():
+        with status.doing(f"loading {self.name}"), _stdout_kept_free():
             from conewise.models.load import load
 
             return load(
@@ -41,16 +41,16 @@ class Named:
                 device=self.how.device,
                 attn_implementation=self.how.attention,
                 trust_remote_code=self.how.trust_remote_code,
-                progress=tell if self._may_take_long() else None,
+                progress=status if self._may_take_long() else None,
             )
 
     def _may_take_long(self) -> bool:
         return self.name != "tiny"
 
-    def capture(self, tell: Teller) -> tuple[Loaded, Model]:
+    def capture(self, status: Status) -> tuple[Loaded, Model]:
         """The module, and the model that it is captured as, without a prompt."""
-        loaded = self.load(tell)
-        return loaded, captured(loaded, [EXAMPLE], tell)
+        loaded = self.load(status)
+        return loaded, captured(loaded, [EXAMPLE], status)
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def _stdout_kept_free() -> Iterator[None]:
         os.close(kept)
 
 
-def told_model(loaded: Loaded, model: Captured) -> dict[str, str]:
+def model_json(loaded: Loaded, model: Captured) -> dict[str, str]:
     """A model as JSON tells of it."""
     from conewise.sweeps.facts import facts_of
 
@@ -85,7 +85,7 @@ def told_model(loaded: Loaded, model: Captured) -> dict[str, str]:
 
 
 def captured(
-    loaded: Loaded, rows: Sequence[Sequence[int]], tell: Teller, *, reads_last: bool = False
+    loaded: Loaded, rows: Sequence[Sequence[int]], status: Status, *, reads_last: bool = False
 ) -> Model:
     """The module as a graph, captured with these tokens.
 
@@ -106,7 +106,7 @@ def captured(
             f"{loaded.name} ({type(module).__name__}) reads no tokens: its forward has no `input_ids`. The "
             "command line asks language models; capture it from Python with `cw.capture(module, ...)`."
         )
-    with tell.doing(f"capturing {loaded.name} as a graph"), tell.noting():
+    with status.doing(f"capturing {loaded.name} as a graph"), status.warnings_as_notes():
         from conewise.model import capture
         from conewise.runs.answers import token_rows
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from conewise.cli.helping import literal
+from conewise.cli.help_texts import literal
 
 
 class Patch(StrEnum):
@@ -161,7 +161,7 @@ class QuestionOptions:
             "--batch-size",
             metavar="N",
             min=1,
-            help="Prompts of one length that are run together at most; 256 unless said.",
+            help="Prompts of one length that are run together at most; 256 by default.",
             rich_help_panel=_PROMPTS,
             show_default=False,
         ),
@@ -315,7 +315,7 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is said of a command while it runs and in the end."""
+    """What a command prints while it runs and in the end."""
 
     quiet: Annotated[
         bool,

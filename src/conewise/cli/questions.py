@@ -1,14 +1,14 @@
-"""From options to a question that can be planned and run, and what is told of it before it is."""
+"""From options to a question that can be planned and run, and what is printed of it before it is."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from conewise.cli.failing import CommandError
-from conewise.cli.loading import Named, captured, told_model
+from conewise.cli.loading import ModelName, captured, model_json
 from conewise.cli.options import Direction, Metric, Patch, QuestionOptions
+from conewise.cli.output import Status
 from conewise.cli.selecting import selected
-from conewise.cli.showing import Teller
 from conewise.errors import PromptError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ EXAMPLE = (
 
 
 def pairs_of(name: str, options: QuestionOptions) -> list[Pair]:
-    """The pairs that are asked: those of the options, of the file, or those that come with the model."""
+    """The pairs of prompts: those of the options, of the file, or those that come with the model."""
     from conewise.prompts.pairs import Pair, read_pairs
 
     answers, wrong = tuple(options.answer or ()), tuple(options.wrong or ())
@@ -63,22 +63,22 @@ def _needed(options: QuestionOptions) -> list[str]:
     return needed + (["--wrong"] if options.metric is Metric.LOGIT_DIFF else [])
 
 
-def ask(model: Named, options: QuestionOptions, seed: int, tell: Teller) -> tuple[Loaded, Question]:
+def ask(model: ModelName, options: QuestionOptions, seed: int, status: Status) -> tuple[Loaded, Question]:
     """Load the model, read the prompts in its tokens, and make the question."""
     pairs = pairs_of(model.name, options)
-    loaded = model.load(tell)
-    from conewise.prompts.prompts import asked
-    from conewise.prompts.questions import Question, usual_direction
+    loaded = model.load(status)
+    from conewise.prompts.questions import Question, default_direction
+    from conewise.prompts.tokenized import tokenize
 
-    prompts = asked(
+    prompts = tokenize(
         pairs,
         loaded.tokenizer,
         batch_size=options.batch_size,
         as_written=options.as_written,
-        progress=tell.counting("prompts read"),
+        progress=status.counter("prompts read"),
     )
     for note in prompts.notes:
-        tell.warn(note)
+        status.warn(note)
     prompts.expect_answers(options.metric.word)
     if options.patch is Patch.SOURCE and prompts.clean == prompts.corrupted:
         raise PromptError(
@@ -87,12 +87,12 @@ def ask(model: Named, options: QuestionOptions, seed: int, tell: Teller) -> tupl
         )
     # Two prompts show what many would: a capture computes its example.
     example = [prompts.clean[number] for number in prompts.groups[0][:2]]
-    graph = captured(loaded, example, tell, reads_last=True)
+    graph = captured(loaded, example, status, reads_last=True)
     return loaded, Question(
         graph,
         prompts,
         selected(options.sites, options.pos, graph),
-        options.direction.value if options.direction else usual_direction(options.patch.value),
+        options.direction.value if options.direction else default_direction(options.patch.value),
         options.patch.value,
         options.metric.word,
         options.noise_scale,
@@ -101,12 +101,12 @@ def ask(model: Named, options: QuestionOptions, seed: int, tell: Teller) -> tupl
     )
 
 
-def told_question(loaded: Loaded, question: Question) -> dict[str, Any]:
-    """What is asked, as the JSON of `plan` and `sweep` says it."""
-    from conewise.prompts.prompts import METRICS
+def question_json(loaded: Loaded, question: Question) -> dict[str, Any]:
+    """The question as the JSON of `plan` and `sweep` has it."""
+    from conewise.prompts.tokenized import METRICS
 
     return {
-        "model": told_model(loaded, question.model),
+        "model": model_json(loaded, question.model),
         "question": {
             "direction": question.direction,
             "base": question.base,
@@ -114,24 +114,24 @@ def told_question(loaded: Loaded, question: Question) -> dict[str, Any]:
             "patch": question.patch,
             "metric": question.metric,
             "metric_in_words": METRICS[question.metric],
-            "prompts": len(question.asked.pairs),
-            "lengths": sorted(set(question.asked.lengths)),
-            "batches": len(question.asked.groups),
+            "prompts": len(question.prompts.pairs),
+            "lengths": sorted(set(question.prompts.lengths)),
+            "batches": len(question.prompts.groups),
             "seed": question.seed,
         },
-        "notes": list(question.asked.notes),
+        "notes": list(question.prompts.notes),
     }
 
 
 def show_question(console: Console, loaded: Loaded, question: Question) -> None:
-    """What is asked, for people: the first pair, what is changed, what is read."""
+    """The question, for people: the first pair, what is changed, what is read."""
     from rich.markup import escape
 
-    from conewise.prompts.prompts import METRICS
-    from conewise.prompts.tokenizing import told_tokens
+    from conewise.prompts.tokenized import METRICS
+    from conewise.prompts.tokenizing import token_texts
 
-    pair, count = question.asked.pairs[0], len(question.asked.pairs)
-    lengths = sorted(set(question.asked.lengths))
+    pair, count = question.prompts.pairs[0], len(question.prompts.pairs)
+    lengths = sorted(set(question.prompts.lengths))
     many = f"{count} pairs of prompts" if count > 1 else "1 pair of prompts"
     console.print(
         f"[bold]{escape(loaded.name)}[/bold], {many} of {' or '.join(map(str, lengths))} tokens"
@@ -142,7 +142,9 @@ def show_question(console: Console, loaded: Loaded, question: Question) -> None:
             role = "base" if name == question.base else "source"
             console.print(f"  {f'{name} ({role})':<18} {escape(getattr(pair, name))}")
     answers = {
-        name: ", ".join(map(repr, told_tokens(question.asked.tokenizer, getattr(question.asked, name)[0])))
+        name: ", ".join(
+            map(repr, token_texts(question.prompts.tokenizer, getattr(question.prompts, name)[0]))
+        )
         for name in ("answers", "wrong_answers")
     }
     if answers["answers"]:

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from conewise.cli import options as opt
-from conewise.cli.failing import CommandError, shown_command
-from conewise.cli.helping import shown
-from conewise.cli.results import show_cost, told_plan
-from conewise.cli.showing import print_json, stdout
+from conewise.cli.failing import CommandError, shell_command
+from conewise.cli.help_texts import help_text
+from conewise.cli.output import print_json, stdout
+from conewise.cli.results import plan_json, show_cost
 from conewise.cli.stored import read_question
 from conewise.reading import is_there
 
@@ -28,7 +28,7 @@ PAGE = "report.html"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("report", help=shown(HELP), short_help="Make a page of a run that was kept.")(report)
+    app.command("report", help=help_text(HELP), short_help="Make a page of a run that was kept.")(report)
 
 
 def report(
@@ -52,11 +52,11 @@ def report(
     from conewise.report.page import write_page
     from conewise.sweeps.storage.archive import is_result
 
-    asked = read_question(run_dir)
-    if asked is not None and not is_result(run_dir):
+    question = read_question(run_dir)
+    if question is not None and not is_result(run_dir):
         raise CommandError(
             f"the run in {run_dir} is not finished. Go on with it:\n"
-            f"  {shown_command([*asked.command, '--resume'])}"
+            f"  {shell_command([*question.command, '--resume'])}"
         )
     result, story, folded = read_run(run_dir)
     path = output or run_dir / PAGE
@@ -72,7 +72,7 @@ def report(
                 "metrics": list(result.metrics),
                 "has_story": story is not None,
                 "has_cones": folded is not None,
-                "plan": told_plan(result.plan),
+                "plan": plan_json(result.plan),
             },
         )
         return

@@ -11,8 +11,8 @@ import typer
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
 from conewise.cli.failing import CommandError
-from conewise.cli.helping import shown
-from conewise.cli.showing import expect_writable, print_as_json
+from conewise.cli.help_texts import help_text
+from conewise.cli.output import expect_writable, print_as_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -31,7 +31,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("reproduce", help=shown(HELP), short_help="Run the paper's experiments.")(reproduce)
+    app.command("reproduce", help=help_text(HELP), short_help="Run the paper's experiments.")(reproduce)
 
 
 def reproduce(

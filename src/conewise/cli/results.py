@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from conewise import __version__
 from conewise.amounts import shown_bytes
-from conewise.cli.showing import add_row, table
+from conewise.cli.output import add_row, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from conewise.sweeps.result import Result
 
 
-def told_plan(plan: SweepPlan) -> dict[str, Any]:
+def plan_json(plan: SweepPlan) -> dict[str, Any]:
     """A plan as JSON has it."""
     return {**asdict(plan), "chunks": list(plan.chunks), "ratio": plan.ratio}
 
 
-def told_result(result: Result, story: Story) -> dict[str, Any]:
+def result_json(result: Result, story: Story) -> dict[str, Any]:
     """A result as JSON has it: every cell, strongest first, and what it cost."""
     source = None if result.source is None else float(result.source[0])
     base = float(result.base[0])
@@ -45,7 +45,7 @@ def told_result(result: Result, story: Story) -> dict[str, Any]:
         "base": base,
         "source": source,
         "cells": cells,
-        "plan": told_plan(result.plan),
+        "plan": plan_json(result.plan),
         "measured": asdict(result.ledger),
         "full_forwards": {"timed": story.forwards_timed, "seconds": story.forward_seconds},
         "verification": None if check is None else {**asdict(check), "ok": check.ok, "passed": check.passed},
@@ -59,11 +59,11 @@ def told_result(result: Result, story: Story) -> dict[str, Any]:
 
 def show_plan(console: Console, plan: SweepPlan) -> None:
     """A plan as a table."""
-    shown = table("What it would cost", ("", ""))
-    shown.show_header = False
+    grid = table("What it would cost", ("", ""))
+    grid.show_header = False
     for label, value in plan.rows():
-        add_row(shown, label, value)
-    console.print(shown)
+        add_row(grid, label, value)
+    console.print(grid)
 
 
 def show_result(console: Console, result: Result, story: Story, top: int) -> None:
@@ -75,11 +75,11 @@ def show_result(console: Console, result: Result, story: Story, top: int) -> Non
     console.print(f"{result.metrics[0]} in the base {base:.4g}{ends}\n", markup=False)
     columns = ["", "site", "effect", *(["of base → source"] if span else []), "value"]
     cells = len(result.cells)
-    shown = table(f"The strongest {min(top, cells)} of {cells} sites", columns, right=(0, 2, 3, 4))
+    grid = table(f"The strongest {min(top, cells)} of {cells} sites", columns, right=(0, 2, 3, 4))
     for rank, (cell, effect, value) in enumerate(result.strongest(count=top), 1):
         share = [f"{effect / span:+.1%}"] if span else []
-        add_row(shown, str(rank), cell.name, f"{effect:+.4f}", *share, f"{value:.4f}")
-    console.print(shown)
+        add_row(grid, str(rank), cell.name, f"{effect:+.4f}", *share, f"{value:.4f}")
+    console.print(grid)
     show_cost(console, result, story)
 
 

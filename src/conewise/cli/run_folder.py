@@ -42,9 +42,9 @@ def write_run(
                 f"{folder} holds {taken[0]} already; it was left as it is. Write to another folder, or "
                 "delete the old run first."
             )
-        for name, told in ((STORY, story), (FOLDED, folded)):
-            if told is not None:
-                write_whole(folder / name, f"{told.to_json()}\n".encode())
+        for name, part in ((STORY, story), (FOLDED, folded)):
+            if part is not None:
+                write_whole(folder / name, f"{part.to_json()}\n".encode())
     except OSError as error:
         raise SweepError(f"the run cannot be written to {folder}: {error.strerror or error}.") from None
     return save(result, folder, unfinished=unfinished)

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from conewise.cli.failing import CommandError
-from conewise.cli.helping import shown
-from conewise.cli.showing import print_as_json
+from conewise.cli.help_texts import help_text
+from conewise.cli.output import print_as_json
 from conewise.errors import nearest_names
 
 HELP = """Print the JSON Schema (draft 2020-12) of what a command prints with --json.
@@ -27,7 +27,7 @@ SUFFIX = ".json"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("schema", help=shown(HELP), short_help="Print the JSON Schema of a command.")(schema)
+    app.command("schema", help=help_text(HELP), short_help="Print the JSON Schema of a command.")(schema)
 
 
 def names() -> list[str]:

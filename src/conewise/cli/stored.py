@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conewise.cli.failing import CommandError, shown_command
-from conewise.cli.showing import expect_writable
+from conewise.cli.failing import CommandError, shell_command
+from conewise.cli.output import expect_writable
 from conewise.errors import SweepError
 from conewise.reading import is_there, read_json
 
@@ -24,7 +24,7 @@ KIND, FORMAT = "conewise question", 1
 
 
 @dataclass(frozen=True)
-class Asked:
+class StoredQuestion:
     """What was asked in a folder: by which command, and all that the question says."""
 
     kind: str
@@ -33,7 +33,7 @@ class Asked:
     question: dict[str, Any]
 
 
-class Stored:
+class StoredRun:
     """The run in a folder; made before a model is loaded, so that a taken folder is refused at once."""
 
     def __init__(self, folder: Path, resume: bool) -> None:
@@ -43,7 +43,7 @@ class Stored:
             raise CommandError(
                 f"--out {folder} holds a run already, which was left as it is. Go on with it, or see its "
                 f"result again, with --resume, or give another folder. It was made by:\n"
-                f"  {shown_command([*self._known.command])}"
+                f"  {shell_command([*self._known.command])}"
             )
         if self._known is None:
             self._expect_free()
@@ -68,11 +68,11 @@ class Stored:
 
     def begin(self, question: Question, command: list[str]) -> None:
         """Write down what is asked; where a run goes on, refuse another question."""
-        asked = asdict(Asked(KIND, FORMAT, tuple(_begun(command)), question.described()))
+        body = asdict(StoredQuestion(KIND, FORMAT, tuple(_begun(command)), question.described()))
         if self._known is None:
             from conewise.files import write_whole
 
-            text = json.dumps(asked, indent=2, ensure_ascii=False)
+            text = json.dumps(body, indent=2, ensure_ascii=False)
             try:
                 write_whole(self.folder / QUESTION, f"{text}\n".encode())
             except OSError as error:
@@ -80,13 +80,13 @@ class Stored:
             return
         from conewise.sweeps.storage.differences import differences
 
-        found = differences(self._known.question, json.loads(json.dumps(asked["question"])))
+        found = differences(self._known.question, json.loads(json.dumps(body["question"])))
         if found:
             lines = "\n".join(f"  {line}" for line in found)
             raise SweepError(
                 f"the run in {self.folder} asks something else, so it cannot go on as this one. What "
                 f"differs, there and now:\n{lines}\nThe folder was left as it is; its own run goes on with:\n"
-                f"  {shown_command([*self._known.command, '--resume'])}"
+                f"  {shell_command([*self._known.command, '--resume'])}"
             )
 
     def finish(self, result: Result, story: Story, folded: Folded | None) -> None:
@@ -104,7 +104,7 @@ class Stored:
             )
 
 
-def read_question(folder: Path) -> Asked | None:
+def read_question(folder: Path) -> StoredQuestion | None:
     """What was asked in a folder; None where nothing was."""
     path = folder / QUESTION
     if not is_there(path, Path.exists):
@@ -112,7 +112,7 @@ def read_question(folder: Path) -> Asked | None:
     from conewise.sweeps.storage.decoding import decoded
 
     try:
-        found: Asked = decoded(read_json(path), Asked, "it")
+        found: StoredQuestion = decoded(read_json(path), StoredQuestion, "it")
         if found.kind != KIND or found.format > FORMAT:
             raise ValueError(f"it is a {found.kind!r} of format {found.format}")
     except (OSError, ValueError) as error:

@@ -21,7 +21,7 @@ class UnwrittenError(Exception):
         self.is_unread = cause.errno == errno.EPIPE
 
 
-class Told(io.TextIOWrapper):
+class Stdout(io.TextIOWrapper):
     """Stdout: it raises UnwrittenError, and remembers it, where it cannot be written."""
 
     error: UnwrittenError | None = None
@@ -46,7 +46,7 @@ class Told(io.TextIOWrapper):
         return self.error
 
 
-class Hinted(io.TextIOWrapper):
+class Stderr(io.TextIOWrapper):
     """Stderr: what cannot be written is dropped, for a message is no reason to end a run."""
 
     def write(self, text: str) -> int:
@@ -65,7 +65,7 @@ class Hinted(io.TextIOWrapper):
             _nowhere(self.fileno())
 
 
-def open_streams() -> Told:
+def open_streams() -> Stdout:
     """Give the process a stdin, a stdout and a stderr that a command can rely on; returns stdout."""
     # A descriptor that is closed is the next one to be opened: a store would be what stdout writes to.
     # Reading alone: a stdout that is closed cannot be written, and says so. Nobody misses a stderr.
@@ -74,8 +74,8 @@ def open_streams() -> Told:
             os.fstat(number)
         except OSError:
             _nowhere(number, way)
-    stdout = Told(**_like(sys.stdout, 1))
-    sys.stdout, sys.stderr = stdout, Hinted(**_like(sys.stderr, 2))
+    stdout = Stdout(**_like(sys.stdout, 1))
+    sys.stdout, sys.stderr = stdout, Stderr(**_like(sys.stderr, 2))
     return stdout
 
 

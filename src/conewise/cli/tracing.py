@@ -9,28 +9,28 @@ import typer
 
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
-from conewise.cli.failing import CommandError, command_of, shown_command
+from conewise.cli.failing import CommandError, command_of, shell_command
 from conewise.cli.groups import flat
-from conewise.cli.helping import shown
-from conewise.cli.loading import Named, captured, told_model
-from conewise.cli.results import show_cost, told_plan
-from conewise.cli.selecting import as_choice
-from conewise.cli.showing import (
-    Teller,
+from conewise.cli.help_texts import help_text
+from conewise.cli.loading import ModelName, captured, model_json
+from conewise.cli.output import (
+    Status,
     add_row,
     expect_writable_file,
     print_json,
+    progress_for,
     stdout,
     table,
-    watched,
 )
+from conewise.cli.results import plan_json, show_cost
+from conewise.cli.selecting import as_choice
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from conewise.circuits.tracing import Trace
     from conewise.models.load import Loaded
-    from conewise.prompts.prompts import Asked
+    from conewise.prompts.tokenized import TokenizedPrompts
     from conewise.report.story import Story
 
 HELP = """Trace which states carry what the model knows of a subject (Meng et al., 2022).
@@ -49,9 +49,9 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("trace", help=shown(HELP), short_help="Trace which states carry what is known of a subject.")(
-        flat(trace)
-    )
+    app.command(
+        "trace", help=help_text(HELP), short_help="Trace which states carry what is known of a subject."
+    )(flat(trace))
 
 
 def trace(
@@ -97,21 +97,21 @@ def trace(
         raise CommandError(f"--noise {noise:g}: a standard deviation is above 0.")
     if results.report is not None:
         expect_writable_file(results.report, "--report")
-    tell = Teller(output.quiet)
-    loaded = Named(model, loading).load(tell)
+    status = Status(output.quiet)
+    loaded = ModelName(model, loading).load(status)
     from conewise.circuits.tracing import causal_trace
     from conewise.prompts.pairs import Pair
-    from conewise.prompts.prompts import asked
     from conewise.prompts.subjects import subject_positions
+    from conewise.prompts.tokenized import tokenize
     from conewise.sweeps.facts import facts_of
 
     answers, wrong_answers = tuple(answer or ()), tuple(wrong or ())
-    prompts = asked([Pair(prompt, prompt, answers, wrong_answers, "the options")], loaded.tokenizer)
+    prompts = tokenize([Pair(prompt, prompt, answers, wrong_answers, "the options")], loaded.tokenizer)
     for note in prompts.notes:
-        tell.warn(note)
+        status.warn(note)
     metric = "logit_diff" if wrong_answers else "prob"
     noised = subject_positions(prompt, subject, loaded.tokenizer)
-    found = captured(loaded, prompts.clean, tell, reads_last=True)
+    found = captured(loaded, prompts.clean, status, reads_last=True)
     traced = causal_trace(
         found,
         prompts.inputs_of(0, "clean", facts_of(found).device),
@@ -126,31 +126,33 @@ def trace(
         positions=as_choice(pos or ":"),
         evaluator=running.evaluator.value,
         max_memory=running.max_memory,
-        progress=watched(tell, results.progress),
+        progress=progress_for(status, results.progress),
     )
     if results.verify:
-        with tell.noting():
+        with status.warnings_as_notes():
             check = traced.verify(n=results.verify, seed=running.seed)
         traced = replace(traced, result=replace(traced.result, verification=check))
-    story = _story(loaded, prompts, traced, metric, shown_command(command_of(ctx)), running.seed)
+    story = _story(loaded, prompts, traced, metric, shell_command(command_of(ctx)), running.seed)
     if results.report is not None:
         traced.report(results.report, story=story)
-        tell(f"wrote {results.report}")
+        status(f"wrote {results.report}")
     if output.json:
-        told = {"model": told_model(loaded, found), "notes": list(prompts.notes), **_told(story, traced)}
-        print_json("trace", {**told, "report": results.report and str(results.report)})
+        body = {"model": model_json(loaded, found), "notes": list(prompts.notes), **_as_json(story, traced)}
+        print_json("trace", {**body, "report": results.report and str(results.report)})
     else:
         _show(stdout(), loaded, story, traced, results.top)
     if traced.result.verification is not None and not traced.result.verification.ok:
         raise typer.Exit(CHECK_FAILED)
 
 
-def _story(loaded: Loaded, prompts: Asked, traced: Trace, metric: str, command: str, seed: int) -> Story:
-    from conewise.prompts.prompts import METRICS
+def _story(
+    loaded: Loaded, prompts: TokenizedPrompts, traced: Trace, metric: str, command: str, seed: int
+) -> Story:
+    from conewise.prompts.tokenized import METRICS
     from conewise.report.story import Story
 
-    (told,) = prompts.told()
-    pair = replace(told, corrupted_tokens=told.clean_tokens, noised=traced.subject)
+    (pair,) = prompts.tokenized_pairs()
+    pair = replace(pair, corrupted_tokens=pair.clean_tokens, noised=traced.subject)
     return Story(
         model=loaded.name,
         prompts=(pair,),
@@ -163,7 +165,7 @@ def _story(loaded: Loaded, prompts: Asked, traced: Trace, metric: str, command: 
     )
 
 
-def _told(story: Story, traced: Trace) -> dict[str, Any]:
+def _as_json(story: Story, traced: Trace) -> dict[str, Any]:
     (pair,) = story.prompts
     check = traced.result.verification
     return {
@@ -183,7 +185,7 @@ def _told(story: Story, traced: Trace) -> dict[str, Any]:
         "layers": list(traced.layers),
         "positions": list(traced.positions),
         "values": traced.values.tolist(),
-        "plan": told_plan(traced.plan),
+        "plan": plan_json(traced.plan),
         "measured": asdict(traced.ledger),
         "verification": None if check is None else {**asdict(check), "ok": check.ok, "passed": check.passed},
     }

@@ -10,9 +10,9 @@ import typer
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
 from conewise.cli.groups import flat
-from conewise.cli.helping import shown
-from conewise.cli.loading import Named
-from conewise.cli.showing import Teller, print_json, stdout
+from conewise.cli.help_texts import help_text
+from conewise.cli.loading import ModelName
+from conewise.cli.output import Status, print_json, stdout
 
 HELP = """Check the captured graph against the model itself, on random inputs: bit for bit, every output.
 
@@ -28,7 +28,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("verify", help=shown(HELP), short_help="Check the captured graph against the model.")(
+    app.command("verify", help=help_text(HELP), short_help="Check the captured graph against the model.")(
         flat(verify)
     )
 
@@ -44,13 +44,13 @@ def verify(
     loading: opt.LoadOptions,
 ) -> None:
     """Check the captured graph; see `HELP`."""
-    tell = Teller(output.quiet)
-    loaded, found = Named(model, loading).capture(tell)
-    with tell.doing("comparing with the model itself"):
+    status = Status(output.quiet)
+    loaded, found = ModelName(model, loading).capture(status)
+    with status.doing("comparing with the model itself"):
         check = found.verify(seed=seed, samples=samples)
     if output.json:
-        told = {**asdict(check), "notes": list(check.notes), "ok": check.ok, "seed": seed}
-        print_json("verify", {"model": loaded.name, "fingerprint": loaded.fingerprint(), **told})
+        body = {**asdict(check), "notes": list(check.notes), "ok": check.ok, "seed": seed}
+        print_json("verify", {"model": loaded.name, "fingerprint": loaded.fingerprint(), **body})
     else:
         stdout().print(f"{loaded.name}: {check}", markup=False)
     if not check.ok:

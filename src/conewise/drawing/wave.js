@@ -203,7 +203,7 @@
         row.append(head, make("td", "", `${number(state.done || 0)} of ${number(item.nodes)}`), make("td", "", number(reusedIn.get(show.items.indexOf(item)) || 0)));
         return row;
       }));
-      root.querySelector(".cw-told").hidden = false;
+      root.querySelector(".cw-details").hidden = false;
       part("none").hidden = true;
       select(at, name);
       reveal(root, scene.at[0]);
@@ -213,7 +213,7 @@
       const at = show.find(name);
       if (at !== undefined) return pick(at, name);
       paint({});
-      root.querySelector(".cw-told").hidden = true;
+      root.querySelector(".cw-details").hidden = true;
       part("none").hidden = false;
       part("none").textContent = `The cone of ${name} is not part of this page.`;
     };

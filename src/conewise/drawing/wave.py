@@ -53,7 +53,7 @@ __all__ = [
     "wave_svg",
 ]
 
-Shown = Folded | GraphWave
+Drawable = Folded | GraphWave
 
 
 def style() -> str:
@@ -66,9 +66,13 @@ def script() -> str:
     return asset("drawing/wave.js")
 
 
-def data(shown: Shown) -> dict[str, Any]:
+def data(drawable: Drawable) -> dict[str, Any]:
     """What the script reads, by the id of the element that has to hold it as JSON."""
-    return {_source(shown): json.loads(shown.to_json()) if isinstance(shown, Folded) else _graph_data(shown)}
+    return {
+        _source(drawable): json.loads(drawable.to_json())
+        if isinstance(drawable, Folded)
+        else _graph_data(drawable)
+    }
 
 
 def cone_section(folded: Folded, *, assets: bool = True) -> str:
@@ -83,25 +87,25 @@ def cone_section(folded: Folded, *, assets: bool = True) -> str:
     return str(section)
 
 
-def wave_section(shown: Shown, *, assets: bool = True) -> str:
+def wave_section(drawable: Drawable, *, assets: bool = True) -> str:
     """The player of a wave as HTML: through a small graph node by node, through a model layer by layer."""
-    is_graph = isinstance(shown, GraphWave)
-    drawn = layouts.of_graph(shown) if isinstance(shown, GraphWave) else layouts.of_folded(shown)
-    label = "The graph" if isinstance(shown, GraphWave) else f"The layers of {shown.model}"
+    is_graph = isinstance(drawable, GraphWave)
+    drawn = layouts.of_graph(drawable) if isinstance(drawable, GraphWave) else layouts.of_folded(drawable)
+    label = "The graph" if isinstance(drawable, GraphWave) else f"The layers of {drawable.model}"
     section = rendered(
         "drawing/wave.html",
-        source=_source(shown),
+        source=_source(drawable),
         is_graph=is_graph,
         natural=f"{drawn.width * 0.8:.0f}",
         drawing=drawn.svg("cw-wave", label),
         legend=_legend("cw-wave-key", (*WAVE_KEYS, "source") if is_graph else WAVE_KEYS),
-        assets=_assets(shown) if assets else "",
+        assets=_assets(drawable) if assets else "",
     )
     return str(section)
 
 
 def wave_page(
-    shown: Shown | Graph | World,
+    drawable: Drawable | Graph | World,
     patches: Mapping[Site, Any] | None = None,
     targets: Site | Iterable[Site] | None = None,
     *,
@@ -113,21 +117,21 @@ def wave_page(
     `wave_page(graph, patches={"h": 10.0}, targets=["y"], out="wave.html")` patches each site of a small
     graph in a fork of its own, and records what the engine does. A folded model has its cones already.
     """
-    if isinstance(shown, Graph | World):
-        graph = shown if isinstance(shown, Graph) else shown.graph
+    if isinstance(drawable, Graph | World):
+        graph = drawable if isinstance(drawable, Graph) else drawable.graph
         ends = (
             targets if targets is not None else [site for site in graph.computed if not graph.consumers(site)]
         )
-        shown = GraphWave.record(shown, patches or {}, ends)
+        drawable = GraphWave.record(drawable, patches or {}, ends)
     page = document(
         "drawing/wave_page.html",
         title,
         styles=[asset("drawing/theme.css"), PAGE, style()],
         scripts=[script(), READY],
-        data=data(shown),
-        model=shown.model if isinstance(shown, Folded) else "",
-        cone=Markup(cone_section(shown, assets=False)) if isinstance(shown, Folded) else "",
-        wave=Markup(wave_section(shown, assets=False)),
+        data=data(drawable),
+        model=drawable.model if isinstance(drawable, Folded) else "",
+        cone=Markup(cone_section(drawable, assets=False)) if isinstance(drawable, Folded) else "",
+        wave=Markup(wave_section(drawable, assets=False)),
     )
     if out is not None:
         write_whole(Path(out), page.encode())
@@ -146,14 +150,14 @@ class Framed:
 
 
 def show(
-    shown: Shown | Graph | World,
+    drawable: Drawable | Graph | World,
     patches: Mapping[Site, Any] | None = None,
     targets: Site | Iterable[Site] | None = None,
     *,
     height: int = 640,
 ) -> Framed:
     """The page of `wave_page` in a notebook: `show(graph, {"h": 10.0}, "y")`."""
-    return Framed(wave_page(shown, patches, targets), height)
+    return Framed(wave_page(drawable, patches, targets), height)
 
 
 READY = 'document.documentElement.dataset.ready = "true";'
@@ -175,16 +179,16 @@ def _legend(prefix: str, names: Iterable[str]) -> Markup:
     return rendered("drawing/legend.html", keys=keys)
 
 
-def _source(shown: Shown) -> str:
-    return "conewise-folded" if isinstance(shown, Folded) else "conewise-waves"
+def _source(drawable: Drawable) -> str:
+    return "conewise-folded" if isinstance(drawable, Folded) else "conewise-waves"
 
 
-def _assets(shown: Shown) -> Markup:
+def _assets(drawable: Drawable) -> Markup:
     return rendered(
         "drawing/assets.html",
         style=Markup(style()),
         script=Markup(script()),
-        data={name: inert(value) for name, value in data(shown).items()},
+        data={name: inert(value) for name, value in data(drawable).items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""Waves: what one patch does to a small graph, as the engine told it while it happened.
+"""Waves: what one patch does to a small graph, as the engine reported it while it happened.
 
 Nothing here is worked out from the graph: the order of invalidation, of recomputation, and what was read as
 it was, are the events of a real world.
@@ -59,7 +59,7 @@ class GraphWave:
     def record(
         cls, graph: Graph | World, patches: Mapping[Site, Any], targets: Site | Iterable[Site]
     ) -> GraphWave:
-        """Patch each site in a fork of its own, demand the targets there, and keep what the engine told.
+        """Patch each site in a fork of its own, demand the targets there, and keep what the engine reports.
 
         `graph` may be a world: then it is the baseline, with what is patched in it. A callable patch is a
         function of what would have stood there.
@@ -79,7 +79,7 @@ class GraphWave:
             sources=frozenset(graph.sources),
             inputs=MappingProxyType({site: graph.inputs(site) for site in graph.sites}),
             targets=wanted,
-            before=MappingProxyType({site: shown(base[site]) for site in known}),
+            before=MappingProxyType({site: value_text(base[site]) for site in known}),
             full_evaluations=sum(not graph.is_source(site) for site in graph.support(wanted)),
             waves=tuple(_wave(base, site, value, wanted) for site, value in patches.items()),
         )
@@ -92,20 +92,20 @@ def _wave(base: World, site: Site, value: Any, targets: tuple[Site, ...]) -> Wav
         world.patch(site, value)
         planned = world.plan(targets).sites
         world.demand(targets)
-        told = {
+        sites = {
             kind: tuple(site for event in events if event.kind == kind for site in event.sites)
             for kind in ("invalidated", "recomputed", "reused")
         }
-        changed = dict.fromkeys((site, *told["recomputed"]))
-        after = {name: shown(world[name]) for name in changed if not world.is_stale(name)}
+        changed = dict.fromkeys((site, *sites["recomputed"]))
+        after = {name: value_text(world[name]) for name in changed if not world.is_stale(name)}
     with base.ledger.interval() as again:
         base.demand(targets)
     return Wave(
-        site, planned=planned, after=MappingProxyType(after), restored=again.count("recomputed"), **told
+        site, planned=planned, after=MappingProxyType(after), restored=again.count("recomputed"), **sites
     )
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value in a few characters: a number as it is, an array by its shape and its length as a vector."""
     try:
         shape = getattr(value, "shape", None)

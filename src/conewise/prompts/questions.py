@@ -19,7 +19,7 @@ from conewise.drawing.folding import Folded, fold
 from conewise.errors import PromptError, SweepError
 from conewise.locations.selectors import Cell, Selector, SelectorLike, as_selectors
 from conewise.program.tensors import Tensor
-from conewise.prompts.prompts import METRICS, Asked, Progress
+from conewise.prompts.tokenized import METRICS, Progress, TokenizedPrompts
 from conewise.report.story import PATCHES, Story
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
@@ -37,7 +37,7 @@ DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")
 """Which run is the base, and which the source, of each direction."""
 
 
-def usual_direction(patch: str) -> str:
+def default_direction(patch: str) -> str:
     """What people mean who do not say: put clean values into the corrupted run, and ablate the clean one."""
     return "denoise" if patch == "source" else "noise"
 
@@ -53,7 +53,7 @@ class Question:
     """
 
     model: Captured
-    asked: Asked
+    prompts: TokenizedPrompts
     sites: SelectorLike
     direction: str = "denoise"
     patch: str = "source"
@@ -67,8 +67,8 @@ class Question:
             raise SweepError(f"no direction {self.direction!r}; there are {', '.join(DIRECTIONS)}.")
         if self.patch not in PATCHES:
             raise SweepError(f"no patch {self.patch!r}; there are {', '.join(PATCHES)}.")
-        self.asked.expect_answers(self.metric)
-        lengths = sorted(set(self.asked.lengths))
+        self.prompts.expect_answers(self.metric)
+        lengths = sorted(set(self.prompts.lengths))
         if len(lengths) > 1 and any(
             isinstance(part, Selector) and "pos" in part.choices for part in as_selectors(self.sites).parts
         ):
@@ -115,10 +115,10 @@ class Question:
 
         def run(which: str) -> Run:
             if which not in runs:
-                runs[which] = baseline(self.model, (), self.asked.inputs_of(group, which, device))
+                runs[which] = baseline(self.model, (), self.prompts.inputs_of(group, which, device))
             return runs[which]
 
-        metric = self.asked.metric(group, self.metric, run("clean") if self.metric == "kl" else None)
+        metric = self.prompts.metric(group, self.metric, run("clean") if self.metric == "kl" else None)
         source = self._put if self.source is None else run(self.source)
         return Sweep(
             self.model,
@@ -133,7 +133,7 @@ class Question:
     def _put(self) -> Any:
         """What is put at the sites, where it does not come from a run; one for all groups."""
         if self.patch == "mean":
-            return mean(self.model, self.asked.inputs(self.base, facts_of(self.model).device))
+            return mean(self.model, self.prompts.inputs(self.base, facts_of(self.model).device))
         return noise(self.scale, self.seed) if self.patch == "noise" else self.patch
 
     # -- planned and run as one --------------------------------------------------------------
@@ -146,14 +146,14 @@ class Question:
     ) -> SweepPlan:
         """What all sweeps together will compute, and at what cost; nothing of it is computed.
 
-        `progress` is told how many prompts are planned, of how many.
+        `progress` is called with how many prompts are planned, and of how many.
         """
         plans, done = [], 0
-        for group, numbers in enumerate(self.asked.groups):
+        for group, numbers in enumerate(self.prompts.groups):
             plans.append(self.sweep(group).plan(max_memory, evaluator))
             done += len(numbers)
             if progress is not None:
-                progress(done, len(self.asked.pairs))
+                progress(done, len(self.prompts.pairs))
         return _whole_plan(plans)
 
     def run(
@@ -166,14 +166,14 @@ class Question:
         progress: Shown = None,
         verify: int = 0,
     ) -> Result:
-        """Run every sweep; see `Sweep.run`. The result has the prompts in the order of `asked.pairs`.
+        """Run every sweep; see `Sweep.run`. The result has the prompts in the order of `prompts.pairs`.
 
         With several groups, each is stored in a folder of its own in `out`.
         """
         results = []
-        total = len(self.asked.groups) * len(self.cells)
-        with bar(progress, total, facts_of(self.model).device) as tell:
-            for group in range(len(self.asked.groups)):
+        total = len(self.prompts.groups) * len(self.cells)
+        with bar(progress, total, facts_of(self.model).device) as advance:
+            for group in range(len(self.prompts.groups)):
                 folder = None if out is None else self.folder_of(Path(out), group)
                 results.append(
                     self.sweep(group).run(
@@ -181,23 +181,23 @@ class Question:
                         max_memory=max_memory,
                         out=folder,
                         resume=resume,
-                        progress=_passed_on(tell),
+                        progress=_passed_on(advance),
                         verify=verify,
                     )
                 )
-        return results[0] if len(results) == 1 else _whole(results, self.asked.groups)
+        return results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
 
     def folder_of(self, out: Path, group: int) -> Path:
         """Where a group's sweep is stored."""
-        return out if len(self.asked.groups) == 1 else out / f"group-{group + 1}"
+        return out if len(self.prompts.groups) == 1 else out / f"group-{group + 1}"
 
-    # -- what is told of it ------------------------------------------------------------------
+    # -- for pages and drawings --------------------------------------------------------------
 
     def story(self, model: str, command: str | None = None, forwards: int = 0) -> Story:
-        """The question in the words of who asked it; so many full forwards are timed for it."""
+        """The question in words; so many full forwards are timed for it."""
         return Story(
             model=model,
-            prompts=self.asked.told(),
+            prompts=self.prompts.tokenized_pairs(),
             base=self.base,
             source=self.source,
             patch=self.patch,
@@ -212,7 +212,7 @@ class Question:
         """What one full forward of all prompts by the module itself takes: the mean of so many, after one."""
         device = facts_of(self.model).device
         module = HookedModule(self.model.module, self.model.program, self.model.signature)
-        inputs = self.asked.inputs(self.base, device)
+        inputs = self.prompts.inputs(self.base, device)
         started = 0.0
         for number in range(times + 1):
             if number == 1:  # the first is not counted: kernels are chosen and memory is taken in it
@@ -228,7 +228,7 @@ class Question:
         return fold(self.model, self.cells, targets=self._first.targets(), base=base, whole=not is_function)
 
     def described(self) -> dict[str, Any]:
-        """All that is asked, as plain values: equal questions have equal ones."""
+        """All of it as plain values: equal questions have equal ones."""
         return {
             "direction": self.direction,
             "patch": [self.patch, *([self.scale, self.seed] if self.patch == "noise" else [])],
@@ -236,9 +236,9 @@ class Question:
             "sites": [cell.name for cell in self.cells],
             "prompts": [
                 [pair.clean, pair.corrupted, list(pair.answers), list(pair.wrong_answers)]
-                for pair in self.asked.pairs
+                for pair in self.prompts.pairs
             ],
-            "groups": [list(group) for group in self.asked.groups],
+            "groups": [list(group) for group in self.prompts.groups],
         }
 
 
@@ -246,13 +246,13 @@ def _listed(numbers: Sequence[int]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
-def _passed_on(tell: Callable[[int], None]) -> Callable[[int, int], None]:
-    """Progress of one sweep, told as cells that were just done."""
+def _passed_on(advance: Callable[[int], None]) -> Callable[[int, int], None]:
+    """Progress of one sweep as the number of cells that were just done."""
     before = 0
 
     def progress(done: int, _: int) -> None:
         nonlocal before
-        tell(done - before)
+        advance(done - before)
         before = done
 
     return progress
@@ -324,13 +324,13 @@ def _whole_ledger(ledgers: Sequence[SweepLedger]) -> SweepLedger:
     )
 
 
-def _whole_provenance(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _whole_provenance(provenances: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What all groups share, their batches one after another, and every metric that was read."""
-    metrics = [metric for one in told for metric in one["metrics"]]
+    metrics = [metric for one in provenances for metric in one["metrics"]]
     return {
-        **told[0],
+        **provenances[0],
         "metrics": [metric for place, metric in enumerate(metrics) if metric not in metrics[:place]],
-        "batches": [batch for one in told for batch in one["batches"]],
+        "batches": [batch for one in provenances for batch in one["batches"]],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conewise.errors import PromptError
-from conewise.prompts.tokenizing import token_ids, token_spans, told_tokens
+from conewise.prompts.tokenizing import token_ids, token_spans, token_texts
 
 
 def subject_positions(prompt: str, subject: str, tokenizer: Any) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ def _spans(prompt: str, tokenizer: Any) -> list[tuple[int, int]]:
     if getattr(tokenizer, "is_fast", False):
         return [_shrunk(prompt, begin, end) for begin, end in token_spans(tokenizer, prompt)]
     spans, at = [], 0
-    for text in told_tokens(tokenizer, token_ids(tokenizer, prompt)):
+    for text in token_texts(tokenizer, token_ids(tokenizer, prompt)):
         begin = prompt.find(text.strip(), at) if text.strip() else -1
         at = begin + len(text.strip()) if begin >= 0 else at
         spans.append((begin, at) if begin >= 0 else (at, at))

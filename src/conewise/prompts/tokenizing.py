@@ -1,4 +1,4 @@
-"""A model's tokenizer, asked so that what it raises is an error of ours.
+"""A model's tokenizer, called so that what it raises is an error of ours.
 
 A tokenizer is made from files, and damage in them may show when it is first used: as any error of Python, or
 as a panic of the library that is written in Rust.
@@ -22,36 +22,36 @@ def token_ids(tokenizer: Any, text: str, **how: Any) -> tuple[int, ...]:
             f"the text {text!r} holds half of a surrogate pair, \\u{ord(half):04x}, which is no character "
             "and has no tokens. Write the whole character, in UTF-8."
         )
-    with _asking(f"makes no tokens of {_short(text)!r}"):
+    with _raising(f"makes no tokens of {_short(text)!r}"):
         return tuple(int(number) for number in tokenizer(text, **how)["input_ids"])
 
 
 def token_spans(tokenizer: Any, text: str) -> list[tuple[int, int]]:
     """Where each token of a text begins and ends in it. Raises PromptError where it fails."""
-    with _asking(f"does not say where the tokens of {_short(text)!r} are"):
+    with _raising(f"does not say where the tokens of {_short(text)!r} are"):
         offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
         return [(int(begin), int(end)) for begin, end in offsets]
 
 
-def told_tokens(tokenizer: Any, ids: Iterable[int]) -> tuple[str, ...]:
+def token_texts(tokenizer: Any, ids: Iterable[int]) -> tuple[str, ...]:
     """Each token as text. What is no whole character by itself is shown as the tokenizer writes it."""
-    shown = []
+    texts = []
     for number in ids:
-        with _asking(f"has no text for the token {number}"):
+        with _raising(f"has no text for the token {number}"):
             text = tokenizer.decode([number])
             is_whole = text and "\ufffd" not in text
-            shown.append(text if is_whole else str(tokenizer.convert_ids_to_tokens(number)))
-    return tuple(shown)
+            texts.append(text if is_whole else str(tokenizer.convert_ids_to_tokens(number)))
+    return tuple(texts)
 
 
 def unknown_token(tokenizer: Any) -> int | None:
     """The token that stands for all that is not in the vocabulary; None where there is none."""
-    with _asking("does not say which token is the unknown one"):
+    with _raising("does not say which token is the unknown one"):
         number: int | None = getattr(tokenizer, "unk_token_id", None)
         return number
 
 
-def _asking(failure: str) -> AbstractContextManager[None]:
+def _raising(failure: str) -> AbstractContextManager[None]:
     return translating(
         lambda error: PromptError(
             f"the tokenizer of this model {failure} ({brief(error)}). Its files are damaged, or do not "

@@ -49,9 +49,6 @@ def packed(result: Swept, story: Story | None, folded: Folded | None = None) -> 
         "sourcePerPrompt": floats(result.source_per_prompt) if whole else None,
         "parts": [_part(part, start) for part, start in result.parts()],
         "tokens": tokens(story),
-        "told": [pair.clean if story.base == "clean" else pair.corrupted for pair in story.prompts]
-        if story
-        else [],
         "costs": _costs(result, folded),
         "colours": {
             "light": [unlabel_rgb(one) for one in getattr(diverging, colours.LIGHT)],

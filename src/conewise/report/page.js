@@ -54,23 +54,23 @@
   let recalling = false;
   function remember() {
     if (recalling) return;
-    const told = new URLSearchParams();
-    if (view() !== "results") told.set("view", view());
-    if (state.site >= 0) told.set("site", names.nameOf(state.site));
-    if (state.metric) told.set("metric", data.metrics[state.metric]);
-    if (state.shown !== "effect") told.set("shown", state.shown);
-    history.replaceState(null, "", `#${told}`);
+    const hash = new URLSearchParams();
+    if (view() !== "results") hash.set("view", view());
+    if (state.site >= 0) hash.set("site", names.nameOf(state.site));
+    if (state.metric) hash.set("metric", data.metrics[state.metric]);
+    if (state.shown !== "effect") hash.set("shown", state.shown);
+    history.replaceState(null, "", `#${hash}`);
   }
   function recall() {
-    const told = new URLSearchParams(location.hash.slice(1));
+    const hash = new URLSearchParams(location.hash.slice(1));
     recalling = true;
-    const metric = data.metrics.indexOf(told.get("metric")), shown = told.get("shown"), site = told.get("site");
+    const metric = data.metrics.indexOf(hash.get("metric")), shown = hash.get("shown"), site = hash.get("site");
     if (metric > 0) { document.getElementById("metric").value = metric; conewise.set({ metric }); }
     const radio = [...document.querySelectorAll("[name=shown]")].find(one => one.value === shown);
     if (radio) { radio.checked = true; conewise.set({ shown }); }
     const cell = site === null ? -1 : names.find(site);
     if (cell >= 0) conewise.set({ site: cell });
-    if (told.get("view") === "graph") open("graph");
+    if (hash.get("view") === "graph") open("graph");
     recalling = false;
   }
   conewise.listen(remember);

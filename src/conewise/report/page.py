@@ -123,11 +123,10 @@ def heading(result: Swept, story: Story | None) -> str:
     counted: dict[str, int] = {}
     for part in result.spreads:
         counted[part.name] = counted.get(part.name, 0) + len(part.cells)
-    told = [f"{count:,} {KINDS.get(name, (name, name))[count != 1]}" for name, count in counted.items()]
+    counts = [f"{count:,} {KINDS.get(name, (name, name))[count != 1]}" for name, count in counted.items()]
     each = "" if len(result.cells) == 1 else " one at a time"
-    return (
-        f"{' and '.join(told) if len(told) < 3 else f'{len(result.cells):,} sites'} of {model} patched{each}"
-    )
+    what = " and ".join(counts) if len(counts) < 3 else f"{len(result.cells):,} sites"
+    return f"{what} of {model} patched{each}"
 
 
 def _facts(result: Swept, story: Story | None) -> list[tuple[str, str]]:

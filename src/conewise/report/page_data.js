@@ -158,7 +158,7 @@ window.conewise = window.conewise || {};
   const percent = number => Number.isFinite(number)
     ? `${number < 0 ? "−" : "+"}${Math.abs(number * 100).toFixed(Math.abs(number) < 0.1 ? 2 : 1)} %`
     : shown(number);
-  const told = (which, number) => which === "share" ? percent(number) : shown(number, which === "effect");
+  const formatted = (which, number) => which === "share" ? percent(number) : shown(number, which === "effect");
   // Text for Plotly, which reads some HTML in what it draws.
   const plain = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
@@ -177,7 +177,7 @@ window.conewise = window.conewise || {};
     names: { nameOf, kindOf, at, partOf, find, columns: ["layer", "head", "pos", "neuron"].filter(
       name => parts.some(part => name in part.at)) },
     numbers: { value, effect, share, numbers, sorted, ranks, ranked, cost, hasCosts: costs !== null },
-    words: { shown, large, percent, told, plain },
+    words: { shown, large, percent, formatted, plain },
     state, set, listen: listener => listeners.push(listener),
     element(tag, attributes, ...inside) {
       const made = document.createElement(tag);

@@ -218,7 +218,7 @@
     const beyond = side => numbers.numbers(state.metric, state.shown).some(n => side * (n - centre) > far);
     const ends = [["scale-low", -1, "≤ "], ["scale-high", 1, "≥ "]];
     for (const [id, side, sign] of ends) {
-      document.getElementById(id).textContent = (beyond(side) ? sign : "") + words.told(state.shown, centre + side * far);
+      document.getElementById(id).textContent = (beyond(side) ? sign : "") + words.formatted(state.shown, centre + side * far);
     }
     document.querySelector("#scale i").style.background = `linear-gradient(to right, ${colours().map(one => `rgb(${one})`).join(", ")})`;
     const hints = {

@@ -7,13 +7,13 @@
   const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function fact(name, text, note) {
-    const told = element("dd", {}, text);
-    if (note) told.append(element("small", {}, note));
-    return element("div", {}, element("dt", {}, name), told);
+    const value = element("dd", {}, text);
+    if (note) value.append(element("small", {}, note));
+    return element("div", {}, element("dt", {}, name), value);
   }
   function show() {
     const cell = state.site, metric = state.metric;
-    document.getElementById("site-told").hidden = cell < 0;
+    document.getElementById("site-details").hidden = cell < 0;
     document.getElementById("site-hint").hidden = cell >= 0;
     if (cell < 0) return;
     document.getElementById("site-name").textContent = names.nameOf(cell);
@@ -47,11 +47,11 @@
     const values = data.perPrompt.subarray(start, start + data.prompts);
     const base = data.basePerPrompt ? data.basePerPrompt.subarray(metric * data.prompts, (metric + 1) * data.prompts) : null;
     const effects = Array.from(values, (value, prompt) => value - (base ? base[prompt] : data.base[metric]));
-    const told = effects.map((effect, prompt) => words.plain(
+    const texts = effects.map((effect, prompt) => words.plain(
       `${data.given.unit} ${prompt + 1}: effect ${words.shown(effect, true)}, value ${words.shown(values[prompt])}`));
     const ink = style("--soft"), line = style("--line");
     Plotly.react(plot, [{
-      type: "bar", x: effects.map((_, prompt) => prompt + 1), y: effects, text: told, textposition: "none", hoverinfo: "text",
+      type: "bar", x: effects.map((_, prompt) => prompt + 1), y: effects, text: texts, textposition: "none", hoverinfo: "text",
       marker: { color: effects.map(effect => style(effect < 0 ? "--less" : "--more")) },
     }], {
       height: 150, margin: { l: 44, r: 6, t: 26, b: 30 }, title: { text: `effect on each ${data.given.unit}`, font: { size: 12 }, x: 0, xref: "paper", y: 0.97 },

@@ -12,14 +12,14 @@ import typer
 
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
-from conewise.cli.failing import CommandError, Interrupted, command_of, shown_command
+from conewise.cli.failing import CommandError, Interrupted, command_of, shell_command
 from conewise.cli.groups import flat
-from conewise.cli.helping import shown
-from conewise.cli.loading import Named
-from conewise.cli.questions import ask, show_question, told_question
-from conewise.cli.results import show_plan, show_result, told_plan, told_result
-from conewise.cli.showing import Counting, Teller, expect_writable_file, print_json, stdout
-from conewise.cli.stored import Stored
+from conewise.cli.help_texts import help_text
+from conewise.cli.loading import ModelName
+from conewise.cli.output import CellCounter, Status, expect_writable_file, print_json, stdout
+from conewise.cli.questions import ask, question_json, show_question
+from conewise.cli.results import plan_json, result_json, show_plan, show_result
+from conewise.cli.stored import StoredRun
 
 if TYPE_CHECKING:
     from conewise.models.load import Loaded
@@ -61,9 +61,11 @@ Examples:
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(
-        "sweep", help=shown(SWEEP_HELP), short_help="Patch every site, and say what each does to the metric."
+        "sweep",
+        help=help_text(SWEEP_HELP),
+        short_help="Patch every site, and say what each does to the metric.",
     )(flat(sweep))
-    app.command("plan", help=shown(PLAN_HELP), short_help="Say what a sweep would cost; run nothing.")(
+    app.command("plan", help=help_text(PLAN_HELP), short_help="Say what a sweep would cost; run nothing.")(
         flat(plan)
     )
 
@@ -72,7 +74,7 @@ def sweep(
     ctx: typer.Context,
     model: opt.Model,
     *,
-    asked: opt.QuestionOptions,
+    options: opt.QuestionOptions,
     running: opt.RunOptions,
     results: opt.ResultOptions,
     storing: opt.StoreOptions,
@@ -84,44 +86,44 @@ def sweep(
         raise CommandError("--resume without --out: say in which folder the run was stored.")
     if results.report is not None:
         expect_writable_file(results.report, "--report")
-    stored = None if storing.out is None else Stored(storing.out, storing.resume)
-    tell = Teller(output.quiet)
-    loaded, question = ask(Named(model, loading), asked, running.seed, tell)
+    stored = None if storing.out is None else StoredRun(storing.out, storing.resume)
+    status = Status(output.quiet)
+    loaded, question = ask(ModelName(model, loading), options, running.seed, status)
     command = command_of(ctx)
     evaluator, max_memory = running.evaluator.value, running.max_memory
     if stored is not None:
         if not stored.is_begun:
             # What cannot run leaves no folder that is taken.
-            question.plan(max_memory, evaluator, tell.counting("prompts planned"))
+            question.plan(max_memory, evaluator, status.counter("prompts planned"))
         stored.begin(question, command)
     how: dict[str, Any] = {"evaluator": evaluator, "max_memory": max_memory, "verify": results.verify}
     progress = results.progress
-    counting = Counting(tell, is_shown=progress is True and not sys.stderr.isatty())
+    counting = CellCounter(status, is_shown=progress is True and not sys.stderr.isatty())
     is_drawn = sys.stderr.isatty() and (not output.quiet if progress is None else progress)
-    with _interruptible(question, stored, counting, command), tell.noting():
+    with _interruptible(question, stored, counting, command), status.warnings_as_notes():
         result = _run(question, how, stored, counting, is_drawn=is_drawn)
         finish(
-            loaded, question, result, shown_command(command),
-            stored=stored, report=results.report, tell=tell, as_json=output.json, top=results.top,
+            loaded, question, result, shell_command(command),
+            stored=stored, report=results.report, status=status, as_json=output.json, top=results.top,
         )  # fmt: skip
 
 
 def plan(
     model: opt.Model,
     *,
-    asked: opt.QuestionOptions,
+    options: opt.QuestionOptions,
     running: opt.RunOptions,
     output: opt.OutputOptions,
     loading: opt.LoadOptions,
 ) -> None:
     """Say what a sweep would cost; see `PLAN_HELP`."""
-    tell = Teller(output.quiet)
-    loaded, question = ask(Named(model, loading), asked, running.seed, tell)
-    with tell.doing("planning"):
-        progress = tell.counting("prompts planned")
+    status = Status(output.quiet)
+    loaded, question = ask(ModelName(model, loading), options, running.seed, status)
+    with status.doing("planning"):
+        progress = status.counter("prompts planned")
         found = question.plan(running.max_memory, running.evaluator.value, progress)
     if output.json:
-        print_json("plan", {**told_question(loaded, question), "plan": told_plan(found)})
+        print_json("plan", {**question_json(loaded, question), "plan": plan_json(found)})
         return
     console = stdout()
     show_question(console, loaded, question)
@@ -129,7 +131,12 @@ def plan(
 
 
 def _run(
-    question: Question, how: dict[str, Any], stored: Stored | None, counting: Counting, *, is_drawn: bool
+    question: Question,
+    how: dict[str, Any],
+    stored: StoredRun | None,
+    counting: CellCounter,
+    *,
+    is_drawn: bool,
 ) -> Result:
     """Run the question with progress."""
     from conewise.sweeps.facts import facts_of
@@ -148,7 +155,7 @@ def _run(
 
 @contextmanager
 def _interruptible(
-    question: Question, stored: Stored | None, counting: Counting, command: list[str]
+    question: Question, stored: StoredRun | None, counting: CellCounter, command: list[str]
 ) -> Iterator[None]:
     """Ctrl-C says what was kept, and how to go on."""
     try:
@@ -162,13 +169,13 @@ def _interruptible(
             ) from None
         again = command if "--resume" in command else [*command, "--resume"]
         raise Interrupted(
-            f"interrupted: {done} are kept in {stored.folder}. Go on with:\n  {shown_command(again)}"
+            f"interrupted: {done} are kept in {stored.folder}. Go on with:\n  {shell_command(again)}"
         ) from None
 
 
 def _cells(question: Question) -> int:
     """How many cells there are, over all groups of prompts."""
-    return len(question.cells) * len(question.asked.groups)
+    return len(question.cells) * len(question.prompts.groups)
 
 
 def finish(
@@ -177,9 +184,9 @@ def finish(
     result: Result,
     command: str,
     *,
-    stored: Stored | None,
+    stored: StoredRun | None,
     report: Path | None,
-    tell: Teller,
+    status: Status,
     as_json: bool,
     top: int,
 ) -> None:
@@ -190,17 +197,17 @@ def finish(
         folded = question.folded()
     if stored is not None:
         stored.finish(result, story, folded)
-        tell(f"kept the run in {stored.folder}")
+        status(f"kept the run in {stored.folder}")
     if report is not None:
         from conewise.report.page import write_page
 
         write_page(report, result, story, folded)
-        tell(f"wrote {report}")
+        status(f"wrote {report}")
     files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
     if as_json:
         print_json(
             "sweep",
-            {**told_question(loaded, question), **told_result(result, story), "files": files},
+            {**question_json(loaded, question), **result_json(result, story), "files": files},
         )
     else:
         console = stdout()
@@ -208,5 +215,5 @@ def finish(
         show_result(console, result, story, top)
     check = result.verification
     if check is not None and not check.ok:
-        tell.warn(f"verification {check}")
+        status.warn(f"verification {check}")
         raise typer.Exit(CHECK_FAILED)

@@ -8,7 +8,7 @@ from typing import Literal
 MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
 
 
-def shown(text: str) -> str:
+def help_text(text: str) -> str:
     """A help text as the parser takes it: paragraphs that it may wrap, and marked ones as they are."""
     paragraphs = [
         paragraph if paragraph.startswith("\b") else " ".join(paragraph.split())

@@ -80,14 +80,14 @@ def table(title: str, columns: Sequence[str], *, right: Iterable[int] = ()) -> T
     return made
 
 
-def add_row(shown: Table, *texts: str) -> None:
+def add_row(grid: Table, *texts: str) -> None:
     """Add a row of texts, in which brackets are brackets."""
     from rich.text import Text
 
-    shown.add_row(*map(Text, texts))
+    grid.add_row(*map(Text, texts))
 
 
-class Teller:
+class Status:
     """Says on stderr what is being done; nothing when `quiet`."""
 
     def __init__(self, quiet: bool = False) -> None:
@@ -103,7 +103,7 @@ class Teller:
         """Say something that a careful person wants to know, even when quiet."""
         print(f"note: {words}", file=sys.stderr, flush=True)
 
-    def counting(self, words: str) -> Callable[[int, int], None]:
+    def counter(self, words: str) -> Callable[[int, int], None]:
         """Says how many are done, of how many, once a second where it takes longer than one."""
         told_at = time.monotonic()
 
@@ -116,16 +116,16 @@ class Teller:
         return progress
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
+    def warnings_as_notes(self) -> Iterator[None]:
         """Say our own warnings as notes, without the line of code that they come from."""
         with warnings.catch_warnings():
-            shown = warnings.showwarning
+            usual = warnings.showwarning
 
             def say(message: Warning | str, category: type[Warning], *where: Any, **named: Any) -> None:
                 if category.__module__ == errors.__name__:
                     self.warn(str(message))
                 else:
-                    shown(message, category, *where, **named)
+                    usual(message, category, *where, **named)
 
             warnings.showwarning = say
             yield
@@ -146,11 +146,11 @@ class Teller:
         self._doing = ""
 
 
-class Counting:
-    """Progress of a sweep: passed on to the bar `advance`, or told in lines; remembers how far it got."""
+class CellCounter:
+    """Progress of a sweep: passed on to the bar `advance`, or printed as lines; remembers how far it got."""
 
-    def __init__(self, tell: Teller, is_shown: bool) -> None:
-        self._tell, self._is_shown = tell, is_shown
+    def __init__(self, status: Status, is_shown: bool) -> None:
+        self._status, self._is_shown = status, is_shown
         self._told_at = -math.inf
         self.advance: Callable[[int], None] | None = None
         self.done = 0
@@ -163,16 +163,16 @@ class Counting:
         now = time.monotonic()
         if self._is_shown and (done == total or now - self._told_at >= EVERY):
             self._told_at = now
-            self._tell(f"{done} of {total} cells done")
+            self._status(f"{done} of {total} cells done")
 
 
-def watched(tell: Teller, asked: bool | None) -> bool | Callable[[int, int], None] | None:
-    """How a run shows its progress: a bar in a terminal, lines elsewhere if asked for, or nothing."""
-    if asked is False or (asked is None and tell.quiet):
+def progress_for(status: Status, wanted: bool | None) -> bool | Callable[[int, int], None] | None:
+    """How a run shows its progress: a bar in a terminal, lines elsewhere if they are wanted, or nothing."""
+    if wanted is False or (wanted is None and status.quiet):
         return False
     if sys.stderr.isatty():
-        return asked
-    return Counting(tell, is_shown=True) if asked else False
+        return wanted
+    return CellCounter(status, is_shown=True) if wanted else False
 
 
 def expect_writable(folder: Path, option: str) -> None:

@@ -1,4 +1,4 @@
-"""Prompts as a model is asked them: tokens, checked, in groups of one length, with the answers of each."""
+"""Tokenized prompts: pairs in the tokens of one model, checked, in groups of one length, with answers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from conewise.errors import Argument, PromptError
 from conewise.program.tensors import Tensor
 from conewise.prompts.pairs import Pair, read_pairs, write_pairs
-from conewise.prompts.tokenizing import token_ids, told_tokens, unknown_token
+from conewise.prompts.tokenizing import token_ids, token_texts, unknown_token
 from conewise.report.story import TokenizedPair
 from conewise.runs.answers import answer_diff, answer_prob, token_rows
 from conewise.runs.metrics import Metric, kl_to
 
-__all__ = ["METRICS", "Asked", "Pair", "Tokens", "asked", "read_pairs", "write_pairs"]
+__all__ = ["METRICS", "Pair", "TokenizedPrompts", "Tokens", "read_pairs", "tokenize", "write_pairs"]
 
 Tokens = tuple[int, ...]
 
@@ -26,16 +26,16 @@ METRICS: Mapping[str, str] = {
 """What can be read off prompts and answers, in words; all at the last position."""
 
 BATCH = 256
-"""How many prompts are run as one batch at the most, unless that is said."""
+"""How many prompts are run as one batch at most, by default."""
 
 Progress = Callable[[int, int], None]
-"""Is told how many are done, of how many."""
+"""Called with how many are done, and of how many."""
 
 _READS = {"logit_diff": ("answers", "wrong_answers"), "prob": ("answers",), "kl": ()}
 
 
 @dataclass(frozen=True)
-class Asked:
+class TokenizedPrompts:
     """Pairs of prompts in the tokens of one model.
 
     `clean`, `corrupted`, `answers` and `wrong_answers` are the tokens of each pair, in the order of `pairs`.
@@ -85,9 +85,9 @@ class Asked:
                     )
             both = set(self.answers[number]) & set(self.wrong_answers[number])
             if both and kind == "logit_diff":
-                shown = told_tokens(self.tokenizer, sorted(both))[0]
+                text = token_texts(self.tokenizer, sorted(both))[0]
                 raise PromptError(
-                    f"{_where(pair, number)} has {shown!r} among its answers and among its wrong answers: "
+                    f"{_where(pair, number)} has {text!r} among its answers and among its wrong answers: "
                     "their difference says nothing."
                 )
 
@@ -96,29 +96,29 @@ class Asked:
         """The tokens of each group's prompts, in the order of the groups."""
         return tuple(len(self.clean[group[0]]) for group in self.groups)
 
-    def told(self) -> tuple[TokenizedPair, ...]:
+    def tokenized_pairs(self) -> tuple[TokenizedPair, ...]:
         """The pairs with their tokens as text, in their own order."""
         return tuple(
             TokenizedPair(
                 pair.clean,
                 pair.corrupted,
-                told_tokens(self.tokenizer, self.clean[number]),
-                told_tokens(self.tokenizer, self.corrupted[number]),
-                told_tokens(self.tokenizer, self.answers[number]),
-                told_tokens(self.tokenizer, self.wrong_answers[number]),
+                token_texts(self.tokenizer, self.clean[number]),
+                token_texts(self.tokenizer, self.corrupted[number]),
+                token_texts(self.tokenizer, self.answers[number]),
+                token_texts(self.tokenizer, self.wrong_answers[number]),
             )
             for number, pair in enumerate(self.pairs)
         )
 
 
-def asked(
+def tokenize(
     pairs: Iterable[Pair],
     tokenizer: Any,
     *,
     batch_size: int | None = None,
     as_written: bool = False,
     progress: Progress | None = None,
-) -> Asked:
+) -> TokenizedPrompts:
     """Tokenise pairs, check them, and group them by length, at most `batch_size` (else `BATCH`) in a group.
 
     A prompt is tokenised as the tokenizer does by default, with the special tokens that it adds. Clean and
@@ -127,8 +127,8 @@ def asked(
     An answer is one token. It is taken as written where that is one token, else with a leading space added or
     removed where that is; `notes` say so. A word without a leading space after a prompt that ends in a letter
     ("... gave a drink to" and "Mary") is refused where it is a token with the space as well: a model that has
-    both would be asked for the wrong one. With `as_written` it is taken. Raises PromptError, which names the
-    file, the row and the field, and shows the tokens.
+    both would be measured on the wrong one. With `as_written` it is taken. Raises PromptError, which names
+    the file, the row and the field, and shows the tokens.
     """
     listed = tuple(pairs)
     if not listed:
@@ -153,7 +153,7 @@ def asked(
             progress(number + 1, len(listed))
     groups = _groups([len(tokens) for tokens in clean], batch_size or BATCH)
     notes = tuple(dict.fromkeys(reader.notes))
-    return Asked(
+    return TokenizedPrompts(
         listed, tuple(clean), tuple(corrupted), tuple(answers), tuple(wrong), groups, notes, tokenizer
     )
 
@@ -239,7 +239,7 @@ class _Reader:
         return len(tokens) == 1 and tokens[0] != self._unknown
 
     def _shown(self, tokens: Tokens) -> str:
-        return " ".join(f"[{text}]" for text in told_tokens(self._tokenizer, tokens))
+        return " ".join(f"[{text}]" for text in token_texts(self._tokenizer, tokens))
 
 
 def _lacks_space(text: str, pair: Pair) -> bool:
