@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,3 +67,10 @@ def test_an_index_is_made_once_and_cannot_be_written_to(program: Program) -> Non
     assert program.readers is program.readers
     with pytest.raises(TypeError):
         program.record_of["x"] = program.records[0]  # type: ignore[index]
+
+
+def test_a_copy_of_a_program_makes_its_own_indices(program: Program) -> None:
+    assert program.readers
+    copied = copy.deepcopy(program)
+    assert copied.record_of.keys() == program.record_of.keys()
+    assert all(copied.record_of[record.name] is record for record in copied.records)

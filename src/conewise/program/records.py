@@ -7,7 +7,7 @@ for a size that depends on the shapes of a run's inputs, all else stands for its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -162,6 +162,10 @@ class Program:
     module_name: str
     written: tuple[str, ...] = ()
     dimensions: Dimensions = Dimensions()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields: a copy makes indices of its own records."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def record_of(self) -> Mapping[str, Record]:
