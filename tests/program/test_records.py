@@ -69,6 +69,7 @@ def test_an_index_is_made_once_and_cannot_be_written_to(program: Program) -> Non
         program.record_of["x"] = program.records[0]  # type: ignore[index]
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # torch copies one of its own so
 def test_a_copy_of_a_program_makes_its_own_indices(program: Program) -> None:
     assert program.readers
     copied = copy.deepcopy(program)
