@@ -19,7 +19,7 @@ from conewise.engine.ledger import Ledger
 from conewise.experiments.llama import one_thread
 from conewise.graph.graph import Graph
 from conewise.models.configs import bounded
-from conewise.models.weight_files import Held
+from conewise.models.weight_files import WeightCount
 from conewise.program.precision import multiplying
 from tests.laws.interrupting import interrupt, moments_of
 from tests.sweeps.captured import inputs, small
@@ -63,7 +63,7 @@ def test_what_is_set_for_a_while_is_put_back_wherever_that_is_interrupted(
 
 def test_a_bound_that_is_interrupted_bounds_nothing_afterwards() -> None:
     def enter() -> None:
-        with bounded("here", Held(0, 0)):
+        with bounded("here", WeightCount(0, 0)):
             pass
 
     for at in range(1, moments_of(enter, **HOW) + 1):

@@ -17,7 +17,7 @@ from conewise.capturing.foreign import brief, translating, within_memory
 from conewise.errors import ConewiseError, LoadError, OutOfMemoryError, is_out_of_memory
 from conewise.models.configs import bounded
 from conewise.models.load import load
-from conewise.models.weight_files import Held
+from conewise.models.weight_files import WeightCount
 from tests.capturing.small_llama import small_llama
 from tests.damage import DEEP, LONG
 from tests.doors import limited
@@ -87,7 +87,10 @@ def test_what_takes_far_more_memory_than_there_are_weights_for_is_stopped(folder
     """Before any of it is taken: transformers fills in what does not fit, and only then says so."""
     with pytest.raises(LoadError, match=r"a model of more than 10,.* parameters, and there are 11 weights"):
         load(with_settings(folder, vocab_size=2_000_000))
-    with pytest.raises(LoadError, match=r"more than 268,.* numbers in buffers"), bounded("here", Held(1, 1)):
+    with (
+        pytest.raises(LoadError, match=r"more than 268,.* numbers in buffers"),
+        bounded("here", WeightCount(1, 1)),
+    ):
         nn.Module().register_buffer("mask", torch.empty(2**15, 2**14, device="meta"))
 
 
@@ -95,11 +98,11 @@ def test_modules_of_other_threads_do_not_count() -> None:
     def build() -> None:
         nn.Sequential(*[nn.Identity() for _ in range(1_600)])
 
-    with bounded("here", Held(1, 1)):
+    with bounded("here", WeightCount(1, 1)):
         thread = threading.Thread(target=build)
         thread.start()
         thread.join()
-    with pytest.raises(LoadError, match="more than 1,500 modules"), bounded("here", Held(1, 1)):
+    with pytest.raises(LoadError, match="more than 1,500 modules"), bounded("here", WeightCount(1, 1)):
         build()
     build()
 

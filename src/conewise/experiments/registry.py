@@ -11,14 +11,14 @@ from conewise.experiments.result import Progress, Result, silent
 NAMES = ("locality", "e4", "e5", "e7", "drift", "compiled", "e9", "skips", "growth", "index")
 
 
-def choose(asked: Sequence[str]) -> tuple[str, ...]:
+def choose(names: Sequence[str]) -> tuple[str, ...]:
     """The names asked for, in the order of the paper, each once; "all", or none at all, is every one."""
-    for name in asked:
+    for name in names:
         if name != "all" and name not in NAMES:
             raise UnknownExperimentError(name, NAMES)
-    if not asked or "all" in asked:
+    if not names or "all" in names:
         return NAMES
-    return tuple(name for name in NAMES if name in asked)
+    return tuple(name for name in NAMES if name in names)
 
 
 def run(name: str, progress: Progress = silent) -> Result:

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 
 from conewise.capturing.foreign import brief
 from conewise.errors import LoadError
-from conewise.models.weight_files import Held
+from conewise.models.weight_files import WeightCount
 from conewise.reading import read_json
 
 # Settings of which a configuration makes lists as long as they say, and more than any model has.
@@ -57,7 +57,7 @@ def check_settings(where: str, path: Path) -> None:
             raise _impossible(where, name, value, f"no model has more than {_MOST:,}")
 
 
-def check_counts(where: str, config: Any, held: Held | None) -> None:
+def check_counts(where: str, config: Any, held: WeightCount | None) -> None:
     """Refuse a configuration without layers, heads or width, or of far more layers than there are weights."""
     for part in (config, config.get_text_config()):
         for name in _AT_LEAST_ONE:
@@ -73,7 +73,7 @@ def check_counts(where: str, config: Any, held: Held | None) -> None:
 
 
 @contextmanager
-def bounded(where: str, held: Held | None) -> Iterator[None]:
+def bounded(where: str, held: WeightCount | None) -> Iterator[None]:
     """Stop this thread where it builds far more than there are weights for. Raises LoadError.
 
     What is counted are modules, and the numbers in their parameters and buffers: they are first made without

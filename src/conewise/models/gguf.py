@@ -26,7 +26,7 @@ from conewise.capturing.quiet import quiet
 from conewise.errors import LoadError
 from conewise.models.cache import cached
 from conewise.models.configs import bounded, check_counts
-from conewise.models.weight_files import Held
+from conewise.models.weight_files import WeightCount
 
 MAGIC = b"GGUF"
 
@@ -140,8 +140,8 @@ def _convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
             raise OSError(str(error)) from error
 
 
-def _held(path: Path, header: Header) -> Held:
-    return Held(len(header.tensors), path.stat().st_size)
+def _held(path: Path, header: Header) -> WeightCount:
+    return WeightCount(len(header.tensors), path.stat().st_size)
 
 
 def _config(path: Path, header: Header) -> Any:
@@ -172,7 +172,7 @@ def _check_rope(path: Path, header: Header, config: Any) -> None:
         )
 
 
-def _module(path: Path, config: Any, held: Held) -> Any:
+def _module(path: Path, config: Any, held: WeightCount) -> Any:
     # Its return type does not know of `output_loading_info`.
     auto: Any = transformers.AutoModelForCausalLM
     options: dict[str, Any] = {"gguf_file": path.name, "config": config, "dtype": torch.float32}

@@ -106,33 +106,37 @@ def load(
     `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while.
     Raises LoadError, which says what was found and what to do.
     """
-    how = _How(revision, _dtype(dtype), attn_implementation, trust_remote_code, progress or _say_nothing)
+    options = _Options(
+        revision, _dtype(dtype), attn_implementation, trust_remote_code, progress or _say_nothing
+    )
     name = str(name)
     path = as_path(name)
     if name == DEFAULT:
-        how.refuse_revision(name)
+        options.refuse_revision(name)
         file, source = _embedded()
-        loaded = _from_own(converted(file, how.progress), name, source, how)
+        loaded = _from_own(converted(file, options.progress), name, source, options)
     elif name == TINY:
-        how.refuse_revision(name)
-        loaded = _from_own(tiny.FOLDER, name, "the tiny model that comes with conewise", how)
+        options.refuse_revision(name)
+        loaded = _from_own(tiny.FOLDER, name, "the tiny model that comes with conewise", options)
     elif is_there(path, Path.is_dir):
-        how.refuse_revision(name)
-        loaded = _from_folder(path, name, f"the folder {path}", how)
+        options.refuse_revision(name)
+        loaded = _from_folder(path, name, f"the folder {path}", options)
     elif is_there(path, Path.is_file):
-        how.refuse_revision(name)
-        loaded = _from_own(converted(path, how.progress), name, f"the GGUF file {path}, dequantised", how)
+        options.refuse_revision(name)
+        loaded = _from_own(
+            converted(path, options.progress), name, f"the GGUF file {path}, dequantised", options
+        )
     elif _is_path(name):
         raise LoadError(f"there is no file or folder {name!r} (looked in {Path.cwd()}). {_choices(name)}")
     else:
-        loaded = _from_hub(name, how)
+        loaded = _from_hub(name, options)
     _move(loaded, device)
     return loaded
 
 
 @dataclass(frozen=True)
-class _How:
-    """The arguments of `load` that say how, and not what."""
+class _Options:
+    """The arguments of `load` that say how a model is loaded, and not which."""
 
     revision: str | None
     dtype: torch.dtype | None
@@ -233,48 +237,48 @@ def _check_folder(folder: Path) -> None:
     )
 
 
-def _from_own(folder: Path, name: str, source: str, how: _How) -> Loaded:
+def _from_own(folder: Path, name: str, source: str, options: _Options) -> Loaded:
     """The model in a folder that was written here: nothing in it has to be looked at first."""
-    how.progress(f"loading {name}")
+    options.progress(f"loading {name}")
     with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
-        module = _built(str(folder), _config(str(folder), how), how)
-        return Loaded(module, _folder_tokenizer(folder, how), name, source)
+        module = _built(str(folder), _config(str(folder), options), options)
+        return Loaded(module, _folder_tokenizer(folder, options), name, source)
 
 
-def _from_folder(folder: Path, name: str, source: str, how: _How) -> Loaded:
-    how.progress(f"loading {name}")
+def _from_folder(folder: Path, name: str, source: str, options: _Options) -> Loaded:
+    options.progress(f"loading {name}")
     with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
         _check_folder(folder)
         check_settings(f"the folder {folder}", folder / "config.json")
-        module = _module(str(folder), f"the folder {folder}", files_in(folder), how, is_folder=True)
-        return Loaded(module, _folder_tokenizer(folder, how), name, source)
+        module = _module(str(folder), f"the folder {folder}", files_in(folder), options, is_folder=True)
+        return Loaded(module, _folder_tokenizer(folder, options), name, source)
 
 
 def _not_loaded(folder: Path, error: BaseException) -> LoadError:
     return LoadError(f"the model in {folder} cannot be loaded ({brief(error)}). ", *_advice(error))
 
 
-def _from_hub(name: str, how: _How) -> Loaded:
-    how.progress(f"looking for {name} among earlier downloads and on the Hugging Face hub")
+def _from_hub(name: str, options: _Options) -> Loaded:
+    options.progress(f"looking for {name} among earlier downloads and on the Hugging Face hub")
     away = why_not_reached()
-    how = replace(how, local_only=away is not None)
+    options = replace(options, local_only=away is not None)
 
     def find(file: str) -> Path | None:
-        return file_of(name, file, how.revision, local_only=how.local_only)
+        return file_of(name, file, options.revision, local_only=options.local_only)
 
     # A download may take long: whoever asked for progress sees its bars.
-    bars = how.progress is not _say_nothing
-    translate = partial(_not_on_hub, name, how, away)
+    bars = options.progress is not _say_nothing
+    translate = partial(_not_on_hub, name, options, away)
     with translating(translate, doing=f"loading {name}"), quiet(bars=bars):
         if (settings := find("config.json")) is not None:
             check_settings(name, settings)
-        module = _module(name, name, find, how, is_folder=False)
-        tokenizer = _hub_tokenizer(name, how)
-        return Loaded(module, tokenizer, name, f"the Hugging Face hub, {name} at {_commit(name, how)}")
+        module = _module(name, name, find, options, is_folder=False)
+        tokenizer = _hub_tokenizer(name, options)
+        return Loaded(module, tokenizer, name, f"the Hugging Face hub, {name} at {_commit(name, options)}")
 
 
-def _not_on_hub(name: str, how: _How, away: str | None, error: BaseException) -> LoadError:
-    at = f" at revision {how.revision}" if how.revision is not None else ""
+def _not_on_hub(name: str, options: _Options, away: str | None, error: BaseException) -> LoadError:
+    at = f" at revision {options.revision}" if options.revision is not None else ""
     # Where nothing was downloaded before, the one reason is that nothing can be now.
     why = away if away is not None and isinstance(error, OSError) else answer(error)
     advice = () if isinstance(error, OSError) else (*_advice(error), " ")
@@ -287,11 +291,11 @@ def _not_on_hub(name: str, how: _How, away: str | None, error: BaseException) ->
     )
 
 
-def _commit(name: str, how: _How) -> str:
+def _commit(name: str, options: _Options) -> str:
     """The commit that a model of the hub was loaded from, as its cache has it."""
-    config = file_of(name, "config.json", how.revision, local_only=True)
+    config = file_of(name, "config.json", options.revision, local_only=True)
     is_snapshot = config is not None and config.parent.parent.name == "snapshots"
-    return config.parent.name if config is not None and is_snapshot else how.revision or "main"
+    return config.parent.name if config is not None and is_snapshot else options.revision or "main"
 
 
 def _advice(error: BaseException) -> tuple[str | Argument, ...]:
@@ -308,30 +312,30 @@ def _advice(error: BaseException) -> tuple[str | Argument, ...]:
     )
 
 
-def _module(name: str, where: str, find: Find, how: _How, *, is_folder: bool) -> Any:
+def _module(name: str, where: str, find: Find, options: _Options, *, is_folder: bool) -> Any:
     """The module of someone else's model: what it names is looked at before anything is built or read."""
-    config = _config(name, how)
+    config = _config(name, options)
     held = check_weights(where, find, getattr(config, "transformers_weights", None), is_folder=is_folder)
     check_adapter(where, find, is_folder=is_folder)
     check_counts(where, config, held)
     with bounded(where, held):
-        return _built(name, config, how)
+        return _built(name, config, options)
 
 
-def _config(name: str, how: _How) -> Any:
-    return transformers.AutoConfig.from_pretrained(name, **how.origin)
+def _config(name: str, options: _Options) -> Any:
+    return transformers.AutoConfig.from_pretrained(name, **options.origin)
 
 
-def _built(name: str, config: Any, how: _How) -> Any:
-    options: dict[str, Any] = {"dtype": how.dtype if how.dtype is not None else "auto"}
-    if how.attn_implementation is not None:
-        options["attn_implementation"] = how.attn_implementation
+def _built(name: str, config: Any, options: _Options) -> Any:
+    arguments: dict[str, Any] = {"dtype": options.dtype if options.dtype is not None else "auto"}
+    if options.attn_implementation is not None:
+        arguments["attn_implementation"] = options.attn_implementation
     module, report = _class_for(config).from_pretrained(
-        name, config=config, use_safetensors=True, output_loading_info=True, **how.origin, **options
+        name, config=config, use_safetensors=True, output_loading_info=True, **options.origin, **arguments
     )
     check_complete(name, report)
     if unused := sorted(report["unexpected_keys"]):
-        how.progress(
+        options.progress(
             f"{len(unused)} weights are not part of {type(module).__name__}: {', '.join(unused[:5])}"
         )
     return module.eval()
@@ -347,23 +351,23 @@ def _class_for(config: Any) -> Any:
     return getattr(transformers, next((auto for auto in _AUTO if auto in own), _AUTO[0]))
 
 
-def _tokenizer(name: str, how: _How) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(name, **how.origin)
+def _tokenizer(name: str, options: _Options) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(name, **options.origin)
 
 
-def _folder_tokenizer(folder: Path, how: _How) -> Any:
+def _folder_tokenizer(folder: Path, options: _Options) -> Any:
     """The tokenizer in a folder, or None where none of its files is there."""
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         return None
-    return _tokenizer(str(folder), how)
+    return _tokenizer(str(folder), options)
 
 
-def _hub_tokenizer(name: str, how: _How) -> Any:
+def _hub_tokenizer(name: str, options: _Options) -> Any:
     """The tokenizer of a hub model, or None: not every model reads text, and none says so."""
     try:
-        return _tokenizer(name, how)
+        return _tokenizer(name, options)
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        how.progress(f"{name} has no tokenizer that can be loaded ({brief(error)})")
+        options.progress(f"{name} has no tokenizer that can be loaded ({brief(error)})")
         return None
 
 

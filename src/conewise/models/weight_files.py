@@ -29,14 +29,14 @@ Find = Callable[[str], Path | None]
 
 
 @dataclass(frozen=True)
-class Held:
+class WeightCount:
     """How many weights the files of a model hold, and in how many bytes."""
 
     tensors: int
     size: int
 
 
-def check_weights(where: str, find: Find, named: object, *, is_folder: bool) -> Held | None:
+def check_weights(where: str, find: Find, named: object, *, is_folder: bool) -> WeightCount | None:
     """How many weights a model has; one is refused whose weights are not safetensors of its own.
 
     `named` is the file that the configuration says they are in, mostly None. The result is None where there
@@ -50,12 +50,12 @@ def check_weights(where: str, find: Find, named: object, *, is_folder: bool) -> 
         return None
     if not found.name.endswith(_INDEX_SUFFIX):
         with safe_open(found, framework="pt") as weights:
-            return Held(len(weights.keys()), found.stat().st_size)
+            return WeightCount(len(weights.keys()), found.stat().st_size)
     files, size = _indexed(where, found)
     if not is_folder:  # transformers downloads them from the hub, all at once
-        return None if size is None else Held(len(files), size)
+        return None if size is None else WeightCount(len(files), size)
     shards = [shard for name in set(files) if (shard := find(name)) is not None]
-    return Held(len(files), sum(shard.stat().st_size for shard in shards))
+    return WeightCount(len(files), sum(shard.stat().st_size for shard in shards))
 
 
 def files_in(folder: Path) -> Find:
