@@ -30,7 +30,7 @@ from conewise.models import tiny
 from conewise.models.gguf import read_header
 from conewise.models.load import load
 from conewise.models.weight_files import INDEX, WEIGHTS
-from conewise.prompts.pairs import Pair, read_pairs, write_pairs
+from conewise.prompts.pairs import Pair, read_pairs
 from conewise.prompts.questions import Question
 from conewise.prompts.tokenized import tokenize
 from conewise.report.page import sweep_page
@@ -41,6 +41,7 @@ from tests.capturing.small_llama import small_llama, small_tokenizer, write_gguf
 from tests.cli.commands import CLEAN, CORRUPTED
 from tests.damage import count, damaged_bytes, damaged_json
 from tests.doors import all_ours
+from tests.prompts.written import write_pairs
 from tests.sweeps.small import model as small_model
 from tests.sweeps.small import sweep_over
 from tests.sweeps.storage.resealed import body_of, reseal

@@ -28,7 +28,7 @@ from conewise.cli.loading import ModelName
 from conewise.cli.output import Status
 from conewise.cli.schemas import names
 from conewise.errors import Argument, SweepError
-from conewise.prompts.pairs import Pair, write_pairs
+from conewise.prompts.pairs import Pair
 from conewise.prompts.questions import Question
 from tests.cli.commands import (
     CLEAN,
@@ -42,6 +42,7 @@ from tests.cli.commands import (
 )
 from tests.damage import LONG, count, drawn_from
 from tests.doors import all_ours
+from tests.prompts.written import write_pairs
 
 EVERY = ("sweep", "plan", "sites", "verify", "report", "trace", "reproduce", "cone", "demo", "schema")
 

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from conewise.errors import PromptError
-from conewise.prompts.pairs import Pair, read_pairs, write_pairs
+from conewise.prompts.pairs import Pair, read_pairs
+from tests.prompts.written import write_pairs
 
 PAIRS = [
     Pair("John gave it to", "Mary gave it to", (" Mary", " Marie"), (" John",)),
@@ -101,14 +102,6 @@ def test_a_file_that_is_not_there_or_not_text_is_said_to_be(tmp_path: Path) -> N
         read_pairs(tmp_path / "bytes.json")
 
 
-def test_what_csv_cannot_hold_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match=r"row 1, field 'answers' holds '\|'.*Write JSON"):
-        write_pairs(tmp_path / "pairs.csv", [Pair("a", "b", ("c|d",), ())])
-    with pytest.raises(PromptError, match=r"written as \.json, \.jsonl or \.csv"):
-        write_pairs(tmp_path / "pairs.txt", PAIRS)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -135,9 +128,3 @@ def test_paths_that_cannot_be_are_refused() -> None:
     for path in ("a\0b.json", f"{'a' * 5_000}.json", "~nobody-of-that-name/pairs.json"):
         with pytest.raises(PromptError, match="cannot be read: "):
             read_pairs(path)
-
-
-def test_half_of_a_surrogate_pair_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="half of a surrogate pair"):
-        write_pairs(tmp_path / "pairs.json", [Pair("a\ud800", "b")])
-    assert list(tmp_path.iterdir()) == []

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from conewise.errors import PromptError, nearest_names
-from conewise.files import write_whole
 from conewise.reading import as_path, parse_json, read_bounded
 
 FIELDS = ("clean", "corrupted", "answers", "wrong_answers")
@@ -72,30 +71,6 @@ def read_pairs(path: str | Path) -> list[Pair]:
     if not rows:
         raise PromptError(f"{path} holds no prompts. Expected, for one: {_EXAMPLE}")
     return [_pair(where, row) for where, row in rows]
-
-
-def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> Path:
-    """Write pairs as JSON, JSON lines or CSV, by the suffix; `read_pairs` reads them back."""
-    path, rows = Path(path), [_row(pair) for pair in pairs]
-    suffix = path.suffix.lower()
-    if suffix == ".csv":
-        text = _as_csv(rows)
-    elif suffix in _LINES:
-        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-    elif suffix == ".json":
-        text = json.dumps(rows, ensure_ascii=False, indent=2) + "\n"
-    else:
-        raise PromptError(f"{path}: prompts are written as .json, .jsonl or .csv, not as {suffix or 'that'}.")
-    try:
-        write_whole(path, text.encode())
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"the prompts cannot be written to {path}: they hold half of a surrogate pair, "
-            f"{error.object[error.start]!r}, which is no character."
-        ) from None
-    except OSError as error:
-        raise PromptError(f"the prompts cannot be written to {path}: {error.strerror}.") from None
-    return path
 
 
 # -- rows of a file, each with where it stands --------------------------------------------------
@@ -223,27 +198,3 @@ def _kind(value: Any) -> str:
         return "null"
     names = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list"}
     return names.get(type(value), "an object")
-
-
-def _row(pair: Pair) -> dict[str, Any]:
-    return {
-        "clean": pair.clean,
-        "corrupted": pair.corrupted,
-        "answers": list(pair.answers),
-        "wrong_answers": list(pair.wrong_answers),
-    }
-
-
-def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    for number, row in enumerate(rows, 1):
-        for name in FIELDS[2:]:
-            if any(BETWEEN in one for one in row[name]):
-                raise PromptError(
-                    f"row {number}, field {name!r} holds {BETWEEN!r}, which separates answers in CSV. "
-                    "Write JSON instead."
-                )
-        writer.writerow({**row, **{name: BETWEEN.join(row[name]) for name in FIELDS[2:]}})
-    return text.getvalue()

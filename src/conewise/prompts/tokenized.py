@@ -8,13 +8,11 @@ from typing import Any
 
 from conewise.errors import Argument, PromptError
 from conewise.program.tensors import Tensor
-from conewise.prompts.pairs import Pair, read_pairs, write_pairs
+from conewise.prompts.pairs import Pair
 from conewise.prompts.tokenizing import token_ids, token_texts, unknown_token
 from conewise.report.story import TokenizedPair
 from conewise.runs.answers import answer_diff, answer_prob, token_rows
 from conewise.runs.metrics import Metric, kl_to
-
-__all__ = ["METRICS", "Pair", "TokenizedPrompts", "Tokens", "read_pairs", "tokenize", "write_pairs"]
 
 Tokens = tuple[int, ...]
 
