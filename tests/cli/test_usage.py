@@ -203,7 +203,7 @@ def test_prompts_of_several_lengths_are_one_sweep(tmp_path: Path) -> None:
         (["tiny", "--device", "nowhere"], "cannot be moved to the device 'nowhere'"),
         (["tiny", "--device", "meta"], "cannot be moved to the device 'meta'"),
         (["a" * 5_000], "cannot load 'aaa"),
-        (["tiny", "--revision", "main"], "has no revision 'main'"),
+        (["tiny", "--revision", "main"], "has no revision 'main'. Leave --revision out."),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_said_to_be(words: list[str], said: str) -> None:

@@ -148,7 +148,9 @@ class _Options:
     def refuse_revision(self, name: str) -> None:
         if self.revision is not None:
             raise LoadError(
-                f"{name!r} is not a hub name, so it has no revision {self.revision!r}. Leave `revision` out."
+                f"{name!r} is not a hub name, so it has no revision {self.revision!r}. Leave ",
+                Argument("revision"),
+                " out.",
             )
 
     @property
