@@ -20,7 +20,7 @@ import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.cases import Case, random_pair
-from conewise.sweeps.planning.passes import reader
+from conewise.sweeps.execution.batch import reader
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

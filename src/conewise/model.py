@@ -12,6 +12,8 @@ from conewise.locations.selectors import SelectorLike
 from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
 from conewise.runs.run import Reading, Run
+from conewise.sweeps.plan import SweepPlan
+from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep
 
 
@@ -55,6 +57,10 @@ class Model(Captured):
         function of the outputs. See `Sweep`.
         """
         return Sweep(self, sites, base=base, source=source, metric=metric, precision=precision)
+
+    def planned(self, plan: SweepPlan) -> Sweep:
+        """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""
+        return Sweep(self, **asked_by(plan.spec))
 
     def verify(self, *, seed: int = 0, samples: int = 3) -> Verification:
         """Check the graph against the module itself, on random inputs; see `Verification`."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from conewise.sweeps.planning.passes import Prepared
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,7 +20,6 @@ from conewise.model import Model
 from conewise.program.operations import PRODUCTS
 from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric
-from conewise.sweeps.planning.passes import Prepared
 from conewise.sweeps.sweep import Batch, Sweep
 
 WeakStorage: Any = StorageWeakRef

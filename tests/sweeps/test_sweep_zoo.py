@@ -10,7 +10,7 @@ from torch import Tensor
 import conewise as cw
 from conewise.locations.places import Place
 from conewise.model import Model
-from conewise.sweeps.facts import facts_of
+from conewise.sweeps.planning.model_facts import facts_of
 from tests.capturing.zoo import ZOO
 
 # One implementation of attention for each: sdpa where it has it, eager else and for every third.

@@ -38,8 +38,9 @@ from conewise.runs.corruption import (
 from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import as_metric
 from conewise.runs.run import Reading, Run, RunWorld
+from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.plan import SweepPlan
-from conewise.sweeps.result import Result, SweepLedger
+from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 
 DEVIATIONS = 3.0
@@ -199,7 +200,7 @@ def causal_trace(
         metric=[sampled(as_metric(one), prompts) for one in _listed(metric)],
     )
     result = sweep.run(evaluator=evaluator, max_memory=max_memory, progress=progress)
-    known = sweep._read_metrics(clean)
+    known = sweep.read_metrics(clean)
     result = replace(
         result, spreads=(spread,), source=known.mean(-1), source_per_prompt=repeated_rows(known, samples)
     )

@@ -61,7 +61,7 @@ def cone(
     place = placed(site, found)
     from conewise.drawing.folding import fold
     from conewise.runs.answers import token_rows
-    from conewise.sweeps.facts import facts_of
+    from conewise.sweeps.planning.model_facts import facts_of
 
     base = found.run(input_ids=token_rows([EXAMPLE], facts_of(found).device))
     base[place]  # says what is wrong with its part

@@ -72,13 +72,14 @@ def _stdout_kept_free() -> Iterator[None]:
 
 def model_json(loaded: Loaded, model: Captured) -> dict[str, str]:
     """A model as JSON tells of it."""
-    from conewise.sweeps.facts import facts_of
+    from conewise.sweeps.planning.model_facts import facts_of
+    from conewise.sweeps.storage.model_digest import model_digest
 
     facts = facts_of(model)
     return {
         "name": loaded.name,
         "source": loaded.source,
-        "fingerprint": facts.fingerprint,
+        "fingerprint": model_digest(model).weights,
         "device": str(facts.device),
         "dtype": str(facts.dtype).removeprefix("torch."),
     }

@@ -139,7 +139,7 @@ def _run(
     is_drawn: bool,
 ) -> Result:
     """Run the question with progress."""
-    from conewise.sweeps.facts import facts_of
+    from conewise.sweeps.planning.model_facts import facts_of
     from conewise.sweeps.progress import bar
 
     drawn = bar(None, _cells(question), facts_of(question.model).device) if is_drawn else nullcontext()

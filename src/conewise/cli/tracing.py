@@ -103,7 +103,7 @@ def trace(
     from conewise.prompts.pairs import Pair
     from conewise.prompts.subjects import subject_positions
     from conewise.prompts.tokenized import tokenize
-    from conewise.sweeps.facts import facts_of
+    from conewise.sweeps.planning.model_facts import facts_of
 
     answers, wrong_answers = tuple(answer or ()), tuple(wrong or ())
     prompts = tokenize([Pair(prompt, prompt, answers, wrong_answers, "the options")], loaded.tokenizer)

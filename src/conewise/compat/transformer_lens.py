@@ -233,7 +233,7 @@ def _swept(
                 places = [_place(model, kind, cell, SELECTED[setter]) for cell in cells]
                 sweep = Sweep(model, places, base=base, source=source, metric=metrics)
                 result = sweep.run(**options)
-                return result.per_prompt, sweep._read_metrics(base)
+                return result.per_prompt, sweep.read_metrics(base)
             return _one_by_one(model, base, as_intervention(source, model), metrics, setter, kind, cells)
         except ReadsMoreError:  # in this world, a metric took another way than in the base
             if not watching:
@@ -260,8 +260,8 @@ def _one_by_one(
         with warnings.catch_warnings(), base.fork() as world:
             warnings.simplefilter("ignore", NoEffectWarning)  # a cell may well be the same in both runs
             world.patch(place, partial(_set, setter, cell, clean))
-            rows.append(sweep._read_metrics(world))
-    return torch.stack(rows, 1), sweep._read_metrics(base)
+            rows.append(sweep.read_metrics(world))
+    return torch.stack(rows, 1), sweep.read_metrics(base)
 
 
 def _set(setter: Setter, cell: Sequence[int], clean: Any, present: Tensor) -> Tensor:

@@ -12,14 +12,15 @@ import numpy as np
 from conewise.drawing.folded import Cone, Folded, Part
 from conewise.drawing.parts import group
 from conewise.errors import SweepError
+from conewise.graph.graph import Graph
 from conewise.locations.places import Place, PlaceLike, as_place
 from conewise.locations.selectors import Cell
 from conewise.program.streaming import output_names
 from conewise.runs.captured import Captured
 from conewise.runs.run import Reading
 from conewise.sweeps.planning.costs import Costs
+from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.schedule import schedule
-from conewise.sweeps.planning.stacking import Layout
 
 __all__ = ["Cone", "Folded", "Part", "fold"]
 
@@ -128,6 +129,20 @@ def _patched(model: Captured, places: Iterable[tuple[Place, bool]], base: Readin
     return tuple(sorted(patched.items()))
 
 
+def _computed(graph: Graph, worlds: Sequence[Mapping[int, bool]], targets: Iterable[str]) -> dict[int, int]:
+    """In which worlds each node is computed, by its number."""
+    patched: dict[str, int] = {}
+    whole: dict[str, int] = {}
+    for world, own in enumerate(worlds):
+        for number, is_whole in own.items():
+            node = graph.name(number)
+            patched[node] = patched.get(node, 0) | 1 << world
+            if is_whole:
+                whole[node] = whole.get(node, 0) | 1 << world
+    steps = schedule(graph, patched, whole, len(worlds), tuple(targets)).steps
+    return {graph.number(node): mask for node, mask in steps}
+
+
 def _cones(
     model: Captured,
     patches: Sequence[Patched],
@@ -140,10 +155,10 @@ def _cones(
     graph, table = model.graph, model.graph.table
     worlds = [dict(patched) for patched in patches]
     targets = graph.numbers(demanded)
-    computed = dict(schedule(graph, worlds, targets).steps)
+    computed = _computed(graph, worlds, demanded)
     # A baseline has computed what its outputs need; of that, all is invalid that a patch reaches.
     valid = [n for n in model.support(output_names(model.program)) if table.rules[n] is not None]
-    lost = dict(schedule(graph, worlds, valid).steps) if worlds else {}
+    lost = _computed(graph, worlds, graph.names(valid)) if worlds else {}
     read: dict[int, int] = dict.fromkeys(targets, (1 << len(worlds)) - 1)
     for node, mask in computed.items():
         for site in table.inputs[node]:

@@ -26,11 +26,12 @@ from conewise.runs.captured import Captured
 from conewise.runs.filling import joined
 from conewise.runs.interventions import mean, noise
 from conewise.runs.run import Run
-from conewise.sweeps.facts import facts_of
+from conewise.sweeps.execution.ledger import SweepLedger, most
 from conewise.sweeps.plan import SweepPlan
 from conewise.sweeps.planning.costs import synchronize
+from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.progress import Shown, bar
-from conewise.sweeps.result import Result, SweepLedger, most
+from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 
 DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")}

@@ -89,3 +89,11 @@ def stacked(rows: list[Tensor], dim: int = 0) -> Tensor:
 def joined(parts: list[Tensor]) -> Tensor:
     """Tensors one behind the other along their last dimension."""
     return torch.cat(parts, dim=-1)
+
+
+def reordered(chunks: Sequence[Tensor], order: Sequence[int]) -> Tensor:
+    """Rows in chunks one behind the other, with row i at the place order[i]."""
+    rows = torch.cat(list(chunks))
+    found = torch.empty_like(rows)
+    found[torch.tensor(list(order), device=rows.device)] = rows
+    return found

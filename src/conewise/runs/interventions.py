@@ -26,6 +26,9 @@ class Intervention:
     is a function of what would have been there: in a world that patches several places, that need not be
     what stands in the base. `runs` are those that it reads; `begin`, where there is one, is called with the
     bits of the weights before a sweep reads parts.
+
+    `whole(site, base)`, where there is one, is the value of a whole site, and a place's part is that part of it:
+    many parts are taken at once. With `is_run` it is a run's own value, in which NaN is refused.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Intervention:
     is_function: bool = False
     runs: tuple[Reading, ...] = ()
     begin: Callable[[Sums], None] | None = None
+    whole: Callable[[Place, Reading], Tensor] | None = None
+    is_run: bool = False
 
 
 def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
@@ -92,7 +97,8 @@ def resample(run: Reading, seed: int = 0) -> Intervention:
             )
         return resampled(run.read(place), base.read(place), axes.index("batch"), str(seed))
 
-    return Intervention(f"resample(seed={seed})", part, ("resample", seed, run), runs=(run,))
+    described = ("resample", seed, run)
+    return Intervention(f"resample(seed={seed})", part, described, runs=(run,))
 
 
 def mean(
@@ -133,7 +139,7 @@ def mean(
         return spread_out(means[str(whole)], base.read(whole), base.model.locate(place).view.axes, place.part)
 
     described = ("mean", per_position, batches, model)
-    return Intervention("mean over a dataset", part, described, begin=begin)
+    return Intervention("mean over a dataset", part, described, begin=begin, whole=part)
 
 
 def _alike(model: Captured, place: Place) -> list[Place]:
@@ -150,9 +156,9 @@ def as_intervention(given: Any, model: Captured) -> Intervention:
     if isinstance(given, Reading):
         return _from(given, model)
     if isinstance(given, str) and given == "zero":
-        return Intervention("zero", lambda place, base: zeros_like(base.read(place)), ("zero",))
+        return Intervention("zero", _zeros, ("zero",), whole=_zeros)
     if isinstance(given, str) and given == "mean":
-        return Intervention("mean", _own_mean, ("mean",))
+        return Intervention("mean", _own_mean, ("mean",), whole=_own_mean)
     if callable(given):
         name = getattr(given, "__name__", "function")
         return Intervention(name, lambda *_: given, ("function", given), is_function=True)
@@ -175,7 +181,11 @@ def _from(source: Reading, model: Captured) -> Intervention:
             raise PatchError(f"the source's value at {place} has NaN in it; nothing was patched.")
         return value
 
-    return Intervention("source", part, ("source",))
+    return Intervention("source", part, ("source",), whole=lambda place, _: source.read(place), is_run=True)
+
+
+def _zeros(place: Place, base: Reading) -> Tensor:
+    return zeros_like(base.read(place))
 
 
 def _own_mean(place: Place, base: Reading) -> Tensor:

@@ -29,13 +29,13 @@ class View:
     packing: tuple[tuple[str, ...], ...]
     lengths: Mapping[str, int | SizeRef]
 
-    def present(self, value: torch.Tensor, sizes: Sequence[int] = ()) -> torch.Tensor:
+    def present(self, value: torch.Tensor, sizes: Sequence[int] = (), leading: int = 0) -> torch.Tensor:
         """The value with `axes` as its dimensions; shares memory with it.
 
-        `sizes` are those of the run that the value comes from.
+        `sizes` are those of the run that the value comes from. So many `leading` dimensions stay in front.
         """
-        for dim in reversed(range(len(self.packing))):
-            packed = self.packing[dim]
+        for at in reversed(range(len(self.packing))):
+            packed, dim = self.packing[at], at + leading
             if not packed:
                 value = value.squeeze(dim)
             elif len(packed) > 1:
@@ -43,7 +43,7 @@ class View:
                 shape = [sizes[n.index] if isinstance(n, SizeRef) else n for n in known]
                 value = value.view(*value.shape[:dim], *shape, *value.shape[dim + 1 :])
         flat = [axis for packed in self.packing for axis in packed]
-        return value.permute([flat.index(axis) for axis in self.axes])
+        return value.permute([*range(leading), *(leading + flat.index(axis) for axis in self.axes)])
 
     def lengths_in(self, shape: Sequence[int], sizes: Sequence[int] = ()) -> tuple[int, ...]:
         """The length of each natural axis of a value of this shape."""

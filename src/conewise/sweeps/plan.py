@@ -1,25 +1,30 @@
-"""The plan of a sweep: a value without tensors that says what will be computed, and at what cost."""
+"""The plan of a sweep: a value without tensors that says what will be computed, in order, and at what cost."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 from conewise.amounts import shown_bytes
+from conewise.errors import SweepError
 from conewise.markup import table
+from conewise.reading import parse_json
+from conewise.sweeps.planning.compiled import Compiled
+from conewise.sweeps.planning.worlds import count_of
 
 
 @dataclass(frozen=True, slots=True)
-class SweepPlan:
-    """What a sweep will do.
+class PlanCosts:
+    """What a sweep will cost.
 
     `node_evaluations` counts a node once for each world that computes it: the ledger of the run counts the
     same. `full_evaluations` is what full re-runs would compute, `ratio` (ρ) their quotient. `launches` counts
     each node once for each chunk, and a chain that one kernel computes as one. These counts and `flops` are
     those of all batches, `worlds` and `chunks` those of one. `peak_bytes` is what the run takes at most
-    beside the model and the baseline; the ledger has what was measured. `seconds` is an estimate.
+    beside the model and the baseline; the ledger has what was measured. `seconds` is an estimate, and None
+    where nothing was timed on this device.
     """
 
     worlds: int
@@ -41,9 +46,9 @@ class SweepPlan:
         """ρ: full re-runs over the sweep, in node evaluations."""
         return self.full_evaluations / self.node_evaluations if self.node_evaluations else float("inf")
 
-    def to_json(self) -> str:
-        """The plan as JSON."""
-        return json.dumps({**asdict(self), "ratio": self.ratio}, indent=2)
+    def costs(self) -> dict[str, Any]:
+        """The costs alone, as plain values."""
+        return {one.name: getattr(self, one.name) for one in fields(PlanCosts)}
 
     def rows(self) -> list[tuple[str, str]]:
         """The plan as lines of a table."""
@@ -86,6 +91,121 @@ class SweepPlan:
         return table(self.rows())
 
 
+class Runnable(Protocol):
+    """A sweep: it can run a plan of its own."""
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        """Run the plan that is given as `plan`."""
+
+
+class Plannable(Protocol):
+    """A model: it makes the sweep that a plan was made for."""
+
+    def planned(self, plan: Any) -> Runnable:
+        """The sweep of a plan."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SweepPlan(PlanCosts):
+    """What a sweep will do, step by step, and what that costs; see `PlanCosts`.
+
+    `compiled` has the passes, and what each consists of. `spec` says what the plan is for, in plain values:
+    the program, the cells, metrics and inputs, as far as they can be written down; with it, a plan that was
+    read from JSON runs on a model without the sweep that it was made by: `plan.run(model)`.
+
+    Plans are equal where all of that is; a plan of a saved result has its costs alone.
+    """
+
+    compiled: Compiled | None = None
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    sweep: Runnable | None = field(default=None, compare=False)
+
+    def run(self, model: Plannable | None = None, **options: Any) -> Any:
+        """Run it: the result that `sweep.run()` gives. `options` are those of `Sweep.run`."""
+        if self.compiled is None:
+            raise SweepError("a plan of a saved result has no steps: make the sweep again, and run that.")
+        if self.sweep is not None and model is None:
+            return self.sweep.run(plan=self, **options)
+        if model is None:
+            raise SweepError("this plan was read from JSON and has no model at hand: plan.run(model).")
+        return model.planned(self).run(plan=self, **options)
+
+    def to_json(self) -> str:
+        """The plan as JSON; `SweepPlan.from_json` reads it."""
+        plain: dict[str, Any] = {**self.costs(), "ratio": self.ratio, "spec": dict(self.spec)}
+        if self.compiled is not None:
+            plain["compiled"] = self.compiled.to_plain()
+        return _lines(plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> SweepPlan:
+        """The plan that `to_json` wrote."""
+        try:
+            plain = parse_json(text)
+            costs = {one.name: plain[one.name] for one in fields(PlanCosts)}
+            costs["chunks"] = tuple(costs["chunks"])
+            compiled = Compiled.from_plain(plain["compiled"]) if "compiled" in plain else None
+            found = cls(**costs, compiled=compiled, spec=plain.get("spec", {}))
+            found.check()
+        except (KeyError, TypeError, ValueError, AssertionError, AttributeError, IndexError) as error:
+            raise SweepError(
+                f"this is no plan of a sweep ({type(error).__name__}: {error}). Give what `plan.to_json()` wrote."
+            ) from None
+        return found
+
+    def check(self) -> None:
+        """Assert that the parts of the plan agree."""
+        if self.compiled is None:
+            return
+        compiled = self.compiled
+        assert sorted(compiled.order) == list(range(self.worlds)), "the order has every cell once"
+        assert sum(self.chunks) == self.worlds, "the chunks are all worlds"
+        if self.evaluator == "wavefront":
+            assert [one.worlds for one in compiled.passes] == list(self.chunks), "a pass for each chunk"
+            firsts = [one.first for one in compiled.passes]
+            assert firsts == [sum(self.chunks[:place]) for place in range(len(firsts))], "passes in order"
+            for one in compiled.passes:
+                program = compiled.programs[one.program]
+                assert program.worlds == one.worlds, "a program of as many worlds"
+                assert len(program.rises) == len(program.steps), "memory of every step"
+            counted = sum(compiled.programs[one.program].node_evaluations for one in compiled.passes)
+        else:
+            counted = sum(count_of(worlds) for _, worlds in compiled.steps)
+        assert counted * self.batches == self.node_evaluations, "the steps are what is counted"
+
+
+def _lines(plain: Mapping[str, Any]) -> str:
+    """JSON with a line for each step, so that a change of plan shows in a diff."""
+    parts = []
+    for name, value in plain.items():
+        if name != "compiled":
+            parts.append(f'"{name}": {json.dumps(value, sort_keys=True)}')
+            continue
+        inner = []
+        for key, one in value.items():
+            if key == "programs":
+                inner.append(f'"programs": [{",".join(map(_program_lines, one))}]')
+            elif key in {"steps", "fills"}:
+                rows = ",\n   ".join(json.dumps(row) for row in one)
+                inner.append(f'"{key}": [\n   {rows}]')
+            else:
+                inner.append(f'"{key}": {json.dumps(one)}')
+        parts.append('"compiled": {\n  ' + ",\n  ".join(inner) + "}")
+    return "{\n " + ",\n ".join(parts) + "\n}\n"
+
+
+def _program_lines(program: Mapping[str, Any]) -> str:
+    rows = []
+    for key, one in program.items():
+        if key == "steps":
+            steps = ",\n     ".join(json.dumps(step) for step in one)
+            rows.append(f'"steps": [\n     {steps}]')
+        else:
+            rows.append(f'"{key}": {json.dumps(one)}')
+    return "\n   {" + ",\n    ".join(rows) + "}"
+
+
 def of_batches(plans: Sequence[SweepPlan]) -> SweepPlan:
     """The plan of a run, from one for each batch that takes all others to be like it.
 
@@ -97,6 +217,7 @@ def of_batches(plans: Sequence[SweepPlan]) -> SweepPlan:
     seconds = [plan.seconds for plan in plans if plan.seconds is not None]
     return replace(
         plans[0],
+        compiled=None,  # each batch has its own
         node_evaluations=sum(plan.node_evaluations for plan in plans) // count,
         full_evaluations=sum(plan.full_evaluations for plan in plans) // count,
         launches=sum(plan.launches for plan in plans) // count,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -17,7 +17,9 @@ from conewise.errors import SweepError, WeightsChangedError
 from conewise.locations.selectors import Cell, Spread
 from conewise.markup import heading, table, verdict
 from conewise.program.tensors import Tensor, same_bits
-from conewise.runs.filling import joined, stacked
+from conewise.program.weights import Sums
+from conewise.runs.filling import joined
+from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.plan import SweepPlan
 
 if TYPE_CHECKING:
@@ -26,34 +28,6 @@ if TYPE_CHECKING:
 
     from conewise.report.story import Story
     from conewise.sweeps.sweep import Sweep
-
-
-@dataclass(slots=True)
-class SweepLedger:
-    """What a run of a sweep did: counted while it did it.
-
-    `peak_bytes` is the most that the process grew by while chunks were computed, on a GPU the most that
-    tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
-    had from a GPU. None where nothing was computed, or nothing measures it.
-    """
-
-    node_evaluations: int = 0
-    launches: int = 0
-    resumed: int = 0
-    seconds: float = 0.0
-    compute_seconds: float = 0.0
-    peak_bytes: int | None = None
-    reserved_bytes: int | None = None
-
-    def note_memory(self, peak: int | None, reserved: int | None) -> None:
-        """Keep the most that was taken."""
-        self.peak_bytes = most([self.peak_bytes, peak])
-        self.reserved_bytes = most([self.reserved_bytes, reserved])
-
-
-def most(amounts: Iterable[int | None]) -> int | None:
-    """The largest of those that are known; None where none is."""
-    return max((amount for amount in amounts if amount is not None), default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +53,7 @@ class Result:
     sweep: Sweep | None = field(default=None, repr=False)
     base_per_prompt: Tensor | None = None
     source_per_prompt: Tensor | None = None
+    weights: Sums | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -86,14 +61,13 @@ class Result:
         sweep: Sweep,
         plan: SweepPlan,
         ledger: SweepLedger,
-        values: Sequence[Sequence[Tensor]],
+        values: Sequence[Tensor],
         base: Sequence[Tensor],
         source: Sequence[Tensor | None],
+        weights: Sums,
     ) -> Result:
-        """A result from rows [world][metric, prompt] of each batch, worlds in the sweep's own order."""
-        place = {number: world for world, number in enumerate(sweep._order)}
-        cells = range(len(sweep.cells))
-        batches = [stacked([rows[place[number]] for number in cells], dim=1) for rows in values]
+        """A result from the numbers of each batch, [cell, metric, prompt]."""
+        batches = [numbers.transpose(0, 1) for numbers in values]
         per_prompt, bases = joined(batches), joined(list(base))
         known = [one for one in source if one is not None]
         sources = joined(known) if len(known) == len(source) else None
@@ -106,11 +80,12 @@ class Result:
             per_prompt,
             bases.mean(-1),
             None if sources is None else sources.mean(-1),
-            sweep.provenance(),
+            sweep.provenance_of_run(weights),
             None,
             sweep,
             bases,
             sources,
+            weights,
         )
 
     @property
@@ -255,12 +230,12 @@ class Result:
         if self.sweep is None:
             raise SweepError("a loaded result has no model at hand; run its sweep again to verify it.")
         sweep = self.sweep
-        if sweep.facts.fingerprint != self.provenance["weights"]:
+        if self.weights != sweep.model.weights.whole_contents().whole:
             raise WeightsChangedError(
                 f"the weights of {sweep.model.name} were written to after this result was made, so the "
                 "module cannot say whether it is right. Put the old weights back, or run the sweep again."
             )
-        targets = tuple("" if metric.whole else sweep._target(metric) for metric in sweep.metrics)
+        targets = tuple("" if metric.whole else sweep.facts.target(metric) for metric in sweep.metrics)
         batches = tuple(partial(sweep._batch, number) for number in range(sweep.batches))
         rerun = Rerun(sweep.model, sweep.cells, batches, sweep.metrics, targets, sweep.precision)
         return recheck(self, rerun, n, seed, is_serial=self.plan.evaluator == "serial")

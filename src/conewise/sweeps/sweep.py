@@ -12,7 +12,7 @@ from typing import Any
 
 from conewise.amounts import as_bytes
 from conewise.capturing.foreign import within_memory
-from conewise.errors import MetricError, NoEffectWarning, SweepError, WeightsChangedError, describe
+from conewise.errors import Argument, NoEffectWarning, SweepError, WeightsChangedError, describe
 from conewise.identity.digests import inputs_digest
 from conewise.locations.selectors import Cell, SelectorLike, Spread, as_selectors
 from conewise.markup import heading
@@ -21,38 +21,40 @@ from conewise.program.tensors import Tensor, computing
 from conewise.program.weights import Contents, Sums
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
-from conewise.runs.filling import stacked
-from conewise.runs.interventions import Intervention, as_intervention
-from conewise.runs.metrics import Metric, as_metric, expect_prompts, measured, measured_whole
-from conewise.runs.run import Reading, Run
+from conewise.runs.filling import reordered
+from conewise.runs.interventions import as_intervention
+from conewise.runs.metrics import as_metric, expect_prompts
+from conewise.runs.run import Reading
 from conewise.runs.spreading import spread
-from conewise.sweeps.execution.evaluating import Evaluators
+from conewise.sweeps.calibration import calibration_of
+from conewise.sweeps.execution.batch import Batch, reader
+from conewise.sweeps.execution.executors import Executor, SerialExecutor, WavefrontExecutor
 from conewise.sweeps.execution.growth import watching
-from conewise.sweeps.facts import facts_of
+from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.lazy import Lazy
 from conewise.sweeps.plan import SweepPlan, of_batches
+from conewise.sweeps.planning.compiled import Compiled
+from conewise.sweeps.planning.compiler import (
+    Compilation,
+    Conditions,
+    Costing,
+    ReadOut,
+    StandingEdit,
+    StoredCut,
+)
 from conewise.sweeps.planning.costs import versions
-from conewise.sweeps.planning.passes import grouped
-from conewise.sweeps.planning.planning import Planner
-from conewise.sweeps.planning.stacking import members
-from conewise.sweeps.result import Result, SweepLedger
+from conewise.sweeps.planning.fill_tables import PlaceGroup, expect_swept, place_groups
+from conewise.sweeps.planning.first_change import first_difference
+from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.progress import bar
+from conewise.sweeps.result import Result
 from conewise.sweeps.storage.identifying import Identifying
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One baseline of a sweep, and what is put into it.
-
-    It is lasting where both are runs that were given as such: a run never changes.
-    """
-
-    base: Reading
-    source: Reading | None
-    intervention: Intervention
-    is_lasting: bool = False
-
-    def is_same(self, other: Batch) -> bool:
-        """Whether the other one is made of the same runs."""
-        return self.base is other.base and self.source is other.source
+from conewise.sweeps.storage.model_digest import model_digest
+from conewise.sweeps.storage.plan_spec import plain_spec
+from conewise.sweeps.storage.store import StoredSweep, recorder
 
 
 @contextmanager
@@ -100,13 +102,21 @@ class Sweep:
             raise SweepError(f"two metrics are named {names!r}; give each its own with `name=`.")
         self._base, self._source = base, source
         self._expect_answers()
+        self._first: Batch | None = None
+        self._first_made: Sums | None = None
         first = self._batch(0)
         self.is_function = first.intervention.is_function
         self.spreads: tuple[Spread, ...] = spread(self.selectors, first.base)
         self.cells: tuple[Cell, ...] = tuple(cell for part in self.spreads for cell in part.cells)
-        self.planner = Planner(self)
-        self.evaluators = Evaluators(self)
-        self._planned_with: Sums | None = None
+        self.spec = SweepSpec(
+            tuple(cell.places for cell in self.cells),
+            tuple(cell.name for cell in self.cells),
+            self.metrics,
+            precision,
+            self.is_function,
+            first.source is not None,
+        )
+        self._groups: list[PlaceGroup] | None = None
         self._read: Sums | None = None
 
     # -- what is swept -----------------------------------------------------------------------
@@ -133,8 +143,10 @@ class Sweep:
         return base[place], source
 
     def _batch(self, place: int) -> Batch:
+        """One batch. The first is kept until it was run, so that inputs are run once."""
+        if place == 0 and self._first is not None:
+            return self._first
         base, source = self._given(place)
-        is_lasting = self.batches == 1 and isinstance(base, Run) and isinstance(source, Run)
         base = self._as_run(base)
         if isinstance(source, Mapping):
             source = self._as_run(source)
@@ -143,7 +155,17 @@ class Sweep:
         run = source if isinstance(source, Reading) else None
         if run is not None:
             self._expect_alike(base, run)
-        return Batch(base, run, as_intervention(source, self.model), is_lasting)
+        batch = Batch(base, run, as_intervention(source, self.model))
+        if place == 0:
+            self._first, self._first_made = batch, self.model.weights.contents().whole
+        return batch
+
+    def _forget_own_runs(self, weights: Sums) -> None:
+        """Forget runs of inputs that were made with other weights; those that were given are not ours."""
+        base, source = self._given(0)
+        is_own = isinstance(base, Mapping) or isinstance(source, Mapping)
+        if is_own and self._first_made != weights:
+            self._first = None
 
     def _as_run(self, given: Any) -> Reading:
         if isinstance(given, Reading):
@@ -181,45 +203,167 @@ class Sweep:
 
     def targets(self) -> tuple[str, ...]:
         """The nodes that the metrics read."""
-        fields = self.facts.fields
-        names: list[str] = []
-        for metric in self.metrics:
-            if metric.whole:
-                names += self.facts.outputs
-            elif metric.output in fields:
-                names.append(fields[metric.output])
-            elif len(self.facts.outputs) == 1:
-                names.append(self.facts.outputs[0])
-            else:
-                raise SweepError(
-                    f"the metric {metric.name!r} reads {metric.output!r}, and the model's outputs are "
-                    f"{', '.join(fields)}."
-                )
-        return tuple(dict.fromkeys(names))
+        return self.facts.targets(self.metrics)
+
+    def read_metrics(self, run: Any) -> Tensor:
+        """Every metric of a run, as [metric, prompt] in float64."""
+        return MetricReader(self.facts, self.metrics).of_run(run)
 
     # -- plan --------------------------------------------------------------------------------
 
     @_unreported()
     @within_memory("planning this sweep")
     def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
-        """What the sweep will compute, and at what cost; nothing of it is computed.
+        """What the sweep will compute, step by step, and at what cost; nothing of it is computed.
 
         Of several batches the first stands for all; a result has the plan of those that were run.
         """
-        self._plan_with(self.model.weights.contents().whole)
-        return self.planner.plan(self._batch(0), as_bytes(max_memory), evaluator)[0]
-
-    def _plan_with(self, weights: Sums) -> None:
-        """Forget what was found out and planned with other weights."""
+        weights = self.model.weights.contents().whole
         self.facts.expect_weights(weights)
-        if self._planned_with not in (None, weights):
-            self.planner, self.evaluators = Planner(self), Evaluators(self)
-        self._planned_with = weights
+        self._forget_own_runs(weights)
+        return self._planned(self._batch(0), as_bytes(max_memory), evaluator)
 
-    @property
-    def _order(self) -> tuple[int, ...]:
-        """The number of the cell of each world."""
-        return self.planner.arrangement.order
+    def _planned(
+        self, batch: Batch, max_memory: int | None, evaluator: str, cut: StoredCut | None = None
+    ) -> SweepPlan:
+        """The plan for a batch; `cut` is how a run that is resumed was cut."""
+        shape = self.facts.shape(batch.base.inputs)
+        conditions = self._conditions(batch, shape, max_memory, evaluator, cut)
+        key = self.spec.identity, tuple(shape.layout.symbols.items()), conditions
+        if key not in self.facts.plans:
+            compilation = self._compilation(shape, conditions)
+            if compilation.evaluator == "serial" and self.precision:
+                otherwise = "" if conditions.obstacle else ", or run it as a wavefront"
+                raise SweepError(
+                    f"a serial run is a full re-run bit for bit, and {self.precision} rounds more. Leave ",
+                    Argument("precision"),
+                    f" out{otherwise}.",
+                )
+            self.facts.keep_plan(key, compilation.compiled())
+        compiled, costing = self.facts.plans[key]
+        evaluator = "wavefront" if compiled.passes else "serial"
+        return self._plan_of(compiled, costing, evaluator, conditions)
+
+    def _plan_of(
+        self, compiled: Compiled, costing: Costing, evaluator: str, conditions: Conditions
+    ) -> SweepPlan:
+        batches, serial = self.batches, evaluator == "serial"
+        rounding = "TF32" if self.precision else "batched kernels"
+        why = (
+            conditions.obstacle
+            or ("one world after another, bit for bit a full re-run" if serial else "")
+            or f"all worlds in one pass, equal up to the rounding of {rounding}"
+        )
+        flops = costing.flops * batches
+        return SweepPlan(
+            worlds=len(self.cells),
+            batches=batches,
+            node_evaluations=costing.node_evaluations * batches,
+            full_evaluations=costing.full_evaluations * batches,
+            launches=costing.launches * batches,
+            flops=flops,
+            full_flops=costing.full_flops * batches,
+            peak_bytes=costing.peak_bytes,
+            max_memory=conditions.max_memory,
+            chunks=(1,) * len(self.cells) if serial else tuple(one.worlds for one in compiled.passes),
+            evaluator=evaluator,
+            why=why,
+            seconds=calibration_of(self.model).seconds(evaluator, flops),
+            compiled=compiled,
+            spec=Lazy(self._plain_spec),
+            sweep=self,
+        )
+
+    def _plain_spec(self) -> dict[str, Any]:
+        given = [self._given(number) for number in range(self.batches)]
+        return plain_spec(self.model.name, self.selectors, self.metrics, self.precision, given)
+
+    def _compilation(self, shape: ShapeFacts, conditions: Conditions) -> Compilation:
+        spec, facts, targets = self.spec, self.facts, self.targets()
+        if self._groups is None:
+            self._groups = place_groups(spec.cells, self.model.locate)
+            expect_swept(self._groups)
+        columns: tuple[tuple[str, int], ...] = ()
+        if len(targets) == 1 and spec.reads_few_tokens and self._is_product(targets[0], shape):
+            columns = ((targets[0], len(spec.tokens)),)
+        taken = tuple(
+            (facts.target(metric), metric.last, metric.copies)
+            for metric in self.metrics
+            if not metric.whole and metric.copies
+        )
+        last = spec.reads_last(lambda metric: facts.read.has_last(facts.target(metric)))
+        return Compilation(
+            self.model.graph,
+            shape,
+            self._groups,
+            spec.names,
+            ReadOut(targets, last, columns, taken),
+            conditions,
+            is_function=spec.is_function,
+            from_run=spec.from_run,
+        )
+
+    def _is_product(self, target: str, shape: ShapeFacts) -> bool:
+        """Whether an output is a product with a weight, of which a few columns can be computed alone."""
+        record = shape.records.get(target)
+        return (
+            record is not None
+            and record.op == "linear"
+            and len(record.inputs) == len(record.args)
+            and shape.layout.varying.isdisjoint(record.inputs[1:])
+            and self.facts.read.ends_in_tokens(target)
+        )
+
+    def _conditions(
+        self,
+        batch: Batch,
+        shape: ShapeFacts,
+        max_memory: int | None,
+        evaluator: str,
+        cut: StoredCut | None,
+    ) -> Conditions:
+        """What the plan depends on besides the spec and the shape: read off the runs, before anything is planned."""
+        read, edits = reader(batch.base), []
+        for number, edit in enumerate(batch.base.edits):
+            site = edit.place.name, edit.place.layer, edit.place.stack
+            is_function = not isinstance(edit.part, Tensor)
+            edits.append(StandingEdit(number, edit.node, edit.covers, is_function, site))
+        first, differing = 0, frozenset[str]()
+        if batch.source is not None:
+            first, differing = first_difference(batch.base, batch.source, shape.finder, shape.layout)
+        with computing():
+            masks = tuple(sorted(shape.masks(read).items(), key=lambda item: item[0]))
+        conditions = Conditions(first, differing, masks, tuple(edits), "", max_memory, evaluator, cut)
+        return replace(conditions, obstacle=self._obstacle(batch, shape, conditions, read))
+
+    def _obstacle(
+        self, batch: Batch, shape: ShapeFacts, conditions: Conditions, read: Callable[[str], Any]
+    ) -> str:
+        """Why the worlds cannot be stacked, or nothing."""
+        model = self.model
+        if any(edit.found.result is not None for edit in batch.base.edits):
+            return "the base patches `result`, which is no node of the graph"
+        if model.batch_is_fixed:
+            known = model.program.dimensions
+            is_open = known.doubt or known.is_unbatched
+            return model.batch_is_fixed if is_open else "the batch size is fixed in this capture"
+        key = self.spec.identity, tuple(shape.layout.symbols.items()), conditions.edits
+        if key not in self.facts.mixing:
+            schedule = self._compilation(shape, conditions).schedule_of(range(len(self.cells)))
+            self.facts.mixing[key] = self._mixing(
+                shape, schedule.patched, [n for n, _ in schedule.steps], read
+            )
+        return self.facts.mixing[key]
+
+    def _mixing(
+        self, shape: ShapeFacts, patched: Iterable[str], computed: Sequence[str], read: Callable[[str], Any]
+    ) -> str:
+        for node in patched:
+            if shape.layout.batch_dim.get(node) is None:
+                return f"{node!r} is patched and has no batch along which worlds could be stacked"
+        with computing():
+            mixing = shape.mixing(tuple(computed), read)
+        return f"{mixing!r} mixes the rows of the batch" if mixing else ""
 
     # -- run ---------------------------------------------------------------------------------
 
@@ -234,8 +378,9 @@ class Sweep:
         resume: bool = False,
         progress: bool | Callable[[int, int], None] | None = None,
         verify: int = 0,
+        plan: SweepPlan | None = None,
     ) -> Result:
-        """Run the plan.
+        """Run the plan: the one that is given, or else the one that `plan` would make.
 
         `out`: a folder; finished chunks are stored there as they finish, and `resume=True` goes on where a
         run was cut off, with the chunks that it was cut into. `progress`: True shows a bar on stderr, False
@@ -248,10 +393,12 @@ class Sweep:
         """
         started = time.perf_counter()
         weights = self.model.weights.whole_contents()
-        self._plan_with(weights.whole)
+        self.facts.expect_weights(weights.whole)
+        self._forget_own_runs(weights.whole)
         try:
             self._read = weights.whole
-            result = self._run(started, weights, evaluator, max_memory, out, resume, progress)
+            how = _How(evaluator, as_bytes(max_memory), plan)
+            result = self._run(started, weights, how, out, resume, progress)
         finally:
             self._read = None
         if verify:
@@ -262,62 +409,95 @@ class Sweep:
         self,
         started: float,
         weights: Contents,
-        evaluator: str,
-        max_memory: int | str | None,
+        how: _How,
         out: str | Path | None,
         resume: bool,
         progress: bool | Callable[[int, int], None] | None,
     ) -> Result:
-        budget = as_bytes(max_memory)
-        values: list[Any] = []
+        values: list[Tensor] = []
         base_values: list[Tensor] = []
         source_values: list[Tensor | None] = []
         ledger = SweepLedger()
         plans: list[SweepPlan] = []
-        with self._recorder(out, resume) as recorder, self._bar(progress) as tell:
+        metrics = MetricReader(self.facts, self.metrics, self.spec.tokens)
+        with (
+            recorder(self._stored(), out, resume) as record,
+            bar(progress, len(self.cells) * self.batches, self.facts.device) as tell,
+        ):
             for number in range(self.batches):
                 batch = self._batch(number)
                 with self._trusting(batch, weights):
-                    plan, chunks = self.planner.plan(
-                        batch, budget, evaluator, recorder.agreed(number, evaluator)
-                    )
+                    cut = record.cut(number, how.asked)
+                    plan = self._plan_for(number, batch, how, cut)
                     plans.append(plan)
-                    prepared = self.planner.prepare(batch)
-                    base_values.append(self._read_of(batch.base, "base"))
-                    source_values.append(
-                        None if batch.source is None else self._read_of(batch.source, "source")
-                    )
-                    recorder.begin(number, plan, base_values[-1], source_values[-1])
-                    rows: dict[int, Tensor] = {}
-                    serial, resumed = plan.evaluator == "serial", ledger.resumed
-                    evaluate = self.evaluators.serial if serial else self.evaluators.wavefront
-                    with watching(self.facts.device, plan.peak_bytes, budget) as watch:
-                        for piece, chunk in grouped(chunks, plan.evaluator):
-                            stored = recorder.get(number, piece, len(chunk))
+                    base_values.append(metrics.of_baseline(batch.base, "base"))
+                    source = batch.source
+                    source_values.append(None if source is None else metrics.of_baseline(source, "source"))
+                    record.begin(number, plan, base_values[-1], source_values[-1])
+                    executor, resumed = self._executor(batch, plan, metrics), ledger.resumed
+                    rows: list[Tensor] = []
+                    with watching(self.facts.device, plan.peak_bytes, how.max_memory) as watch:
+                        for chunk, worlds in enumerate(executor.chunks):
+                            stored = record.get(number, chunk, len(worlds))
                             if stored is None:
-                                stored = evaluate(prepared, batch, chunk, ledger, watch)
+                                stored = executor.run(chunk, batch, ledger, watch)
                                 if out is not None:
                                     self._expect_unchanged(weights)
-                                recorder.put(number, piece, stored)
+                                record.put(number, chunk, stored)
                             else:
-                                done = prepared.schedule.of(chunk.worlds).node_evaluations
-                                ledger.node_evaluations += done
-                                ledger.launches += (
-                                    done if serial else self.evaluators.wave(prepared, batch, chunk).launches
-                                )
-                                ledger.resumed += len(chunk)
-                            rows.update(zip(members(chunk.worlds), stored, strict=True))
-                            tell(len(chunk))
+                                executor.count(chunk, ledger)
+                                ledger.resumed += len(worlds)
+                            rows.append(stored)
+                            tell(len(worlds))
                     if ledger.resumed - resumed < len(self.cells):
                         ledger.note_memory(watch.peak, watch.reserved)
-                    values.append([rows[world] for world in range(len(self.cells))])
+                    assert plan.compiled is not None
+                    values.append(reordered(rows, plan.compiled.order))
                 del batch  # before the next one is made
+                if self.batches > 1:
+                    self._first = None
             self._expect_unchanged(weights)
         plan = of_batches(plans)
         ledger.seconds = time.perf_counter() - started
-        if not ledger.resumed and ledger.compute_seconds > 0:
-            self.facts.rates[plan.evaluator] = plan.flops / ledger.compute_seconds
-        return Result.of(self, plan, ledger, values, base_values, source_values)
+        if not ledger.resumed:
+            calibration_of(self.model).note(plan.evaluator, plan.flops, ledger.compute_seconds)
+        return Result.of(self, plan, ledger, values, base_values, source_values, weights.whole)
+
+    def _plan_for(self, number: int, batch: Batch, how: _How, cut: StoredCut | None) -> SweepPlan:
+        """The plan of a batch: the one that was given, where it is for runs of this shape."""
+        given = how.plan
+        if given is None or number:
+            asked = how.asked if given is None else given.evaluator
+            return self._planned(batch, how.max_memory, asked, cut)
+        assert given.compiled is not None
+        shape = tuple(self.facts.shape(batch.base.inputs).layout.symbols.items())
+        if given.worlds != len(self.cells) or given.compiled.symbols != shape:
+            raise SweepError(
+                f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; the "
+                f"sweep has {len(self.cells)} worlds and sizes {dict(shape)}. Plan it again."
+            )
+        chunks = given.chunks if given.evaluator == "wavefront" else None
+        if cut is not None and (cut.evaluator, cut.chunks) != (given.evaluator, chunks or cut.chunks):
+            raise SweepError(
+                "the stored run was cut into other chunks than this plan has, and would round differently. "
+                "Resume it without a plan, or start again in another folder."
+            )
+        return given
+
+    def _executor(self, batch: Batch, plan: SweepPlan, metrics: MetricReader) -> Executor:
+        """What runs a plan; kept with the model, so that runs of the same shape find it."""
+        compiled = plan.compiled
+        assert compiled is not None
+        if plan.evaluator == "serial":
+            return SerialExecutor(compiled, self.spec, metrics)
+        shape = self.facts.shape(batch.base.inputs)
+        tokens = self.spec.tokens if compiled.columns else ()
+        key = id(compiled), tokens, self.precision
+        known = self.facts.executors.get(key)
+        if known is None or known.compiled is not compiled:
+            known = WavefrontExecutor(self.model, compiled, shape, metrics, tokens, self.precision)
+            self.facts.keep_executor(key, known)
+        return known.reads(metrics)
 
     @contextmanager
     def _trusting(self, batch: Batch, weights: Contents) -> Iterator[None]:
@@ -341,49 +521,61 @@ class Sweep:
                 "are of no one model, and there is no result. Leave the weights alone until it has ended."
             )
 
-    def _recorder(self, out: str | Path | None, resume: bool) -> Any:
-        from conewise.sweeps.storage.store import recorder  # noqa: PLC0415  # needed by long runs only
+    def _stored(self) -> StoredSweep:
+        """What a store has to know of this sweep."""
+        return StoredSweep(
+            len(self.cells),
+            self.batches,
+            lambda: self.provenance(strict=True),
+            self._names_by_world,
+            self.facts.device,
+        )
 
-        return recorder(self, out, resume)
-
-    def _bar(self, progress: bool | Callable[[int, int], None] | None) -> Any:
-        from conewise.sweeps.progress import bar  # noqa: PLC0415  # needed where it is shown only
-
-        return bar(progress, len(self.cells) * self.batches, self.facts.device)
-
-    def _read_of(self, run: Reading, which: str) -> Tensor:
-        """Every metric of the base or the source itself."""
-        try:
-            return self._read_metrics(run)
-        except MetricError as error:
-            raise MetricError(f"in the {which} itself: {error}") from error
-
-    def _read_metrics(self, run: Any) -> Tensor:
-        """Every metric of a run, as [metric, prompt] in float64."""
-        return stacked([self._metric_of(metric, run) for metric in self.metrics])
-
-    def _metric_of(self, metric: Metric, run: Any) -> Tensor:
-        batch = self._prompts(run)
-        with computing():
-            if metric.whole:
-                return measured_whole(metric, run.outputs, batch)[0]
-            target = self._target(metric)
-            (value,) = run.demand([target])
-            return measured(metric, self.facts.read.arranged(target, value, 1, batch))[0]
-
-    def _prompts(self, run: Reading) -> int:
-        """How many prompts a run has."""
-        return self.facts.read.prompts(run.inputs)
-
-    def _target(self, metric: Metric) -> str:
-        fields = self.facts.fields
-        return fields.get(metric.output, self.facts.outputs[0])
+    def _names_by_world(self) -> list[str]:
+        """The names of the cells, in the order of the worlds."""
+        batch = self._batch(0)
+        shape = self.facts.shape(batch.base.inputs)
+        order = self._compilation(shape, self._conditions(batch, shape, None, "auto", None)).order.cells
+        return [self.cells[number].name for number in order]
 
     def provenance(self, *, strict: bool = False) -> dict[str, Any]:
         """All that the numbers depend on, as plain values: equal sweeps have equal provenance.
 
         What cannot be identified for certain says so; with `strict` it raises IdentityError.
         """
+        return self._with_digest(self._identified(strict), self._read)
+
+    def provenance_of_run(self, weights: Sums) -> Mapping[str, Any]:
+        """The same for a run that was made with these weights; they are hashed when it is first read.
+
+        Raises WeightsChangedError then, if they have changed since.
+        """
+        identified = self._identified(strict=False)
+
+        def made() -> dict[str, Any]:
+            changed = self.model.weights.changed(weights, self.model.weights.whole_contents().whole)
+            if changed:
+                raise WeightsChangedError(
+                    f"the weights of {self.model.name} were written to after this result was made: {changed}. "
+                    "What identifies it can no longer be said. Put the old weights back, or run the sweep "
+                    "again, and save its result before the weights change."
+                )
+            return self._with_digest(identified, weights)
+
+        return Lazy(made)
+
+    def _with_digest(self, identified: dict[str, Any], weights: Sums | None) -> dict[str, Any]:
+        digest = model_digest(self.model, weights)
+        model = {
+            "model": self.model.name,
+            "program": digest.program,
+            "weights": digest.weights,
+            **({"constants": digest.constants} if digest.constants else {}),
+        }
+        return {**model, **identified}
+
+    def _identified(self, strict: bool) -> dict[str, Any]:
+        """All that the numbers depend on besides the model."""
         identify = Identifying(strict)
         batches = []
         for number in range(self.batches):
@@ -397,13 +589,7 @@ class Sweep:
                     "patch": ["source"] if put is None else identify.patch(put),
                 }
             )
-        read = self.model.weights.whole_contents().whole if self._read is None else self._read
-        fingerprint, constants = self.facts.digests(read)
         return {
-            "model": self.model.name,
-            "program": self.facts.program,
-            "weights": fingerprint,
-            **({"constants": constants} if constants else {}),
             "dtype": str(self.facts.dtype),
             "device": str(self.facts.device),
             **({} if self.precision is None else {"precision": self.precision}),
@@ -435,3 +621,12 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         return heading("Sweep", repr(self).removeprefix("Sweep "))
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How a run was asked for: `asked` is the evaluator, `plan` the plan that was given."""
+
+    asked: str
+    max_memory: int | None
+    plan: SweepPlan | None

@@ -16,9 +16,8 @@ import conewise as cw
 from conewise.model import Model
 from conewise.program.interpret import Interpreter
 from conewise.program.records import SIZES, Record
-from conewise.sweeps.planning.apart import Apart
+from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule
 from conewise.sweeps.planning.mixing import Trial
-from conewise.sweeps.planning.stacking import Constants, Layout, compile_stacked_rule
 from tests.sweeps.mixers import ATTENTION, BATCHES, POSITIONS, WIDTH, ids, module
 
 MIXERS: dict[str, Any] = {**{name: make() for name, make in ATTENTION.items()}, **POSITIONS, **BATCHES}

@@ -16,6 +16,7 @@ import conewise as cw
 from conewise.model import Model
 from conewise.program.interpret import Interpreter
 from conewise.program.rules import compile_rule
+from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.regions import (
     RegionFinder,
     Regions,
@@ -23,7 +24,6 @@ from conewise.sweeps.planning.regions import (
     first_differences,
     unmasked_rule,
 )
-from conewise.sweeps.planning.stacking import Layout
 from tests.sweeps.mixers import ATTENTION, Attention, causal, ids, module
 
 LENGTH, ATTENDED = 6, "between/scaled_dot_product_attention"

@@ -1,82 +1,36 @@
-"""The wavefront: all worlds of a sweep in one pass; each node is computed once, for a stack of worlds.
+"""The wavefront: follows a pass of a plan over tensors; each node is computed once, for a stack of worlds.
 
 A node's stack holds just the worlds in which it was changed. What it reads and is not changed there comes
-from the baseline, repeated without a copy where the batch is one row.
+from the baseline, repeated without a copy where the batch is one row. What is to be done was decided when the
+pass was built; here it is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from conewise.program.operations import ATTENTION
-from conewise.program.records import SIZES, Program, Record, Ref
+from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
-from conewise.structure.selections import resolved
-from conewise.structure.views import View
+from conewise.sweeps.execution.fills import PassFills, Values
+from conewise.sweeps.planning.attention_rules import causal_rule, repeated_rule, unmasked_rule
 from conewise.sweeps.planning.fusing import Fusion, product_then_bias
-from conewise.sweeps.planning.regions import (
-    WHOLE,
-    Regions,
-    attention_argument,
-    causal_rule,
-    is_causal_mask,
-    repeated_rule,
-    unmasked_rule,
-)
-from conewise.sweeps.planning.stacking import (
-    Constants,
-    Layout,
-    Tensor,
-    compile_stacked_rule,
-    index_tensor,
-    masked_rows,
-    members,
-    positions_in,
-    repeated,
-)
+from conewise.sweeps.planning.instructions import Alignment, PassProgram, Put, Read, Step
+from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule, index_tensor, repeated
+from conewise.sweeps.planning.worlds import Ranges, count_of
 
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """What one world puts into (a part of) a node's value: a tensor, or a function of what was there."""
-
-    view: View
-    part: Mapping[str, Any]
-    value: Tensor | Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class WaveStep:
-    """Compute `node` in `worlds`; then drop `drop`, which nothing reads any more.
-
-    With `fusion`, a chain of nodes that ends there is computed at once. `rise`: the bytes that are taken
-    meanwhile, beyond what was held before.
-    """
-
-    node: str
-    worlds: int
-    drop: tuple[str, ...]
-    fusion: Fusion | None = None
-    rise: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The values of a node in the worlds of a mask, in the order of the worlds."""
-
-    worlds: int
-    value: Any
+Tensor = torch.Tensor
+ReadValue = Callable[[str], Any]
+"""The baseline's value of a node, by its name."""
 
 
 class Wavefront:
-    """Evaluates schedules over one baseline. `read(name)` gives the baseline's value of a node.
+    """Runs passes over baselines of one shape.
 
-    `regions` are the nodes of which only some last positions are computed.
     `columns` are nodes that multiply with a weight, and the columns of theirs that anything reads.
     """
 
@@ -84,150 +38,124 @@ class Wavefront:
         self,
         program: Program,
         layout: Layout,
-        read: Callable[[str], Any],
-        regions: Regions = WHOLE,
+        fusions: Sequence[Fusion] = (),
         columns: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self.layout = layout
         self._columns = {name: tuple(picked) for name, picked in columns.items()}
         self._narrow: dict[tuple[str, str], Tensor] = {}
-        self.regions = regions
-        self._read = read
-        self._inputs = {record.name: record.inputs for record in program.records}
-        self._rules: dict[str, Rule] = {}
+        self._fusions = {(fusion.node, fusion.inside): fusion for fusion in fusions}
         self._records = {record.name: record for record in program.records}
-        self._base: dict[str, Any] = {}
-        self._constants = Constants(layout, read)
-
-    def rebase(self, read: Callable[[str], Any]) -> None:
-        """Read another baseline of the same shape from now on."""
-        self._read = read
-        self._constants.rebase(read)
+        self._rules: dict[tuple[str, int | None, str, tuple[str, ...]], Rule] = {}
+        self._constants = Constants(layout, _unread)
+        self._read: ReadValue = _unread
 
     @torch.no_grad()
     def run(
         self,
-        steps: Sequence[WaveStep],
-        patched: Mapping[str, int],
-        fills: Mapping[tuple[str, int], Sequence[Fill]],
-        targets: Sequence[str],
-        worlds: int,
+        program: PassProgram,
+        read: ReadValue,
+        fills: PassFills,
+        values: Values,
         room_for: Callable[[int], None] | None = None,
-        reading: int = 0,
     ) -> dict[str, Tensor]:
-        """The values of `targets` in all `worlds`, stacked.
+        """The values of the targets in all worlds of the pass, stacked.
 
-        `patched` says which worlds patch a node, `fills` what they put there, by node and world. Before each
-        step `room_for` is told what it takes, and at last what `reading` the targets takes.
+        `room_for` is told before each step what it takes.
         """
-        stacks: dict[str, Stack] = {}
-        waiting = dict(patched)
-        for step in steps:
-            if room_for is not None:
-                room_for(step.rise)
-            for read in self._inputs_of(step):
-                if read in waiting and read not in stacks:
-                    stacks[read] = self._patched(read, waiting.pop(read), None, fills)
-            value = self._computed(step, stacks)
-            stack = Stack(step.worlds, value)
-            if step.node in waiting:
-                stack = self._patched(step.node, waiting.pop(step.node), stack, fills)
-            stacks[step.node] = stack
+        self._read = read
+        self._constants.rebase(read)
+        try:
+            return self._run(program, fills, values, room_for or _no_watch)
+        finally:
+            # A dataset is streamed: no baseline is kept for the next.
+            self._read = _unread
+            self._constants.rebase(_unread)
+
+    def _run(
+        self, program: PassProgram, fills: PassFills, values: Values, room_for: Callable[[int], None]
+    ) -> dict[str, Tensor]:
+        stacks: dict[str, Any] = {}
+        for step, rise in zip(program.steps, program.rises, strict=True):
+            room_for(rise)
+            if step.worlds:
+                stacks[step.node] = self._computed(step, stacks)
+            if step.put is not None:
+                stacks[step.node] = self._put(step.put, stacks.get(step.node), fills, values)
             for name in step.drop:
-                stacks.pop(name, None)
-        if room_for is not None:
-            room_for(reading)
-        for target in targets:
-            if target in waiting:
-                stacks[target] = self._patched(target, waiting.pop(target), stacks.get(target), fills)
-        return {
-            target: self._operand(target, worlds, stacks, self.regions.wanted_of(target))
-            for target in targets
-        }
+                del stacks[name]
+        room_for(program.reading)
+        return {one.node: self._operand(one, program.worlds, stacks) for one in program.targets}
 
-    def _computed(self, step: WaveStep, stacks: Mapping[str, Stack]) -> Any:
-        node = step.node
-        rows = self.regions.of(node)
-        rule = self._rules.get(node)
-        if rule is None:
-            rule = self._rules[node] = step.fusion.rule if step.fusion else self._rule(node, rows)
-        count = step.worlds.bit_count()
-        values = [
-            self.layout.sizes(count, rows)
-            if name == SIZES
-            else self._operand(name, step.worlds, stacks, self.regions.wanted(node, name))
-            for name in self._inputs_of(step)
+    def _computed(self, step: Step, stacks: Mapping[str, Any]) -> Any:
+        count, rows = step.count, step.rows
+        operands = [
+            self.layout.sizes(count, rows) if one.node == SIZES else self._operand(one, count, stacks)
+            for one in step.reads
         ]
-        if node in self._columns:
-            values = [
-                value if name in self.layout.varying else self._narrowed(node, name, value)
-                for name, value in zip(self._inputs[node], values, strict=True)
+        if step.node in self._columns:
+            operands = [
+                value if one.node in self.layout.varying else self._narrowed(step.node, one.node, value)
+                for one, value in zip(step.reads, operands, strict=True)
             ]
-        value = rule(*values)
-        if self._records[node].op == "getitem":
-            # Several tensors are not aligned to the worlds that want one of them; the one taken out is.
-            value = self._aligned(node, value, stacks[self._inputs[node][0]].worlds, step.worlds, rows)
-        return value
+        value = self._rule(step)(*operands)
+        return value if step.align.is_nothing else self._aligned(step.node, value, step.align, rows)
 
-    def _inputs_of(self, step: WaveStep) -> tuple[str, ...]:
-        return step.fusion.inputs if step.fusion else self._inputs[step.node]
+    def _rule(self, step: Step) -> Rule:
+        key = step.node, step.rows, step.kernel, step.inside
+        rule = self._rules.get(key)
+        if rule is None:
+            if step.inside:
+                rule = self._fusions[step.node, frozenset(step.inside)].rule
+            else:
+                rule = self._plain_rule(self._records[step.node], step.rows, step.kernel)
+            self._rules[key] = rule
+        return rule
 
-    def _rule(self, node: str, rows: int | None) -> Rule:
-        record = self._records[node]
+    def _plain_rule(self, record: Record, rows: int | None, kernel: str) -> Rule:
         if record.op != ATTENTION:
             return product_then_bias(record) or compile_stacked_rule(record)
         if record.kwargs.get("enable_gqa"):
-            return repeated_rule(record, lambda plain: self._attention_rule(plain, rows))
-        return self._attention_rule(record, rows)
+            return repeated_rule(record, lambda plain: self._attention_rule(plain, rows, kernel))
+        return self._attention_rule(record, rows, kernel)
 
-    def _attention_rule(self, record: Record, rows: int | None) -> Rule:
-        mask = attention_argument(record, "attn_mask")
-        if rows is None and isinstance(mask, Ref) and mask.name not in self.layout.varying:
-            return unmasked_rule(record) if is_causal_mask(self._read(mask.name)) else compile_rule(record)
-        if rows is not None and attention_argument(record, "is_causal"):
+    def _attention_rule(self, record: Record, rows: int | None, kernel: str) -> Rule:
+        if kernel == "causal":
+            return unmasked_rule(record)
+        if kernel == "last rows":
+            assert rows is not None
             key = record.inputs[1]
             return causal_rule(record, rows, self.layout.length(key), self._read(key).device)
         return compile_rule(record)
 
-    def _operand(self, name: str, worlds: int, stacks: Mapping[str, Stack], rows: int | None) -> Any:
-        """What a node that is computed in `worlds` reads of `name`: its last `rows` positions."""
-        stack = stacks.get(name)
-        count = worlds.bit_count()
-        if stack is None:
-            return self._baseline(name, count, rows)
-        value = stack.value
+    # -- what a step reads -----------------------------------------------------------------------
+
+    def _operand(self, one: Read, count: int, stacks: Mapping[str, Any]) -> Any:
+        """What a step of `count` worlds gets for one of its inputs."""
+        if not one.stacked:
+            return self._baseline(one.node, count, one.rows)
+        value, have = stacks[one.node], one.have
         if not isinstance(value, torch.Tensor):
             return value
-        have = self.regions.of(name)
-        if rows is not None and rows != have:
-            value = self.layout.tail(name, value, rows, have)
-            have = rows
-        value = self._aligned(name, value, stack.worlds, worlds, have)
-        if rows is None and have is not None:
-            value = self.layout.extended(name, self._base_value(name, None), value, have)
+        if one.rows is not None and one.rows != have:
+            value = self.layout.tail(one.node, value, one.rows, have)
+            have = one.rows
+        if not one.align.is_nothing:
+            value = self._aligned(one.node, value, one.align, have)
+        if one.rows is None and have is not None:
+            value = self.layout.extended(one.node, self._base_value(one.node, None), value, have)
         return value
 
-    def _aligned(self, name: str, value: Tensor, have: int, want: int, rows: int | None) -> Tensor:
-        if have == want:
-            return value
+    def _aligned(self, name: str, value: Tensor, align: Alignment, rows: int | None) -> Tensor:
+        """A stack brought to the worlds of a reader."""
         dim = self.layout.batch_dim[name]
         assert dim is not None, f"{name} was changed, yet has no batch"
-        each = value.shape[dim] // have.bit_count()
-        shared = have & want
-        if shared != have:
-            value = masked_rows(value, dim, each, [p for p in positions_in(want, have) if p >= 0])
-        if shared == want:
-            return value
-        missing = (want & ~have).bit_count()
-        base = self._baseline(name, missing, rows)
-        both = torch.cat([value, base], dim)
-        if want & ((1 << shared.bit_length()) - 1) == shared:
-            return both
-        order, spare = [], shared.bit_count()
-        for place in positions_in(want, shared):
-            order.append(place if place >= 0 else spare)
-            spare += place < 0
-        return masked_rows(both, dim, each, order)
+        each = value.shape[dim] // align.worlds
+        if align.pick is not None:
+            value = picked(value, dim, each, align.pick)
+        if align.add:
+            value = torch.cat([value, self._baseline(name, align.add, rows)], dim)
+        return value if align.order is None else picked(value, dim, each, align.order)
 
     def _baseline(self, name: str, count: int, rows: int | None) -> Any:
         """The baseline's value for `count` worlds, its last `rows` positions."""
@@ -259,127 +187,86 @@ class Wavefront:
             value = self.layout.tail(name, value, rows)
         return value
 
-    def _patched(
-        self,
-        node: str,
-        worlds: int,
-        stack: Stack | None,
-        fills: Mapping[tuple[str, int], Sequence[Fill]],
-    ) -> Stack:
+    # -- what worlds put in ----------------------------------------------------------------------
+
+    def _put(self, put: Put, stack: Any, fills: PassFills, values: Values) -> Tensor:
         """The stack of a node with the worlds that patch it: fresh rows, or changed ones."""
-        dim = self.layout.batch_dim[node]
+        node, layout = put.node, self.layout
+        dim = layout.batch_dim[node]
         assert dim is not None
-        present = 0 if stack is None else stack.worlds
-        fresh = worlds & ~present
-        rows: Tensor | None = None
-        if fresh:
-            rows = self._filled(node, fresh, fills)
-        if stack is None:
-            assert rows is not None
-            return Stack(fresh, rows)
-        value = stack.value
-        again = worlds & present
-        if again:
-            value = self._refilled(node, value, present, again, fills)
-        if rows is None:
-            return Stack(present, value)
-        return self._merged(node, Stack(present, value), Stack(fresh, rows))
-
-    def _merged(self, node: str, one: Stack, other: Stack) -> Stack:
-        dim = self.layout.batch_dim[node]
-        assert dim is not None
-        both = torch.cat([one.value, other.value], dim)
-        union = one.worlds | other.worlds
-        if one.worlds.bit_length() <= (other.worlds & -other.worlds).bit_length() - 1:
-            return Stack(union, both)
-        rows = one.value.shape[dim] // one.worlds.bit_count()
-        first = one.worlds.bit_count()
-        order = [
-            p if p >= 0 else first + q
-            for p, q in zip(positions_in(union, one.worlds), positions_in(union, other.worlds), strict=True)
-        ]
-        return Stack(union, masked_rows(both, dim, rows, order))
-
-    def _filled(self, node: str, worlds: int, fills: Mapping[tuple[str, int], Sequence[Fill]]) -> Tensor:
-        """Rows of the baseline with each world's parts put in."""
-        dim = self.layout.batch_dim[node]
-        assert dim is not None
-        count = worlds.bit_count()
+        value: Tensor | None = stack
+        if put.again:
+            assert value is not None
+            value = self._changed(put, value, fills, values)
+        if not put.fresh:
+            assert value is not None
+            return value
         base = self._read(node)
+        rows = self._fresh(base, dim, count_of(put.fresh))
+        each = rows.unflatten(dim, (-1, base.shape[dim])).movedim(dim, 0)  # type: ignore[no-untyped-call]
+        fills.write(node, each, put.fresh, values, layout.sizes(1))
+        if put.rows is not None:
+            rows = layout.tail(node, rows, put.rows)
+        if value is None:
+            return rows
+        both = torch.cat([value, rows], dim)
+        if put.order is None:
+            return both
+        worlds = sum(stop - start for start, stop in put.order)
+        return picked(both, dim, both.shape[dim] // worlds, put.order)
+
+    def _fresh(self, base: Tensor, dim: int, count: int) -> Tensor:
         rows = repeated(base, dim, count)
         if count == 1 or base.shape[dim] == 1:
             rows = rows.clone(memory_format=torch.contiguous_format)  # else it is a copy already
-        own = members(worlds)
-        if not self._fill_at_once(node, rows, own, fills):
-            self._fill_one_by_one(node, rows, own, range(count), fills)
-        kept = self.regions.of(node)
-        return rows if kept is None else self.layout.tail(node, rows, kept)
+        return rows
 
-    def _refilled(
-        self,
-        node: str,
-        value: Tensor,
-        present: int,
-        worlds: int,
-        fills: Mapping[tuple[str, int], Sequence[Fill]],
-    ) -> Tensor:
-        kept = self.regions.of(node)
-        whole = value.clone() if kept is None else self.layout.extended(node, self._read(node), value, kept)
-        self._fill_one_by_one(node, whole, members(worlds), positions_in(worlds, present), fills)
-        return whole if kept is None else self.layout.tail(node, whole, kept)
-
-    def _fill_one_by_one(
-        self,
-        node: str,
-        rows: Tensor,
-        members: Sequence[int],
-        places: Sequence[int],
-        fills: Mapping[tuple[str, int], Sequence[Fill]],
-    ) -> None:
-        dim = self.layout.batch_dim[node]
+    def _changed(self, put: Put, value: Tensor, fills: PassFills, values: Values) -> Tensor:
+        """A stack with what some of its worlds put into it."""
+        node, layout = put.node, self.layout
+        dim = layout.batch_dim[node]
         assert dim is not None
-        batch = self._read(node).shape[dim]
-        sizes = self.layout.sizes(1)
-        for world, place in zip(members, places, strict=True):
-            row = rows.narrow(dim, place * batch, batch)
-            for fill in fills[node, world]:
-                shown = fill.view.present(row, sizes)
-                index = resolved(fill.view.axes, fill.part, shown.shape)
-                value = (
-                    fill.value if isinstance(fill.value, torch.Tensor) else fill.value(shown[index].clone())
-                )
-                shown[index] = value
+        base = self._read(node)
+        whole = value.clone() if put.rows is None else layout.extended(node, base, value, put.rows)
+        each = whole.unflatten(dim, (-1, base.shape[dim])).movedim(dim, 0)  # type: ignore[no-untyped-call]
+        if len(put.places) == 1 and put.places[0] == (0, each.shape[0]):
+            fills.write(node, each, put.again, values, layout.sizes(1))
+        elif len(put.places) == 1:
+            start, stop = put.places[0]
+            fills.write(node, each[start:stop], put.again, values, layout.sizes(1))
+        else:
+            at = _index_of(put.places, 1, value.device)
+            own = each.index_select(0, at)
+            fills.write(node, own, put.again, values, layout.sizes(1))
+            each.index_copy_(0, at, own)
+        return whole if put.rows is None else layout.tail(node, whole, put.rows)
 
-    def _fill_at_once(
-        self,
-        node: str,
-        rows: Tensor,
-        members: Sequence[int],
-        fills: Mapping[tuple[str, int], Sequence[Fill]],
-    ) -> bool:
-        """All worlds in one indexed write, where each fills one part and all parts are selected alike."""
-        first = fills[node, members[0]][0]
-        axes = [axis for axis, index in first.part.items() if isinstance(index, int)]
-        for world in members:
-            own = fills[node, world]
-            if len(own) != 1 or own[0].view is not first.view or not isinstance(own[0].value, torch.Tensor):
-                return False
-            if set(own[0].part) != set(axes) or not all(isinstance(own[0].part[a], int) for a in axes):
-                return False
-        dim = self.layout.batch_dim[node]
-        # Only a batch that leads its dimension is stacked where the view shows it.
-        if first.view.axes[0] != "batch" or "batch" in axes or first.view.packing[dim or 0][:1] != ("batch",):
-            return False
-        count = len(members)
-        shown = first.view.present(rows, self.layout.sizes(count))
-        shown = shown.unflatten(0, (count, shown.shape[0] // count))  # type: ignore[no-untyped-call]
-        values = torch.stack([fills[node, world][0].value for world in members])  # type: ignore[misc]
-        index: list[Any] = [index_tensor(tuple(range(count)), rows.device)]
-        for axis in first.view.axes:
-            if axis in axes:
-                picks = tuple(int(fills[node, world][0].part[axis]) for world in members)
-                index.append(index_tensor(picks, rows.device))
-            else:
-                index.append(slice(None))
-        shown[tuple(index)] = values
-        return True
+
+def picked(value: Tensor, dim: int, each: int, places: Ranges) -> Tensor:
+    """The worlds at some places of a stack, in that order; `each` has so many rows along `dim`."""
+    if len(places) == 1:
+        start, stop = places[0]
+        return value.narrow(dim, start * each, (stop - start) * each)
+    return value.index_select(dim, _index_of(places, each, value.device))
+
+
+_INDICES: dict[tuple[Ranges, int, torch.device], Tensor] = {}
+
+
+def _index_of(places: Ranges, each: int, device: torch.device) -> Tensor:
+    """Rows of worlds as indices; kept, since making them waits for the device and cannot be captured."""
+    key = places, each, device
+    if key not in _INDICES:
+        if len(_INDICES) >= 4096:
+            _INDICES.clear()
+        rows = [torch.arange(start * each, stop * each) for start, stop in places]
+        _INDICES[key] = torch.cat(rows).to(device)
+    return _INDICES[key]
+
+
+def _unread(name: str) -> Any:
+    raise AssertionError(f"{name} is read between two runs")
+
+
+def _no_watch(taken: int) -> None:
+    del taken

@@ -1,43 +1,35 @@
-"""How much a wavefront holds, step by step: the pass walked through with sizes in place of values."""
+"""How much a pass holds, step by step: its instructions followed with sizes in place of values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from conewise.sweeps.planning.schedule import Schedule
+from conewise.sweeps.planning.instructions import Alignment, PassProgram, Put, Read, Step
+from conewise.sweeps.planning.worlds import count_of
 
 
 class Sizes(Protocol):
-    """Bytes of one world's value of a node, by the node's number."""
+    """Bytes of one world's value of a node. `rows`: of its last positions, None for all."""
 
-    def value(self, node: int, rows: int | None) -> int:
-        """Of the value itself; of its last positions with `rows`."""
+    def value(self, node: str, rows: int | None) -> int:
+        """Of the value itself."""
 
-    def repeated(self, node: int, rows: int | None) -> int:
+    def repeated(self, node: str, rows: int | None) -> int:
         """Of a copy of the baseline's value; none where it is repeated without one."""
 
-    def workspace(self, node: int) -> int:
+    def workspace(self, node: str, rows: int | None) -> int:
         """Of what computing it takes beside its value."""
 
-    def scratch(self, node: int) -> int:
+    def scratch(self, node: str, rows: int | None) -> int:
         """Of what computing it takes beside its value, for however many worlds."""
 
-    def part(self, node: int) -> int:
+    def part(self, node: str) -> int:
         """Of the part of it that a world puts in."""
 
-    def rows(self, node: int) -> int | None:
-        """How many of its positions are computed; None for all."""
-
-    def wanted(self, node: int, read: int) -> int | None:
-        """How many positions of `read` it reads; None for all."""
-
-    def wanted_of(self, target: int) -> int | None:
-        """How many positions of a target the metrics read; None for all."""
-
-    def shown(self, node: int) -> int | None:
-        """The node whose memory it shows, where it is a view and takes no memory of its own."""
+    def alias(self, node: str) -> str | None:
+        """The node whose memory its value shares, where it takes none of its own."""
 
 
 @dataclass(slots=True)
@@ -73,150 +65,125 @@ class Memory:
             self.live -= self._sizes[block]
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """What a pass takes, in bytes, beside the model and the baseline.
+def measured(program: PassProgram, sizes: Sizes, *, reading: int, put: int = 0) -> PassProgram:
+    """The same pass with its memory: what each step takes, and the most that is held.
 
-    `peak` is the most that it holds. `rises` says for each step how much is taken while it is computed,
-    beyond what was held before it; `reading` the same of the end, when targets are lined up and metrics read.
+    `reading` is what the metrics take for one world, beside what they read, `put` what all worlds hold of
+    tensors of their own.
     """
-
-    peak: int
-    rises: tuple[int, ...]
-    reading: int
-
-
-def footprint(
-    plan: Schedule,
-    inputs: Mapping[int, tuple[int, ...]],
-    sizes: Sizes,
-    *,
-    drops: Mapping[int, Sequence[int]],
-    reading: int,
-    put: int = 0,
-) -> Footprint:
-    """What the worlds of `plan` take together.
-
-    `inputs` has what each node reads, `drops` what goes after each step. `reading` is what the metrics take
-    for one world, beside what they read, `put` what all worlds hold of tensors of their own.
-    """
-    walk, rises = _Walk(plan, sizes), []
+    walk, rises = _Walk(sizes), []
     memory = walk.memory
     memory.take(put)
-    for node, worlds in plan.steps:
+    for step in program.steps:
         before = memory.top = memory.live
-        walk.step(node, worlds, inputs[node], drops.get(node, ()))
+        walk.step(step)
         rises.append(memory.top - before)
     before = memory.top = memory.live
-    walk.finish(reading)
-    return Footprint(memory.peak, tuple(rises), memory.top - before)
+    walk.finish(program, reading)
+    return replace(program, rises=tuple(rises), reading=memory.top - before, peak=memory.peak)
 
 
 class _Walk:
-    def __init__(self, plan: Schedule, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         self.memory = Memory()
-        self._plan, self._sizes = plan, sizes
-        self._stacks: dict[int, tuple[int, int]] = {}
-        self._waiting = dict(plan.patched)
+        self._sizes = sizes
+        self._blocks: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
-    def step(self, node: int, worlds: int, reads: Sequence[int], drops: Sequence[int]) -> None:
+    def step(self, step: Step) -> None:
         """Compute a node in some worlds, then let go of what nothing reads any more."""
-        memory, count = self.memory, worlds.bit_count()
-        for site in reads:
-            if site in self._waiting and site not in self._stacks:
-                self._stacks[site] = self._filled(site, self._waiting.pop(site))
-        operands = {
-            site: self._operand(site, worlds, self._sizes.wanted(node, site)) for site in dict.fromkeys(reads)
-        }
-        space = memory.take(self._sizes.workspace(node) * count + self._sizes.scratch(node))
-        shown = self._sizes.shown(node)
-        block = operands.get(shown) if shown is not None else None
-        size = self._sizes.value(node, self._sizes.rows(node)) * count
-        own = memory.take(size) if block is None else memory.hold(block)
+        memory = self.memory
+        if step.worlds:
+            self._compute(step)
+        if step.put is not None:
+            self._put(step.put)
+        for name in step.drop:
+            memory.release(self._blocks.pop(name))
+
+    def finish(self, program: PassProgram, reading: int) -> None:
+        """Align the targets to all worlds, and read the metrics."""
+        for read in program.targets:
+            self._operand(read, program.worlds)
+        for block in self._blocks.values():
+            self.memory.release(block)  # what the metrics read is held by them
+        self.memory.take(reading * program.worlds)
+
+    def _compute(self, step: Step) -> None:
+        memory, sizes, count = self.memory, self._sizes, step.count
+        operands: Mapping[str, int | None] = {read.node: self._operand(read, count) for read in step.reads}
+        taken = sizes.workspace(step.node, step.rows) * count + sizes.scratch(step.node, step.rows)
+        space = memory.take(taken)
+        alias = sizes.alias(step.node)
+        block = operands.get(alias) if alias is not None else None
+        size = sizes.value(step.node, step.rows)
+        own = memory.take(size * count) if block is None else memory.hold(block)
         for one in (space, *operands.values()):
             if one is not None:
                 memory.release(one)
-        self._stacks[node] = worlds, own
-        if node in self._waiting:
-            self._patch(node, self._waiting.pop(node))
-        for site in drops:
-            if site in self._stacks:
-                memory.release(self._stacks.pop(site)[1])
+        if not step.align.is_nothing:
+            own = self._aligned(step.node, step.align, own, size, count, step.rows)
+        self._blocks[step.node], self._counts[step.node] = own, count
 
-    def finish(self, reading: int) -> None:
-        """Line the targets up for all worlds, and read the metrics."""
-        everything = 0
-        for target in self._plan.targets:
-            if target in self._waiting:
-                if target in self._stacks:
-                    self._patch(target, self._waiting.pop(target))
-                else:
-                    self._stacks[target] = self._filled(target, self._waiting.pop(target))
-            everything |= self._stacks[target][0] if target in self._stacks else 0
-        for target in self._plan.targets:
-            self._operand(target, everything, self._sizes.wanted_of(target))
-        for _, block in self._stacks.values():
-            self.memory.release(block)  # what the metrics read is held by them
-        self.memory.take(reading * self._plan.worlds)
-
-    def _filled(self, node: int, worlds: int) -> tuple[int, int]:
-        """Rows of the baseline; what the worlds put in is stacked before it is written there."""
-        memory, count = self.memory, worlds.bit_count()
-        rows = memory.take(self._sizes.value(node, None) * count)
-        memory.release(memory.take(self._sizes.part(node) * count))
-        return worlds, rows
-
-    def _patch(self, node: int, worlds: int) -> None:
+    def _put(self, put: Put) -> None:
         """Rows of a computed node written anew, and rows of worlds that did not compute it."""
-        memory = self.memory
-        have, block = self._stacks[node]
-        size = self._sizes.value(node, self._sizes.rows(node))
-        if worlds & have:
-            copy = memory.take(self._sizes.value(node, None) * have.bit_count())
-            memory.release(block)
-            block = copy
-        if fresh := worlds & ~have:
-            _, rows = self._filled(node, fresh)
-            both = memory.take(size * (have | fresh).bit_count())
-            in_order = have.bit_length() <= (fresh & -fresh).bit_length() - 1
-            if not in_order:
-                memory.release(memory.take(size * (have | fresh).bit_count()))
-            memory.release(block)
+        memory, node = self.memory, put.node
+        whole, size = self._sizes.value(node, None), self._sizes.value(node, put.rows)
+        fresh = count_of(put.fresh)
+        if node not in self._blocks:
+            self._blocks[node], self._counts[node] = self._filled(node, whole, fresh), fresh
+            return
+        if put.again:
+            copy = memory.take(whole * self._counts[node])
+            memory.release(self._blocks[node])
+            self._blocks[node] = copy
+        if fresh:
+            rows = self._filled(node, whole, fresh)
+            self._counts[node] += fresh
+            both = memory.take(size * self._counts[node])
+            if put.order is not None:
+                memory.release(memory.take(size * self._counts[node]))
+            memory.release(self._blocks[node])
             memory.release(rows)
-            block = both
-        self._stacks[node] = have | worlds, block
+            self._blocks[node] = both
 
-    def _operand(self, site: int, want: int, rows: int | None) -> int | None:
-        """The block that a reader in the worlds `want` gets; None where it takes no memory."""
-        memory = self.memory
-        if site not in self._stacks:
-            return self._repeated(site, want.bit_count(), rows)
-        have, block = self._stacks[site]
-        memory.hold(block)
-        kept = rows if rows is not None else self._sizes.rows(site)
-        size = self._sizes.value(site, kept)
-        block = self._aligned(site, have, want, block, size, kept)
-        if rows is None and kept is not None:
-            before = self._sizes.repeated(site, None) - self._sizes.repeated(site, kept)
-            front = memory.take(before * want.bit_count())
-            whole = memory.take(self._sizes.value(site, None) * want.bit_count())
+    def _filled(self, node: str, size: int, count: int) -> int:
+        """Rows of the baseline; what the worlds put in is gathered before it is written there."""
+        rows = self.memory.take(size * count)
+        self.memory.release(self.memory.take(self._sizes.part(node) * count))
+        return rows
+
+    def _operand(self, read: Read, count: int) -> int | None:
+        """The block that a reader of `count` worlds gets; None where it takes no memory."""
+        memory, sizes, node = self.memory, self._sizes, read.node
+        if not read.stacked:
+            return self._repeated(node, count, read.rows)
+        kept = read.rows if read.rows is not None else read.have
+        block = memory.hold(self._blocks[node])
+        block = self._aligned(node, read.align, block, sizes.value(node, kept), count, kept)
+        if read.rows is None and kept is not None:
+            before = sizes.repeated(node, None) - sizes.repeated(node, kept)
+            front = memory.take(before * count)
+            whole = memory.take(sizes.value(node, None) * count)
             memory.release(front)
             memory.release(block)
             block = whole
         return block
 
-    def _aligned(self, site: int, have: int, want: int, block: int, size: int, rows: int | None) -> int:
-        memory, shared = self.memory, have & want
-        if shared != have and not _is_run(shared, have):
-            picked = memory.take(size * shared.bit_count())
+    def _aligned(
+        self, node: str, align: Alignment, block: int, size: int, count: int, rows: int | None
+    ) -> int:
+        """The block of a stack that was aligned to `count` worlds; it holds the old one no more."""
+        memory = self.memory
+        if align.pick is not None and len(align.pick) > 1:
+            picked = memory.take(size * count_of(align.pick))
             memory.release(block)
             block = picked
-        if shared == want:
+        if not align.add:
             return block
-        base = self._repeated(site, (want & ~have).bit_count(), rows)
-        both = memory.take(size * want.bit_count())
-        if want & ((1 << shared.bit_length()) - 1) != shared:
-            ordered = memory.take(size * want.bit_count())
+        base = self._repeated(node, align.add, rows)
+        both = memory.take(size * count)
+        if align.order is not None:
+            ordered = memory.take(size * count)
             memory.release(both)
             both = ordered
         memory.release(block)
@@ -224,12 +191,6 @@ class _Walk:
             memory.release(base)
         return both
 
-    def _repeated(self, site: int, count: int, rows: int | None) -> int | None:
-        size = self._sizes.repeated(site, rows)
+    def _repeated(self, node: str, count: int, rows: int | None) -> int | None:
+        size = self._sizes.repeated(node, rows)
         return self.memory.take(size * count) if size and count > 1 else None
-
-
-def _is_run(part: int, whole: int) -> bool:
-    """Whether the worlds of `part` stand one behind the other among those of `whole`."""
-    span = ((1 << part.bit_length()) - 1) & ~((part & -part) - 1)
-    return whole & span == part

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from conewise.program.records import SIZES, Record
-from conewise.sweeps.planning.apart import Apart
-from conewise.sweeps.planning.stacking import Constants, Layout, compile_stacked_rule
+from conewise.sweeps.planning.independence import Independence
+from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule
 
 Tensor = torch.Tensor
 Variant = Callable[[Tensor, int, int], Tensor]
@@ -44,13 +44,15 @@ class Trial:
         self._read = read
         self._records = {record.name: record for record in layout.program.records}
         self._constants = Constants(layout, read)
-        self._apart = Apart(layout, layout.batch_dim, layout.batch_symbols, self._constants.alike)
+        self._independent = Independence(
+            layout, layout.batch_dim, layout.batch_symbols, self._constants.alike
+        )
         self._several: dict[tuple[str, Stacked, bool], Any] = {}
 
     @torch.no_grad()
-    def keeps_rows_apart(self, name: str) -> bool:
+    def is_batch_independent(self, name: str) -> bool:
         """Whether rows of the batch stay apart in the node of that name."""
-        if self._apart.known(name):
+        if self._independent.known(name):
             return True
         record = self._records[name]
         if self._layout.batch_dim.get(name) is None and record.shape is not None:

@@ -2,25 +2,22 @@
 
 A change at a position of a causal model reaches no earlier one, so the rows before the first change are
 the baseline's. A metric that reads the last position wants no other. Which operations treat each position
-by itself is known from their kind (`apart.py`); attention is the one exception, where the mask says so.
+by itself is known from their kind (`independence.py`); attention is the one exception, where the mask says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Record, Ref, SizeRef
-from conewise.program.rules import Rule, compile_rule
 from conewise.structure.views import View
-from conewise.sweeps.planning.apart import Apart
-from conewise.sweeps.planning.stacking import Layout
+from conewise.sweeps.planning.attention_rules import attention_argument
+from conewise.sweeps.planning.independence import Independence
+from conewise.sweeps.planning.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +57,12 @@ class RegionFinder:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._program = layout.program
-        self._apart = Apart(layout, layout.pos_dim, layout.position_symbols)
+        self._independent = Independence(layout, layout.pos_dim, layout.position_symbols)
         self._records = {record.name: record for record in self._program.records}
         self._readers: dict[str, list[str]] = {}
         for record in self._program.records:
             for name in record.inputs:
                 self._readers.setdefault(name, []).append(record.name)
-
-    @cached_property
-    def masks_vary(self) -> bool:
-        """Whether what an attention sees depends on a run's inputs, beyond their shapes."""
-        masks = (attention_argument(r, "attn_mask") for r in self._program.records if r.op == ATTENTION)
-        return any(isinstance(mask, Ref) and mask.name in self._layout.varying for mask in masks)
 
     def last(self, targets: Sequence[str], whole: Collection[str]) -> frozenset[str]:
         """The nodes that lead to `targets` at the last position only; those of `whole` are left out."""
@@ -102,9 +93,12 @@ class RegionFinder:
         start: int,
         patched: Collection[str],
         computed: Collection[str],
-        read: Callable[[str], Any],
+        hides: Callable[[str, int], bool],
     ) -> Regions:
-        """The nodes that patches from position `start` on change from there on only, as far as is known."""
+        """The nodes that patches from position `start` on change from there on only, as far as is known.
+
+        `hides(mask, start)` says of an attention's mask that no position before `start` sees one from there on.
+        """
         length = next(iter(self._layout.lengths), 0)
         if len(self._layout.lengths) != 1 or not 0 < start < length:
             return WHOLE
@@ -121,18 +115,18 @@ class RegionFinder:
                 continue
             if self._is_row_wise(name):
                 inside.add(name)
-            elif whole := self._seen_by_attention(record, reached, start, read):
+            elif whole := self._seen_by_attention(record, reached, start, hides):
                 inside.add(name)
                 seen[name] = whole
         region = dict.fromkeys((name for name in inside if name in computed or name in patched), rows)
         return Regions(region, seen)
 
     def _is_row_wise(self, name: str) -> bool:
-        return name in self._layout.varying and self._apart.known(name)
+        return name in self._layout.varying and self._independent.known(name)
 
     def has_rows(self, name: str) -> bool:
         """Whether a value has one row for each position of the run, in order."""
-        return self._layout.pos_dim.get(name) is not None and self._apart.is_plain(name)
+        return self._layout.pos_dim.get(name) is not None and self._independent.is_plain(name)
 
     def shows_positions(self, name: str, view: View) -> bool:
         """Whether the axis `pos` of a view is what the run's positions are: an attention's may be others."""
@@ -156,7 +150,7 @@ class RegionFinder:
         return (record.shape or ())[dim] == 1 and whole in {length - 1, -1} and alone in {0, -1}
 
     def _seen_by_attention(
-        self, record: Record, reached: Collection[str], start: int, read: Callable[[str], Any]
+        self, record: Record, reached: Collection[str], start: int, hides: Callable[[str, int], bool]
     ) -> frozenset[str]:
         """The keys and values of a fused attention in which no earlier position sees a later one."""
         if record.op != ATTENTION or not all(isinstance(one, Ref) for one in record.args[:3]):
@@ -175,7 +169,7 @@ class RegionFinder:
         shape = self._shape(mask.name)
         if len(shape) < 2 or self._layout.pos_dim.get(mask.name) != len(shape) - 2:
             return frozenset()
-        return frozenset({key, value}) if _is_hidden(read(mask.name), start) else frozenset()
+        return frozenset({key, value}) if hides(mask.name, start) else frozenset()
 
     def _shape(self, name: str) -> tuple[Any, ...]:
         record = self._records.get(name)
@@ -187,93 +181,3 @@ class RegionFinder:
 def _first_of(start: Any, sizes: Sequence[int]) -> Any:
     """Where a slice begins."""
     return sizes[start.index] if isinstance(start, SizeRef) else start
-
-
-PLACES = {"attn_mask": 3, "dropout_p": 4, "is_causal": 5}
-
-
-def attention_argument(record: Record, name: str) -> Any:
-    """An argument of a fused attention, given by place or by name."""
-    place = PLACES[name]
-    return record.args[place] if len(record.args) > place else record.kwargs.get(name)
-
-
-def _is_hidden(mask: torch.Tensor, start: int) -> bool:
-    """Whether no position before `start` sees one from there on."""
-    before, later = mask[..., :start, :start], mask[..., :start, start:]
-    if mask.dtype == torch.bool:
-        return not bool(later.any())
-    # A row that sees nothing sees everything alike: what is added to a score is very low, not minus infinity.
-    low = torch.finfo(mask.dtype).min / 2
-    return bool((later <= low).all()) and bool((before > low).any(-1).all())
-
-
-def causal_rule(record: Record, rows: int, length: int, device: torch.device) -> Rule:
-    """The rule of a causal attention without a mask, for the last `rows` of its queries."""
-    mask = torch.ones(rows, length, dtype=torch.bool, device=device).tril(length - rows)
-    given = [*record.args[:3], mask, attention_argument(record, "dropout_p") or 0.0, False]
-    named = {key: value for key, value in record.kwargs.items() if key not in PLACES}
-    return compile_rule(replace(record, args=tuple(given), kwargs=named))
-
-
-def unmasked_rule(record: Record) -> Rule:
-    """The rule of an attention whose mask says no more than "causal": kernels know that by themselves."""
-    given = [*record.args[:3], None, attention_argument(record, "dropout_p") or 0.0, True]
-    named = {key: value for key, value in record.kwargs.items() if key not in PLACES}
-    plain = replace(record, args=tuple(given), kwargs=named)
-    rule, places = compile_rule(plain), [record.inputs.index(name) for name in plain.inputs]
-    return lambda *values: rule(*[values[place] for place in places])
-
-
-def repeated_rule(record: Record, rule_of: Callable[[Record], Rule]) -> Rule:
-    """The rule of an attention whose heads share keys and values, which it repeats, one for each head.
-
-    The kernels that share them hold all scores in float32, or wherever there is a mask.
-    """
-    query, *shared = (one.name for one in record.args[:3])
-    if query in shared:
-        return rule_of(record)
-    named = {key: value for key, value in record.kwargs.items() if key != "enable_gqa"}
-    rule, heads = rule_of(replace(record, kwargs=named)), record.inputs.index(query)
-    places = {record.inputs.index(name) for name in shared}
-
-    def repeating(*values: Any) -> Any:
-        times = values[heads].shape[-3] // values[min(places)].shape[-3]
-        return rule(*[_repeated(v, times) if i in places else v for i, v in enumerate(values)])
-
-    return repeating
-
-
-def _repeated(value: torch.Tensor, times: int) -> torch.Tensor:
-    """Each head `times` times, one behind the other."""
-    shape = value.shape
-    apart = value.unsqueeze(-3).expand(*shape[:-2], times, *shape[-2:])
-    return apart.reshape(*shape[:-3], shape[-3] * times, *shape[-2:])
-
-
-def is_causal_mask(mask: Any) -> bool:
-    """Whether every position sees itself and all before it, and nothing else."""
-    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.dim() < 2:
-        return False
-    rows, columns = mask.shape[-2:]
-    return rows == columns and torch.equal(mask, torch.ones_like(mask).tril())
-
-
-@torch.no_grad()
-def first_differences(
-    layout: Layout, names: Sequence[str], pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
-) -> list[int]:
-    """For pairs of values of the same node, the first position at which they differ, or else the last."""
-    found = []
-    for name, (one, other) in zip(names, pairs, strict=True):
-        dim, length = layout.pos_dim[name], layout.length(name)
-        assert dim is not None
-        differs = one != other
-        if dim == layout.batch_dim.get(name):
-            differs, dim = differs.unflatten(dim, (-1, length)), dim + 1  # type: ignore[no-untyped-call]
-        found.append(differs.movedim(dim, 0).flatten(1).any(1))
-    if not found:
-        return []
-    rows = torch.stack(found).cpu()
-    last = rows.shape[1] - 1
-    return [int(row.to(torch.uint8).argmax()) if bool(row.any()) else last for row in rows]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Record, Ref
+from conewise.sweeps.planning.attention_rules import attention_argument
 from conewise.sweeps.planning.costs import Costs
-from conewise.sweeps.planning.regions import attention_argument, is_causal_mask
-from conewise.sweeps.planning.stacking import Layout
+from conewise.sweeps.planning.layout import Layout
 
 QUERIES = ((768, 256), (192, 64), (0, 32))
 """Of the CPU's kernel: with so many queries or more, so many are in a tile."""
@@ -23,15 +22,14 @@ KEYS = 512
 class Workspace:
     """Bytes that operations take beside their values, for runs of one shape.
 
-    `rows` is how many positions of a value are computed, None for all; `read` gives a baseline's values.
+    `rows` is how many positions of a value are computed, None for all; `is_causal` says of a mask that it hides just what comes later.
     """
 
     def __init__(self, layout: Layout, costs: Costs, device: torch.device) -> None:
         self._layout, self._costs, self._device = layout, costs, device
         self._attention = {r.name: r for r in layout.program.records if r.op == ATTENTION}
-        self._causal: dict[str, bool] = {}
 
-    def each(self, name: str, rows: int | None, read: Callable[[str], Any]) -> int:
+    def each(self, name: str, rows: int | None, is_causal: Callable[[str], bool]) -> int:
         """For each world that is computed."""
         record = self._attention.get(name)
         if record is None:
@@ -44,19 +42,19 @@ class Workspace:
         if len(query) != 4 or query[-1] != value[-1]:
             # No fused kernel: scores before and after their softmax, queries and keys scaled.
             taken += size * (2 * counted * key[-2] + math.prod(query) + math.prod(key))
-        mask = self._mask(record, rows, read)
+        mask = self._mask(record, rows, is_causal)
         if mask is not None and self._layout.batch_dim.get(mask) is not None:
             taken += size * self._costs.elements(mask, rows=rows)
         return taken
 
-    def fixed(self, name: str, rows: int | None, read: Callable[[str], Any]) -> int:
+    def fixed(self, name: str, rows: int | None, is_causal: Callable[[str], bool]) -> int:
         """For all worlds together, however many."""
         record = self._attention.get(name)
         if record is None:
             return 0
         size, taken = self._costs.itemsize(name), 0
         query, key = self._shape(record, 0, rows), self._shape(record, 1, None)
-        mask = self._mask(record, rows, read)
+        mask = self._mask(record, rows, is_causal)
         if mask is not None and self._layout.batch_dim.get(mask) is None:
             taken += size * self._costs.elements(mask, rows=rows)
         if rows is not None and attention_argument(record, "is_causal"):
@@ -70,15 +68,13 @@ class Workspace:
             taken += torch.get_num_threads() * tile
         return taken
 
-    def _mask(self, record: Record, rows: int | None, read: Callable[[str], Any]) -> str | None:
+    def _mask(self, record: Record, rows: int | None, is_causal: Callable[[str], bool]) -> str | None:
         """The mask of booleans that is turned into numbers to be added; None where there is none."""
         mask = attention_argument(record, "attn_mask")
         if not isinstance(mask, Ref) or self._costs.itemsize(mask.name) != 1:
             return None
         if rows is None and mask.name not in self._layout.varying:
-            if mask.name not in self._causal:
-                self._causal[mask.name] = is_causal_mask(read(mask.name))
-            return None if self._causal[mask.name] else mask.name
+            return None if is_causal(mask.name) else mask.name
         return mask.name
 
     def _shape(self, record: Record, place: int, rows: int | None) -> tuple[int, ...]:

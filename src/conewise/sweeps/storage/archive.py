@@ -32,9 +32,10 @@ from conewise.locations.places import Index, Place
 from conewise.locations.selectors import Cell, Spread
 from conewise.program.tensors import Tensor
 from conewise.reading import read_json
+from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.frames import frame
-from conewise.sweeps.plan import SweepPlan
-from conewise.sweeps.result import Result, SweepLedger
+from conewise.sweeps.plan import PlanCosts, SweepPlan
+from conewise.sweeps.result import Result
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.decoding import decoded
 from conewise.sweeps.storage.tensor_packing import from_rows, unpacked
@@ -156,7 +157,7 @@ def _manifest(result: Result, checksum: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "sweep": dict(result.provenance),
-        "plan": asdict(result.plan),
+        "plan": result.plan.costs(),
         "measured": asdict(result.ledger),
         "verification": None if result.verification is None else asdict(result.verification),
         "metrics": list(result.metrics),
@@ -198,7 +199,7 @@ def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> Result:
     if not isinstance(sweep, dict):
         raise ValueError("sweep is not an object")
     return Result(
-        decoded(manifest["plan"], SweepPlan, "plan"),
+        SweepPlan(**decoded(manifest["plan"], PlanCosts, "plan").costs()),
         decoded(manifest["measured"], SweepLedger, "measured"),
         spreads,
         metrics,

@@ -13,12 +13,12 @@ import json
 import platform
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from conewise.errors import Argument, SweepError
 from conewise.files import conewise_version, write_whole
@@ -26,12 +26,10 @@ from conewise.identity.machine import numerics
 from conewise.program.tensors import Tensor
 from conewise.reading import parse_json
 from conewise.sweeps.plan import SweepPlan, as_json
+from conewise.sweeps.planning.compiler import StoredCut
 from conewise.sweeps.storage.decoding import decoded
 from conewise.sweeps.storage.differences import differences
 from conewise.sweeps.storage.tensor_packing import packed, unpacked
-
-if TYPE_CHECKING:
-    from conewise.sweeps.sweep import Sweep
 
 FILE, MANIFEST = "sweep.sqlite", "sweep.json"
 FORMAT = 2
@@ -49,14 +47,6 @@ _TABLES = (
     """CREATE TABLE chunks (batch INTEGER NOT NULL, piece INTEGER NOT NULL, shape TEXT NOT NULL,
     numbers BLOB NOT NULL, checksum TEXT NOT NULL, PRIMARY KEY (batch, piece))""",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Agreed:
-    """How the stored run was cut up: another cut would round differently."""
-
-    evaluator: str
-    chunks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +70,25 @@ class StoredManifest:
     machine: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSweep:
+    """What a store has to know of a sweep: how many cells and batches, what identifies it, on which device.
+
+    `order` gives the names of the cells by world. Both that and `provenance` are asked for where a run is
+    stored, and not otherwise.
+    """
+
+    cells: int
+    batches: int
+    provenance: Callable[[], dict[str, Any]]
+    order: Callable[[], Sequence[str]]
+    device: Any
+
+
 class Recorder(Protocol):
     """What a run asks of its store."""
 
-    def agreed(self, batch: int, evaluator: str) -> Agreed | None:
+    def cut(self, batch: int, evaluator: str) -> StoredCut | None:
         """The cut of a batch that was begun before, or None. An evaluator that contradicts it is refused."""
 
     def begin(self, batch: int, plan: SweepPlan, base: Tensor, source: Tensor | None) -> None:
@@ -96,10 +101,10 @@ class Recorder(Protocol):
         """Keep a finished chunk."""
 
 
-class Nowhere:
+class NullStore:
     """The recorder of a run that is not stored."""
 
-    def agreed(self, batch: int, evaluator: str) -> Agreed | None:
+    def cut(self, batch: int, evaluator: str) -> StoredCut | None:
         """Nothing was stored."""
         del batch, evaluator
         return None
@@ -117,8 +122,8 @@ class Nowhere:
 
 
 @contextmanager
-def recorder(sweep: Sweep, out: str | Path | None, resume: bool) -> Iterator[Recorder]:
-    """The recorder of one run. A run that is cut off says where it can go on."""
+def recorder(stored: StoredSweep, out: str | Path | None, resume: bool) -> Iterator[Recorder]:
+    """The recorder of one run of a sweep. A run that is cut off says where it can go on."""
     if out is None:
         if resume:
             raise SweepError(
@@ -127,9 +132,9 @@ def recorder(sweep: Sweep, out: str | Path | None, resume: bool) -> Iterator[Rec
                 Argument("out"),
                 ": say in which folder the run was stored.",
             )
-        yield Nowhere()
+        yield NullStore()
         return
-    store = Store(sweep, Path(out), resume=resume)
+    store = Store(stored, Path(out), resume=resume)
     try:
         yield store
     except SweepError:
@@ -148,10 +153,10 @@ class Store:
     SweepError, and changes nothing, when the folder holds a run that cannot go on as this sweep.
     """
 
-    def __init__(self, sweep: Sweep, folder: Path, *, resume: bool) -> None:
+    def __init__(self, sweep: StoredSweep, folder: Path, *, resume: bool) -> None:
         self.folder, self.path = folder, folder / FILE
-        self.cells, self.stored = len(sweep.cells) * sweep.batches, 0
-        self._worlds = len(sweep.cells)
+        self.cells, self.stored = sweep.cells * sweep.batches, 0
+        self._worlds = sweep.cells
         self._shapes: dict[int, tuple[int, ...]] = {}
         manifest = manifest_of(sweep)
         self._identity = ""
@@ -349,7 +354,7 @@ class Store:
 
     # -- the recorder ------------------------------------------------------------------------
 
-    def agreed(self, batch: int, evaluator: str) -> Agreed | None:
+    def cut(self, batch: int, evaluator: str) -> StoredCut | None:
         """See `Recorder`."""
         body = self._plan(batch)
         if body is None:
@@ -364,7 +369,7 @@ class Store:
                 Argument("out"),
                 ".",
             )
-        return Agreed(body.evaluator, body.chunks)
+        return StoredCut(body.evaluator, body.chunks)
 
     def begin(self, batch: int, plan: SweepPlan, base: Tensor, source: Tensor | None) -> None:
         """See `Recorder`."""
@@ -449,18 +454,17 @@ class Store:
             raise self._refused(error) from None
 
 
-def manifest_of(sweep: Sweep) -> dict[str, Any]:
+def manifest_of(sweep: StoredSweep) -> dict[str, Any]:
     """All that a stored run depends on, and when and with what it was begun."""
-    order = "\n".join(sweep.cells[number].name for number in sweep._order)
     return {
         "format": FORMAT,
-        "cells": len(sweep.cells) * sweep.batches,
-        "sweep": sweep.provenance(strict=True),
-        "order": hashlib.sha256(order.encode()).hexdigest(),
+        "cells": sweep.cells * sweep.batches,
+        "sweep": sweep.provenance(),
+        "order": hashlib.sha256("\n".join(sweep.order()).encode()).hexdigest(),
         "machine": {
             "conewise": conewise_version(),
             "python": ".".join(platform.python_version_tuple()[:2]),
-            **numerics(sweep.facts.device),
+            **numerics(sweep.device),
         },
         "begun_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": secrets.token_hex(16),

@@ -15,16 +15,16 @@ import torch
 
 from conewise.program.operations import ALLOCATING, ATTENTION, MAYBE_ALIASING, POINTWISE
 from conewise.program.records import SIZES, Record
-from conewise.sweeps.planning.stacking import Layout, compile_stacked_rule
+from conewise.sweeps.planning.layout import Layout, compile_stacked_rule
 
 META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
-    """`shown`: for each view the node (or source) whose memory it shows. `copied`: what a product copies."""
+class MemoryLayout:
+    """`aliases`: for each view the node (or source) whose memory it shows. `copied`: what a product copies."""
 
-    shown: Mapping[str, str]
+    aliases: Mapping[str, str]
     copied: Mapping[str, tuple[str, ...]]
 
     def copies(self, node: str, patched: Collection[str]) -> Iterator[str]:
@@ -32,13 +32,13 @@ class Lying:
         for read in self.copied.get(node, ()):
             one: str | None = read
             while one is not None and one not in patched:
-                one = self.shown.get(one)
+                one = self.aliases.get(one)
             if one is None:
                 yield read
 
 
 @torch.no_grad()
-def lying(layout: Layout, device: torch.device) -> Lying:
+def memory_layout(layout: Layout, device: torch.device) -> MemoryLayout:
     """How the values of a program lie in memory, for runs of one shape."""
     program = layout.program
     values: dict[str, Any] = {source.name: _empty_like(source.value) for source in program.sources}
@@ -50,7 +50,7 @@ def lying(layout: Layout, device: torch.device) -> Lying:
 
     values |= {leaf.name: plain(leaf.shape, leaf.dtype) for leaf in program.inputs}
     values[SIZES] = layout.sizes(1)
-    shown: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     copied: dict[str, tuple[str, ...]] = {}
     for record in program.records:
         name = record.name
@@ -69,11 +69,11 @@ def lying(layout: Layout, device: torch.device) -> Lying:
         own = _storages(value)
         for read, known in zip(record.inputs, reads, strict=True):
             if own & _storages(known):
-                shown[name] = read
+                aliases[name] = read
         if record.op == "matmul" and len(reads) == 2:
             scattered = zip(record.inputs, map(_is_scattered, reads), strict=True)
             copied[name] = tuple(read for read, is_scattered in scattered if is_scattered)
-    return Lying(shown, copied)
+    return MemoryLayout(aliases, copied)
 
 
 def _walked(record: Record, reads: list[Any]) -> Any:

@@ -24,12 +24,12 @@ from conewise.program.operations import (
 from conewise.program.records import SIZES, Record, Ref, SizeRef
 from conewise.program.sizes import Size, symbols_in
 from conewise.structure.placements import placements_of
-from conewise.sweeps.planning.stacking import Layout
+from conewise.sweeps.planning.layout import Layout
 
 Dim = int | None
 
 
-class Apart:
+class Independence:
     """What is known of the records of a program along one dimension: the batch, or the positions.
 
     `dims` has the dimension of each value. `alike(name)` says whether a constant that extends along it is the

@@ -1,0 +1,204 @@
+"""What worlds put into values: a few gathers and indexed writes for each node, by the plan's fill tables."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from conewise.errors import PatchError
+from conewise.locations.located import Located
+from conewise.locations.places import Place
+from conewise.runs.run import Edit
+from conewise.structure.selections import resolved
+from conewise.sweeps.planning.compiled import Compiled, Pass
+from conewise.sweeps.planning.fill_tables import FillTable
+from conewise.sweeps.planning.worlds import Ranges, members
+
+Tensor = torch.Tensor
+PartFunction = Callable[[Tensor], Tensor]
+Site = tuple[str, int | None, str]
+"""A site by its name, layer and stack."""
+
+
+class Values(Protocol):
+    """Where the values come from that tables put in: one tensor for each site, or a function for each place."""
+
+    @property
+    def suspicious(self) -> frozenset[Site]:
+        """The sites in whose values there is NaN somewhere: what is taken of them is looked at."""
+
+    def whole(self, site: Site) -> Tensor | None:
+        """The value of a whole site, in natural axes, of which parts are taken; None where there is none."""
+
+    def part(self, place: Place) -> Tensor | PartFunction:
+        """What is put at one place, where there is no whole value."""
+
+    def edit(self, number: int) -> Edit:
+        """The edit of that number that stands in the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTable:
+    """The rows of a fill table that concern one pass; its worlds are numbered within the pass."""
+
+    table: FillTable
+    located: Located
+    worlds: tuple[int, ...]
+    index: tuple[tuple[int, ...], ...]
+    first: int
+
+    def place_of(self, number: int) -> Place:
+        """The place of the world that stands at `number` here."""
+        return self.table.place_of(self.first + number)
+
+
+class PassFills:
+    """The fill tables of one pass, ready to be written; what does not depend on values is kept."""
+
+    def __init__(
+        self, compiled: Compiled, one: Pass, locate: Callable[[Place], Located], edits: Sequence[Edit] = ()
+    ) -> None:
+        self._tables: dict[str, list[PassTable]] = {}
+        for table in sorted(compiled.fills, key=lambda table: table.ordinal):
+            begin = bisect.bisect_left(table.worlds, one.first)
+            end = bisect.bisect_left(table.worlds, one.first + one.worlds)
+            if begin < end:
+                located = locate(Place(*table.site)) if table.edit is None else edits[table.edit].found
+                worlds = tuple(world - one.first for world in table.worlds[begin:end])
+                index = tuple(along[begin:end] for along in table.index)
+                self._tables.setdefault(table.node, []).append(
+                    PassTable(table, located, worlds, index, begin)
+                )
+        self._rows: dict[tuple[str, Ranges], list[_Rows]] = {}
+
+    def sites(self) -> list[Site]:
+        """The sites whose whole values are read."""
+        found = (one.table for tables in self._tables.values() for one in tables)
+        return list(dict.fromkeys(table.site for table in found if table.edit is None))
+
+    def has_edits(self) -> bool:
+        """Whether edits that stand in the base are made again."""
+        return any(one.table.edit is not None for tables in self._tables.values() for one in tables)
+
+    def write(
+        self,
+        node: str,
+        stack: Tensor,
+        worlds: Ranges,
+        values: Values,
+        sizes: Sequence[int],
+    ) -> None:
+        """Write what `worlds` put into `node`; `stack` is [world, ...], one for each of them, in order.
+
+        `sizes` are those of one world.
+        """
+        key = node, worlds
+        if key not in self._rows:
+            self._rows[key] = _rows_of(self._tables[node], worlds, stack.device)
+        for rows in self._rows[key]:
+            rows.write(stack, values, sizes)
+
+
+def _rows_of(tables: Sequence[PassTable], worlds: Ranges, device: torch.device) -> list[_Rows]:
+    place_of = {world: place for place, world in enumerate(members(worlds))}
+    found = []
+    for table in tables:
+        own = [number for number, world in enumerate(table.worlds) if world in place_of]
+        if own:
+            found.append(_Rows(table, own, [place_of[table.worlds[number]] for number in own], device))
+    return found
+
+
+class _Rows:
+    """Rows of a table, and the places of their worlds in a stack."""
+
+    def __init__(
+        self, table: PassTable, numbers: Sequence[int], places: Sequence[int], device: torch.device
+    ) -> None:
+        self._table, self._numbers, self._places = table, numbers, places
+        view, axes = table.located.view, table.table.axes
+        self._view, self._fixed = view, table.table.part
+        # Axes that are selected come first, both in what is read and in what is written.
+        self._selected = [axis for axis in view.axes if axis in axes or axis in self._fixed]
+        self._numbered = {
+            axis: [along[number] for number in numbers] for axis, along in zip(axes, table.index, strict=True)
+        }
+        self._device = device
+        self._index: tuple[Tensor, ...] | None = None
+        self._at = torch.tensor(list(places), dtype=torch.long, device=device)
+
+    def write(self, stack: Tensor, values: Values, sizes: Sequence[int]) -> None:
+        shown = self._view.present(stack, sizes, leading=1)
+        table = self._table.table
+        if table.edit is not None:
+            again = values.edit(table.edit).part
+            self._each(shown, lambda _: again)
+            return
+        whole = values.whole(table.site)
+        if whole is None:
+            self._each(shown, lambda number: values.part(self._table.place_of(number)))
+            return
+        order = [self._view.axes.index(axis) for axis in self._selected]
+        rest = [dim for dim in range(len(self._view.axes)) if dim not in order]
+        target = shown.permute(0, *(1 + dim for dim in order), *(1 + dim for dim in rest))
+        index = self._indices(shown.shape[1:])
+        at = self._at.reshape(-1, *[1] * (index[0].dim() - 1 if index else 0))
+        source = whole.permute(*order, *rest)
+        put = source[index] if index else source
+        if table.site in values.suspicious:
+            self._expect_no_nan(put)
+        target[(at, *index)] = put
+
+    def _expect_no_nan(self, put: Tensor) -> None:
+        for row, number in enumerate(self._numbers):
+            if bool(torch.isnan(put[row] if self._numbered else put).any()):
+                place = self._table.place_of(number)
+                raise PatchError(f"the source's value at {place} has NaN in it; nothing was patched.")
+
+    def _indices(self, shape: Sequence[int]) -> tuple[Tensor, ...]:
+        """For each selected axis its indices, one for each world or the same for all, ready to broadcast."""
+        if self._index is None:
+            lengths = dict(zip(self._view.axes, shape, strict=True))
+            spread = [axis for axis in self._selected if axis not in self._numbered]
+            found = []
+            for axis in self._selected:
+                if axis in self._numbered:
+                    numbers = torch.tensor(self._numbered[axis], dtype=torch.long)
+                    found.append(numbers.reshape(-1, *[1] * len(spread)))
+                    continue
+                (chosen,) = resolved((axis,), {axis: self._fixed[axis]}, (lengths[axis],))
+                along = torch.arange(lengths[axis])[chosen].reshape(-1)
+                behind = len(spread) - 1 - spread.index(axis)
+                found.append(along.reshape(1, *[1] * spread.index(axis), -1, *[1] * behind))
+            self._index = tuple(one.to(self._device) for one in found)
+        return self._index
+
+    def _each(self, shown: Tensor, part_of: Callable[[int], Tensor | PartFunction]) -> None:
+        """World by world: for what is a function of the value that is present there."""
+        located, table = self._table.located, self._table
+        for number, place in zip(self._numbers, self._places, strict=True):
+            part = part_of(number)
+            own = shown[place]
+            where = table.place_of(number) if table.table.edit is None else None
+            selection = located.part if where is None else where.part
+            index = resolved(self._view.axes, selection, own.shape)
+            if not isinstance(part, torch.Tensor):
+                present = own[index].clone()
+                part = part(present)
+                if where is not None:
+                    located.expect(part, present, where)
+            own[index] = part
+
+
+def suspicious_sites(sites: Sequence[Site], values: Values) -> frozenset[Site]:
+    """The sites in whose values there is NaN somewhere. Waits for the device once."""
+    wholes = [(site, whole) for site in sites if (whole := values.whole(site)) is not None]
+    wholes = [(site, whole) for site, whole in wholes if whole.is_floating_point()]
+    if not wholes:
+        return frozenset()
+    flags = torch.stack([torch.isnan(whole).any() for _, whole in wholes]).tolist()
+    return frozenset(site for (site, _), flag in zip(wholes, flags, strict=True) if flag)

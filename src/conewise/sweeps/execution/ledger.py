@@ -1,0 +1,34 @@
+"""What a run of a sweep did, counted while it did it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SweepLedger:
+    """What a run of a sweep did: counted while it did it.
+
+    `peak_bytes` is the most that the process grew by while chunks were computed, on a GPU the most that
+    tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
+    had from a GPU. None where nothing was computed, or nothing measures it.
+    """
+
+    node_evaluations: int = 0
+    launches: int = 0
+    resumed: int = 0
+    seconds: float = 0.0
+    compute_seconds: float = 0.0
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+    def note_memory(self, peak: int | None, reserved: int | None) -> None:
+        """Keep the most that was taken."""
+        self.peak_bytes = most([self.peak_bytes, peak])
+        self.reserved_bytes = most([self.reserved_bytes, reserved])
+
+
+def most(amounts: Iterable[int | None]) -> int | None:
+    """The largest of those that are known; None where none is."""
+    return max((amount for amount in amounts if amount is not None), default=None)

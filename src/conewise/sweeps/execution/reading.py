@@ -1,0 +1,78 @@
+"""Metrics read off a run, or off a stack of worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conewise.errors import MetricError
+from conewise.program.streaming import assembled
+from conewise.program.tensors import Tensor, computing
+from conewise.runs.filling import stacked
+from conewise.runs.metrics import Metric, measured, measured_whole
+from conewise.runs.run import Reading
+from conewise.sweeps.planning.layout import Layout
+from conewise.sweeps.planning.model_facts import ModelFacts
+
+
+class MetricReader:
+    """Reads the metrics of one sweep. `tokens` are those whose logits they read, where they read no others."""
+
+    def __init__(self, facts: ModelFacts, metrics: Sequence[Metric], tokens: Sequence[int] = ()) -> None:
+        self._facts, self._metrics = facts, tuple(metrics)
+        self._column_of = {token: at for at, token in enumerate(tokens)}
+
+    def prompts(self, run: Reading) -> int:
+        """How many prompts a run has."""
+        return self._facts.read.prompts(run.inputs)
+
+    def of_run(self, run: Any) -> Tensor:
+        """Every metric of a run, as [metric, prompt] in float64."""
+        return stacked([self._of_run(metric, run) for metric in self._metrics])
+
+    def of_baseline(self, run: Reading, which: str) -> Tensor:
+        """Every metric of the base or the source itself."""
+        try:
+            return self.of_run(run)
+        except MetricError as error:
+            raise MetricError(f"in the {which} itself: {error}") from error
+
+    def _of_run(self, metric: Metric, run: Any) -> Tensor:
+        batch = self.prompts(run)
+        with computing():
+            if metric.whole:
+                return measured_whole(metric, run.outputs, batch)[0]
+            target = self._facts.target(metric)
+            (value,) = run.demand([target])
+            return measured(metric, self._facts.read.arranged(target, value, 1, batch))[0]
+
+    def of_stack(
+        self, outputs: Mapping[str, Tensor], worlds: int, layout: Layout, columns: Mapping[str, int]
+    ) -> Tensor:
+        """Every metric of a stack of worlds, as [world, metric, prompt] in float64."""
+        found = [self._of_stack(metric, outputs, worlds, layout, columns) for metric in self._metrics]
+        return stacked(found, dim=1)
+
+    def _of_stack(
+        self,
+        metric: Metric,
+        outputs: Mapping[str, Tensor],
+        worlds: int,
+        layout: Layout,
+        columns: Mapping[str, int],
+    ) -> Tensor:
+        batch = layout.batch
+        if not metric.whole:
+            target = self._facts.target(metric)
+            if target in columns and metric.among is not None:
+                metric = metric.among(self._column_of)
+            return measured(metric, self._facts.read.arranged(target, outputs[target], worlds, batch))
+        rows, dims = [], layout.batch_dim
+        for world in range(worlds):
+            leaves = {
+                name: value if (dim := dims.get(name)) is None else value.chunk(worlds, dim)[world]
+                for name, value in outputs.items()
+            }
+            outputs_of_world = assembled(self._facts.program, leaves, layout.sizes(1))
+            rows.append(measured_whole(metric, outputs_of_world, batch)[0])
+        return stacked(rows)

@@ -1,0 +1,71 @@
+"""Other ways to compute a fused attention: for its last positions, without a mask, with keys repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from conewise.program.records import Record
+from conewise.program.rules import Rule, compile_rule
+
+PLACES = {"attn_mask": 3, "dropout_p": 4, "is_causal": 5}
+
+
+def attention_argument(record: Record, name: str) -> Any:
+    """An argument of a fused attention, given by place or by name."""
+    place = PLACES[name]
+    return record.args[place] if len(record.args) > place else record.kwargs.get(name)
+
+
+def causal_rule(record: Record, rows: int, length: int, device: torch.device) -> Rule:
+    """The rule of a causal attention without a mask, for the last `rows` of its queries."""
+    mask = torch.ones(rows, length, dtype=torch.bool, device=device).tril(length - rows)
+    given = [*record.args[:3], mask, attention_argument(record, "dropout_p") or 0.0, False]
+    named = {key: value for key, value in record.kwargs.items() if key not in PLACES}
+    return compile_rule(replace(record, args=tuple(given), kwargs=named))
+
+
+def unmasked_rule(record: Record) -> Rule:
+    """The rule of an attention whose mask says no more than "causal": kernels know that by themselves."""
+    given = [*record.args[:3], None, attention_argument(record, "dropout_p") or 0.0, True]
+    named = {key: value for key, value in record.kwargs.items() if key not in PLACES}
+    plain = replace(record, args=tuple(given), kwargs=named)
+    rule, places = compile_rule(plain), [record.inputs.index(name) for name in plain.inputs]
+    return lambda *values: rule(*[values[place] for place in places])
+
+
+def repeated_rule(record: Record, rule_of: Callable[[Record], Rule]) -> Rule:
+    """The rule of an attention whose heads share keys and values, which it repeats, one for each head.
+
+    The kernels that share them hold all scores in float32, or wherever there is a mask.
+    """
+    query, *shared = (one.name for one in record.args[:3])
+    if query in shared:
+        return rule_of(record)
+    named = {key: value for key, value in record.kwargs.items() if key != "enable_gqa"}
+    rule, heads = rule_of(replace(record, kwargs=named)), record.inputs.index(query)
+    places = {record.inputs.index(name) for name in shared}
+
+    def repeating(*values: Any) -> Any:
+        times = values[heads].shape[-3] // values[min(places)].shape[-3]
+        return rule(*[_repeated(v, times) if i in places else v for i, v in enumerate(values)])
+
+    return repeating
+
+
+def _repeated(value: torch.Tensor, times: int) -> torch.Tensor:
+    """Each head `times` times, one behind the other."""
+    shape = value.shape
+    apart = value.unsqueeze(-3).expand(*shape[:-2], times, *shape[-2:])
+    return apart.reshape(*shape[:-3], shape[-3] * times, *shape[-2:])
+
+
+def is_causal_mask(mask: Any) -> bool:
+    """Whether every position sees itself and all before it, and nothing else."""
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.dim() < 2:
+        return False
+    rows, columns = mask.shape[-2:]
+    return rows == columns and torch.equal(mask, torch.ones_like(mask).tril())

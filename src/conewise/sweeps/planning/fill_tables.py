@@ -1,0 +1,159 @@
+"""What worlds put where, as index tables: a few for each node, however many worlds there are.
+
+Places of one site that are selected alike (one number along some axes, and all else the same) are one group.
+A group becomes one table: the worlds, and for each of those axes the number that each world selects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conewise.errors import SweepError
+from conewise.locations.located import Located
+from conewise.locations.places import Place
+from conewise.structure.selections import resolved, selected
+
+Fixed = tuple[tuple[str, Any], ...]
+"""What is selected alike in a whole group: axes, and the list or the slice as (start, stop, step)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillTable:
+    """Parts of one site that `worlds` put in. `site` is its name, layer and stack.
+
+    `axes` are those along which each world selects one number, `index` has these numbers, axis by axis.
+    `fixed` is what all of them select besides. `ordinal` is which of its world's places it is: later ones
+    are written over earlier ones. With `edit`, what is put in is not the intervention's, but the edit of that
+    number that stands in the base, made again.
+    """
+
+    node: str
+    site: tuple[str, int | None, str]
+    ordinal: int
+    worlds: tuple[int, ...]
+    axes: tuple[str, ...] = ()
+    index: tuple[tuple[int, ...], ...] = ()
+    fixed: Fixed = ()
+    edit: int | None = None
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """What all worlds select, as it is written in a place."""
+        return {axis: slice(*one[1]) if one[0] == "slice" else list(one[1]) for axis, one in self.fixed}
+
+    def place_of(self, number: int) -> Place:
+        """The place of the world that stands at `number` in the table."""
+        name, layer, stack = self.site
+        picked = {axis: along[number] for axis, along in zip(self.axes, self.index, strict=True)}
+        return Place(name, layer, stack, {**self.part, **picked})
+
+
+@dataclass(slots=True)
+class PlaceGroup:
+    """Places of one site that are selected alike, cell by cell. `located` is the site with the fixed part."""
+
+    located: Located
+    place: Place
+    ordinal: int
+    axes: tuple[str, ...]
+    fixed: Fixed
+    cells: list[int] = field(default_factory=list)
+    index: list[tuple[int, ...]] = field(default_factory=list)
+
+    @property
+    def node(self) -> str:
+        """The node of the graph whose value the site is."""
+        return self.located.node
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the places are the whole site."""
+        return not self.axes and not self.fixed
+
+
+def place_groups(cells: Sequence[Sequence[Place]], locate: Callable[[Place], Located]) -> list[PlaceGroup]:
+    """All places of all cells, in groups. `cells` has the places of each."""
+    groups: dict[tuple[Any, ...], PlaceGroup] = {}
+    for number, places in enumerate(cells):
+        for ordinal, place in enumerate(places):
+            numbers, fixed = [], []
+            for axis, part in place.part.items():
+                if type(part) is int:
+                    numbers.append((axis, part))
+                else:
+                    fixed.append((axis, _plain(part)))
+            key = place.name, place.layer, place.stack, ordinal, tuple(axis for axis, _ in numbers), (*fixed,)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = PlaceGroup(locate(place), place, ordinal, key[4], key[5])
+            group.cells.append(number)
+            group.index.append(tuple(part for _, part in numbers))
+    return list(groups.values())
+
+
+def _plain(part: Any) -> tuple[str, tuple[Any, ...]]:
+    if isinstance(part, slice):
+        return "slice", (part.start, part.stop, part.step)
+    return "list", tuple(part)
+
+
+def expect_swept(groups: Sequence[PlaceGroup]) -> None:
+    """Raise SweepError for places that no node holds."""
+    for group in groups:
+        if group.located.result is not None:
+            raise SweepError(
+                f"{group.place} is computed from z and is no node of the graph: it cannot be swept. Sweep z: "
+                "patching a head's z patches its result."
+            )
+
+
+def counted_from_front(group: PlaceGroup, lengths: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """The numbers of a group, none of them negative. Raises MissingSiteError for one outside of its axis."""
+    axes = group.located.view.axes
+    shape = [lengths[axis] for axis in axes]
+    resolved(axes, {axis: group.place.part[axis] for axis, _ in group.fixed}, shape)
+    columns = []
+    for place, axis in enumerate(group.axes):
+        along = [numbers[place] for numbers in group.index]
+        size = lengths[axis]
+        for number in (min(along), max(along)):
+            if not -size <= number < size:
+                resolved(axes, {axis: number}, shape)  # says what is wrong
+        columns.append([number % size for number in along])
+    return list(zip(*columns, strict=True)) if columns else [()] * len(group.cells)
+
+
+def fill_tables(
+    groups: Sequence[PlaceGroup],
+    numbers: Sequence[Sequence[tuple[int, ...]]],
+    world_of: Sequence[int],
+) -> list[FillTable]:
+    """The tables of all worlds: `numbers` has those of each group, `world_of` the world of each cell."""
+    found = []
+    for group, own in zip(groups, numbers, strict=True):
+        rows = sorted(zip((world_of[cell] for cell in group.cells), own, strict=True))
+        place = group.place
+        found.append(
+            FillTable(
+                group.node,
+                (place.name, place.layer, place.stack),
+                group.ordinal,
+                tuple(world for world, _ in rows),
+                group.axes,
+                tuple(zip(*(index for _, index in rows), strict=True)) if group.axes else (),
+                group.fixed,
+            )
+        )
+    return found
+
+
+def part_size(group: PlaceGroup, lengths: Mapping[str, int]) -> int:
+    """How many numbers one place of a group has."""
+    size = 1
+    for axis in group.located.view.axes:
+        if axis not in group.axes:
+            chosen = group.place.part.get(axis)
+            size *= lengths[axis] if chosen is None else selected(chosen, lengths[axis])
+    return size

@@ -1,0 +1,110 @@
+"""Where a sweep's changes begin: read off the inputs and the places, before anything is computed.
+
+In a causal model, runs whose inputs agree up to a position agree in every value up to there. So the first
+position at which base and source inputs differ is the first that a patch from the source can change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from conewise.runs.run import Reading
+from conewise.structure.views import View
+from conewise.sweeps.planning.fill_tables import PlaceGroup
+from conewise.sweeps.planning.layout import Layout
+from conewise.sweeps.planning.regions import RegionFinder
+
+
+def first_changes(
+    groups: Sequence[PlaceGroup],
+    numbers: Sequence[Sequence[tuple[int, ...]]],
+    cells: int,
+    finder: RegionFinder,
+    layout: Layout,
+    from_source: Mapping[str, int],
+) -> tuple[int, ...]:
+    """For each cell, the first position that it changes; 0 where nothing is known.
+
+    `from_source` has the nodes whose values in the source differ from the base's from a position on only.
+    """
+    length = only_length(layout)
+    found = [length] * cells
+    for group, own in zip(groups, numbers, strict=True):
+        if "pos" in group.axes and _shows_positions(group, finder):
+            at = group.axes.index("pos")
+            for cell, index in zip(group.cells, own, strict=True):
+                found[cell] = min(found[cell], index[at])
+            continue
+        start = _start(group, length, finder, from_source)
+        for cell in group.cells:
+            found[cell] = min(found[cell], start)
+    return tuple(found)
+
+
+def only_length(layout: Layout) -> int:
+    """How many positions a run has; 0 where its inputs have several lengths, or none."""
+    lengths = layout.lengths
+    return next(iter(lengths)) if len(lengths) == 1 else 0
+
+
+def _start(group: PlaceGroup, length: int, finder: RegionFinder, from_source: Mapping[str, int]) -> int:
+    """The first position of a group that selects no single one."""
+    if not finder.has_rows(group.node) or "pos" in group.axes:
+        return 0
+    part = group.place.part.get("pos")
+    if part is None:
+        return from_source.get(group.node, 0)
+    return first_position(part, length) if _shows_positions(group, finder) else 0
+
+
+def _shows_positions(group: PlaceGroup, finder: RegionFinder) -> bool:
+    view: View = group.located.site.view or group.located.view
+    return finder.has_rows(group.node) and finder.shows_positions(group.node, view)
+
+
+def first_position(part: Any, length: int) -> int:
+    """The first of the positions that are selected."""
+    rows = range(length)
+    picked = [rows[part]] if isinstance(part, int) else rows[part] if isinstance(part, slice) else part
+    return min((row % length for row in picked), default=0)
+
+
+@torch.no_grad()
+def first_difference(
+    base: Reading, source: Reading, finder: RegionFinder, layout: Layout
+) -> tuple[int, frozenset[str]]:
+    """The first position at which two runs can differ, and the inputs that do.
+
+    They differ in their inputs, or where either was patched; where nothing does, it is the last position.
+    """
+    length = only_length(layout)
+    if not length:
+        return 0, frozenset()
+    found, differing = length - 1, set()
+    for run in (base, source):
+        for edit in run.edits:
+            part = edit.place.part.get("pos")
+            view = edit.found.site.view or edit.found.view
+            if part is None or not finder.shows_positions(edit.node, view):
+                return 0, frozenset()
+            found = min(found, first_position(part, length))
+    for name, value in base.inputs.items():
+        other = source.inputs.get(name)
+        if other is None:
+            return 0, frozenset()
+        differs = value != other
+        dim, batch = layout.pos_dim.get(name), layout.batch_dim.get(name)
+        if dim is None or layout.length(name) != length or (dim == batch and not finder.has_rows(name)):
+            if bool(differs.any()):
+                return 0, frozenset()
+            continue
+        if dim == batch:
+            differs, dim = differs.unflatten(dim, (-1, length)), dim + 1  # type: ignore[no-untyped-call]
+        rows = differs.movedim(dim, 0).flatten(1).any(1).nonzero()
+        if len(rows):
+            found = min(found, int(rows[0]))
+            differing.add(name)
+    return found, frozenset(differing)

@@ -1,0 +1,114 @@
+"""Facts about a model that sweeps need, found once and kept: outputs by name, shapes, compiled sweeps."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from conewise.errors import SweepError
+from conewise.identity.digests import home
+from conewise.program.records import Ref
+from conewise.program.streaming import assembled
+from conewise.program.tensors import Tensor
+from conewise.program.weights import Sums
+from conewise.runs.captured import Captured
+from conewise.runs.metrics import Metric
+from conewise.structure.outputs import Outputs
+from conewise.sweeps.planning.compiled import Compiled
+from conewise.sweeps.planning.compiler import Costing
+from conewise.sweeps.planning.fusing import find_fusions
+from conewise.sweeps.planning.shape_facts import ShapeFacts
+
+KEPT = 64
+"""How many compiled sweeps of a model are kept."""
+EXECUTORS = 4
+"""How many executors of a model are kept: they may hold the memory of a GPU."""
+
+
+class ModelFacts:
+    """`outputs`: the output nodes; `fields`: those that have a name; `read`: how metrics read them.
+
+    `plans` are compiled sweeps, by all that they depend on; `executors` what runs them, for the weights that
+    are there now.
+    """
+
+    def __init__(self, model: Captured) -> None:
+        self.program = program = model.program
+        self.outputs = tuple(dict.fromkeys(out.name for out in program.outputs if isinstance(out, Ref)))
+        named: Any = assembled(program, {name: name for name in self.outputs}, program.sizes.expressions)
+        items = named.items() if hasattr(named, "items") else ()
+        self.fields: dict[str, str] = {key: value for key, value in items if isinstance(value, str)}
+        self.read = Outputs(program)
+        self.device, self.dtype = home(program)
+        self.fusions = find_fusions(program, self.device)
+        self.plans: OrderedDict[Hashable, tuple[Compiled, Costing]] = OrderedDict()
+        self.mixing: dict[Hashable, str] = {}
+        self.executors: OrderedDict[Hashable, Any] = OrderedDict()
+        self._fixed_batch = model.batch_is_fixed
+        self._shapes: dict[Hashable, ShapeFacts] = {}
+        self._found_with: Sums | None = None
+
+    def expect_weights(self, now: Sums) -> None:
+        """Forget what was found out with other weights than these."""
+        if self._found_with != now:
+            for shape in self._shapes.values():
+                shape.forget_trials()
+            self.mixing.clear()
+            self.executors.clear()
+            self._found_with = now
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> ShapeFacts:
+        """The facts of runs with inputs of these shapes."""
+        program = self.program
+        given = {name: tuple(value.shape) for name, value in inputs.items()}
+        leaves = {leaf.name: leaf.shape for leaf in program.inputs}
+        symbols = program.sizes.symbols_of(leaves, given)
+        key = (*symbols.items(), *((name, shape) for name, shape in given.items()))
+        if key not in self._shapes:
+            self._shapes[key] = ShapeFacts(program, symbols, self.device, self.fusions, self._fixed_batch)
+        return self._shapes[key]
+
+    def target(self, metric: Metric) -> str:
+        """The node that a metric reads."""
+        return self.fields.get(metric.output, self.outputs[0])
+
+    def targets(self, metrics: tuple[Metric, ...]) -> tuple[str, ...]:
+        """The nodes that metrics read. Raises SweepError for an output that is not there."""
+        names: list[str] = []
+        for metric in metrics:
+            if metric.whole:
+                names += self.outputs
+            elif metric.output in self.fields:
+                names.append(self.fields[metric.output])
+            elif len(self.outputs) == 1:
+                names.append(self.outputs[0])
+            else:
+                raise SweepError(
+                    f"the metric {metric.name!r} reads {metric.output!r}, and the model's outputs are "
+                    f"{', '.join(self.fields)}."
+                )
+        return tuple(dict.fromkeys(names))
+
+    def keep_plan(self, key: Hashable, plan: tuple[Compiled, Costing]) -> None:
+        """Keep a compiled sweep, and the last few beside it."""
+        self.plans[key] = plan
+        while len(self.plans) > KEPT:
+            self.plans.popitem(last=False)
+
+    def keep_executor(self, key: Hashable, executor: Any) -> None:
+        """Keep an executor, and the last few beside it."""
+        self.executors[key] = executor
+        while len(self.executors) > EXECUTORS:
+            self.executors.popitem(last=False)
+
+
+_FACTS: weakref.WeakKeyDictionary[Captured, ModelFacts] = weakref.WeakKeyDictionary()
+
+
+def facts_of(model: Captured) -> ModelFacts:
+    """The facts about a model, found at the first call."""
+    if model not in _FACTS:
+        _FACTS[model] = ModelFacts(model)
+    return _FACTS[model]

@@ -1,0 +1,154 @@
+"""What a plan is for, in plain values: selectors, metrics, inputs, so that another process can run it.
+
+What cannot be written down (a function, a run in which something is patched) is None, and has to be given
+again where the plan is run.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from conewise.errors import SweepError
+from conewise.locations.places import Place
+from conewise.locations.selectors import Selector, Selectors
+from conewise.runs import metrics as known_metrics
+from conewise.runs.metrics import Metric
+from conewise.runs.run import Reading
+
+Tensor = torch.Tensor
+METRICS = ("logit_diff", "logit", "prob")
+"""Metrics that are made of tokens alone."""
+
+
+def plain_spec(
+    model: str,
+    selectors: Selectors,
+    metrics: Sequence[Metric],
+    precision: str | None,
+    batches: Sequence[tuple[Any, Any]],
+) -> dict[str, Any]:
+    """What is asked, in plain values. `batches` has what was given as base and source of each."""
+    return {
+        "model": model,
+        "sites": [_selector_to_plain(part) for part in selectors.parts],
+        "metrics": [_metric_to_plain(metric) for metric in metrics],
+        "precision": precision,
+        "batches": [[_run_to_plain(base), _run_to_plain(source)] for base, source in batches],
+    }
+
+
+def asked_by(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What `Sweep` has to be given for a plan's spec; SweepError says what could not be written down."""
+    metrics = [_metric(plain) for plain in spec["metrics"]]
+    batches = [(_run(base), _run(source)) for base, source in spec["batches"]]
+    missing = [
+        name for name, found in (("metric", metrics), ("base", [b for b, _ in batches])) if None in found
+    ]
+    missing += ["source"] if any(source is None for _, source in batches) else []
+    if missing:
+        raise SweepError(
+            f"this plan does not hold its {' and '.join(missing)}: a function, or a run in which something is "
+            "patched, cannot be written down. Make the sweep with `model.sweep(...)`, and run the plan with "
+            "`sweep.run(plan=plan)`."
+        )
+    one = len(batches) == 1
+    return {
+        "sites": Selectors(tuple(_selector(part) for part in spec["sites"])),
+        "base": batches[0][0] if one else [base for base, _ in batches],
+        "source": batches[0][1]
+        if one or isinstance(batches[0][1], str)
+        else [source for _, source in batches],
+        "metric": metrics,
+        "precision": spec["precision"],
+    }
+
+
+def _selector_to_plain(part: Selector | tuple[tuple[Place, ...], ...]) -> Any:
+    if isinstance(part, Selector):
+        choices = {axis: list(c) if isinstance(c, tuple) else c for axis, c in part.choices.items()}
+        return {"name": part.name, "stack": part.stack, "choices": choices}
+    return [[_place_to_plain(place) for place in group] for group in part]
+
+
+def _selector(plain: Any) -> Selector | tuple[tuple[Place, ...], ...]:
+    if isinstance(plain, Mapping):
+        choices = {a: tuple(c) if isinstance(c, list) else c for a, c in plain["choices"].items()}
+        return Selector(plain["name"], plain["stack"], choices)
+    return tuple(tuple(_place(place) for place in group) for group in plain)
+
+
+def _place_to_plain(place: Place) -> Any:
+    part: dict[str, Any] = {}
+    for axis, one in place.part.items():
+        if isinstance(one, slice):
+            part[axis] = {"slice": [one.start, one.stop, one.step]}
+        else:
+            part[axis] = one if isinstance(one, int) else list(one)
+    return [place.name, place.layer, place.stack, part]
+
+
+def _place(plain: Any) -> Place:
+    name, layer, stack, part = plain
+    chosen: dict[str, Any] = {}
+    for axis, one in part.items():
+        if isinstance(one, Mapping):
+            chosen[axis] = slice(*one["slice"])
+        else:
+            chosen[axis] = tuple(one) if isinstance(one, list) else one
+    return Place(name, layer, stack, chosen)
+
+
+def _metric_to_plain(metric: Metric) -> Any:
+    kind, *tokens = metric.described or (None,)
+    if kind not in METRICS or not all(isinstance(one, list | tuple) for one in tokens):
+        return None
+    return [kind, metric.name, [[int(token) for token in one] for one in tokens]]
+
+
+def _metric(plain: Any) -> Metric | None:
+    if plain is None:
+        return None
+    kind, name, tokens = plain
+    if kind not in METRICS:
+        raise SweepError(f"no metric {kind!r} that is made of tokens: there are {', '.join(METRICS)}.")
+    made: Metric = getattr(known_metrics, kind)(*tokens, name=name)
+    return made
+
+
+def _run_to_plain(given: Any) -> Any:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Reading):
+        given = None if given.edits else given.inputs
+    if not isinstance(given, Mapping):
+        return None
+    return {name: _tensor_to_plain(value) for name, value in given.items() if value is not None}
+
+
+def _run(plain: Any) -> Any:
+    if plain is None or isinstance(plain, str):
+        return plain
+    return {name: _tensor(value) for name, value in plain.items()}
+
+
+def _tensor_to_plain(given: Any) -> Any:
+    value = torch.as_tensor(given).detach().cpu().contiguous()
+    dtype = str(value.dtype).removeprefix("torch.")
+    if not value.is_floating_point() and not value.is_complex():
+        return {"dtype": dtype, "values": value.tolist()}
+    raw = value.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return {"dtype": dtype, "shape": list(value.shape), "bytes": base64.b64encode(raw).decode()}
+
+
+def _tensor(plain: Mapping[str, Any]) -> Tensor:
+    dtype = getattr(torch, str(plain["dtype"]), None)
+    if not isinstance(dtype, torch.dtype):
+        raise SweepError(f"no dtype {plain['dtype']!r} in this plan's inputs.")
+    if "values" in plain:
+        return torch.tensor(plain["values"], dtype=dtype)
+    raw = bytearray(base64.b64decode(plain["bytes"], validate=True))
+    return torch.frombuffer(raw, dtype=dtype).reshape(plain["shape"])
