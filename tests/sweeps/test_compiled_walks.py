@@ -35,12 +35,12 @@ def test_a_plan_evaluates_every_cone_and_launches_their_union(captured: Model) -
     sweep = sweep_over(captured)
     graph, sites, demand = captured.graph, nodes_of(sweep), sweep.targets()
     plan = sweep.plan(evaluator="wavefront")
-    schedule = sweep.planner.prepare(sweep._batch(0)).schedule
+    assert plan.compiled is not None
     union = set().union(*(theory.stale(graph, site, demand) for site in sites))
 
     assert plan.node_evaluations == theory.sweep_cost(graph, sites, demand)
-    assert set(graph.names(node for node, _ in schedule.steps)) == union
-    assert schedule.launches == len(union) >= plan.launches
+    assert {node for node, _ in plan.compiled.steps} == union
+    assert len(union) >= plan.launches
 
 
 def test_a_compiled_sweep_that_runs_again_follows_no_edge_of_the_graph(captured: Model) -> None:
@@ -88,13 +88,16 @@ def calls(task: Callable[[], object]) -> Counter[str]:
 def test_a_second_baseline_of_the_shape_is_not_planned_again(captured: Model) -> None:
     bases = [captured.run(input_ids=prompts(seed, 2)) for seed in (3, 4, 5)]
     sources = [captured.run(input_ids=prompts(seed, 2)) for seed in (6, 7, 8)]
-    walked = []
-    for count in (1, 3):
-        sweep = sweep_over(captured, base=bases[:count], source=sources[:count])
-        with scanning(captured.graph) as scan:
-            sweep.run(evaluator="wavefront")
-        walked.append(scan)
-    assert walked[0] == walked[1] != Scan()
+    fresh = model(seed=5)
+    runs = [fresh.run(input_ids=prompts(seed, 2)) for seed in (3, 6)]
+    with scanning(fresh.graph) as scan:
+        sweep_over(fresh, base=runs[0], source=runs[1]).run(evaluator="wavefront")
+    assert scan != Scan()
+    sweep_over(captured, base=bases[:1], source=sources[:1]).run(evaluator="wavefront")
+    with scanning(captured.graph) as scan:
+        sweep_over(captured, base=bases, source=sources).run(evaluator="wavefront")
+        sweep_over(captured, base=bases[2], source=sources[0]).run(evaluator="wavefront")
+    assert scan == Scan()
 
 
 def test_planning_walks_as_far_for_few_worlds_as_for_many(captured: Model) -> None:

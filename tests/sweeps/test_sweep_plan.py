@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conewise.sweeps.planning.passes import Prepared
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,9 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import conewise as cw
 from conewise.model import Model
 from conewise.program.operations import PRODUCTS
-from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric
-from conewise.sweeps.sweep import Batch, Sweep
+from conewise.sweeps.planning.costs import Costs
+from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.sweep import Sweep
 
 WeakStorage: Any = StorageWeakRef
 LENGTH, VOCABULARY, LAYERS = 16, 900, 2
@@ -148,9 +148,8 @@ def test_a_run_holds_to_its_budget(name: str, share: float) -> None:
     assert measured(sweep, max_memory=budget) <= 1.05 * budget
 
 
-def prepared_for(sweep: Sweep, captured: Model) -> Prepared:
-    run = captured.run(input_ids=ids(2))
-    return sweep.planner.prepare(Batch(run, None, as_intervention("zero", captured)))
+def costs_for(captured: Model) -> Costs:
+    return facts_of(captured).shape({"input_ids": ids(2)}).costs
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -160,7 +159,7 @@ def test_the_operations_of_a_full_run_are_those_that_torch_counts(name: str) -> 
     sweep = sweep_of(name, SITES["late"], cw.prob(1), batch=2)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         captured.module(input_ids=ids(2), use_cache=False)
-    costs = prepared_for(sweep, captured).whole_costs
+    costs = costs_for(captured)
     products = [record for record in captured.program.records if record.op in PRODUCTS]
     counted = sum(costs.flops(record.name) for record in products)
     assert counted == counter.get_total_flops()
@@ -177,7 +176,7 @@ def test_fused_attention_counts_as_much_as_its_products() -> None:
         sweep = captured.sweep(
             ("mlp_out", 0), base=captured.run(input_ids=ids(2)), source="zero", metric=cw.prob(1)
         )
-        costs = prepared_for(sweep, captured).whole_costs
+        costs = costs_for(captured)
         records = captured.program.records
         counted.append(sum(costs.flops(r.name) for r in records if r.op in PRODUCTS or "attention" in r.op))
     assert counted[0] == counted[1]

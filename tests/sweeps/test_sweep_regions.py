@@ -14,7 +14,7 @@ from conewise.errors import SweepError
 from conewise.model import Model
 from conewise.runs.metrics import Metric
 from conewise.runs.run import Reading, Run
-from conewise.sweeps.planning import arrangement
+from conewise.sweeps.planning import ordering
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps.mixers import ATTENTION, BATCHES, POSITIONS, VOCABULARY, Attention, ids, module
 
@@ -26,8 +26,8 @@ ROUNDING = 1e-4
 @pytest.fixture(autouse=True)
 def _every_beginning_has_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """In small models a pass costs more than it saves: let it cost nothing, so that regions are used."""
-    for device in arrangement.LAUNCH_FLOPS:
-        monkeypatch.setitem(arrangement.LAUNCH_FLOPS, device, 0)
+    for device in ordering.LAUNCH_FLOPS:
+        monkeypatch.setitem(ordering.LAUNCH_FLOPS, device, 0)
 
 
 def every_position(name: str = "all") -> Metric:

@@ -495,7 +495,7 @@ class Sweep:
         key = id(compiled), tokens, self.precision
         known = self.facts.executors.get(key)
         if known is None or known.compiled is not compiled:
-            known = WavefrontExecutor(self.model, compiled, shape, metrics, tokens, self.precision)
+            known = WavefrontExecutor(self.model, compiled, shape, self.spec, metrics)
             self.facts.keep_executor(key, known)
         return known.reads(metrics)
 
@@ -546,20 +546,10 @@ class Sweep:
         return self._with_digest(self._identified(strict), self._read)
 
     def provenance_of_run(self, weights: Sums) -> Mapping[str, Any]:
-        """The same for a run that was made with these weights; they are hashed when it is first read.
-
-        Raises WeightsChangedError then, if they have changed since.
-        """
+        """The same for a run that was made with these weights; they are hashed when it is first read."""
         identified = self._identified(strict=False)
 
         def made() -> dict[str, Any]:
-            changed = self.model.weights.changed(weights, self.model.weights.whole_contents().whole)
-            if changed:
-                raise WeightsChangedError(
-                    f"the weights of {self.model.name} were written to after this result was made: {changed}. "
-                    "What identifies it can no longer be said. Put the old weights back, or run the sweep "
-                    "again, and save its result before the weights change."
-                )
             return self._with_digest(identified, weights)
 
         return Lazy(made)

@@ -16,14 +16,12 @@ import conewise as cw
 from conewise.model import Model
 from conewise.program.interpret import Interpreter
 from conewise.program.rules import compile_rule
+from conewise.sweeps.planning.attention_rules import causal_rule, unmasked_rule
+from conewise.sweeps.planning.first_change import first_difference
 from conewise.sweeps.planning.layout import Layout
-from conewise.sweeps.planning.regions import (
-    RegionFinder,
-    Regions,
-    causal_rule,
-    first_differences,
-    unmasked_rule,
-)
+from conewise.sweeps.planning.masks import masks_of, read_masks
+from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.regions import RegionFinder, Regions
 from tests.sweeps.mixers import ATTENTION, Attention, causal, ids, module
 
 LENGTH, ATTENDED = 6, "between/scaled_dot_product_attention"
@@ -41,7 +39,10 @@ def layout_of(model: Model, batch: int = 2) -> Layout:
 def changed(model: Model, start: int, site: str = "embed/embedding") -> Regions:
     values = Interpreter(model.program).values({"input_ids": ids(2, LENGTH, 1)})
     computed = set(model.graph.cone([site]))
-    return RegionFinder(layout_of(model)).changed(start, {site}, computed, values.__getitem__)
+    masks = read_masks(masks_of(model.program), values.__getitem__)
+    return RegionFinder(layout_of(model)).changed(
+        start, {site}, computed, lambda mask, start: masks[mask].hides_from(start)
+    )
 
 
 SEEING = {"everything", "later positions", "added, a low number", "a position that sees all alike"}
@@ -104,20 +105,32 @@ def flattened() -> Model:
     return captured(lambda x: x.reshape(-1, 8).tanh().reshape(x.shape))
 
 
-@given(st.integers(1, 3), st.integers(1, LENGTH), st.booleans(), st.data())
-def test_the_first_difference(batch: int, length: int, flat: bool, data: st.DataObject) -> None:
-    """In [batch, pos, …] and in [batch·pos, …]; where nothing differs, the last position."""
+@given(st.integers(1, 3), st.integers(1, LENGTH), st.data())
+def test_the_first_difference(batch: int, length: int, data: st.DataObject) -> None:
+    """Where no input differs, the last position."""
     model = flattened()
-    shapes = {leaf.name: leaf.shape for leaf in model.program.inputs}
-    given = {"input_ids": (batch, length)}
-    layout = Layout(model.program, model.program.sizes.symbols_of(shapes, given))
     start = data.draw(st.integers(0, length))
-    one = torch.randn(batch, length, 8)
+    one = torch.randint(0, 5, (batch, length))
     other = one.clone()
-    other[data.draw(st.integers(0, batch - 1)), start:, 3] += 1
-    name = "between/tanh" if flat else "embed/embedding"
-    pair = (one.flatten(0, 1), other.flatten(0, 1)) if flat else (one, other)
-    assert first_differences(layout, [name], [pair]) == [min(start, length - 1)]
+    other[data.draw(st.integers(0, batch - 1)), start:] += 1
+    runs = [model.run(input_ids=given) for given in (one, other)]
+    facts = facts_of(model).shape({"input_ids": one})
+    found, differing = first_difference(*runs, facts.finder, facts.layout)
+    assert found == min(start, length - 1)
+    assert differing == ({"input_ids"} if start < length else set())
+
+
+@pytest.mark.parametrize(("pos", "expected"), [(2, 2), (slice(3, 5), 3), ([4, 1], 1), (None, 0)])
+def test_the_first_difference_of_runs_in_which_something_is_patched(pos: Any, expected: int) -> None:
+    model = flattened()
+    inputs = ids(2, LENGTH, 1)
+    base, source = model.run(input_ids=inputs), model.run(input_ids=inputs)
+    facts = facts_of(model).shape({"input_ids": inputs})
+    place = cw.site("embed") if pos is None else cw.site("embed", pos=pos)
+    with source.fork() as patched:
+        patched.patch(place, "zero")
+        assert first_difference(base, patched, facts.finder, facts.layout)[0] == expected
+        assert first_difference(patched, base, facts.finder, facts.layout)[0] == expected
 
 
 @pytest.mark.parametrize("rows", range(1, LENGTH + 1))

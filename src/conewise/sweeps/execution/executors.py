@@ -87,13 +87,13 @@ class WavefrontExecutor:
         model: Captured,
         compiled: Compiled,
         facts: ShapeFacts,
+        spec: SweepSpec,
         metrics: MetricReader,
-        tokens: Sequence[int],
-        precision: str | None,
     ) -> None:
-        self.compiled, self._facts, self._metrics, self._precision = compiled, facts, metrics, precision
+        self.compiled, self._facts, self._metrics = compiled, facts, metrics
+        self._spec, self._precision = spec, spec.precision
         self._columns = dict(compiled.columns)
-        columns = dict.fromkeys(self._columns, tuple(tokens))
+        columns = dict.fromkeys(self._columns, spec.tokens)
         self._model = model
         self._wavefront = Wavefront(facts.program, facts.layout, facts.fusions, columns)
         self._runners: dict[int, PassRunner] = {}
@@ -132,7 +132,7 @@ class WavefrontExecutor:
         edits = batch.base.edits
         if chunk not in self._runners or edits:
             one = self.compiled.passes[chunk]
-            fills = PassFills(self.compiled, one, self._model.locate, edits)
+            fills = PassFills(self.compiled, one, self._spec.cells, self._model.locate, edits)
             program = self.compiled.programs[one.program]
             can_replay = self._facts.device.type == "cuda" and not edits
             self._runners[chunk] = PassRunner(self._wavefront, program, fills, can_replay=can_replay)

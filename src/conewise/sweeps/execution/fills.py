@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -49,19 +50,25 @@ class PassTable:
     located: Located
     worlds: tuple[int, ...]
     index: tuple[tuple[int, ...], ...]
-    first: int
+    places: Callable[[int], Place]
 
     def place_of(self, number: int) -> Place:
-        """The place of the world that stands at `number` here."""
-        return self.table.place_of(self.first + number)
+        """The place of the world that stands at `number` here, as it was written."""
+        return self.places(self.worlds[number])
 
 
 class PassFills:
     """The fill tables of one pass, ready to be written; what does not depend on values is kept."""
 
     def __init__(
-        self, compiled: Compiled, one: Pass, locate: Callable[[Place], Located], edits: Sequence[Edit] = ()
+        self,
+        compiled: Compiled,
+        one: Pass,
+        cells: Sequence[Sequence[Place]],
+        locate: Callable[[Place], Located],
+        edits: Sequence[Edit] = (),
     ) -> None:
+        """`cells` has the places of each cell, as they were written, `edits` what stands in the base."""
         self._tables: dict[str, list[PassTable]] = {}
         for table in sorted(compiled.fills, key=lambda table: table.ordinal):
             begin = bisect.bisect_left(table.worlds, one.first)
@@ -70,8 +77,10 @@ class PassFills:
                 located = locate(Place(*table.site)) if table.edit is None else edits[table.edit].found
                 worlds = tuple(world - one.first for world in table.worlds[begin:end])
                 index = tuple(along[begin:end] for along in table.index)
+                own = compiled.order[one.first : one.first + one.worlds]
+                places = partial(_place, cells, own, table.ordinal)
                 self._tables.setdefault(table.node, []).append(
-                    PassTable(table, located, worlds, index, begin)
+                    PassTable(table, located, worlds, index, places)
                 )
         self._rows: dict[tuple[str, Ranges], list[_Rows]] = {}
 
@@ -101,6 +110,10 @@ class PassFills:
             self._rows[key] = _rows_of(self._tables[node], worlds, stack.device)
         for rows in self._rows[key]:
             rows.write(stack, values, sizes)
+
+
+def _place(cells: Sequence[Sequence[Place]], own: Sequence[int], ordinal: int, world: int) -> Place:
+    return cells[own[world]][ordinal]
 
 
 def _rows_of(tables: Sequence[PassTable], worlds: Ranges, device: torch.device) -> list[_Rows]:

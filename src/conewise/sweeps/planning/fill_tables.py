@@ -43,12 +43,6 @@ class FillTable:
         """What all worlds select, as it is written in a place."""
         return {axis: slice(*one[1]) if one[0] == "slice" else list(one[1]) for axis, one in self.fixed}
 
-    def place_of(self, number: int) -> Place:
-        """The place of the world that stands at `number` in the table."""
-        name, layer, stack = self.site
-        picked = {axis: along[number] for axis, along in zip(self.axes, self.index, strict=True)}
-        return Place(name, layer, stack, {**self.part, **picked})
-
 
 @dataclass(slots=True)
 class PlaceGroup:

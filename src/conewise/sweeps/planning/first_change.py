@@ -103,7 +103,7 @@ def first_difference(
             continue
         if dim == batch:
             differs, dim = differs.unflatten(dim, (-1, length)), dim + 1  # type: ignore[no-untyped-call]
-        rows = differs.movedim(dim, 0).flatten(1).any(1).nonzero()
+        rows = differs.movedim(dim, 0).reshape(differs.shape[dim], -1).any(1).nonzero()
         if len(rows):
             found = min(found, int(rows[0]))
             differing.add(name)

@@ -43,10 +43,12 @@ class Scene:
         self.constants = Constants(self.layout, self.runs[0].__getitem__)
 
     def positions(self) -> Apart:
-        return Apart(self.layout, self.layout.pos_dim, self.layout.position_symbols)
+        return Independence(self.layout, self.layout.pos_dim, self.layout.position_symbols)
 
     def batch(self) -> Apart:
-        return Apart(self.layout, self.layout.batch_dim, self.layout.batch_symbols, self.constants.alike)
+        return Independence(
+            self.layout, self.layout.batch_dim, self.layout.batch_symbols, self.constants.alike
+        )
 
     def is_apart_in_positions(self, record: Record, rows: int) -> bool:
         """Whether the last positions of what it reads give the last positions of its value."""
@@ -117,7 +119,7 @@ def test_what_is_known_or_found_to_keep_batches_apart_does(name: str, batch: int
         return  # the module itself is not for this shape
     known, trial = scene.batch(), Trial(scene.layout, lambda node: scene.runs[0][node])
     for record in tensors(model, scene.layout):
-        if known.known(record.name) or trial.keeps_rows_apart(record.name):
+        if known.known(record.name) or trial.is_batch_independent(record.name):
             assert scene.is_apart_in_batches(record), record
 
 
@@ -158,7 +160,7 @@ def test_rows_that_see_each_other_are_found(name: str, batch: int) -> None:
     model = captured(name)
     scene = Scene(model, batch, 6)
     trial = Trial(scene.layout, lambda node: scene.runs[0][node])
-    assert not all(trial.keeps_rows_apart(record.name) for record in tensors(model, scene.layout))
+    assert not all(trial.is_batch_independent(record.name) for record in tensors(model, scene.layout))
 
 
 @pytest.mark.parametrize("value", ["rows alike", "one number"])
@@ -171,4 +173,4 @@ def test_rows_that_are_alike_do_not_hide_that_they_are_mixed(value: str) -> None
     x = torch.randn(1, 4).expand(3, 4) if value == "rows alike" else torch.ones(3, 4)
     values = Interpreter(model.program).values({"x": x})
     layout = Layout(model.program, dict.fromkeys(model.program.sizes.symbols, 3))
-    assert not Trial(layout, values.__getitem__).keeps_rows_apart(model.program.records[-1].name)
+    assert not Trial(layout, values.__getitem__).is_batch_independent(model.program.records[-1].name)

@@ -1,0 +1,93 @@
+"""The memory of a pass, read off its instructions: against a walk that holds real blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+
+from conewise.sweeps.planning.instructions import PassProgram, Put, Read, Step
+from conewise.sweeps.planning.memory import Memory, measured
+from tests.sweeps.planning.test_build_pass import Scene, built, scenes
+
+
+@dataclass
+class Sizes:
+    """Every value takes one byte for each world and position."""
+
+    positions: int = 4
+    spaces: dict[str, int] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def value(self, node: str, rows: int | None) -> int:
+        return self.positions if rows is None else rows
+
+    def repeated(self, node: str, rows: int | None) -> int:
+        return 0
+
+    def workspace(self, node: str, rows: int | None) -> int:
+        return self.spaces.get(node, 0)
+
+    def scratch(self, node: str, rows: int | None) -> int:
+        return 0
+
+    def part(self, node: str) -> int:
+        return 0
+
+    def alias(self, node: str) -> str | None:
+        return self.aliases.get(node)
+
+
+def of_chain(worlds: int, length: int) -> PassProgram:
+    """One patched node, then a chain of others; each is dropped when the next is there."""
+    everyone = ((0, worlds),)
+    steps = [Step("n0", put=Put("n0", everyone))]
+    for number in range(1, length + 1):
+        read = f"n{number - 1}"
+        steps.append(Step(f"n{number}", everyone, None, (Read(read, None, True),), drop=(read,)))
+    return PassProgram(worlds, tuple(steps), (Read(f"n{length}", None, True),))
+
+
+def test_a_chain_holds_two_values_of_all_worlds() -> None:
+    assert measured(of_chain(5, 3), Sizes(), reading=0).peak == 2 * 4 * 5
+
+
+def test_a_workspace_is_taken_while_its_step_runs_and_no_longer() -> None:
+    found = measured(of_chain(5, 3), Sizes(spaces={"n2": 100}), reading=0)
+    assert found.peak == 2 * 4 * 5 + 100 * 5
+    assert found.rises == (20, 20, 520, 20)
+
+
+def test_a_view_takes_no_memory_of_its_own() -> None:
+    found = measured(of_chain(5, 3), Sizes(aliases={"n1": "n0", "n2": "n1"}), reading=0)
+    assert found.rises == (20, 0, 0, 20)
+    assert found.peak == 40
+
+
+def test_what_is_put_in_and_what_metrics_take_is_counted() -> None:
+    found = measured(of_chain(5, 1), Sizes(), reading=7, put=50)
+    assert found.reading == 7 * 5
+    assert found.peak == 50 + 4 * 5 + 7 * 5
+
+
+def test_a_block_goes_when_nothing_holds_it() -> None:
+    memory = Memory()
+    one = memory.take(10)
+    memory.hold(one)
+    memory.release(one)
+    assert memory.live == 10
+    memory.release(one)
+    other = memory.take(4)
+    assert (memory.live, memory.peak) == (4, 10)
+    memory.release(other)
+    assert memory.live == 0
+
+
+@given(scenes())
+def test_a_pass_never_holds_less_than_one_step_needs(scene: Scene) -> None:
+    program = measured(built(scene), Sizes(), reading=0)
+    assert len(program.rises) == len(program.steps)
+    for step in program.steps:
+        stacked = sum(1 for read in step.reads if read.stacked)
+        assert program.peak >= 4 * step.count * (1 + bool(stacked)) * bool(step.worlds)
+    assert program.peak <= 4 * len(scene.worlds) * 4 * len(program.steps)
