@@ -290,7 +290,7 @@ def run_in_full(swept: Swept) -> Tensor:
                 [
                     measured_whole(metric, interpreter.output(values), prompts)[0]
                     if metric.whole
-                    else measured(metric, values[sweep._target(metric)].unflatten(0, (1, prompts)))[0]
+                    else measured(metric, values[sweep.facts.target(metric)].unflatten(0, (1, prompts)))[0]
                     for metric in sweep.metrics
                 ]
             )

@@ -23,7 +23,8 @@ import conewise as cw
 from conewise.errors import SweepError
 from conewise.model import Model
 from conewise.sweeps.execution.growth import SMALL, process_meter
-from conewise.sweeps.result import Result, SweepLedger
+from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps import small
 from tests.sweeps.small import prompts, sweep_over

@@ -27,8 +27,8 @@ class Intervention:
     what stands in the base. `runs` are those that it reads; `begin`, where there is one, is called with the
     bits of the weights before a sweep reads parts.
 
-    `whole(site, base)`, where there is one, is the value of a whole site, and a place's part is that part of it:
-    many parts are taken at once. With `is_run` it is a run's own value, in which NaN is refused.
+    `whole(site, base)`, where there is one, is the value of a whole site, of which parts are taken, many at
+    once. With `is_run` it is a run's own value, in which NaN is refused.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The plan of a sweep: a value without tensors that says what will be computed, in order, and at what cost."""
+"""The plan of a sweep: a value without tensors that says what is computed, in order, at what cost."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ class SweepPlan(PlanCosts):
             found.check()
         except (KeyError, TypeError, ValueError, AssertionError, AttributeError, IndexError) as error:
             raise SweepError(
-                f"this is no plan of a sweep ({type(error).__name__}: {error}). Give what `plan.to_json()` wrote."
+                f"this is no plan of a sweep ({type(error).__name__}: {error}). Give what `plan.to_json()` "
+                "wrote."
             ) from None
         return found
 

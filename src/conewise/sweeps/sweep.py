@@ -322,7 +322,7 @@ class Sweep:
         evaluator: str,
         cut: StoredCut | None,
     ) -> Conditions:
-        """What the plan depends on besides the spec and the shape: read off the runs, before anything is planned."""
+        """What the plan depends on besides spec and shape: read off the runs, before anything is planned."""
         read, edits = reader(batch.base), []
         for number, edit in enumerate(batch.base.edits):
             site = edit.place.name, edit.place.layer, edit.place.stack
@@ -473,8 +473,8 @@ class Sweep:
         shape = tuple(self.facts.shape(batch.base.inputs).layout.symbols.items())
         if given.worlds != len(self.cells) or given.compiled.symbols != shape:
             raise SweepError(
-                f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; the "
-                f"sweep has {len(self.cells)} worlds and sizes {dict(shape)}. Plan it again."
+                f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; "
+                f"the sweep has {len(self.cells)} worlds and sizes {dict(shape)}. Plan it again."
             )
         chunks = given.chunks if given.evaluator == "wavefront" else None
         if cut is not None and (cut.evaluator, cut.chunks) != (given.evaluator, chunks or cut.chunks):

@@ -16,6 +16,7 @@ import conewise as cw
 from conewise.model import Model
 from conewise.program.interpret import Interpreter
 from conewise.program.records import SIZES, Record
+from conewise.sweeps.planning.independence import Independence
 from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule
 from conewise.sweeps.planning.mixing import Trial
 from tests.sweeps.mixers import ATTENTION, BATCHES, POSITIONS, WIDTH, ids, module
@@ -42,10 +43,10 @@ class Scene:
         self.runs = [interpreter.values({program.inputs[0].name: ids(batch, length, n)}) for n in (1, 2)]
         self.constants = Constants(self.layout, self.runs[0].__getitem__)
 
-    def positions(self) -> Apart:
+    def positions(self) -> Independence:
         return Independence(self.layout, self.layout.pos_dim, self.layout.position_symbols)
 
-    def batch(self) -> Apart:
+    def batch(self) -> Independence:
         return Independence(
             self.layout, self.layout.batch_dim, self.layout.batch_symbols, self.constants.alike
         )

@@ -113,9 +113,9 @@ def test_the_first_difference(batch: int, length: int, data: st.DataObject) -> N
     one = torch.randint(0, 5, (batch, length))
     other = one.clone()
     other[data.draw(st.integers(0, batch - 1)), start:] += 1
-    runs = [model.run(input_ids=given) for given in (one, other)]
+    base, source = (model.run(input_ids=given) for given in (one, other))
     facts = facts_of(model).shape({"input_ids": one})
-    found, differing = first_difference(*runs, facts.finder, facts.layout)
+    found, differing = first_difference(base, source, facts.finder, facts.layout)
     assert found == min(start, length - 1)
     assert differing == ({"input_ids"} if start < length else set())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +31,7 @@ def test_a_mask_and_its_ranges_are_the_same_worlds(worlds: set[int]) -> None:
     assert members(ranges) == members(mask(worlds)) == sorted(worlds)
     assert mask_of(ranges) == mask(worlds) == (mask_of_members(sorted(worlds)) if worlds else 0)
     assert count_of(ranges) == len(worlds)
-    assert all(one[1] < other[0] for one, other in zip(ranges, ranges[1:], strict=False))
+    assert all(one[1] < other[0] for one, other in pairwise(ranges))
 
 
 @given(SETS, SETS)

@@ -26,7 +26,7 @@ Site = tuple[str, int | None, str]
 
 
 class Values(Protocol):
-    """Where the values come from that tables put in: one tensor for each site, or a function for each place."""
+    """Where the values that tables put in come from: a tensor for each site, or a function for each place."""
 
     @property
     def suspicious(self) -> frozenset[Site]:

@@ -16,7 +16,7 @@ from conewise.sweeps.planning.model_facts import ModelFacts
 
 
 class MetricReader:
-    """Reads the metrics of one sweep. `tokens` are those whose logits they read, where they read no others."""
+    """Reads the metrics of one sweep. `tokens`: whose logits they read, where they read no others."""
 
     def __init__(self, facts: ModelFacts, metrics: Sequence[Metric], tokens: Sequence[int] = ()) -> None:
         self._facts, self._metrics = facts, tuple(metrics)

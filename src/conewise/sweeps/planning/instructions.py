@@ -56,8 +56,8 @@ class Read:
 class Put:
     """Write what worlds put into a node, by the fill tables of the node.
 
-    `fresh` worlds begin with the baseline's value. `again` are worlds whose value was computed, at `places` of
-    the stack. Both together are put in `order`. `rows` is how many last positions are kept, None for all.
+    `fresh` worlds begin with the baseline's value. `again` are worlds whose value was computed; they stand at
+    `places` of the stack. Both together are put in `order`. `rows` is how many last positions are kept, None for all.
     """
 
     node: str
@@ -73,8 +73,8 @@ class Step:
     """Compute `node` in `worlds`, then `put`, then drop what nothing reads any more.
 
     Only the last `rows` positions are computed, None for all. `inside` are nodes that the same kernel
-    computes on the way. `align` is for a part of several values: it is aligned after it was taken out. `kernel`
-    says which of several ways to compute it is meant. A step without worlds only puts.
+    computes on the way. `align` is for a part of several values: it is aligned after it was taken out.
+    `kernel` says which of several ways to compute it is meant. A step without worlds only puts.
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""What attention masks hide, as values: found once for each model and shape, so that planning reads no tensor."""
+"""What attention masks hide, as values: found once for a model and a shape. Planning reads no tensor."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def mask_of(value: Any) -> Mask:
     if value.dtype == torch.bool:
         sees = value
     else:
-        # A row that sees nothing sees everything alike: what is added to a score is very low, not minus infinity.
+        # A row that sees nothing sees everything alike: what is added to a score is low, not minus infinity.
         sees = value > torch.finfo(value.dtype).min / 2
         sees = sees | ~sees.any(-1, keepdim=True)
     flat = sees.reshape(-1, rows, columns).any(0)

@@ -22,7 +22,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class MemoryLayout:
-    """`aliases`: for each view the node (or source) whose memory it shows. `copied`: what a product copies."""
+    """`aliases`: for each view the node (or source) whose memory it shares. `copied`: what products copy."""
 
     aliases: Mapping[str, str]
     copied: Mapping[str, tuple[str, ...]]

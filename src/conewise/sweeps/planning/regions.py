@@ -2,7 +2,7 @@
 
 A change at a position of a causal model reaches no earlier one, so the rows before the first change are
 the baseline's. A metric that reads the last position wants no other. Which operations treat each position
-by itself is known from their kind (`independence.py`); attention is the one exception, where the mask says so.
+by itself is known from their kind (`independence.py`); attention is the exception, where the mask says so.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RegionFinder:
     ) -> Regions:
         """The nodes that patches from position `start` on change from there on only, as far as is known.
 
-        `hides(mask, start)` says of an attention's mask that no position before `start` sees one from there on.
+        `hides(mask, start)` says of a mask that no position before `start` sees one from there on.
         """
         length = next(iter(self._layout.lengths), 0)
         if len(self._layout.lengths) != 1 or not 0 < start < length:

@@ -22,7 +22,8 @@ KEYS = 512
 class Workspace:
     """Bytes that operations take beside their values, for runs of one shape.
 
-    `rows` is how many positions of a value are computed, None for all; `is_causal` says of a mask that it hides just what comes later.
+    `rows` is how many positions of a value are computed, None for all; `is_causal` says of a mask that it
+    hides just what comes later.
     """
 
     def __init__(self, layout: Layout, costs: Costs, device: torch.device) -> None:

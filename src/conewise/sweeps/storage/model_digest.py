@@ -1,4 +1,4 @@
-"""What identifies a model in a store: digests of its architecture, its weights and what else it computes with.
+"""What identifies a model in a store: digests of its architecture, its weights, its constants.
 
 They are computed when something is stored or saved, never on the way to a number: hashing the weights of a
 large model takes longer than sweeping it.

@@ -51,8 +51,8 @@ def asked_by(spec: Mapping[str, Any]) -> dict[str, Any]:
     missing += ["source"] if any(source is None for _, source in batches) else []
     if missing:
         raise SweepError(
-            f"this plan does not hold its {' and '.join(missing)}: a function, or a run in which something is "
-            "patched, cannot be written down. Make the sweep with `model.sweep(...)`, and run the plan with "
+            f"this plan does not hold its {' and '.join(missing)}: a function, or a run in which something "
+            "is patched, cannot be written down. Make the sweep with `model.sweep(...)`, and run the plan with "
             "`sweep.run(plan=plan)`."
         )
     one = len(batches) == 1
