@@ -20,7 +20,9 @@ import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.cases import Case, random_pair
-from conewise.sweeps.execution.batch import reader
+from conewise.sweeps.execution.batch import BatchValues, reader
+from conewise.sweeps.execution.executors import WavefrontExecutor
+from conewise.sweeps.execution.reading import MetricReader
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -55,17 +57,18 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
         "peak_measured_MiB": round(peak / 2**20, 1),
     }
     batch = sweep._batch(0)
-    prepared = sweep.planner.prepare(batch)
-    _, (chunk,) = sweep.planner.plan(batch, 40 << 30, "wavefront")
-    wave = sweep.evaluators.wave(prepared, batch, chunk)
-    fills = sweep.evaluators.fills(prepared, batch, chunk)
-    read = reader(batch.base)
+    planned = sweep.plan(max_memory="40GiB", evaluator="wavefront")
+    executor = sweep._executor(batch, planned, MetricReader(sweep.facts, sweep.metrics, sweep.spec.tokens))
+    assert isinstance(executor, WavefrontExecutor)
+    assert len(executor.chunks) == 1
+    runner = executor._runner(0, batch)
+    values, read = BatchValues(batch, tuple(runner.fills.sites())), reader(batch.base)
 
     def eager() -> Any:
-        return wave._eager(read, fills)
+        return runner._wavefront.run(runner.program, read, runner.fills, values)
 
     def replay() -> Any:
-        return wave.run(read, fills)
+        return runner.run(read, values)
 
     eager()
     replay()
