@@ -10,7 +10,8 @@ from conewise.models.load import KNOWN, Loaded
 from conewise.models.load import load as load_model
 from conewise.reading import as_path, is_there
 from conewise.sweeps.result import Result
-from conewise.sweeps.storage.archive import is_result, load_result
+from conewise.sweeps.saved import load_result
+from conewise.sweeps.storage.archive import is_result
 
 
 @overload

@@ -12,7 +12,7 @@ from conewise.locations.selectors import SelectorLike
 from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
 from conewise.runs.run import Reading, Run
-from conewise.sweeps.plan import SweepPlan
+from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conewise.errors import SweepError
-from conewise.sweeps.plan import SweepPlan
+from conewise.sweeps.planning.plan import SweepPlan
 from tests.golden.plans import SWEEPS, path_of, plan_of
 from tests.sweeps.small import model, sweep_over
 
@@ -47,7 +47,7 @@ def test_running_a_plan_is_running_its_sweep(name: str) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from conewise.sweeps.plan import SweepPlan
+from conewise.sweeps.planning.plan import SweepPlan
 from tests.sweeps.small import model
 plan = SweepPlan.from_json(Path(sys.argv[1]).read_text())
 print(plan.run(model()).table.tolist())
@@ -101,7 +101,7 @@ def test_a_plan_whose_parts_do_not_agree_is_refused() -> None:
         SweepPlan.from_json(json.dumps(plain))
     plain = json.loads(path_of("heads_and_mlps").read_text("utf-8"))
     del plain["compiled"]["programs"][0]["steps"][3]
-    with pytest.raises(SweepError, match="memory of every step|the steps are what is counted"):
+    with pytest.raises(SweepError, match=r"memory of every step|the steps are what is counted"):
         SweepPlan.from_json(json.dumps(plain))
 
 

@@ -39,7 +39,7 @@ from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import as_metric
 from conewise.runs.run import Reading, Run, RunWorld
 from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.plan import SweepPlan
+from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conewise.prompts.pairs import Pair
     from conewise.prompts.questions import Question
     from conewise.report.story import Story
-    from conewise.sweeps.plan import SweepPlan
+    from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
 
 MODEL, TINY = "smollm2-135m", "tiny"

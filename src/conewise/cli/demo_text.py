@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conewise.cli.demo import Demo
     from conewise.models.load import Loaded
     from conewise.prompts.questions import Question
-    from conewise.sweeps.plan import SweepPlan
+    from conewise.sweeps.planning.plan import SweepPlan
 
 TOP = 10
 BAR = 20

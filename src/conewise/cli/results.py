@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conewise.report.story import Story
-    from conewise.sweeps.plan import SweepPlan
+    from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
 
 

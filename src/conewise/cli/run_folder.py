@@ -9,7 +9,8 @@ from conewise.errors import SweepError
 from conewise.files import write_whole
 from conewise.report.story import Story
 from conewise.sweeps.result import Result
-from conewise.sweeps.storage.archive import MANIFEST, VALUES, load_result, save
+from conewise.sweeps.saved import load_result
+from conewise.sweeps.storage.archive import MANIFEST, VALUES, save
 
 if TYPE_CHECKING:
     from conewise.drawing.folding import Folded

@@ -92,7 +92,8 @@ class StoredRun:
     def finish(self, result: Result, story: Story, folded: Folded | None) -> None:
         """Keep the result; one that is there already must be the same."""
         from conewise.cli.run_folder import write_run
-        from conewise.sweeps.storage.archive import is_result, load_result
+        from conewise.sweeps.saved import load_result
+        from conewise.sweeps.storage.archive import is_result
 
         if not is_result(self.folder):
             # What is there of it was left by a process that died while it wrote.

@@ -27,9 +27,9 @@ from conewise.runs.filling import joined
 from conewise.runs.interventions import mean, noise
 from conewise.runs.run import Run
 from conewise.sweeps.execution.ledger import SweepLedger, most
-from conewise.sweeps.plan import SweepPlan
 from conewise.sweeps.planning.costs import synchronize
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.progress import Shown, bar
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep

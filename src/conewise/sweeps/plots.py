@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from conewise.locations.selectors import Spread
 from conewise.report.colours import LIGHT
-
-if TYPE_CHECKING:
-    from conewise.sweeps.result import Result
+from conewise.sweeps.storage.result_data import ResultData
 
 LETTERS = {"layer": "L", "head": "H", "kv_head": "K", "pos": "P", "neuron": "N"}
 
 HOVER = "<b>%{customdata[0]}</b><br>value %{customdata[1]:.6g}<br>effect %{customdata[2]:+.6g}<extra></extra>"
 
 
-def figure(result: Result) -> go.Figure:
+def figure(result: ResultData) -> go.Figure:
     """The effects of the first metric, one panel for each selector; 0 is white, and one scale is for all."""
     parts = result.parts()
     effects = (result.table[0] - result.base[0]).tolist()

@@ -2,96 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from conewise.amounts import shown_bytes
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.recheck import recheck
-from conewise.checks.witness import Rerun
 from conewise.errors import SweepError, WeightsChangedError
-from conewise.locations.selectors import Cell, Spread
+from conewise.locations.selectors import Cell
 from conewise.markup import heading, table, verdict
 from conewise.program.tensors import Tensor, same_bits
-from conewise.program.weights import Sums
-from conewise.runs.filling import joined
-from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.plan import SweepPlan
+from conewise.sweeps.storage.result_data import ResultData
 
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
     from conewise.report.story import Story
-    from conewise.sweeps.sweep import Sweep
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """Values by cell, in the order of the sites.
-
-    `table` is [metric, cell] in float64, averaged over prompts; `per_prompt` is [metric, cell, prompt].
-    `base` and `source` are the metrics of the runs themselves, [metric], and `base_per_prompt` and
-    `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
-    come from a run.
-    """
-
-    plan: SweepPlan
-    ledger: SweepLedger
-    spreads: tuple[Spread, ...]
-    metrics: tuple[str, ...]
-    table: Tensor
-    per_prompt: Tensor
-    base: Tensor
-    source: Tensor | None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    verification: CellCheck | None = None
-    sweep: Sweep | None = field(default=None, repr=False)
-    base_per_prompt: Tensor | None = None
-    source_per_prompt: Tensor | None = None
-    weights: Sums | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(
-        cls,
-        sweep: Sweep,
-        plan: SweepPlan,
-        ledger: SweepLedger,
-        values: Sequence[Tensor],
-        base: Sequence[Tensor],
-        source: Sequence[Tensor | None],
-        weights: Sums,
-    ) -> Result:
-        """A result from the numbers of each batch, [cell, metric, prompt]."""
-        batches = [numbers.transpose(0, 1) for numbers in values]
-        per_prompt, bases = joined(batches), joined(list(base))
-        known = [one for one in source if one is not None]
-        sources = joined(known) if len(known) == len(source) else None
-        return cls(
-            plan,
-            ledger,
-            sweep.spreads,
-            tuple(metric.name for metric in sweep.metrics),
-            per_prompt.mean(-1),
-            per_prompt,
-            bases.mean(-1),
-            None if sources is None else sources.mean(-1),
-            sweep.provenance_of_run(weights),
-            None,
-            sweep,
-            bases,
-            sources,
-            weights,
-        )
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """Every cell, in the order of the sites."""
-        return tuple(cell for part in self.spreads for cell in part.cells)
+@dataclass(frozen=True, eq=False, repr=False)
+class Result(ResultData):
+    """Values by cell, in the order of the sites; see `ResultData` for its fields."""
 
     # -- in natural axes -----------------------------------------------------------------------
 
@@ -148,11 +81,6 @@ class Result:
             raise SweepError(f"several parts of this result are named {part!r}; choose by number of {names}.")
         raise SweepError(f"no part {part!r} in this result; its parts are {names}.")
 
-    def parts(self) -> list[tuple[Spread, int]]:
-        """The selectors' cells, and where each begins in the order of all cells."""
-        starts = accumulate((len(spread.cells) for spread in self.spreads), initial=0)
-        return list(zip(self.spreads, starts, strict=False))
-
     def _shaped(self, row: Tensor) -> Tensor:
         return row.reshape(self.spreads[0].shape) if len(self.spreads) == 1 else row
 
@@ -170,7 +98,7 @@ class Result:
         a cell does not have is missing. With `per_prompt` there is a row for each prompt, and its number in
         the column `prompt`.
         """
-        from conewise.sweeps.frames import frame, prompts_frame  # noqa: PLC0415  # needs pandas
+        from conewise.sweeps.storage.frames import frame, prompts_frame  # noqa: PLC0415  # needs pandas
 
         return prompts_frame(self) if per_prompt else frame(self)
 
@@ -227,18 +155,15 @@ class Result:
 
     def verify(self, n: int = 32, seed: int = 0) -> CellCheck:
         """Run `n` random cells again as plain full forwards of the original module, with hooks."""
-        if self.sweep is None:
-            raise SweepError("a loaded result has no model at hand; run its sweep again to verify it.")
         sweep = self.sweep
+        if sweep is None:
+            raise SweepError("a loaded result has no model at hand; run its sweep again to verify it.")
         if self.weights != sweep.model.weights.whole_contents().whole:
             raise WeightsChangedError(
                 f"the weights of {sweep.model.name} were written to after this result was made, so the "
                 "module cannot say whether it is right. Put the old weights back, or run the sweep again."
             )
-        targets = tuple("" if metric.whole else sweep.facts.target(metric) for metric in sweep.metrics)
-        batches = tuple(partial(sweep._batch, number) for number in range(sweep.batches))
-        rerun = Rerun(sweep.model, sweep.cells, batches, sweep.metrics, targets, sweep.precision)
-        return recheck(self, rerun, n, seed, is_serial=self.plan.evaluator == "serial")
+        return recheck(self, sweep.rerun(), n, seed, is_serial=self.plan.evaluator == "serial")
 
     # -- as text -------------------------------------------------------------------------------
 

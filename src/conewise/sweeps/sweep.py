@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from conewise.amounts import as_bytes
 from conewise.capturing.foreign import within_memory
+from conewise.checks.witness import Rerun
 from conewise.errors import Argument, NoEffectWarning, SweepError, WeightsChangedError, describe
 from conewise.identity.digests import inputs_digest
 from conewise.locations.selectors import Cell, SelectorLike, Spread, as_selectors
@@ -21,7 +23,7 @@ from conewise.program.tensors import Tensor, computing
 from conewise.program.weights import Contents, Sums
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
-from conewise.runs.filling import reordered
+from conewise.runs.filling import joined, reordered
 from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import as_metric, expect_prompts
 from conewise.runs.run import Reading
@@ -32,8 +34,6 @@ from conewise.sweeps.execution.executors import Executor, SerialExecutor, Wavefr
 from conewise.sweeps.execution.growth import watching
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
-from conewise.sweeps.lazy import Lazy
-from conewise.sweeps.plan import SweepPlan, of_batches
 from conewise.sweeps.planning.compiled import Compiled
 from conewise.sweeps.planning.compiler import (
     Compilation,
@@ -46,7 +46,9 @@ from conewise.sweeps.planning.compiler import (
 from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.fill_tables import PlaceGroup, expect_swept, place_groups
 from conewise.sweeps.planning.first_change import first_difference
+from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.plan import SweepPlan, of_batches
 from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.progress import bar
@@ -461,7 +463,43 @@ class Sweep:
         ledger.seconds = time.perf_counter() - started
         if not ledger.resumed:
             calibration_of(self.model).note(plan.evaluator, plan.flops, ledger.compute_seconds)
-        return Result.of(self, plan, ledger, values, base_values, source_values, weights.whole)
+        return self._result(plan, ledger, values, base_values, source_values, weights.whole)
+
+    def _result(
+        self,
+        plan: SweepPlan,
+        ledger: SweepLedger,
+        values: Sequence[Tensor],
+        base: Sequence[Tensor],
+        source: Sequence[Tensor | None],
+        weights: Sums,
+    ) -> Result:
+        """A result from the numbers of each batch, [cell, metric, prompt]."""
+        per_prompt, bases = joined([numbers.transpose(0, 1) for numbers in values]), joined(list(base))
+        known = [one for one in source if one is not None]
+        sources = joined(known) if len(known) == len(source) else None
+        return Result(
+            plan,
+            ledger,
+            self.spreads,
+            tuple(metric.name for metric in self.metrics),
+            per_prompt.mean(-1),
+            per_prompt,
+            bases.mean(-1),
+            None if sources is None else sources.mean(-1),
+            self.provenance_of_run(weights),
+            None,
+            self,
+            bases,
+            sources,
+            weights,
+        )
+
+    def rerun(self) -> Rerun:
+        """What is run again where cells of a result are checked by the module itself."""
+        targets = tuple("" if metric.whole else self.facts.target(metric) for metric in self.metrics)
+        batches = tuple(partial(self._batch, number) for number in range(self.batches))
+        return Rerun(self.model, self.cells, batches, self.metrics, targets, self.precision)
 
     def _plan_for(self, number: int, batch: Batch, how: _How, cut: StoredCut | None) -> SweepPlan:
         """The plan of a batch: the one that was given, where it is for runs of this shape."""

@@ -21,7 +21,8 @@ from conewise.checks.cell_check import CellCheck
 from conewise.errors import LoadError, SweepError
 from conewise.model import Model
 from conewise.sweeps.result import Result
-from conewise.sweeps.storage.archive import FORMAT, MANIFEST, VALUES, load_result
+from conewise.sweeps.saved import load_result
+from conewise.sweeps.storage.archive import FORMAT, MANIFEST, VALUES
 from tests.sweeps.small import model, prompts, sweep_over
 
 

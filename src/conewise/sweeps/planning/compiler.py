@@ -230,7 +230,7 @@ class Compilation:
 
     @cached_property
     def order(self) -> WorldOrder:
-        """The cells by world: patches that stand first in the graph first, so that stacks grow at their ends."""
+        """The cells by world: patches that stand first in the graph come first. Stacks grow at their ends."""
         labels, graph = self.graph.table.labels, self.graph
         depth = {nodes: min(labels[graph.number(node)] for node in nodes) for nodes in self._cells_by_nodes}
         by_cell = [depth[nodes] for nodes in self.nodes_of_cells]

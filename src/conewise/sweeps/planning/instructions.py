@@ -57,7 +57,7 @@ class Put:
     """Write what worlds put into a node, by the fill tables of the node.
 
     `fresh` worlds begin with the baseline's value. `again` are worlds whose value was computed; they stand at
-    `places` of the stack. Both together are put in `order`. `rows` is how many last positions are kept, None for all.
+    `places` of the stack. Both together are put in `order`. The last `rows` positions are kept, None for all.
     """
 
     node: str

@@ -33,11 +33,11 @@ from conewise.locations.selectors import Cell, Spread
 from conewise.program.tensors import Tensor
 from conewise.reading import read_json
 from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.frames import frame
-from conewise.sweeps.plan import PlanCosts, SweepPlan
-from conewise.sweeps.result import Result
+from conewise.sweeps.planning.plan import PlanCosts, SweepPlan
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.decoding import decoded
+from conewise.sweeps.storage.frames import frame
+from conewise.sweeps.storage.result_data import ResultData
 from conewise.sweeps.storage.tensor_packing import from_rows, unpacked
 
 MANIFEST, VALUES = "manifest.json", "values.parquet"
@@ -51,7 +51,7 @@ _MOST_VALUES = 10**8
 """Values of single prompts that are read where nothing says how many there are."""
 
 
-def save(result: Result, folder: Path, *, unfinished: bool = False) -> Path:
+def save(result: ResultData, folder: Path, *, unfinished: bool = False) -> Path:
     """Write a result to a folder that holds none yet; the folder's other files stay as they are.
 
     The manifest is written last. Values without one were left by a process that died while it saved: they
@@ -86,7 +86,7 @@ def is_result(folder: Path) -> bool:
     return isinstance(manifest, dict) and manifest.get("kind") == KIND
 
 
-def load_result(folder: str | Path) -> Result:
+def read_result(folder: str | Path) -> ResultData:
     """The result that was saved in a folder, equal to it bit for bit. It has no model at hand.
 
     Raises SweepError when there is none, or when it is damaged or of a newer version.
@@ -139,7 +139,7 @@ def _damaged(folder: Path, what: str) -> SweepError:
     return SweepError(f"the result in {folder} is damaged: {what}. Put a sound copy in its place.")
 
 
-def _values(result: Result) -> bytes:
+def _values(result: ResultData) -> bytes:
     table = pa.Table.from_pandas(frame(result), preserve_index=False)
     prompts = pa.array(result.per_prompt.flatten(0, 1).tolist(), pa.list_(pa.float64()))
     written = io.BytesIO()
@@ -147,7 +147,7 @@ def _values(result: Result) -> bytes:
     return written.getvalue()
 
 
-def _manifest(result: Result, checksum: str) -> dict[str, Any]:
+def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
     return {
         "kind": KIND,
         "format": FORMAT,
@@ -171,7 +171,7 @@ def _manifest(result: Result, checksum: str) -> dict[str, Any]:
     }
 
 
-def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> Result:
+def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> ResultData:
     """The result; every count and type is looked at. Raises KeyError and ValueError for what cannot be."""
     parts = manifest["parts"]
     if not isinstance(parts, list) or not parts:
@@ -198,7 +198,7 @@ def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> Result:
     sweep = manifest["sweep"]
     if not isinstance(sweep, dict):
         raise ValueError("sweep is not an object")
-    return Result(
+    return ResultData(
         SweepPlan(**decoded(manifest["plan"], PlanCosts, "plan").costs()),
         decoded(manifest["measured"], SweepLedger, "measured"),
         spreads,

@@ -52,8 +52,8 @@ def asked_by(spec: Mapping[str, Any]) -> dict[str, Any]:
     if missing:
         raise SweepError(
             f"this plan does not hold its {' and '.join(missing)}: a function, or a run in which something "
-            "is patched, cannot be written down. Make the sweep with `model.sweep(...)`, and run the plan with "
-            "`sweep.run(plan=plan)`."
+            "is patched, cannot be written down. Make the sweep with `model.sweep(...)`, and run the plan "
+            "with `sweep.run(plan=plan)`."
         )
     one = len(batches) == 1
     return {

@@ -25,8 +25,8 @@ from conewise.files import conewise_version, write_whole
 from conewise.identity.machine import numerics
 from conewise.program.tensors import Tensor
 from conewise.reading import parse_json
-from conewise.sweeps.plan import SweepPlan, as_json
 from conewise.sweeps.planning.compiler import StoredCut
+from conewise.sweeps.planning.plan import SweepPlan, as_json
 from conewise.sweeps.storage.decoding import decoded
 from conewise.sweeps.storage.differences import differences
 from conewise.sweeps.storage.tensor_packing import packed, unpacked

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from conewise.program.tensors import Tensor
-
-if TYPE_CHECKING:
-    from conewise.sweeps.result import Result
+from conewise.sweeps.storage.result_data import ResultData
 
 TYPES: dict[str, str] = {
     "site": "str",
@@ -27,12 +25,12 @@ TYPES: dict[str, str] = {
 """The columns of a result's table, in order; missing is <NA> in the numbers of places and NaN in values."""
 
 
-def frame(result: Result) -> pd.DataFrame:
+def frame(result: ResultData) -> pd.DataFrame:
     """One row for each metric and cell, averaged over prompts."""
     return _frame(result, result.table, result.base, result.source)
 
 
-def prompts_frame(result: Result) -> pd.DataFrame:
+def prompts_frame(result: ResultData) -> pd.DataFrame:
     """One row for each prompt, metric and cell; base and source are missing where they are not known."""
     base, source = result.base_per_prompt, result.source_per_prompt
     frames = []
@@ -48,7 +46,7 @@ def prompts_frame(result: Result) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _frame(result: Result, table: Tensor, base: Tensor | None, source: Tensor | None) -> pd.DataFrame:
+def _frame(result: ResultData, table: Tensor, base: Tensor | None, source: Tensor | None) -> pd.DataFrame:
     cells, metrics = result.cells, result.metrics
     places: dict[str, list[Any]] = {
         "site": [cell.name for cell in cells],

@@ -1,0 +1,51 @@
+"""The numbers of a sweep, with what they cost and what they depend on: what is saved, drawn and tabulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from conewise.checks.cell_check import CellCheck
+from conewise.locations.selectors import Cell, Spread
+from conewise.program.tensors import Tensor
+from conewise.program.weights import Sums
+from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.planning.plan import SweepPlan
+
+
+@dataclass(frozen=True, eq=False)
+class ResultData:
+    """Values by cell, in the order of the sites.
+
+    `table` is [metric, cell] in float64, averaged over prompts; `per_prompt` is [metric, cell, prompt].
+    `base` and `source` are the metrics of the runs themselves, [metric], and `base_per_prompt` and
+    `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
+    come from a run.
+    """
+
+    plan: SweepPlan
+    ledger: SweepLedger
+    spreads: tuple[Spread, ...]
+    metrics: tuple[str, ...]
+    table: Tensor
+    per_prompt: Tensor
+    base: Tensor
+    source: Tensor | None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    verification: CellCheck | None = None
+    sweep: Any = field(default=None, repr=False)
+    base_per_prompt: Tensor | None = None
+    source_per_prompt: Tensor | None = None
+    weights: Sums | None = field(default=None, repr=False)
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell, in the order of the sites."""
+        return tuple(cell for part in self.spreads for cell in part.cells)
+
+    def parts(self) -> list[tuple[Spread, int]]:
+        """The selectors' cells, and where each begins in the order of all cells."""
+        starts = accumulate((len(spread.cells) for spread in self.spreads), initial=0)
+        return list(zip(self.spreads, starts, strict=False))
