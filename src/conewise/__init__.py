@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from conewise.runs.interventions import add, intervention, mean, noise, resample
     from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.runs.run import Run
+    from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
     from conewise.sweeps.sweep import Sweep
 
@@ -47,6 +48,7 @@ __all__ = [
     "Result",
     "Run",
     "Sweep",
+    "SweepPlan",
     "World",
     "add",
     "block",
@@ -84,6 +86,7 @@ _HOMES = {
     "Result": "conewise.sweeps.result",
     "Run": "conewise.runs.run",
     "Sweep": "conewise.sweeps.sweep",
+    "SweepPlan": "conewise.sweeps.planning.plan",
     "World": "conewise.engine.world",
     "add": "conewise.runs.interventions",
     "block": "conewise.graph.building_blocks",

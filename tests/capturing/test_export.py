@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import conewise as cw
 from conewise.capturing.export import Exported, export
 from conewise.errors import (
     CaptureError,
@@ -317,3 +318,25 @@ def test_the_module_is_bit_identical_afterwards_and_nothing_is_left_on_it() -> N
     assert module.config.to_dict() == config
     assert all(torch.equal(value, module.state_dict()[key]) for key, value in state.items())
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+class WritesThroughViews(nn.Module):
+    """Writes through a view of a view, and reads both again afterwards."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        rows = y[:, 1:]
+        part = rows[:, :, :3]
+        part += 1
+        return part.sum(-1) + rows.sum(-1) + y[:, 1:].transpose(0, 1).transpose(0, 1)[..., 0]
+
+
+def test_a_view_that_is_taken_again_after_a_write_has_its_own_shape() -> None:
+    model = cw.capture(WritesThroughViews(), x=torch.randn(2, 5, 4))
+    run = model.run(x=torch.randn(3, 5, 4))
+    sizes = model.program.sizes
+    symbols = sizes.symbols_of({leaf.name: leaf.shape for leaf in model.program.inputs}, {"x": (3, 5, 4)})
+    for record in model.program.records:
+        (value,) = run.demand([record.name])
+        assert record.shape is not None
+        assert tuple(value.shape) == tuple(sizes.value(size, symbols) for size in record.shape), record

@@ -66,10 +66,14 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True)
 class _Alias:
-    """A value that aliases some memory: the views that lead to it, one after another; none for all of it."""
+    """A value that aliases some memory: the views that lead to it, one after another; none for all of it.
+
+    `views` are the nodes that took them: each has its own shape.
+    """
 
     memory: _Memory
     steps: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...] = ()
+    views: tuple[fx.Node, ...] = ()
 
 
 def lower(exported: ExportedProgram, example: Call, module_name: str) -> Program:
@@ -227,7 +231,8 @@ class _Lowering:
     def _share(self, node: fx.Node, source: fx.Node, steps: tuple[Any, ...]) -> None:
         """Let `node` alias the memory of `source`, `steps` further on."""
         alias = self.aliases[source]
-        self.aliases[node] = _Alias(alias.memory, (*alias.steps, *steps))
+        views = (*alias.views, node) if steps else alias.views
+        self.aliases[node] = _Alias(alias.memory, (*alias.steps, *steps), views)
         if not steps:
             self.values[node] = self._current(source)
         self.seen_version[node] = alias.memory.version
@@ -238,8 +243,8 @@ class _Lowering:
         if alias is None or self.seen_version[node] == alias.memory.version:
             return self.values[node]
         reference = alias.memory.value
-        for target, args, kwargs in alias.steps:
-            reference = self._emit(node, target, (reference, *args), kwargs)
+        for (target, args, kwargs), view in zip(alias.steps, alias.views, strict=True):
+            reference = self._emit(node, target, (reference, *args), kwargs, view)
         self.values[node] = reference
         self.seen_version[node] = alias.memory.version
         return reference
@@ -260,12 +265,20 @@ class _Lowering:
             case _:
                 return argument
 
-    def _emit(self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Ref:
-        fake = node.meta.get("val")
+    def _emit(
+        self,
+        node: fx.Node,
+        target: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        view: fx.Node | None = None,
+    ) -> Ref:
+        """A record of what `node` does; with `view`, of a view that was taken there, taken again."""
+        fake = (node if view is None else view).meta.get("val")
         shape = dtype = None
         if isinstance(fake, torch.Tensor):
             shape, dtype = tuple(size_of(size) for size in fake.shape), fake.dtype
-        if isinstance(target, WriteThrough) or target is not node.target:
+        if view is None and (isinstance(target, WriteThrough) or target is not node.target):
             shape, dtype = self._shape_of(args[0]) if isinstance(args[0], Ref) else (shape, dtype)
         record = Record(
             self._unique(self._name(node)), target, args, kwargs, module_calls(node), shape, dtype

@@ -127,6 +127,9 @@ class SiteTable:
                     f"`site({kind_or_name!r}, layer=0)`."
                 )
             raise self._unknown(kind_or_name)
+        found = self._by_kind.get((kind_or_name, stack, layer))
+        if found is not None:
+            return found
         stacks = list(dict.fromkeys(layer.stack for layer in self.model_layers))
         if stack not in stacks and stacks:
             raise MissingSiteError(

@@ -26,6 +26,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.filling import joined
 from conewise.runs.interventions import mean, noise
 from conewise.runs.run import Run
+from conewise.sweeps.calibration import calibrate
 from conewise.sweeps.execution.ledger import SweepLedger, most
 from conewise.sweeps.planning.costs import synchronize
 from conewise.sweeps.planning.model_facts import facts_of
@@ -149,6 +150,7 @@ class Question:
 
         `progress` is called with how many prompts are planned, and of how many.
         """
+        calibrate(self.model)  # people want to know how long it takes
         plans, done = [], 0
         for group, numbers in enumerate(self.prompts.groups):
             plans.append(self.sweep(group).plan(max_memory, evaluator))

@@ -233,17 +233,16 @@ class Sweep:
         conditions = self._conditions(batch, shape, max_memory, evaluator, cut)
         key = self.spec.identity, tuple(shape.layout.symbols.items()), conditions
         if key not in self.facts.plans:
-            compilation = self._compilation(shape, conditions)
-            if compilation.evaluator == "serial" and self.precision:
-                otherwise = "" if conditions.obstacle else ", or run it as a wavefront"
-                raise SweepError(
-                    f"a serial run is a full re-run bit for bit, and {self.precision} rounds more. Leave ",
-                    Argument("precision"),
-                    f" out{otherwise}.",
-                )
-            self.facts.keep_plan(key, compilation.compiled())
+            self.facts.keep_plan(key, self._compilation(shape, conditions).compiled())
         compiled, costing = self.facts.plans[key]
         evaluator = "wavefront" if compiled.passes else "serial"
+        if evaluator == "serial" and self.precision:
+            otherwise = "" if conditions.obstacle else ", or run it as a wavefront"
+            raise SweepError(
+                f"a serial run is a full re-run bit for bit, and {self.precision} rounds more. Leave ",
+                Argument("precision"),
+                f" out{otherwise}.",
+            )
         return self._plan_of(compiled, costing, evaluator, conditions)
 
     def _plan_of(
