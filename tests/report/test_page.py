@@ -348,7 +348,7 @@ def test_the_origin_has_all_that_the_numbers_depend_on() -> None:
 def test_products_that_round_more_are_told() -> None:
     result, story, folded = swept()
     assert "products in" not in own(sweep_page(result, story, folded))
-    rounded = replace(result, provenance={**result.provenance, "precision": "tf32"})
+    rounded = replace(result, origin={**result.provenance, "precision": "tf32"})
     assert "<dt>products in</dt><dd>tf32</dd>" in own(sweep_page(rounded, story, folded))
 
 

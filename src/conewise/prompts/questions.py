@@ -29,6 +29,7 @@ from conewise.runs.run import Run
 from conewise.sweeps.calibration import calibrate
 from conewise.sweeps.execution.ledger import SweepLedger, most
 from conewise.sweeps.planning.costs import synchronize
+from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.progress import Shown, bar
@@ -308,7 +309,7 @@ def _whole(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> Result
         per_prompt,
         base.mean(-1),
         None if source is None else source.mean(-1),
-        _whole_provenance([dict(result.provenance) for result in results]),
+        Lazy(lambda: _whole_provenance([result.provenance for result in results])),
         _whole_check([result.verification for result in results]),
         base_per_prompt=base,
         source_per_prompt=source,

@@ -22,7 +22,7 @@ class ResultData:
     `table` is [metric, cell] in float64, averaged over prompts; `per_prompt` is [metric, cell, prompt].
     `base` and `source` are the metrics of the runs themselves, [metric], and `base_per_prompt` and
     `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
-    come from a run.
+    come from a run. `origin` is what they depend on; see `provenance`.
     """
 
     plan: SweepPlan
@@ -33,12 +33,17 @@ class ResultData:
     per_prompt: Tensor
     base: Tensor
     source: Tensor | None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False)
     verification: CellCheck | None = None
     sweep: Any = field(default=None, repr=False)
     base_per_prompt: Tensor | None = None
     source_per_prompt: Tensor | None = None
     weights: Sums | None = field(default=None, repr=False)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """All that the numbers depend on, as plain values; the weights are hashed when it is first asked for."""
+        return dict(self.origin)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
