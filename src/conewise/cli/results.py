@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def plan_json(plan: SweepPlan) -> dict[str, Any]:
     """A plan as JSON has it."""
-    return {**asdict(plan), "chunks": list(plan.chunks), "ratio": plan.ratio}
+    return {**plan.costs(), "chunks": list(plan.chunks), "ratio": plan.ratio}
 
 
 def result_json(result: Result, story: Story) -> dict[str, Any]:

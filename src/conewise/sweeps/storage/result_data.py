@@ -42,7 +42,7 @@ class ResultData:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """All that the numbers depend on, as plain values; the weights are hashed when it is first asked for."""
+        """All that the numbers depend on, as plain values. The weights are hashed when it is first read."""
         return dict(self.origin)
 
     @property
