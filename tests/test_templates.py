@@ -9,7 +9,7 @@ from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from conewise import markup
-from conewise.templates import macro, rendered
+from conewise.templates import asset, macro, rendered
 
 PACKAGE = Path(__file__).parents[1] / "src" / "conewise"
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
@@ -46,6 +46,15 @@ def test_every_template_is_found_and_escapes() -> None:
         '<ul class="cw-keys" aria-label="Legend"><li><b>&lt;i&gt;</li></ul>'
     )
     assert isinstance(macro("markup.html", "heading", "<b>", "&"), Markup)
+
+
+def test_every_page_is_the_document_that_has_the_policy() -> None:
+    found = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.html")}
+    whole = {path.name for path, text in found.items() if re.search(r"<html|<!doctype|<head>", text)}
+    assert whole == {"document.html"}
+    assert 'http-equiv="Content-Security-Policy" content="{{ policy }}"' in asset("drawing/document.html")
+    pages = {path.name for path, text in found.items() if '{% extends "drawing/document.html" %}' in text}
+    assert pages == {"sweep.html", "wave_page.html", "page.html", "figure.html"}
 
 
 def test_a_value_that_is_not_given_is_an_error() -> None:

@@ -72,6 +72,11 @@ class ConewiseError(Exception):
     def __str__(self) -> str:
         return self.message()
 
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The arguments that the message speaks of, in its order."""
+        return tuple(piece for piece in self.args if isinstance(piece, Argument))
+
     def message(self, written: Callable[[Argument], str] = str) -> str:
         """What there is to say, with every argument as `written` writes it; by default as Python does."""
         return "".join(written(piece) if isinstance(piece, Argument) else str(piece) for piece in self.args)

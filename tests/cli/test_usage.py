@@ -405,6 +405,9 @@ def test_messages_of_the_library_name_options() -> None:
         "Resume it with --max-memory 300 or more (--resume), give --out 'max_memory=1', leave --tf32 out, "
         "or say --dtype 'of mine'."
     )
+    assert [argument.name for argument in error.arguments] == [
+        "max_memory", "resume", "out", "precision", "dtype",
+    ]  # fmt: skip
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
