@@ -38,7 +38,8 @@ PLAIN = frozenset(
         "partial", "passed", "per", "planner", "plot", "precision", "read", "relative", "removal",
         "remove", "rerouted", "round", "row", "rows", "samples", "save", "select", "set", "shape",
         "signature", "size", "strongest", "subject", "table", "take", "text", "to", "trusted",
-        "why", "from", "full", "planned", "json", "max", "rerun", "unchecked", "unguard", "unlisten", "value", "values", "weights", "worst",
+        "why", "from", "full", "planned", "json", "max", "rerun", "unchecked", "unguard", "unlisten",
+        "value", "values", "weights", "worst",
     }
 )  # fmt: skip
 FIELD = frozenset({"causal", "cross", "diff", "entropy", "kl", "logit", "prob", "clean", "corrupted"})
