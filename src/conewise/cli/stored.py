@@ -1,4 +1,4 @@
-"""The folder of `--out`: what was asked there, what is done of it, and the result in the end."""
+"""The folder of `--out`: the question, what is done of it, and the result in the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KIND, FORMAT = "conewise question", 1
 
 @dataclass(frozen=True)
 class StoredQuestion:
-    """What was asked in a folder: by which command, and all that the question says."""
+    """The question of a run in a folder: the command that asked it, and all that it says."""
 
     kind: str
     format: int
@@ -106,7 +106,7 @@ class StoredRun:
 
 
 def read_question(folder: Path) -> StoredQuestion | None:
-    """What was asked in a folder; None where nothing was."""
+    """The question in a folder; None where there is none."""
     path = folder / QUESTION
     if not is_there(path, Path.exists):
         return None

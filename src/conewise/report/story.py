@@ -1,4 +1,4 @@
-"""The story of a sweep: what was asked, in the words of the person who asked it.
+"""The story of a sweep: what it is about, in words.
 
 A result holds numbers and digests. A story holds what they are about: the prompts with their tokens, which of
 them is changed and where the values come from, the metric in words, the command that repeats it.
