@@ -31,11 +31,11 @@ PLAIN = frozenset(
     {
         "after", "at", "attach", "away", "bitwise", "by", "bytes", "check", "checked", "choices",
         "clear", "close", "computed", "conewise", "coordinates", "count", "dataframe", "default",
-        "discard", "equals", "error", "estimated", "evaluators", "excess", "facts", "fixed",
+        "discard", "equals", "error", "estimated", "excess", "facts", "fixed",
         "function", "hooked", "inputs", "interpreted", "interval", "is", "largest", "list", "load",
         "may", "message", "missing", "module", "name", "names", "not", "note", "notes", "number",
         "numbers", "of", "off", "ok", "once", "output", "outputs", "own", "param", "params",
-        "partial", "passed", "per", "planner", "plot", "precision", "read", "relative", "removal",
+        "partial", "passed", "per", "plot", "precision", "read", "relative", "removal",
         "remove", "rerouted", "round", "row", "rows", "samples", "save", "select", "set", "shape",
         "signature", "size", "strongest", "subject", "table", "take", "text", "to", "trusted",
         "why", "from", "full", "planned", "json", "max", "rerun", "unchecked", "unguard", "unlisten",
