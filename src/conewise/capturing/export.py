@@ -28,7 +28,7 @@ from conewise.program.calls import (
     hugging_face_defaults,
     normal_call,
 )
-from conewise.program.records import Program
+from conewise.program.records import Input, Program
 from conewise.program.untraced import Untraced, traced, untraced
 from conewise.structure.dimensions import find_dimensions
 
@@ -67,7 +67,7 @@ def export(
     call = distinct(normal_call(forward, args, {**defaults, **(kwargs or {})}))
     name = type(module).__name__
     reasons: list[str] = []
-    for example, shapes, is_shared in _attempts(forward, call, batch_dim):
+    for example, shapes, is_shared, keeps_open in _attempts(forward, call, batch_dim):
         for answering in (untraced, traced):
             answers = Untraced()
             try:
@@ -82,7 +82,7 @@ def export(
                 failure = error
                 break
             program = lower(exported, example, name)
-            if is_shared and _takes_two_for_one(program):
+            if (is_shared and _takes_two_for_one(program)) or (keeps_open and not _is_open(program)):
                 break
             given = {leaf: value for leaf, value in example.leaves()[0] if isinstance(value, torch.Tensor)}
             program = replace(program, dimensions=find_dimensions(program, given, module, batch_dim))
@@ -109,10 +109,11 @@ def _why_fixed(program: Program, reasons: Sequence[str]) -> str:
 
 def _attempts(
     forward: inspect.Signature, call: Call, batch_dim: int | None = None
-) -> Iterator[tuple[Call, Any, bool]]:
+) -> Iterator[tuple[Call, Any, bool, bool]]:
     """Examples with their dynamic dimensions, the most general first; None is fully static.
 
-    The third says whether all leading sizes that are equal in the example are taken for one.
+    The third says whether all leading sizes that are equal in the example are taken for one; the fourth that
+    the attempt is to be left for the next where a size was fixed on the way.
     """
     tensors = [leaf for _, leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor) and leaf.ndim]
     if tensors:
@@ -122,12 +123,33 @@ def _attempts(
         wide = [tensor for tensor in wide if not _is_square(tensor)] or wide
         is_one = all(tensor.shape[0] == 1 for tensor in wide)
         batch, rank = max(2, wide[0].shape[0]), min(tensor.ndim for tensor in wide)
-        for leading in (Dim("batch"), Dim.AUTO):
-            for sequence in (True, False):
-                grown = _without_ones(call, is_one, sequence)
-                vary = _Varying(batch, rank, leading, sequence, batch_dim)
-                yield grown, vary.shapes(forward, grown), leading is not Dim.AUTO
-    yield call, None, False
+        # Some versions of torch refuse a batch of any size where they would find out by themselves that it may
+        # vary; a fixed size of 1 beside it would then be taken for what it is not.
+        ways = [
+            (Dim("batch"), True),
+            (Dim.AUTO, True),
+            (Dim("batch"), False),
+            (Dim.AUTO, True),
+            (Dim.AUTO, False),
+        ]
+        for number, (leading, sequence) in enumerate(ways):
+            grown = _without_ones(call, is_one, sequence)
+            vary = _Varying(batch, rank, leading, sequence, batch_dim)
+            yield grown, vary.shapes(forward, grown), leading is not Dim.AUTO, number == 1
+    yield call, None, False, False
+
+
+def _is_open(program: Program) -> bool:
+    """Whether no leading size of an input was fixed, nor one that looks like positions."""
+    return all(
+        not isinstance(leaf.shape[dim], int)
+        for leaf in program.inputs
+        for dim in range(min(len(leaf.shape), 2 if _looks_like_sequence(leaf) else 1))
+    )
+
+
+def _looks_like_sequence(leaf: Input) -> bool:
+    return len(leaf.shape) == (3 if leaf.dtype.is_floating_point else 2)
 
 
 def _is_square(tensor: torch.Tensor) -> bool:
