@@ -52,8 +52,8 @@ test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; mi
 test-transformer-lens: $(VENV)/.compare ## sites of the same name, against TransformerLens; minutes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/sweeps/test_transformer_lens.py
 
-test-architectures: setup ## named sites of 80 architectures of transformers, against hooks; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py
+test-architectures: setup ## every architecture, attention and precision, against hooks; named sites of 80; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py tests/capturing/test_coverage.py
 
 # Debian's own Chromium: nothing is downloaded but its package. CONEWISE_CHROMIUM names another browser.
 chromium:

@@ -236,7 +236,7 @@ def test_models_of_the_hub_are_checked_alike_and_found_again_without_it(
 ) -> None:
     for name in ("sound", "evil", "outside", "adapter"):
         folder = tmp_path / "hub" / "some" / name
-        small_llama().save_pretrained(folder, max_shard_size="20KB")
+        small_llama().save_pretrained(folder, max_shard_size="60KB")
         small_tokenizer().save_pretrained(folder)
     renamed(tmp_path / "hub/some/evil" / INDEX, "evil.bin")
     renamed(tmp_path / "hub/some/outside" / INDEX, "../one/outside.safetensors")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 import torch
 
-from conewise.sweeps.execution.growth import SMALL, Meter, ProcessWatch, process_meter, watching
+from conewise.sweeps.execution.growth import INTERVAL, SMALL, Meter, ProcessWatch, process_meter, watching
 
 MB = 1_000_000
 PLANNED = 100 * MB
@@ -157,6 +158,7 @@ def test_this_process_is_measured() -> None:
     size = 64 << 20
     with watching(torch.device("cpu"), size) as watch:
         block = torch.ones(size // 4)
+        time.sleep(20 * INTERVAL)  # it is looked at from time to time
         del block
     assert watch.peak is not None
     assert 0.9 * size <= watch.peak <= size + SMALL
