@@ -18,7 +18,7 @@ from tests.capturing.zoo import ZOO, Case
 from tests.sweeps.execution.kernels import kernels
 
 BOTH = {"gpt2", "llama", "bert", "t5"}
-"""The architectures that are always gone through whole; `make test-architectures` does so with all of them."""
+"""The architectures that are always gone through whole; `make test-architectures` does so with all."""
 PAIRS = [(name, attention) for name, case in ZOO.items() for attention in case.attention]
 
 

@@ -123,9 +123,8 @@ def _attempts(
         wide = [tensor for tensor in wide if not _is_square(tensor)] or wide
         is_one = all(tensor.shape[0] == 1 for tensor in wide)
         batch, rank = max(2, wide[0].shape[0]), min(tensor.ndim for tensor in wide)
-        # Some versions of torch refuse a batch of any size where they find out that it may vary by themselves.
-        # A
-        # fixed size of 1 beside it would be taken for what it is not.
+        # Some versions of torch refuse a batch of any size where they find out by themselves that it may
+        # vary. A fixed size of 1 beside it would be taken for what it is not.
         ways = [
             (Dim("batch"), True),
             (Dim.AUTO, True),
