@@ -210,8 +210,9 @@ class _Rows:
 def suspicious_sites(sites: Sequence[Site], values: Values) -> frozenset[Site]:
     """The sites in whose values there is NaN somewhere. Waits for the device once."""
     wholes = [(site, whole) for site in sites if (whole := values.whole(site)) is not None]
-    wholes = [(site, whole) for site, whole in wholes if whole.is_floating_point()]
+    wholes = [(site, whole) for site, whole in wholes if whole.is_floating_point() and whole.numel()]
     if not wholes:
         return frozenset()
-    flags = torch.stack([torch.isnan(whole).any() for _, whole in wholes]).tolist()
+    # The largest number is NaN where any is; looking at each would take memory.
+    flags = torch.stack([whole.amax().isnan() for _, whole in wholes]).tolist()
     return frozenset(site for (site, _), flag in zip(wholes, flags, strict=True) if flag)
