@@ -28,6 +28,9 @@ SMALL = 16 << 20
 SLACK = 0.05
 """How far a process may go beyond what was planned, relative to that, before holes are given back."""
 
+BESIDE = 3 << 20
+"""What of a budget is left for what a process takes beside tensors: plans, indices, kernels' own memory."""
+
 INTERVAL = 0.005
 """Seconds from one look at the process to the next."""
 
@@ -95,7 +98,9 @@ class ProcessWatch:
         self._give_back = meter.give_back if is_large else None
         self._looking = threading.Thread(target=self._look_often, daemon=True) if is_large else None
         allowed = int(planned * (1 + SLACK))
-        self._limit = self._floor + (allowed if budget is None else max(planned, min(allowed, budget)))
+        if budget is not None:
+            allowed = max(planned, min(allowed, budget - BESIDE))
+        self._limit = self._floor + allowed
         self.peak: int | None = None
         self.reserved: int | None = None
 
