@@ -53,7 +53,7 @@ test-transformer-lens: $(VENV)/.compare ## sites of the same name, against Trans
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/sweeps/test_transformer_lens.py
 
 test-architectures: setup ## every architecture, attention and precision, against hooks; named sites of 80; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py tests/capturing/test_coverage.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py tests/capturing/test_coverage.py tests/locations/test_sites.py tests/runs/test_architectures.py tests/sweeps/test_sweep_zoo.py
 
 # Debian's own Chromium: nothing is downloaded but its package. CONEWISE_CHROMIUM names another browser.
 chromium:

@@ -14,6 +14,7 @@ from conewise.capturing.export import Exported, export
 from conewise.locations.sites import SiteTable
 from conewise.program.interpret import Interpreter
 from conewise.program.records import SIZES
+from tests.capturing.marks import marks
 from tests.capturing.zoo import ZOO, Case
 from tests.sweeps.execution.kernels import kernels
 
@@ -36,7 +37,7 @@ EVERY = [
     for dtype in (torch.float32, torch.bfloat16)
 ]
 HOOKED = [
-    pytest.param(name, attention, marks=_cost(name, attention), id=f"{name}-{attention}")
+    pytest.param(name, attention, marks=_cost(name, attention) or marks(name), id=f"{name}-{attention}")
     for name, attention in PAIRS
     if ZOO[name].hooks
 ]

@@ -11,6 +11,7 @@ from conewise.capturing.export import Exported, export
 from conewise.errors import MissingSiteError
 from conewise.locations.sites import WHERE, SiteTable
 from conewise.program.interpret import Interpreter
+from tests.capturing.marks import marks
 from tests.capturing.zoo import ZOO
 
 
@@ -146,7 +147,7 @@ def test_a_replaced_result_equals_the_z_that_makes_it(name: str) -> None:
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", list(ZOO))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ZOO])
 def test_a_module_path_is_what_the_module_returns(name: str) -> None:
     case = ZOO[name]
     module, exported, table = captured(name, case.attention[0])

@@ -12,13 +12,14 @@ from torch.utils._pytree import tree_leaves
 import conewise as cw
 from conewise.locations.places import Place
 from conewise.model import Model
+from tests.capturing.marks import marks
 from tests.capturing.zoo import ZOO
 from tests.runs.state import assert_untouched, state_of
 from tests.sweeps.captured import assert_same, hook_of, hooked, inputs, module_outputs
 
 BOTH = {"gpt2", "llama", "bert", "t5"}
 EVERY = [
-    (name, attention)
+    pytest.param(name, attention, marks=marks(name))
     for name, case in ZOO.items()
     for attention in (case.attention if name in BOTH else case.attention[-1:])
 ]

@@ -11,10 +11,14 @@ import conewise as cw
 from conewise.locations.places import Place
 from conewise.model import Model
 from conewise.sweeps.planning.model_facts import facts_of
+from tests.capturing.marks import marks
 from tests.capturing.zoo import ZOO
 
 # One implementation of attention for each: sdpa where it has it, eager else and for every third.
-EVERY = [(name, case.attention[-1 if n % 3 else 0]) for n, (name, case) in enumerate(ZOO.items())]
+EVERY = [
+    pytest.param(name, case.attention[-1 if n % 3 else 0], marks=marks(name))
+    for n, (name, case) in enumerate(ZOO.items())
+]
 KINDS = ("resid_pre", "k", "z", "post", "mlp_out", "cross_k")
 
 SERIAL = {"mixtral": "experts/"}
