@@ -620,7 +620,7 @@ class Sweep:
             "dtype": str(self.facts.dtype),
             "device": str(self.facts.device),
             **({} if self.precision is None else {"precision": self.precision}),
-            "sites": [cell.name for cell in self.cells],
+            "sites": list(self.spec.names),
             "metrics": [identify.metric(metric) for metric in self.metrics],
             "batches": batches,
             "versions": versions(),
