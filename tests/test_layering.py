@@ -77,6 +77,8 @@ def name_of(path: Path) -> str:
 
 
 NAMES = frozenset(name_of(path) for path in MODULES)
+PACKAGES = frozenset(name_of(path) for path in MODULES if path.name == "__init__.py") - {""}
+"""`from conewise.cli import options` imports the package too, and with it what that imports."""
 
 
 def room_of(module: str) -> str:
@@ -118,6 +120,7 @@ def own_imports(source: str) -> set[str]:
     for name in imported(source):
         top, _, inside = name.partition(".")
         if top == "conewise":
+            found |= {inside.rpartition(".")[0]} & PACKAGES
             while inside not in NAMES:
                 inside = inside.rpartition(".")[0]
             found.add(inside)
@@ -173,6 +176,11 @@ def test_every_module_is_used() -> None:
     used |= {f"experiments.{name}" for name in registry.NAMES} | {"cli.__main__", "compat.transformer_lens"}
     rooms = {name for name in NAMES if (PACKAGE / name.replace(".", "/")).is_dir()}
     assert NAMES - used - rooms == set()
+
+
+def test_a_module_taken_from_a_package_imports_the_package() -> None:
+    assert own_imports("from conewise.cli import options") == {"cli", "cli.options"}
+    assert own_imports("from conewise.theory.grafts import graft_cost") == {"theory.grafts"}
 
 
 def test_a_cycle_is_found() -> None:

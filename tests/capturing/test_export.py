@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import conewise as cw
+from conewise.capturing import export as capturing
 from conewise.capturing.export import Exported, export
 from conewise.errors import (
     CaptureError,
@@ -340,3 +341,41 @@ def test_a_view_that_is_taken_again_after_a_write_has_its_own_shape() -> None:
         (value,) = run.demand([record.name])
         assert record.shape is not None
         assert tuple(value.shape) == tuple(sizes.value(size, symbols) for size in record.shape), record
+
+
+def test_a_batch_that_torch_refuses_to_leave_open_is_left_open_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch 2.11 does so for some networks; a lone prompt beside positions must not become their number."""
+
+    def refusing(module: nn.Module, call: Any, shapes: Any) -> Any:
+        if any(
+            isinstance(dim, torch.export.Dim) for dims in shapes.values() for dim in (dims or {}).values()
+        ):
+            raise ValueError("Constraints violated (batch)!")
+        return exporting(module, call, shapes)
+
+    exporting = capturing._torch_export
+    example = {"x": torch.randn(6, 1, 8)}
+    model = SequenceFirst().eval()
+    expected = capturing.export(model, (), example).program.dimensions
+    monkeypatch.setattr(capturing, "_torch_export", refusing)
+    exported = capturing.export(model, (), example)
+    assert exported.program.dimensions == expected
+    assert not exported.fixed
+    (leaf,) = exported.program.inputs
+    assert {str(leaf.shape[1])} == exported.program.dimensions.batch
+
+
+class SequenceFirst(nn.Module):
+    """Attention over the first dimension, prompts along the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one(x).transpose(0, 1) for one in (self.q, self.k, self.v))
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.o(seen.transpose(0, 1))
+        return x + out

@@ -85,7 +85,7 @@ class Interrupting:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
-from conewise.cli import main
+from conewise.cli.entry import main
 main(["schema", "plan"])
 """
 
@@ -113,7 +113,7 @@ def test_ctrl_c_while_the_command_is_imported_is_exit_code_130(name: str) -> Non
 
 def test_the_command_is_there_before_anything_large_is_imported() -> None:
     """What is imported before `main` is called, nobody can catch: Ctrl-C would show where it was."""
-    code = "import sys; old = set(sys.modules); import conewise.cli; print(*set(sys.modules) - old)"
+    code = "import sys; old = set(sys.modules); import conewise.cli.entry; print(*set(sys.modules) - old)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )

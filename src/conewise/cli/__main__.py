@@ -1,5 +1,5 @@
 """`python -m conewise.cli`: the same as the installed command."""
 
-from conewise.cli import main
+from conewise.cli.entry import main
 
 main()

@@ -45,7 +45,7 @@ class Wavefront:
         self._columns = {name: tuple(picked) for name, picked in columns.items()}
         self._narrow: dict[tuple[str, str], Tensor] = {}
         self._fusions = {(fusion.node, fusion.inside): fusion for fusion in fusions}
-        self._records = {record.name: record for record in program.records}
+        self._records = program.record_of
         self._rules: dict[tuple[str, int | None, str, tuple[str, ...]], Rule] = {}
         self._constants = Constants(layout, _unread)
         self._read: ReadValue = _unread

@@ -44,9 +44,6 @@ from conewise.sweeps.planning.worlds import mask_of_members, ranges_of
 DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""
 
-SERIAL_GROUP = 16
-"""How many worlds of a serial run are stored together."""
-
 
 @dataclass(frozen=True, slots=True)
 class StandingEdit:
@@ -73,7 +70,7 @@ class Conditions:
 
     `first_change` is the first position at which base and source can differ, `differing` the inputs that do.
     `masks` says what attention masks hide, `edits` what stands in the base. `obstacle` says why worlds cannot
-    be stacked, where that is known before; `mixes` is the node that mixes the rows of the batch.
+    be stacked. `cut` is how a run that is resumed was cut.
     """
 
     first_change: int = 0

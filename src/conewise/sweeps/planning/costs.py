@@ -23,7 +23,7 @@ class Costs:
         """`columns`: nodes of which only some columns are computed."""
         self._layout = layout
         self._columns = columns
-        self._records = {record.name: record for record in program.records}
+        self._records = program.record_of
         self._constant: dict[str, tuple[int, ...]] = {s.name: tuple(s.value.shape) for s in program.sources}
         self._symbolic = {r.name: r.shape for r in program.records} | {
             i.name: i.shape for i in program.inputs

@@ -31,7 +31,7 @@ class Fusion:
 
 def find_fusions(program: Program, device: torch.device) -> tuple[Fusion, ...]:
     """The chains of a program that one kernel of a device can compute, whatever reads them."""
-    records = {record.name: record for record in program.records}
+    records = program.record_of
     vectors = {source.name: len(source.value) for source in program.sources if source.value.dim() == 1}
     found = [_tanh_gelu(record, records) for record in program.records]
     if device.type == "cuda":

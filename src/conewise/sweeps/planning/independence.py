@@ -45,7 +45,7 @@ class Independence:
     ) -> None:
         program = layout.program
         self._layout, self._dims, self._alike = layout, dims, alike
-        self._records = {record.name: record for record in program.records}
+        self._records = program.record_of
         self._shapes: dict[str, tuple[Size, ...] | None] = {r.name: r.shape for r in program.records}
         self._shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
         self._weights = {source.name: source.value.dim() for source in program.sources}

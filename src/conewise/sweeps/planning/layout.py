@@ -40,7 +40,7 @@ class Layout:
             self.pos_dim[name] = dim_along(shape, self._positions)
             self._lengths[name] = self._length(shape)
         self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
-        self.varying = self._varying()
+        self.varying = program.varying
 
     def _length(self, shape: tuple[Size, ...] | None) -> int:
         """How many positions a value of this shape has: an encoder's may differ from a decoder's."""
@@ -48,14 +48,6 @@ class Layout:
             for symbol in symbols_in(size) & self._positions:
                 return self.symbols[symbol]
         return 1
-
-    def _varying(self) -> frozenset[str]:
-        """The names whose values depend on a run's inputs, beyond their shapes."""
-        varying = {leaf.name for leaf in self.program.inputs}
-        for record in self.program.records:
-            if any(name in varying for name in record.inputs):
-                varying.add(record.name)
-        return frozenset(varying)
 
     def sizes(self, worlds: int, rows: int | None = None) -> tuple[int, ...]:
         """The sizes of a stack of `worlds`; with `rows`, of so many of its last positions."""
@@ -159,7 +151,7 @@ class Constants:
     def __init__(self, layout: Layout, read: Callable[[str], Any]) -> None:
         self._layout = layout
         self._read = read
-        self._records = {record.name: record for record in layout.program.records}
+        self._records = layout.program.record_of
         self._alike: dict[str, bool] = {}
         self._at: dict[tuple[str, int], Any] = {}
 

@@ -42,7 +42,7 @@ class Trial:
     def __init__(self, layout: Layout, read: Callable[[str], Any]) -> None:
         self._layout = layout
         self._read = read
-        self._records = {record.name: record for record in layout.program.records}
+        self._records = layout.program.record_of
         self._constants = Constants(layout, read)
         self._independent = Independence(
             layout, layout.batch_dim, layout.batch_symbols, self._constants.alike

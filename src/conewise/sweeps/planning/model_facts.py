@@ -46,7 +46,6 @@ class ModelFacts:
         self.plans: OrderedDict[Hashable, tuple[Compiled, Costing]] = OrderedDict()
         self.mixing: dict[Hashable, str] = {}
         self.executors: OrderedDict[Hashable, Any] = OrderedDict()
-        self._fixed_batch = model.batch_is_fixed
         self._shapes: dict[Hashable, ShapeFacts] = {}
         self._found_with: Sums | None = None
 
@@ -67,7 +66,7 @@ class ModelFacts:
         symbols = program.sizes.symbols_of(leaves, given)
         key = (*symbols.items(), *((name, shape) for name, shape in given.items()))
         if key not in self._shapes:
-            self._shapes[key] = ShapeFacts(program, symbols, self.device, self.fusions, self._fixed_batch)
+            self._shapes[key] = ShapeFacts(program, symbols, self.device, self.fusions)
         return self._shapes[key]
 
     def target(self, metric: Metric) -> str:

@@ -58,7 +58,7 @@ class RegionFinder:
         self._layout = layout
         self._program = layout.program
         self._independent = Independence(layout, layout.pos_dim, layout.position_symbols)
-        self._records = {record.name: record for record in self._program.records}
+        self._records = self._program.record_of
         self._readers: dict[str, list[str]] = {}
         for record in self._program.records:
             for name in record.inputs:

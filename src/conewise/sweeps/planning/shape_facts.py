@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from conewise.program.records import Program, Record
+from conewise.program.records import Program
 from conewise.sweeps.planning.costs import Costs
 from conewise.sweeps.planning.fusing import Fusion
 from conewise.sweeps.planning.layout import Layout
@@ -31,14 +31,12 @@ class ShapeFacts:
         symbols: dict[str, int],
         device: torch.device,
         fusions: tuple[Fusion, ...],
-        fixed_batch: str,
     ) -> None:
         self.program, self.device, self.fusions = program, device, fusions
-        self.fixed_batch = fixed_batch
         self.layout = Layout(program, symbols)
         self.costs = Costs(program, self.layout)
         self.finder = RegionFinder(self.layout)
-        self.records: dict[str, Record] = {record.name: record for record in program.records}
+        self.records = program.record_of
         self._narrow_costs: dict[tuple[tuple[str, int], ...], Costs] = {}
         self._masks = masks_of(program)
         self._constant_masks: dict[str, Mask] | None = None

@@ -6,7 +6,7 @@ order, that do not touch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,14 +27,6 @@ def ranges_of(mask: int) -> Ranges:
     return tuple(found)
 
 
-def mask_of(ranges: Iterable[tuple[int, int]]) -> int:
-    """The mask of ranges."""
-    mask = 0
-    for start, stop in ranges:
-        mask |= ((1 << stop - start) - 1) << start
-    return mask
-
-
 def mask_of_members(members: Sequence[int]) -> int:
     """The mask of worlds that are given one by one."""
     if len(members) < 8:
@@ -53,17 +45,6 @@ def members(worlds: int | Ranges) -> list[int]:
     """The worlds of a mask, or of ranges, first to last."""
     ranges = ranges_of(worlds) if isinstance(worlds, int) else worlds
     return [world for start, stop in ranges for world in range(start, stop)]
-
-
-def joined(members: Iterable[int]) -> Ranges:
-    """Numbers, in the order that they are given, as ranges that go up."""
-    found: list[tuple[int, int]] = []
-    for member in members:
-        if found and found[-1][1] == member:
-            found[-1] = found[-1][0], member + 1
-        else:
-            found.append((member, member + 1))
-    return tuple(found)
 
 
 def places_in(part: int, whole: int) -> Ranges:
