@@ -20,9 +20,11 @@ import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.cases import Case, random_pair
-from conewise.sweeps.execution.batch import BatchValues, reader
+from conewise.runs.reader import reader
+from conewise.sweeps.execution.batch import BatchValues
 from conewise.sweeps.execution.executors import WavefrontExecutor
 from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.running import executor_for
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -56,9 +58,10 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
         "peak_predicted_MiB": round(plan.peak_bytes / 2**20, 1),
         "peak_measured_MiB": round(peak / 2**20, 1),
     }
-    batch = sweep._batch(0)
+    batch = sweep.batch(0)
     planned = sweep.plan(max_memory="40GiB", evaluator="wavefront")
-    executor = sweep._executor(batch, planned, MetricReader(sweep.facts, sweep.metrics, sweep.spec.tokens))
+    metrics = MetricReader(sweep.facts, sweep.metrics, sweep.spec.tokens)
+    executor = executor_for(sweep.model, sweep.spec, planned, batch, metrics)
     assert isinstance(executor, WavefrontExecutor)
     assert len(executor.chunks) == 1
     runner = executor._runner(0, batch)

@@ -265,7 +265,7 @@ def sweeps(draw: st.DrawFn, metrics: str = "") -> Swept:
 def run_in_full(swept: Swept) -> Tensor:
     """Each cell as a full run of the program, every operation computed: [metric, cell, prompt]."""
     sweep, base = swept.sweep, swept.base
-    batch = sweep._batch(0)
+    batch = sweep.batch(0)
     interpreter = Interpreter(swept.model.program)
     rows = []
     for cell in swept.cells:

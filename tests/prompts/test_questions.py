@@ -156,7 +156,7 @@ def test_the_mean_is_that_of_all_groups() -> None:
     overall = torch.cat([model.run(**batch)[site].flatten(0, 1) for batch in batches]).mean(0)
     for group, batch in enumerate(batches):
         base = model.run(**batch)
-        part = asking.sweep(group)._batch(0).intervention.part(site, base)
+        part = asking.sweep(group).batch(0).intervention.part(site, base)
         assert isinstance(part, torch.Tensor)
         torch.testing.assert_close(part, overall.expand_as(part), rtol=1e-4, atol=1e-5)
     assert asking.run().source is None

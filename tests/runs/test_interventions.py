@@ -236,7 +236,7 @@ def test_only_one_batch_of_a_dataset_is_held_at_a_time(monkeypatch: pytest.Monke
         alive.add(made)
         return made
 
-    monkeypatch.setattr("conewise.sweeps.sweep.baseline", run)
+    monkeypatch.setattr("conewise.sweeps.batches.baseline", run)
     dataset = [{"input_ids": prompts(2, seed=seed)} for seed in range(6)]
     result = swept("zero", base=dataset)
     assert result.per_prompt.shape[-1] == 12

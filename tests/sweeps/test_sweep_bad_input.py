@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from conewise.model import Model
 from conewise.program.precision import multiplying
 from conewise.runs.answers import answer_diff, answer_prob
 from conewise.runs.metrics import Metric
+from conewise.sweeps.planning.planner import Planner
 from tests.sweeps.small import model as small_model
 from tests.sweeps.small import prompts, sweep_over
 
@@ -120,7 +122,7 @@ def test_answers_that_do_not_fit_are_found_out_when_the_sweep_is_made(
     ]
     base = captured.run(input_ids=prompts(1, 2))
     fitting, other = ({"input_ids": prompts(1, count)} for count in (3, 2))
-    monkeypatch.setattr("conewise.sweeps.sweep.baseline", None)  # nothing has to be run to know this
+    monkeypatch.setattr("conewise.sweeps.batches.baseline", None)  # nothing has to be run to know this
     for metric in three:
         said = rf"the metric '{metric.name}' is made for 3 prompts, and {{}} has 2\. Give one answer for all"
         for given in (base, other, [other]):
@@ -396,11 +398,11 @@ def test_a_precision_that_is_not_there_is_refused(captured: Model) -> None:
 
 def test_a_serial_run_rounds_no_more_than_a_full_re_run(captured: Model) -> None:
     sweep = sweep_over(captured)
-    sweep.precision = "tf32"
+    planner, batch = Planner(captured, replace(sweep.spec, precision="tf32")), sweep.batch(0)
     with pytest.raises(
         SweepError, match=r"bit for bit, and tf32 rounds more. Leave `precision` out, or run it"
     ):
-        sweep.plan(evaluator="serial")
+        planner.plan(batch.base, batch.source, evaluator="serial")
 
 
 def test_a_precision_lasts_as_long_as_it_is_asked_for() -> None:

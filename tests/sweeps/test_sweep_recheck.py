@@ -318,7 +318,7 @@ STEER = cw.add(torch.ones(64, dtype=torch.bfloat16), 0.5)
 def test_every_intervention_is_lifted_to_the_reference(source: Any) -> None:
     sweep = half("llama", torch.bfloat16).sweep
     assert sweep is not None
-    base = sweep._batch(0).base
+    base = sweep.batch(0).base
     sites = cw.sites("mlp_out", layer=":", pos=[1, 3])
     result = Sweep(sweep.model, sites, base=base, source=source, metric=cw.logit_diff(3, 4)).run()
     assert result.verify(n=2).passed
@@ -344,7 +344,7 @@ def test_a_function_that_insists_on_its_precision_is_said() -> None:
 
     sweep = half("gpt2", torch.bfloat16).sweep
     assert sweep is not None
-    sites, base = cw.sites("mlp_out", layer=":"), sweep._batch(0).base
+    sites, base = cw.sites("mlp_out", layer=":"), sweep.batch(0).base
     result = Sweep(sweep.model, sites, base=base, source=halved, metric=cw.logit_diff(3, 4)).run()
     check = result.verify(n=1)
     assert not check.ok

@@ -228,7 +228,7 @@ class Question:
 
     def folded(self) -> Folded:
         """The model folded by layer, with the cone of every cell, for drawings."""
-        base, is_function = self._first._batch(0).base, self.patch == "noise"
+        base, is_function = self._first.batch(0).base, self.patch == "noise"
         return fold(self.model, self.cells, targets=self._first.targets(), base=base, whole=not is_function)
 
     def described(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Result(ResultData):
         expect_page(path)
         folded, sweep = None, self.sweep
         if sweep is not None:
-            base = sweep._batch(0).base
+            base = sweep.batch(0).base
             folded = fold(
                 sweep.model, sweep.cells, targets=sweep.targets(), base=base, whole=not sweep.is_function
             )

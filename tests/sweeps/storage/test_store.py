@@ -422,7 +422,7 @@ def test_a_baseline_that_computes_something_else_is_refused(
     hidden["scale"].append(2.0)
     changed = sweep_over(captured, metric=scaled)
     stored = json.loads((tmp_path / MANIFEST).read_text())["sweep"]
-    monkeypatch.setattr(changed, "provenance", lambda *, strict: stored)
+    monkeypatch.setattr("conewise.sweeps.sweep.provenance", lambda *_, **__: stored)
     with pytest.raises(SweepError, match=r"the base run of batch 0 has the metrics .* now, and had"):
         changed.run(out=tmp_path, resume=True)
 

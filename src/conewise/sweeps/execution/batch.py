@@ -9,6 +9,7 @@ from typing import Any
 from conewise.locations.places import Place
 from conewise.program.tensors import Tensor
 from conewise.runs.interventions import Intervention
+from conewise.runs.reader import reader
 from conewise.runs.run import Edit, Reading
 from conewise.sweeps.execution.fills import PartFunction, Site, suspicious_sites
 
@@ -24,18 +25,6 @@ class Batch:
     def reader(self) -> Callable[[str], Any]:
         """Reads values of the base by the graph's own names, each once."""
         return reader(self.base)
-
-
-def reader(base: Reading) -> Callable[[str], Any]:
-    """Reads values of a run by the graph's own names, each once."""
-    known: dict[str, Any] = {}
-
-    def read(name: str) -> Any:
-        if name not in known:
-            (known[name],) = base.demand([name])
-        return known[name]
-
-    return read
 
 
 @dataclass

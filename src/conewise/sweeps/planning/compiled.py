@@ -1,4 +1,4 @@
-"""A compiled sweep: passes, what each consists of, what worlds put where. Plain data."""
+"""A compiled sweep: passes, what each consists of, what worlds put where, what it costs. Plain data."""
 
 from __future__ import annotations
 
@@ -22,6 +22,18 @@ class Pass:
     worlds: int
     start: int
     program: int
+
+
+@dataclass(frozen=True, slots=True)
+class Costing:
+    """What a compiled sweep costs, for one batch."""
+
+    node_evaluations: int
+    full_evaluations: int
+    launches: int
+    flops: int
+    full_flops: int
+    peak_bytes: int
 
 
 @dataclass(frozen=True)

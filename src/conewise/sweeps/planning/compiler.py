@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -21,7 +21,8 @@ from conewise.program.operations import ATTENTION
 from conewise.program.records import Ref
 from conewise.sweeps.planning.attention_rules import attention_argument
 from conewise.sweeps.planning.build_pass import Chain, build_pass
-from conewise.sweeps.planning.compiled import Compiled, Pass
+from conewise.sweeps.planning.compiled import Compiled, Costing, Pass
+from conewise.sweeps.planning.conditions import Conditions, StandingEdit
 from conewise.sweeps.planning.costs import Costs
 from conewise.sweeps.planning.fill_tables import (
     FillTable,
@@ -36,6 +37,7 @@ from conewise.sweeps.planning.instructions import PassProgram
 from conewise.sweeps.planning.masks import Masks
 from conewise.sweeps.planning.memory import measured
 from conewise.sweeps.planning.ordering import LAUNCH_FLOPS, WorldOrder, ordered
+from conewise.sweeps.planning.readout import ReadOut
 from conewise.sweeps.planning.regions import WHOLE, Regions
 from conewise.sweeps.planning.schedule import Schedule, schedule
 from conewise.sweeps.planning.shape_facts import ShapeFacts
@@ -45,71 +47,8 @@ DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""
 
 
-@dataclass(frozen=True, slots=True)
-class StandingEdit:
-    """An edit that stands in the base: its number, its node, whether it replaces the node's whole value."""
-
-    number: int
-    node: str
-    covers: bool
-    is_function: bool
-    site: tuple[str, int | None, str] = ("", None, "")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCut:
-    """How a stored run was cut up: another cut would round differently."""
-
-    evaluator: str
-    chunks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What a plan depends on besides what is asked and the shape of the runs.
-
-    `first_change` is the first position at which base and source can differ, `differing` the inputs that do.
-    `masks` says what attention masks hide, `edits` what stands in the base. `obstacle` says why worlds cannot
-    be stacked. `cut` is how a run that is resumed was cut.
-    """
-
-    first_change: int = 0
-    differing: frozenset[str] = frozenset()
-    masks: tuple[tuple[str, Any], ...] = ()
-    edits: tuple[StandingEdit, ...] = ()
-    obstacle: str = ""
-    max_memory: int | None = None
-    evaluator: str = "auto"
-    cut: StoredCut | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOut:
-    """How metrics read: the nodes, whether the last position alone, how many columns of a product.
-
-    `taken` has what each metric takes for one number of what it reads, in bytes; see `Metric.copies`.
-    """
-
-    targets: tuple[str, ...]
-    last: bool
-    columns: tuple[tuple[str, int], ...] = ()
-    taken: tuple[tuple[str, bool, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Costing:
-    """What a compiled sweep costs, for one batch."""
-
-    node_evaluations: int
-    full_evaluations: int
-    launches: int
-    flops: int
-    full_flops: int
-    peak_bytes: int
-
-
 class Compilation:
-    """Compiles one sweep for runs of one shape. `groups` are its places; see `compile_sweep`."""
+    """Compiles one sweep for runs of one shape. `groups` are its places, `names` those of its cells."""
 
     def __init__(
         self,

@@ -16,8 +16,7 @@ from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
 from conewise.structure.outputs import Outputs
-from conewise.sweeps.planning.compiled import Compiled
-from conewise.sweeps.planning.compiler import Costing
+from conewise.sweeps.planning.compiled import Compiled, Costing
 from conewise.sweeps.planning.fusing import find_fusions
 from conewise.sweeps.planning.shape_facts import ShapeFacts
 

@@ -25,7 +25,7 @@ from conewise.files import conewise_version, write_whole
 from conewise.identity.machine import numerics
 from conewise.program.tensors import Tensor
 from conewise.reading import parse_json
-from conewise.sweeps.planning.compiler import StoredCut
+from conewise.sweeps.planning.conditions import StoredCut
 from conewise.sweeps.planning.plan import SweepPlan, as_json
 from conewise.sweeps.storage.decoding import decoded
 from conewise.sweeps.storage.differences import differences
@@ -86,7 +86,9 @@ class StoredSweep:
 
 
 class Recorder(Protocol):
-    """What a run asks of its store."""
+    """What a run asks of its store. `keeps`: whether it keeps what it is given."""
+
+    keeps: bool
 
     def cut(self, batch: int, evaluator: str) -> StoredCut | None:
         """The cut of a batch that was begun before, or None. An evaluator that contradicts it is refused."""
@@ -103,6 +105,8 @@ class Recorder(Protocol):
 
 class NullStore:
     """The recorder of a run that is not stored."""
+
+    keeps = False
 
     def cut(self, batch: int, evaluator: str) -> StoredCut | None:
         """Nothing was stored."""
@@ -152,6 +156,8 @@ class Store:
     It is made for a new run in a folder that holds none, or with `resume` for one that goes on. Raises
     SweepError, and changes nothing, when the folder holds a run that cannot go on as this sweep.
     """
+
+    keeps = True
 
     def __init__(self, sweep: StoredSweep, folder: Path, *, resume: bool) -> None:
         self.folder, self.path = folder, folder / FILE

@@ -1,0 +1,115 @@
+"""The batches of a sweep: what was given as base and source, and the runs that are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from conewise.errors import SweepError, describe
+from conewise.program.tensors import Tensor
+from conewise.program.weights import Sums
+from conewise.runs.baseline import baseline
+from conewise.runs.captured import Captured
+from conewise.runs.interventions import as_intervention
+from conewise.runs.metrics import Metric, expect_prompts
+from conewise.runs.run import Reading
+from conewise.sweeps.execution.batch import Batch
+from conewise.sweeps.planning.model_facts import facts_of
+
+Base = Reading | Mapping[str, Any] | Iterable[Mapping[str, Any] | Reading]
+
+
+class Batches:
+    """One base, or a list of them, each with its source. Inputs are run when their batch is asked for."""
+
+    def __init__(self, model: Captured, base: Base, source: Any) -> None:
+        self.model, self._base, self._source = model, base, source
+        self._first: Batch | None = None
+        self._first_made: Sums | None = None
+
+    def __len__(self) -> int:
+        return len(self._base) if isinstance(self._base, Sequence) else 1
+
+    def given(self, number: int) -> tuple[Any, Any]:
+        """What was given as base and source of one batch."""
+        base: Any = self._base
+        source: Any = self._source
+        if isinstance(base, Reading):
+            return base, source
+        if not isinstance(base, Sequence) or isinstance(base, str):
+            base = [base]
+        if not base:
+            raise SweepError("base is a run, or a list of runs or of inputs; it has at least one.")
+        if isinstance(source, list | tuple):
+            if len(source) != len(base):
+                raise SweepError(f"base has {len(base)} batches and source {len(source)}; they go in pairs.")
+            source = source[number]
+        return base[number], source
+
+    def all_given(self) -> list[tuple[Any, Any]]:
+        """What was given as base and source of each batch."""
+        return [self.given(number) for number in range(len(self))]
+
+    def __getitem__(self, number: int) -> Batch:
+        """One batch. The first is kept until it was run, so that inputs are run once."""
+        if number == 0 and self._first is not None:
+            return self._first
+        base, source = self.given(number)
+        base = self._as_run(base)
+        if isinstance(source, Mapping):
+            source = self._as_run(source)
+        if base.model is not self.model:
+            raise SweepError(f"base is a run of another model ({base.model.name}), not of {self.model.name}.")
+        run = source if isinstance(source, Reading) else None
+        if run is not None:
+            _expect_alike(base, run)
+        batch = Batch(base, run, as_intervention(source, self.model))
+        if number == 0:
+            self._first, self._first_made = batch, self.model.weights.contents().whole
+        return batch
+
+    def forget(self) -> None:
+        """Forget the first batch, so that no two are held at a time."""
+        self._first = None
+
+    def expect_weights(self, now: Sums) -> None:
+        """Forget runs of inputs that were made with other weights; those that were given are not ours."""
+        base, source = self.given(0)
+        is_own = isinstance(base, Mapping) or isinstance(source, Mapping)
+        if is_own and self._first_made != now:
+            self._first = None
+
+    def _as_run(self, given: Any) -> Reading:
+        if isinstance(given, Reading):
+            return given
+        if not isinstance(given, Mapping):
+            raise SweepError(
+                f"base is a run, or a list of runs or of inputs, and {describe(given)} is neither. Inputs "
+                "are written as for `model.run`: {'input_ids': ...}."
+            )
+        return baseline(self.model, (), given)
+
+    def expect_answers(self, metrics: Sequence[Metric]) -> None:
+        """Raise MetricError where a metric has answers for another number of prompts, before any is run."""
+        if isinstance(self._base, Reading | Mapping | list | tuple):  # others make their runs when asked
+            outputs = facts_of(self.model).read
+            for number, (given, _) in enumerate(self.all_given()):
+                inputs: Mapping[str, Tensor] = {}
+                if isinstance(given, Reading):
+                    inputs = given.inputs
+                elif isinstance(given, Mapping):
+                    inputs = self.model.signature.bind((), given)
+                where = "base" if len(self) == 1 else f"batch {number} of base"
+                for metric in metrics if inputs else ():
+                    expect_prompts(metric, outputs.prompts(inputs), where)
+
+
+def _expect_alike(base: Reading, source: Reading) -> None:
+    for name, value in base.inputs.items():
+        other = source.inputs.get(name)
+        if other is not None and other.shape != value.shape:
+            raise SweepError(
+                f"base and source differ in shape: {name!r} is {tuple(value.shape)} in the base and "
+                f"{tuple(other.shape)} in the source. Pad or cut the prompts to one length, so that "
+                "position means the same in both."
+            )

@@ -1,0 +1,158 @@
+"""The planner of one sweep: reads the conditions off its runs, and finds or compiles the plan for them.
+
+Compiled sweeps are kept with the model by spec, shape and conditions, so that a new pair of prompts of the
+same shape compiles nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from conewise.errors import Argument, SweepError
+from conewise.program.tensors import computing
+from conewise.runs.captured import Captured
+from conewise.runs.reader import reader
+from conewise.runs.run import Reading
+from conewise.sweeps.planning.compiled import Compiled, Costing
+from conewise.sweeps.planning.compiler import Compilation
+from conewise.sweeps.planning.conditions import Conditions, StoredCut, read_conditions
+from conewise.sweeps.planning.fill_tables import PlaceGroup, expect_swept, place_groups
+from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.plan import SweepPlan
+from conewise.sweeps.planning.readout import readout
+from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.spec import SweepSpec
+
+
+class Planner:
+    """Plans what `spec` asks of a model, for any base and source."""
+
+    def __init__(self, model: Captured, spec: SweepSpec) -> None:
+        self.model, self.spec = model, spec
+        self.facts = facts_of(model)
+
+    def plan(
+        self,
+        base: Reading,
+        source: Reading | None,
+        *,
+        batches: int = 1,
+        max_memory: int | None = None,
+        evaluator: str = "auto",
+        cut: StoredCut | None = None,
+    ) -> SweepPlan:
+        """The plan for one batch, costs of so many like it; `cut` is how a run that is resumed was cut."""
+        shape = self.facts.shape(base.inputs)
+        conditions = self.conditions(base, source, shape)
+        conditions = replace(conditions, max_memory=max_memory, evaluator=evaluator, cut=cut)
+        compiled, costing = self.compiled(shape, conditions)
+        evaluator, precision = "wavefront" if compiled.passes else "serial", self.spec.precision
+        if evaluator == "serial" and precision:
+            otherwise = "" if conditions.obstacle else ", or run it as a wavefront"
+            raise SweepError(
+                f"a serial run is a full re-run bit for bit, and {precision} rounds more. Leave ",
+                Argument("precision"),
+                f" out{otherwise}.",
+            )
+        return self._plan_of(compiled, costing, evaluator, conditions, batches)
+
+    def _plan_of(
+        self, compiled: Compiled, costing: Costing, evaluator: str, conditions: Conditions, batches: int
+    ) -> SweepPlan:
+        worlds, serial = len(self.spec.cells), evaluator == "serial"
+        rounding = "TF32" if self.spec.precision else "batched kernels"
+        why = (
+            conditions.obstacle
+            or ("one world after another, bit for bit a full re-run" if serial else "")
+            or f"all worlds in one pass, equal up to the rounding of {rounding}"
+        )
+        return SweepPlan(
+            worlds=worlds,
+            batches=batches,
+            node_evaluations=costing.node_evaluations * batches,
+            full_evaluations=costing.full_evaluations * batches,
+            launches=costing.launches * batches,
+            flops=costing.flops * batches,
+            full_flops=costing.full_flops * batches,
+            peak_bytes=costing.peak_bytes,
+            max_memory=conditions.max_memory,
+            chunks=(1,) * worlds if serial else tuple(one.worlds for one in compiled.passes),
+            evaluator=evaluator,
+            why=why,
+            seconds=None,
+            compiled=compiled,
+        )
+
+    def order(self, base: Reading, source: Reading | None) -> tuple[int, ...]:
+        """The cell of each world, for runs like these."""
+        shape = self.facts.shape(base.inputs)
+        return self.compilation(shape, self.conditions(base, source, shape)).order.cells
+
+    # -- what is pure ------------------------------------------------------------------------
+
+    def compiled(self, shape: ShapeFacts, conditions: Conditions) -> tuple[Compiled, Costing]:
+        """The compiled sweep and its costs: the one that is kept, or a new one."""
+        key = self.spec.identity, tuple(shape.layout.symbols.items()), conditions
+        if key not in self.facts.plans:
+            self.facts.keep_plan(key, self.compilation(shape, conditions).compiled())
+        return self.facts.plans[key]
+
+    def compilation(self, shape: ShapeFacts, conditions: Conditions) -> Compilation:
+        """What compiles the sweep for runs of one shape."""
+        spec, read = self.spec, readout(self.facts, self.spec, shape)
+        return Compilation(
+            self.model.graph,
+            shape,
+            self._groups,
+            spec.names,
+            read,
+            conditions,
+            is_function=spec.is_function,
+            from_run=spec.from_run,
+        )
+
+    @cached_property
+    def _groups(self) -> list[PlaceGroup]:
+        groups = place_groups(self.spec.cells, self.model.locate)
+        expect_swept(groups)
+        return groups
+
+    # -- what is read off the runs -----------------------------------------------------------
+
+    def conditions(self, base: Reading, source: Reading | None, shape: ShapeFacts) -> Conditions:
+        """What the plan depends on besides spec and shape: read off the runs, before anything is planned."""
+        read = reader(base)
+        found = read_conditions(base, source, shape, read)
+        return replace(found, obstacle=self._obstacle(base, shape, found, read))
+
+    def _obstacle(
+        self, base: Reading, shape: ShapeFacts, conditions: Conditions, read: Callable[[str], Any]
+    ) -> str:
+        """Why the worlds cannot be stacked, or nothing."""
+        model = self.model
+        if any(edit.found.result is not None for edit in base.edits):
+            return "the base patches `result`, which is no node of the graph"
+        if model.batch_is_fixed:
+            known = model.program.dimensions
+            is_open = known.doubt or known.is_unbatched
+            return model.batch_is_fixed if is_open else "the batch size is fixed in this capture"
+        key = self.spec.identity, tuple(shape.layout.symbols.items()), conditions.edits
+        if key not in self.facts.mixing:
+            schedule = self.compilation(shape, conditions).schedule_of(range(len(self.spec.cells)))
+            self.facts.mixing[key] = _mixing(shape, schedule.patched, [n for n, _ in schedule.steps], read)
+        return self.facts.mixing[key]
+
+
+def _mixing(
+    shape: ShapeFacts, patched: Iterable[str], computed: Sequence[str], read: Callable[[str], Any]
+) -> str:
+    """Which node keeps the rows of a batch from being independent; nothing where none does."""
+    for node in patched:
+        if shape.layout.batch_dim.get(node) is None:
+            return f"{node!r} is patched and has no batch along which worlds could be stacked"
+    with computing():
+        mixing = shape.mixing(tuple(computed), read)
+    return f"{mixing!r} mixes the rows of the batch" if mixing else ""

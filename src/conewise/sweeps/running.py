@@ -1,0 +1,196 @@
+"""The run of a sweep: batch after batch, chunk after chunk, each planned, executed, stored and counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from conewise.errors import SweepError, WeightsChangedError
+from conewise.program.tensors import Tensor
+from conewise.program.weights import Contents
+from conewise.runs.captured import Captured
+from conewise.runs.filling import joined, reordered
+from conewise.sweeps.batches import Batches
+from conewise.sweeps.calibration import calibration_of
+from conewise.sweeps.execution.batch import Batch
+from conewise.sweeps.execution.executors import Executor, SerialExecutor, WavefrontExecutor
+from conewise.sweeps.execution.growth import watching
+from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.planning.conditions import StoredCut
+from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.plan import SweepPlan, of_batches
+from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.storage.store import Recorder
+
+
+class Planned(Protocol):
+    """Makes the plan of a batch."""
+
+    def __call__(
+        self, batch: Batch, max_memory: int | None, evaluator: str, cut: StoredCut | None = None
+    ) -> SweepPlan:
+        """The plan; `cut` is how a run that is resumed was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a run was asked for; `plan` is the plan that was given."""
+
+    evaluator: str
+    max_memory: int | None
+    plan: SweepPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a run found: metrics of the worlds [metric, cell, prompt], of base and source [metric, prompt]."""
+
+    plan: SweepPlan
+    ledger: SweepLedger
+    per_prompt: Tensor
+    base: Tensor
+    source: Tensor | None
+
+
+class Running:
+    """One run of what `spec` asks over some batches. `weights` are those that it began with."""
+
+    def __init__(
+        self, model: Captured, spec: SweepSpec, batches: Batches, planned: Planned, weights: Contents
+    ) -> None:
+        self.model, self.spec, self.batches = model, spec, batches
+        self._planned, self._weights = planned, weights
+        self._facts = facts_of(model)
+        self._metrics = MetricReader(self._facts, spec.metrics, spec.tokens)
+        self._ledger = SweepLedger()
+
+    def run(self, options: Options, record: Recorder, tell: Callable[[int], None], started: float) -> Numbers:
+        """Run all batches. `tell` is told how many worlds were done, `started` when the run began."""
+        values: list[Tensor] = []
+        bases: list[Tensor] = []
+        sources: list[Tensor | None] = []
+        plans: list[SweepPlan] = []
+        for number in range(len(self.batches)):
+            batch = self.batches[number]
+            with self._trusting(batch):
+                cut = record.cut(number, options.evaluator)
+                plan = self._plan_for(number, batch, options, cut)
+                plans.append(plan)
+                bases.append(self._metrics.of_baseline(batch.base, "base"))
+                source = batch.source
+                sources.append(None if source is None else self._metrics.of_baseline(source, "source"))
+                record.begin(number, plan, bases[-1], sources[-1])
+                rows = self._chunks(number, batch, plan, options.max_memory, record, tell)
+                assert plan.compiled is not None
+                values.append(reordered(rows, plan.compiled.order))
+            del batch  # before the next one is made
+            if len(self.batches) > 1:
+                self.batches.forget()
+        self._expect_unchanged()
+        plan, ledger = of_batches(plans), self._ledger
+        ledger.seconds = time.perf_counter() - started
+        if not ledger.resumed:
+            calibration_of(self.model).note(plan.evaluator, plan.flops, ledger.compute_seconds)
+        known = [one for one in sources if one is not None]
+        return Numbers(
+            plan,
+            ledger,
+            joined([numbers.transpose(0, 1) for numbers in values]),
+            joined(bases),
+            joined(known) if len(known) == len(sources) else None,
+        )
+
+    def _chunks(
+        self,
+        number: int,
+        batch: Batch,
+        plan: SweepPlan,
+        max_memory: int | None,
+        record: Recorder,
+        tell: Callable[[int], None],
+    ) -> list[Tensor]:
+        """The metrics of each chunk of a batch: computed, or found in the store."""
+        executor = executor_for(self.model, self.spec, plan, batch, self._metrics)
+        ledger, resumed, rows = self._ledger, self._ledger.resumed, []
+        with watching(self._facts.device, plan.peak_bytes, max_memory) as watch:
+            for chunk, worlds in enumerate(executor.chunks):
+                stored = record.get(number, chunk, len(worlds))
+                if stored is None:
+                    stored = executor.run(chunk, batch, ledger, watch)
+                    if record.keeps:
+                        self._expect_unchanged()
+                    record.put(number, chunk, stored)
+                else:
+                    executor.count(chunk, ledger)
+                    ledger.resumed += len(worlds)
+                rows.append(stored)
+                tell(len(worlds))
+        if ledger.resumed - resumed < len(self.spec.cells):
+            ledger.note_memory(watch.peak, watch.reserved)
+        return rows
+
+    def _plan_for(self, number: int, batch: Batch, options: Options, cut: StoredCut | None) -> SweepPlan:
+        """The plan of a batch: the one that was given, where it is for runs of this shape."""
+        given, worlds = options.plan, len(self.spec.cells)
+        if given is None or number:
+            asked = options.evaluator if given is None else given.evaluator
+            return self._planned(batch, options.max_memory, asked, cut)
+        assert given.compiled is not None
+        shape = tuple(self._facts.shape(batch.base.inputs).layout.symbols.items())
+        if given.worlds != worlds or given.compiled.symbols != shape:
+            raise SweepError(
+                f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; "
+                f"the sweep has {worlds} worlds and sizes {dict(shape)}. Plan it again."
+            )
+        chunks = given.chunks if given.evaluator == "wavefront" else None
+        if cut is not None and (cut.evaluator, cut.chunks) != (given.evaluator, chunks or cut.chunks):
+            raise SweepError(
+                "the stored run was cut into other chunks than this plan has, and would round differently. "
+                "Resume it without a plan, or start again in another folder."
+            )
+        return given
+
+    @contextmanager
+    def _trusting(self, batch: Batch) -> Iterator[None]:
+        """Check that all runs of a batch were made with these weights; meanwhile, do not look for writes."""
+        put, weights = batch.intervention, self._weights
+        readings = [run for run in (batch.base, batch.source, *put.runs) if run is not None]
+        with ExitStack() as trusting:
+            for reading in readings:
+                reading.check(weights)
+                trusting.enter_context(reading.trusted())
+            if put.begin is not None:
+                put.begin(weights.whole)
+            yield
+
+    def _expect_unchanged(self) -> None:
+        """Raise WeightsChangedError where a weight was written to since the run began."""
+        weights = self.model.weights
+        changed = weights.changed(self._weights.whole, weights.whole_contents().whole)
+        if changed:
+            raise WeightsChangedError(
+                f"the weights of {self.model.name} were written to while the sweep ran: {changed}. Its cells "
+                "are of no one model, and there is no result. Leave the weights alone until it has ended."
+            )
+
+
+def executor_for(
+    model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch, metrics: MetricReader
+) -> Executor:
+    """What runs a plan; kept with the model, so that runs of the same shape find it."""
+    compiled, facts = plan.compiled, facts_of(model)
+    assert compiled is not None
+    if plan.evaluator == "serial":
+        return SerialExecutor(compiled, spec, metrics)
+    shape = facts.shape(batch.base.inputs)
+    tokens = spec.tokens if compiled.columns else ()
+    key = id(compiled), tokens, spec.precision
+    known = facts.executors.get(key)
+    if known is None or known.compiled is not compiled:
+        known = WavefrontExecutor(model, compiled, shape, spec, metrics)
+        facts.keep_executor(key, known)
+    return known.reads(metrics)

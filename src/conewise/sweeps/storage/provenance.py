@@ -1,0 +1,91 @@
+"""All that the numbers of a sweep depend on, as plain values: equal sweeps have equal provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conewise.identity.digests import inputs_digest
+from conewise.program.tensors import Tensor
+from conewise.program.weights import Sums
+from conewise.runs.captured import Captured
+from conewise.runs.interventions import as_intervention
+from conewise.runs.run import Reading
+from conewise.sweeps.planning.costs import versions
+from conewise.sweeps.planning.lazy import Lazy
+from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.storage.identifying import Identifying
+from conewise.sweeps.storage.model_digest import model_digest
+
+Given = Sequence[tuple[Any, Any]]
+"""What was given as base and source of each batch."""
+
+
+def provenance(
+    model: Captured, spec: SweepSpec, given: Given, weights: Sums | None = None, *, strict: bool = False
+) -> dict[str, Any]:
+    """All that the numbers depend on. `weights`: sums over their bits, where these were just read.
+
+    What cannot be identified for certain says so; with `strict` it raises IdentityError.
+    """
+    return _with_model(model, _identified(model, spec, given, strict), weights)
+
+
+def lazy_provenance(model: Captured, spec: SweepSpec, given: Given, weights: Sums) -> Mapping[str, Any]:
+    """The same for a run that was made with these weights; they are hashed when it is first read."""
+    identified = _identified(model, spec, given, strict=False)
+
+    def made() -> dict[str, Any]:
+        return _with_model(model, identified, weights)
+
+    return Lazy(made)
+
+
+def _with_model(model: Captured, identified: dict[str, Any], weights: Sums | None) -> dict[str, Any]:
+    digest = model_digest(model, weights)
+    return {
+        "model": model.name,
+        "program": digest.program,
+        "weights": digest.weights,
+        **({"constants": digest.constants} if digest.constants else {}),
+        **identified,
+    }
+
+
+def _identified(model: Captured, spec: SweepSpec, given: Given, strict: bool) -> dict[str, Any]:
+    """All that the numbers depend on besides the model."""
+    identify, facts = Identifying(strict), facts_of(model)
+    batches = []
+    for base, source in given:
+        is_run = isinstance(source, Reading | Mapping)
+        put = None if is_run else as_intervention(source, model)
+        batches.append(
+            {
+                "base": _digest(model, base, identify),
+                "source": _digest(model, source, identify) if is_run else None,
+                "patch": ["source"] if put is None else identify.patch(put),
+            }
+        )
+    return {
+        "dtype": str(facts.dtype),
+        "device": str(facts.device),
+        **({} if spec.precision is None else {"precision": spec.precision}),
+        "sites": list(spec.names),
+        "metrics": [identify.metric(metric) for metric in spec.metrics],
+        "batches": batches,
+        "versions": versions(),
+    }
+
+
+def _digest(model: Captured, given: Reading | Mapping[str, Any], identify: Identifying) -> str:
+    """A digest of the inputs, and of what is patched in them; nothing is run for it."""
+    if not isinstance(given, Reading):
+        return inputs_digest(model.signature.bind((), given))
+    values, functions = dict(given.inputs), []
+    for number, edit in enumerate(given.edits):
+        if isinstance(edit.part, Tensor):
+            values[f"{number} {edit.place}"] = edit.part
+        else:
+            functions.append(f"{number} {edit.place} {identify.edit(edit)}")
+    return " + ".join([inputs_digest(values), *functions])
