@@ -6,42 +6,36 @@ It is pure: it runs nothing, times nothing, and reads no tensor. What it has to 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 from conewise.amounts import shown_bytes
 from conewise.errors import Argument, SweepError
 from conewise.graph.graph import Graph
-from conewise.locations.located import Located
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Ref
 from conewise.sweeps.planning.attention_rules import attention_argument
 from conewise.sweeps.planning.build_pass import Chain, build_pass
 from conewise.sweeps.planning.compiled import Compiled, Costing, Pass
-from conewise.sweeps.planning.conditions import Conditions, StandingEdit
+from conewise.sweeps.planning.conditions import Conditions
 from conewise.sweeps.planning.costs import Costs
-from conewise.sweeps.planning.fill_tables import (
-    FillTable,
-    PlaceGroup,
-    counted_from_front,
-    fill_tables,
-    part_size,
-)
+from conewise.sweeps.planning.cutting import Piece, cut_worlds, no_room, stored_pieces
+from conewise.sweeps.planning.fill_tables import PlaceGroup
 from conewise.sweeps.planning.first_change import first_changes
 from conewise.sweeps.planning.fusing import fitting
 from conewise.sweeps.planning.instructions import PassProgram
 from conewise.sweeps.planning.masks import Masks
 from conewise.sweeps.planning.memory import measured
+from conewise.sweeps.planning.node_sizes import NodeSizes
 from conewise.sweeps.planning.ordering import LAUNCH_FLOPS, WorldOrder, ordered
+from conewise.sweeps.planning.patching import Patching, turned
 from conewise.sweeps.planning.readout import ReadOut
 from conewise.sweeps.planning.regions import WHOLE, Regions
-from conewise.sweeps.planning.schedule import Schedule, schedule
+from conewise.sweeps.planning.schedule import Schedule
 from conewise.sweeps.planning.shape_facts import ShapeFacts
-from conewise.sweeps.planning.worlds import mask_of_members, ranges_of
+from conewise.sweeps.planning.worlds import ranges_of
 
 DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""
@@ -62,75 +56,18 @@ class Compilation:
         is_function: bool,
         from_run: bool,
     ) -> None:
-        self.graph, self.facts, self.groups, self.names = graph, facts, groups, names
+        self.graph, self.facts, self.names = graph, facts, names
         self.readout, self.conditions = readout, conditions
         self.is_function, self.from_run = is_function, from_run
+        self.patching = Patching(graph, facts, groups, len(names), conditions.edits, is_function=is_function)
         self._regions: dict[int, Regions] = {}
         self._programs: dict[Any, PassProgram] = {}
         self._passes: dict[tuple[int, int, int], PassProgram] = {}
         self._flops: dict[tuple[str, int | None], int] = {}
 
-    # -- what is patched -------------------------------------------------------------------------
-
-    @cached_property
-    def lengths(self) -> list[dict[str, int]]:
-        """The lengths of the natural axes of each group's site."""
-        return [axis_lengths(group.located, self.facts) for group in self.groups]
-
-    @cached_property
-    def numbers(self) -> list[list[tuple[int, ...]]]:
-        """What each place of each group selects, counted from the front."""
-        return [counted_from_front(g, lengths) for g, lengths in zip(self.groups, self.lengths, strict=True)]
-
-    @cached_property
-    def nodes_of_cells(self) -> list[tuple[str, ...]]:
-        """The nodes that each cell patches."""
-        found: list[tuple[str, ...]] = [()] * len(self.names)
-        for group in self.groups:
-            for cell in group.cells:
-                found[cell] = (*found[cell], group.node)
-        return found
-
-    def made_again(self, nodes: tuple[str, ...]) -> tuple[StandingEdit, ...]:
-        """Those of the base's own edits that lie downstream of these nodes: a world makes them again."""
-        edits = self.conditions.edits
-        if not edits:
-            return ()
-        if nodes not in self._again:
-            cone = self.graph.table.cone(set(self.graph.numbers(nodes)))
-            self._again[nodes] = tuple(e for e in edits if self.graph.number(e.node) in cone)
-        return self._again[nodes]
-
-    @cached_property
-    def _again(self) -> dict[tuple[str, ...], tuple[StandingEdit, ...]]:
-        return {}
-
     def schedule_of(self, world_of: Sequence[int]) -> Schedule:
         """The schedule of all worlds, given the world of each cell."""
-        patched: dict[str, list[int]] = {}
-        whole: dict[str, list[int]] = {}
-        for group in self.groups:
-            worlds = [world_of[cell] for cell in group.cells]
-            patched.setdefault(group.node, []).extend(worlds)
-            if group.is_whole and not self.is_function:
-                whole.setdefault(group.node, []).extend(worlds)
-        for nodes, cells in self._cells_by_nodes.items():
-            for edit in self.made_again(nodes):
-                worlds = [world_of[cell] for cell in cells]
-                patched.setdefault(edit.node, []).extend(worlds)
-                if edit.covers:
-                    whole.setdefault(edit.node, []).extend(worlds)
-        put, replaced = (
-            {node: mask_of_members(worlds) for node, worlds in one.items()} for one in (patched, whole)
-        )
-        return schedule(self.graph, put, replaced, len(self.names), self.readout.targets)
-
-    @cached_property
-    def _cells_by_nodes(self) -> dict[tuple[str, ...], list[int]]:
-        found: dict[tuple[str, ...], list[int]] = {}
-        for cell, nodes in enumerate(self.nodes_of_cells):
-            found.setdefault(nodes, []).append(cell)
-        return found
+        return self.patching.schedule(world_of, self.readout.targets)
 
     # -- the order of worlds ---------------------------------------------------------------------
 
@@ -141,7 +78,8 @@ class Compilation:
         if self.conditions.obstacle or any(edit.is_function for edit in self.conditions.edits):
             return (0,) * len(self.names)
         finder, layout = self.facts.finder, self.facts.layout
-        return first_changes(self.groups, self.numbers, len(self.names), finder, layout, self._from_source)
+        groups, numbers = self.patching.groups, self.patching.numbers
+        return first_changes(groups, numbers, len(self.names), finder, layout, self._from_source)
 
     @cached_property
     def _from_source(self) -> Mapping[str, int]:
@@ -168,8 +106,10 @@ class Compilation:
     def order(self) -> WorldOrder:
         """The cells by world: patches that stand first in the graph come first. Stacks grow at their ends."""
         labels, graph = self.graph.table.labels, self.graph
-        depth = {nodes: min(labels[graph.number(node)] for node in nodes) for nodes in self._cells_by_nodes}
-        by_cell = [depth[nodes] for nodes in self.nodes_of_cells]
+        depth = {
+            nodes: min(labels[graph.number(node)] for node in nodes) for nodes in self.patching.cells_by_nodes
+        }
+        by_cell = [depth[nodes] for nodes in self.patching.nodes_of_cells]
         cells = sorted(range(len(by_cell)), key=by_cell.__getitem__)
         if len(set(self.starts)) == 1:
             return WorldOrder(tuple(cells), (len(cells),))
@@ -180,7 +120,7 @@ class Compilation:
         def work() -> list[int]:
             """Worlds that patch the same nodes compute the same."""
             amounts = [0] * len(cells)
-            for own in self._cells_by_nodes.values():
+            for own in self.patching.cells_by_nodes.values():
                 world = world_of[own[0]]
                 amount = sum(self.flops(node, None) for node, mask in plan.steps if mask >> world & 1)
                 for cell in own:
@@ -289,7 +229,9 @@ class Compilation:
             several=lambda node: node in records and records[node].shape is None,
             kernel=self._kernel,
         )
-        sizes = NodeSizes(self, regions, frozenset(own.patched))
+        sizes = NodeSizes(
+            self.facts, self.costs, regions, frozenset(own.patched), self.patching.part, self._is_causal
+        )
         costs = self.costs
         flops = sum(
             costs.flops(node, rows=rows) * worlds.bit_count() for node, (worlds, rows) in steps.items()
@@ -320,26 +262,11 @@ class Compilation:
                 taken.append((copies + wide) * elements * 4)
         return max(taken)
 
-    @cached_property
-    def _parts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes of the largest part of each node that a world puts in; of all whole values put into it."""
-        parts: dict[str, int] = {}
-        wholes: dict[str, int] = {}
-        for group, lengths in zip(self.groups, self.lengths, strict=True):
-            item = self.costs.itemsize(group.node)
-            parts[group.node] = max(parts.get(group.node, 0), part_size(group, lengths) * item)
-            wholes[group.node] = max(wholes.get(group.node, 0), math.prod(lengths.values()) * item)
-        return parts, wholes
-
-    def part(self, node: str) -> int:
-        """Bytes of the part that a world puts into a node."""
-        return self._parts[0].get(node, 0)
-
     def _held(self, own: Schedule) -> int:
         """Bytes of what worlds put in, and that no run holds: one value for each site."""
         if self.from_run or self.is_function:
             return 0
-        return sum(self._parts[1].get(node, 0) for node in own.patched)
+        return sum(map(self.patching.whole, own.patched))
 
     # -- the cut -----------------------------------------------------------------------------------
 
@@ -356,41 +283,13 @@ class Compilation:
         return asked if asked != "auto" else "serial" if obstacle else "wavefront"
 
     @cached_property
-    def passes(self) -> list[tuple[int, int, int]]:
+    def passes(self) -> list[Piece]:
         """The wavefront's passes: the first world, how many, and the first position that they change."""
-        by_world = [self.starts[cell] for cell in self.order.cells]
-
-        def piece(first: int, count: int) -> tuple[int, int, int]:
-            return first, count, min(by_world[first : first + count])
-
+        starts = [self.starts[cell] for cell in self.order.cells]
         if self.conditions.cut is not None:
-            chunks = self.conditions.cut.chunks
-            firsts = accumulate(chunks, initial=0)
-            return [piece(first, count) for first, count in zip(firsts, chunks, strict=False)]
+            return stored_pieces(self.conditions.cut.chunks, starts)
         budget = self.conditions.max_memory or DEFAULT_MEMORY
-        found: list[tuple[int, int, int]] = []
-        for first, count in zip(accumulate(self.order.groups, initial=0), self.order.groups, strict=False):
-            found += self._pieces(first, count, budget, piece)
-        return found
-
-    def _pieces(self, first: int, count: int, budget: int, piece: Any) -> list[tuple[int, int, int]]:
-        """Runs of worlds that each fit the budget, as few as possible."""
-        pieces = 1
-        while True:
-            size = math.ceil(count / pieces)
-            chunks = [piece(first + begin, min(size, count - begin)) for begin in range(0, count, size)]
-            most = 0
-            for chunk in chunks:
-                most = max(most, self.program(*chunk).peak)
-                if most > budget and size > 1:
-                    break
-            if most <= budget:
-                return chunks
-            if size == 1:
-                total = len(self.names)
-                least = max(self.program(*piece(world, 1)).peak for world in range(total))
-                raise no_room(least, budget)
-            pieces = min(count, max(pieces + 1, math.ceil(pieces * most / budget)))
+        return cut_worlds(self.order.groups, starts, budget, lambda *piece: self.program(*piece).peak)
 
     @cached_property
     def serial_peak(self) -> int:
@@ -399,12 +298,10 @@ class Compilation:
         space = self.facts.workspace(costs)
         most = 0
         world_of = turned(self.order.cells)
-        for nodes, cells in self._cells_by_nodes.items():
+        for nodes, cells in self.patching.cells_by_nodes.items():
             world = world_of[cells[0]]
-            held = sum(
-                self._parts[0].get(node, 0) + costs.bytes_of_copy(node) for node in dict.fromkeys(nodes)
-            )
-            held += sum(costs.bytes_of_copy(edit.node) for edit in self.made_again(nodes))
+            held = sum(self.patching.part(node) + costs.bytes_of_copy(node) for node in dict.fromkeys(nodes))
+            held += sum(costs.bytes_of_copy(edit.node) for edit in self.patching.made_again(nodes))
             peak = held
             for node, mask in self.schedule.steps:
                 if mask >> world & 1:
@@ -418,7 +315,7 @@ class Compilation:
 
     def compiled(self) -> tuple[Compiled, Costing]:
         """The passes, and what they cost."""
-        cut, budget = self.conditions.cut, self.conditions.max_memory
+        stored, budget = self.conditions.cut, self.conditions.max_memory
         cells, facts = self.order.cells, self.facts
         steps = self.schedule.steps
         stacked = self.evaluator == "wavefront"
@@ -435,7 +332,7 @@ class Compilation:
             peak = max(program.peak for program in programs)
             flops = sum(programs[one.program].flops for one in passes)
             launches = sum(programs[one.program].launches for one in passes)
-            if cut is not None and budget is not None and peak > budget:
+            if stored is not None and budget is not None and peak > budget:
                 raise SweepError(
                     f"the stored run was cut into chunks that take {shown_bytes(peak)}, more than the budget "
                     f"of {shown_bytes(budget)}, and other chunks would round differently. Resume it with ",
@@ -448,7 +345,6 @@ class Compilation:
             launches = self.schedule.node_evaluations
             if budget is not None and peak > budget:
                 raise no_room(peak, budget)
-        tables = fill_tables(self.groups, self.numbers, turned(cells)) + self._edit_tables()
         compiled = Compiled(
             tuple(facts.layout.symbols.items()),
             self.readout.targets,
@@ -456,7 +352,7 @@ class Compilation:
             tuple((node, ranges_of(mask)) for node, mask in steps),
             tuple(passes),
             tuple(programs),
-            tuple(tables),
+            self.patching.tables(turned(cells)),
             tuple(self.columns.items()) if stacked else (),
         )
         rules, graph = self.graph.table.rules, self.graph
@@ -467,76 +363,3 @@ class Compilation:
         return compiled, Costing(
             self.schedule.node_evaluations, len(computed) * worlds, launches, flops, full * worlds, peak
         )
-
-    def _edit_tables(self) -> list[FillTable]:
-        """The edits of the base that worlds make again, before what they put in themselves."""
-        world_of = turned(self.order.cells)
-        worlds: dict[StandingEdit, list[int]] = {}
-        for nodes, cells in self._cells_by_nodes.items():
-            for edit in self.made_again(nodes):
-                worlds.setdefault(edit, []).extend(world_of[cell] for cell in cells)
-        return [
-            FillTable(edit.node, edit.site, -1, tuple(sorted(own)), edit=edit.number)
-            for edit, own in sorted(worlds.items(), key=lambda item: item[0].number)
-        ]
-
-
-class NodeSizes:
-    """Bytes of one world's values in one pass; see `memory.Sizes`."""
-
-    def __init__(self, compilation: Compilation, regions: Regions, patched: frozenset[str]) -> None:
-        self._compilation, self._regions, self._patched = compilation, regions, patched
-        self._costs, self._layout = compilation.costs, compilation.facts.memory_layout
-        self._space = compilation.facts.workspace(compilation.costs)
-
-    def value(self, node: str, rows: int | None) -> int:
-        """Of the value itself."""
-        return self._costs.bytes_of_copy(node, rows=rows)
-
-    def repeated(self, node: str, rows: int | None) -> int:
-        """Of a copy of the baseline's value; none where it is repeated without one."""
-        return self._costs.bytes_of_repeating(node, rows=rows)
-
-    def workspace(self, node: str, rows: int | None) -> int:
-        """Of what computing it takes beside its value."""
-        copied = self._layout.copies(node, self._patched)
-        return self._space.each(node, rows, self._compilation._is_causal) + sum(
-            self._costs.bytes_of_copy(read, rows=self._regions.wanted(node, read)) for read in copied
-        )
-
-    def scratch(self, node: str, rows: int | None) -> int:
-        """Of what computing it takes beside its value, for however many worlds."""
-        return self._space.fixed(node, rows, self._compilation._is_causal)
-
-    def part(self, node: str) -> int:
-        """Of the part of it that a world puts in."""
-        return self._compilation.part(node)
-
-    def alias(self, node: str) -> str | None:
-        """The node whose memory its value shares."""
-        return self._layout.aliases.get(node)
-
-
-def axis_lengths(located: Located, facts: ShapeFacts) -> dict[str, int]:
-    """The lengths of the natural axes of a site, in runs of this shape."""
-    shape = facts.costs.shape(located.node) or ()
-    lengths = located.view.lengths_in(shape, facts.layout.sizes(1))
-    return dict(zip(located.view.axes, lengths, strict=True))
-
-
-def turned(order: Sequence[int]) -> list[int]:
-    """The place of each number in an order."""
-    places = [0] * len(order)
-    for place, number in enumerate(order):
-        places[number] = place
-    return places
-
-
-def no_room(least: int, budget: int) -> SweepError:
-    """The error where one world alone takes more than the budget."""
-    return SweepError(
-        f"one world alone takes {shown_bytes(least)}, more than the budget of {shown_bytes(budget)}. The "
-        "least that would do is ",
-        Argument("max_memory", least),
-        ".",
-    )

@@ -1,0 +1,56 @@
+"""Bytes of one world's values in one pass, where the memory of a pass is added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conewise.sweeps.planning.costs import Costs
+from conewise.sweeps.planning.regions import Regions
+from conewise.sweeps.planning.shape_facts import ShapeFacts
+
+
+class NodeSizes:
+    """Bytes of one world's values; see `memory.Sizes`.
+
+    `patched` are the nodes that worlds put something into, `put` says how many bytes of a node that are.
+    """
+
+    def __init__(
+        self,
+        facts: ShapeFacts,
+        costs: Costs,
+        regions: Regions,
+        patched: frozenset[str],
+        put: Callable[[str], int],
+        is_causal: Callable[[str], bool],
+    ) -> None:
+        self._costs, self._regions, self._patched = costs, regions, patched
+        self._put, self._is_causal = put, is_causal
+        self._layout, self._space = facts.memory_layout, facts.workspace(costs)
+
+    def value(self, node: str, rows: int | None) -> int:
+        """Of the value itself."""
+        return self._costs.bytes_of_copy(node, rows=rows)
+
+    def repeated(self, node: str, rows: int | None) -> int:
+        """Of a copy of the baseline's value; none where it is repeated without one."""
+        return self._costs.bytes_of_repeating(node, rows=rows)
+
+    def workspace(self, node: str, rows: int | None) -> int:
+        """Of what computing it takes beside its value."""
+        copied = self._layout.copies(node, self._patched)
+        return self._space.each(node, rows, self._is_causal) + sum(
+            self._costs.bytes_of_copy(read, rows=self._regions.wanted(node, read)) for read in copied
+        )
+
+    def scratch(self, node: str, rows: int | None) -> int:
+        """Of what computing it takes beside its value, for however many worlds."""
+        return self._space.fixed(node, rows, self._is_causal)
+
+    def part(self, node: str) -> int:
+        """Of the part of it that a world puts in."""
+        return self._put(node)
+
+    def alias(self, node: str) -> str | None:
+        """The node whose memory its value shares."""
+        return self._layout.aliases.get(node)

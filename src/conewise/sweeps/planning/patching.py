@@ -1,0 +1,145 @@
+"""What the cells of a sweep patch: which nodes, in which worlds, and how much of each they put in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+from conewise.graph.graph import Graph
+from conewise.locations.located import Located
+from conewise.sweeps.planning.conditions import StandingEdit
+from conewise.sweeps.planning.fill_tables import (
+    FillTable,
+    PlaceGroup,
+    counted_from_front,
+    fill_tables,
+    part_size,
+)
+from conewise.sweeps.planning.schedule import Schedule, schedule
+from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.worlds import mask_of_members
+
+
+class Patching:
+    """What `cells` cells patch in runs of one shape. `groups` are their places, `edits` stand in the base.
+
+    With `is_function`, a place is given a function of its value, and no value of its own.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        facts: ShapeFacts,
+        groups: Sequence[PlaceGroup],
+        cells: int,
+        edits: tuple[StandingEdit, ...],
+        *,
+        is_function: bool,
+    ) -> None:
+        self.graph, self.facts, self.groups, self.cells = graph, facts, groups, cells
+        self.edits, self.is_function = edits, is_function
+        self._again: dict[tuple[str, ...], tuple[StandingEdit, ...]] = {}
+
+    @cached_property
+    def lengths(self) -> list[dict[str, int]]:
+        """The lengths of the natural axes of each group's site."""
+        return [axis_lengths(group.located, self.facts) for group in self.groups]
+
+    @cached_property
+    def numbers(self) -> list[list[tuple[int, ...]]]:
+        """What each place of each group selects, counted from the front."""
+        return [counted_from_front(g, lengths) for g, lengths in zip(self.groups, self.lengths, strict=True)]
+
+    @cached_property
+    def nodes_of_cells(self) -> list[tuple[str, ...]]:
+        """The nodes that each cell patches."""
+        found: list[tuple[str, ...]] = [()] * self.cells
+        for group in self.groups:
+            for cell in group.cells:
+                found[cell] = (*found[cell], group.node)
+        return found
+
+    @cached_property
+    def cells_by_nodes(self) -> dict[tuple[str, ...], list[int]]:
+        """The cells that patch the same nodes: they compute the same."""
+        found: dict[tuple[str, ...], list[int]] = {}
+        for cell, nodes in enumerate(self.nodes_of_cells):
+            found.setdefault(nodes, []).append(cell)
+        return found
+
+    def made_again(self, nodes: tuple[str, ...]) -> tuple[StandingEdit, ...]:
+        """Those of the base's own edits that lie downstream of these nodes: a world makes them again."""
+        if not self.edits:
+            return ()
+        if nodes not in self._again:
+            cone = self.graph.table.cone(set(self.graph.numbers(nodes)))
+            self._again[nodes] = tuple(e for e in self.edits if self.graph.number(e.node) in cone)
+        return self._again[nodes]
+
+    def schedule(self, world_of: Sequence[int], targets: tuple[str, ...]) -> Schedule:
+        """Which nodes are computed in which worlds, given the world of each cell."""
+        patched: dict[str, list[int]] = {}
+        whole: dict[str, list[int]] = {}
+        for group in self.groups:
+            worlds = [world_of[cell] for cell in group.cells]
+            patched.setdefault(group.node, []).extend(worlds)
+            if group.is_whole and not self.is_function:
+                whole.setdefault(group.node, []).extend(worlds)
+        for nodes, cells in self.cells_by_nodes.items():
+            for edit in self.made_again(nodes):
+                worlds = [world_of[cell] for cell in cells]
+                patched.setdefault(edit.node, []).extend(worlds)
+                if edit.covers:
+                    whole.setdefault(edit.node, []).extend(worlds)
+        put, replaced = (
+            {node: mask_of_members(worlds) for node, worlds in one.items()} for one in (patched, whole)
+        )
+        return schedule(self.graph, put, replaced, self.cells, targets)
+
+    def tables(self, world_of: Sequence[int]) -> tuple[FillTable, ...]:
+        """What worlds put where: their own, then the edits of the base that they make again."""
+        edited: dict[StandingEdit, list[int]] = {}
+        for nodes, cells in self.cells_by_nodes.items():
+            for edit in self.made_again(nodes):
+                edited.setdefault(edit, []).extend(world_of[cell] for cell in cells)
+        again = [
+            FillTable(edit.node, edit.site, -1, tuple(sorted(own)), edit=edit.number)
+            for edit, own in sorted(edited.items(), key=lambda item: item[0].number)
+        ]
+        return (*fill_tables(self.groups, self.numbers, world_of), *again)
+
+    # -- how much ------------------------------------------------------------------------------
+
+    def part(self, node: str) -> int:
+        """Bytes of the part that a world puts into a node, the largest one."""
+        return self._bytes[0].get(node, 0)
+
+    def whole(self, node: str) -> int:
+        """Bytes of a whole value of a site of a node that is put into, the largest one."""
+        return self._bytes[1].get(node, 0)
+
+    @cached_property
+    def _bytes(self) -> tuple[dict[str, int], dict[str, int]]:
+        parts: dict[str, int] = {}
+        wholes: dict[str, int] = {}
+        for group, lengths in zip(self.groups, self.lengths, strict=True):
+            item = self.facts.costs.itemsize(group.node)
+            parts[group.node] = max(parts.get(group.node, 0), part_size(group, lengths) * item)
+            wholes[group.node] = max(wholes.get(group.node, 0), math.prod(lengths.values()) * item)
+        return parts, wholes
+
+
+def axis_lengths(located: Located, facts: ShapeFacts) -> dict[str, int]:
+    """The lengths of the natural axes of a site, in runs of this shape."""
+    shape = facts.costs.shape(located.node) or ()
+    lengths = located.view.lengths_in(shape, facts.layout.sizes(1))
+    return dict(zip(located.view.axes, lengths, strict=True))
+
+
+def turned(order: Sequence[int]) -> list[int]:
+    """The place of each number in an order: the world of each cell, given the cell of each world."""
+    places = [0] * len(order)
+    for place, number in enumerate(order):
+        places[number] = place
+    return places
