@@ -19,7 +19,7 @@ from conewise.program import untraced
 from conewise.program.interpret import Interpreter
 from conewise.program.records import Ref
 from conewise.program.untraced import CountingUp, Untraced
-from conewise.sweeps.planning.attention_rules import attention_argument
+from conewise.sweeps.planning.shapes.attention_rules import attention_argument
 from tests.sweeps.execution.kernels import kernels
 
 VOCABULARY = 50

@@ -18,9 +18,9 @@ from conewise.locations.selectors import Cell
 from conewise.program.streaming import output_names
 from conewise.runs.captured import Captured
 from conewise.runs.run import Reading
-from conewise.sweeps.planning.costs import Costs
-from conewise.sweeps.planning.layout import Layout
-from conewise.sweeps.planning.schedule import schedule
+from conewise.sweeps.planning.passes.schedule import schedule
+from conewise.sweeps.planning.shapes.costs import Costs
+from conewise.sweeps.planning.shapes.layout import Layout
 
 __all__ = ["Cone", "Folded", "Part", "fold"]
 

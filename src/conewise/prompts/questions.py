@@ -28,10 +28,10 @@ from conewise.runs.interventions import mean, noise
 from conewise.runs.run import Run
 from conewise.sweeps.calibration import calibrate
 from conewise.sweeps.execution.ledger import SweepLedger, most
-from conewise.sweeps.planning.costs import synchronize
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.plan import SweepPlan
+from conewise.sweeps.planning.shapes.costs import synchronize
 from conewise.sweeps.progress import Shown, bar
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep

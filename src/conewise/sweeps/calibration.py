@@ -7,8 +7,8 @@ import weakref
 from dataclasses import dataclass, field
 
 from conewise.runs.captured import Captured
-from conewise.sweeps.planning.costs import matmul_rate
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.shapes.costs import matmul_rate
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conewise.graph.graph import Graph
-from conewise.sweeps.planning.build_pass import Chain, alignment, build_pass
-from conewise.sweeps.planning.instructions import (
+from conewise.sweeps.planning.passes.build_pass import Chain, alignment, build_pass
+from conewise.sweeps.planning.passes.instructions import (
     Alignment,
     PassProgram,
     Put,
@@ -21,9 +21,9 @@ from conewise.sweeps.planning.instructions import (
     pass_program,
     to_plain,
 )
-from conewise.sweeps.planning.regions import WHOLE, Regions
-from conewise.sweeps.planning.schedule import Schedule, schedule
-from conewise.sweeps.planning.worlds import Ranges, members
+from conewise.sweeps.planning.passes.schedule import Schedule, schedule
+from conewise.sweeps.planning.passes.worlds import Ranges, members
+from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
 
 
 def combined(name: str) -> Any:

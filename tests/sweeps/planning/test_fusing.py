@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.model import Model
 from conewise.program.interpret import Interpreter
-from conewise.sweeps.planning.fusing import CUBE, SCALE, Fusion, find_fusions, fitting
+from conewise.sweeps.planning.shapes.fusing import CUBE, SCALE, Fusion, find_fusions, fitting
 
 WIDTH = 8
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -15,7 +15,7 @@ from conewise.locations.places import Place
 from conewise.runs.run import Edit
 from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, Values
 from conewise.sweeps.execution.wavefront import ReadValue, Wavefront
-from conewise.sweeps.planning.instructions import PassProgram
+from conewise.sweeps.planning.passes.instructions import PassProgram
 
 Tensor = torch.Tensor
 

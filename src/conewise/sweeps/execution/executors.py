@@ -21,9 +21,9 @@ from conewise.sweeps.execution.growth import Watch
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.execution.wavefront import Wavefront
-from conewise.sweeps.planning.compiled import Compiled
-from conewise.sweeps.planning.costs import synchronize
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.passes.compiled import Compiled
+from conewise.sweeps.planning.shapes.costs import synchronize
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 

@@ -15,9 +15,9 @@ from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.runs.run import Edit
 from conewise.structure.selections import resolved
-from conewise.sweeps.planning.compiled import Compiled, Pass
-from conewise.sweeps.planning.fill_tables import FillTable
-from conewise.sweeps.planning.worlds import Ranges, members
+from conewise.sweeps.planning.passes.compiled import Compiled, Pass
+from conewise.sweeps.planning.passes.fill_tables import FillTable
+from conewise.sweeps.planning.passes.worlds import Ranges, members
 
 Tensor = torch.Tensor
 PartFunction = Callable[[Tensor], Tensor]

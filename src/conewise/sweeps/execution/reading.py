@@ -11,8 +11,8 @@ from conewise.program.tensors import Tensor, computing
 from conewise.runs.filling import stacked
 from conewise.runs.metrics import Metric, measured, measured_whole
 from conewise.runs.run import Reading
-from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.model_facts import ModelFacts
+from conewise.sweeps.planning.shapes.layout import Layout
 
 
 class MetricReader:

@@ -17,11 +17,17 @@ from conewise.program.operations import ATTENTION
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
 from conewise.sweeps.execution.fills import PassFills, Values
-from conewise.sweeps.planning.attention_rules import causal_rule, repeated_rule, unmasked_rule
-from conewise.sweeps.planning.fusing import Fusion, product_then_bias
-from conewise.sweeps.planning.instructions import Alignment, PassProgram, Put, Read, Step
-from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule, index_tensor, repeated
-from conewise.sweeps.planning.worlds import Ranges, count_of
+from conewise.sweeps.planning.passes.instructions import Alignment, PassProgram, Put, Read, Step
+from conewise.sweeps.planning.passes.worlds import Ranges, count_of
+from conewise.sweeps.planning.shapes.attention_rules import causal_rule, repeated_rule, unmasked_rule
+from conewise.sweeps.planning.shapes.fusing import Fusion, product_then_bias
+from conewise.sweeps.planning.shapes.layout import (
+    Constants,
+    Layout,
+    compile_stacked_rule,
+    index_tensor,
+    repeated,
+)
 
 Tensor = torch.Tensor
 ReadValue = Callable[[str], Any]

@@ -16,26 +16,26 @@ from conewise.errors import Argument, SweepError
 from conewise.graph.graph import Graph
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Ref
-from conewise.sweeps.planning.attention_rules import attention_argument
-from conewise.sweeps.planning.build_pass import Chain, build_pass
-from conewise.sweeps.planning.compiled import Compiled, Costing, Pass
 from conewise.sweeps.planning.conditions import Conditions
-from conewise.sweeps.planning.costs import Costs
 from conewise.sweeps.planning.cutting import Piece, cut_worlds, no_room, stored_pieces
-from conewise.sweeps.planning.fill_tables import PlaceGroup
 from conewise.sweeps.planning.first_change import first_changes
-from conewise.sweeps.planning.fusing import fitting
-from conewise.sweeps.planning.instructions import PassProgram
-from conewise.sweeps.planning.masks import Masks
-from conewise.sweeps.planning.memory import measured
-from conewise.sweeps.planning.node_sizes import NodeSizes
 from conewise.sweeps.planning.ordering import LAUNCH_FLOPS, WorldOrder, ordered
+from conewise.sweeps.planning.passes.build_pass import Chain, build_pass
+from conewise.sweeps.planning.passes.compiled import Compiled, Costing, Pass
+from conewise.sweeps.planning.passes.fill_tables import PlaceGroup
+from conewise.sweeps.planning.passes.instructions import PassProgram
+from conewise.sweeps.planning.passes.memory import measured
+from conewise.sweeps.planning.passes.node_sizes import NodeSizes
+from conewise.sweeps.planning.passes.schedule import Schedule
+from conewise.sweeps.planning.passes.worlds import ranges_of
 from conewise.sweeps.planning.patching import Patching, turned
 from conewise.sweeps.planning.readout import ReadOut
-from conewise.sweeps.planning.regions import WHOLE, Regions
-from conewise.sweeps.planning.schedule import Schedule
-from conewise.sweeps.planning.shape_facts import ShapeFacts
-from conewise.sweeps.planning.worlds import ranges_of
+from conewise.sweeps.planning.shapes.attention_rules import attention_argument
+from conewise.sweeps.planning.shapes.costs import Costs
+from conewise.sweeps.planning.shapes.fusing import fitting
+from conewise.sweeps.planning.shapes.masks import Masks
+from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 
 DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""

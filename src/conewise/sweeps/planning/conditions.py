@@ -9,7 +9,7 @@ from typing import Any
 from conewise.program.tensors import Tensor, computing
 from conewise.runs.run import Reading
 from conewise.sweeps.planning.first_change import first_difference
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import torch
 
 from conewise.runs.run import Reading
 from conewise.structure.views import View
-from conewise.sweeps.planning.fill_tables import PlaceGroup
-from conewise.sweeps.planning.layout import Layout
-from conewise.sweeps.planning.regions import RegionFinder
+from conewise.sweeps.planning.passes.fill_tables import PlaceGroup
+from conewise.sweeps.planning.shapes.layout import Layout
+from conewise.sweeps.planning.shapes.regions import RegionFinder
 
 
 def first_changes(

@@ -16,9 +16,9 @@ from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
 from conewise.structure.outputs import Outputs
-from conewise.sweeps.planning.compiled import Compiled, Costing
-from conewise.sweeps.planning.fusing import find_fusions
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.passes.compiled import Compiled, Costing
+from conewise.sweeps.planning.shapes.fusing import find_fusions
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 
 KEPT = 64
 """How many compiled sweeps of a model are kept."""

@@ -9,16 +9,16 @@ from functools import cached_property
 from conewise.graph.graph import Graph
 from conewise.locations.located import Located
 from conewise.sweeps.planning.conditions import StandingEdit
-from conewise.sweeps.planning.fill_tables import (
+from conewise.sweeps.planning.passes.fill_tables import (
     FillTable,
     PlaceGroup,
     counted_from_front,
     fill_tables,
     part_size,
 )
-from conewise.sweeps.planning.schedule import Schedule, schedule
-from conewise.sweeps.planning.shape_facts import ShapeFacts
-from conewise.sweeps.planning.worlds import mask_of_members
+from conewise.sweeps.planning.passes.schedule import Schedule, schedule
+from conewise.sweeps.planning.passes.worlds import mask_of_members
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 
 
 class Patching:

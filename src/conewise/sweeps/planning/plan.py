@@ -11,8 +11,8 @@ from conewise.amounts import shown_bytes
 from conewise.errors import SweepError
 from conewise.markup import table
 from conewise.reading import parse_json
-from conewise.sweeps.planning.compiled import Compiled
-from conewise.sweeps.planning.worlds import count_of
+from conewise.sweeps.planning.passes.compiled import Compiled
+from conewise.sweeps.planning.passes.worlds import count_of
 
 
 @dataclass(frozen=True, slots=True)

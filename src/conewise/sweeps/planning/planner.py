@@ -16,14 +16,14 @@ from conewise.program.tensors import computing
 from conewise.runs.captured import Captured
 from conewise.runs.reader import reader
 from conewise.runs.run import Reading
-from conewise.sweeps.planning.compiled import Compiled, Costing
 from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.conditions import Conditions, StoredCut, read_conditions
-from conewise.sweeps.planning.fill_tables import PlaceGroup, expect_swept, place_groups
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.passes.compiled import Compiled, Costing
+from conewise.sweeps.planning.passes.fill_tables import PlaceGroup, expect_swept, place_groups
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.readout import readout
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conewise.sweeps.planning.model_facts import ModelFacts
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 

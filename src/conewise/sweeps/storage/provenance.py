@@ -11,9 +11,9 @@ from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import as_intervention
 from conewise.runs.run import Reading
-from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.shapes.costs import versions
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.storage.identifying import Identifying
 from conewise.sweeps.storage.model_digest import model_digest

@@ -24,7 +24,7 @@ from conewise.program.operations import (
 from conewise.program.records import SIZES, Record, Ref, SizeRef
 from conewise.program.sizes import Size, symbols_in
 from conewise.structure.placements import placements_of
-from conewise.sweeps.planning.layout import Layout
+from conewise.sweeps.planning.shapes.layout import Layout
 
 Dim = int | None
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from conewise.program.records import SIZES
-from conewise.sweeps.planning.instructions import AS_IT_IS, Alignment, PassProgram, Put, Read, Step
-from conewise.sweeps.planning.regions import Regions
-from conewise.sweeps.planning.schedule import Schedule
-from conewise.sweeps.planning.worlds import Ranges, merged_order, places_in, ranges_of
+from conewise.sweeps.planning.passes.instructions import AS_IT_IS, Alignment, PassProgram, Put, Read, Step
+from conewise.sweeps.planning.passes.schedule import Schedule
+from conewise.sweeps.planning.passes.worlds import Ranges, merged_order, places_in, ranges_of
+from conewise.sweeps.planning.shapes.regions import Regions
 
 
 @dataclass(frozen=True, slots=True)

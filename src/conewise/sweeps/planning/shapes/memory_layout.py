@@ -15,7 +15,7 @@ import torch
 
 from conewise.program.operations import ALLOCATING, ATTENTION, MAYBE_ALIASING, POINTWISE
 from conewise.program.records import SIZES, Record
-from conewise.sweeps.planning.layout import Layout, compile_stacked_rule
+from conewise.sweeps.planning.shapes.layout import Layout, compile_stacked_rule
 
 META = torch.device("meta")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from conewise.sweeps.planning.instructions import Alignment, PassProgram, Put, Read, Step
-from conewise.sweeps.planning.worlds import count_of
+from conewise.sweeps.planning.passes.instructions import Alignment, PassProgram, Put, Read, Step
+from conewise.sweeps.planning.passes.worlds import count_of
 
 
 class Sizes(Protocol):

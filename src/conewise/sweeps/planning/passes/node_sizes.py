@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conewise.sweeps.planning.costs import Costs
-from conewise.sweeps.planning.regions import Regions
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes.costs import Costs
+from conewise.sweeps.planning.shapes.regions import Regions
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 
 
 class NodeSizes:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conewise.sweeps.planning.worlds import Ranges, count_of
+from conewise.sweeps.planning.passes.worlds import Ranges, count_of
 
 
 @dataclass(frozen=True, slots=True)

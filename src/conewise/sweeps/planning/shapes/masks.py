@@ -10,7 +10,7 @@ import torch
 
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Program, Ref
-from conewise.sweeps.planning.attention_rules import attention_argument, is_causal_mask
+from conewise.sweeps.planning.shapes.attention_rules import attention_argument, is_causal_mask
 
 
 @dataclass(frozen=True, slots=True)

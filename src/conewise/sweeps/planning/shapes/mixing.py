@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from conewise.program.records import SIZES, Record
-from conewise.sweeps.planning.independence import Independence
-from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule
+from conewise.sweeps.planning.shapes.independence import Independence
+from conewise.sweeps.planning.shapes.layout import Constants, Layout, compile_stacked_rule
 
 Tensor = torch.Tensor
 Variant = Callable[[Tensor, int, int], Tensor]

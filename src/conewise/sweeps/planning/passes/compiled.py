@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conewise.sweeps.planning.fill_tables import FillTable
-from conewise.sweeps.planning.instructions import PassProgram, pass_program, to_plain
-from conewise.sweeps.planning.worlds import Ranges
+from conewise.sweeps.planning.passes.fill_tables import FillTable
+from conewise.sweeps.planning.passes.instructions import PassProgram, pass_program, to_plain
+from conewise.sweeps.planning.passes.worlds import Ranges
 
 
 @dataclass(frozen=True, slots=True)

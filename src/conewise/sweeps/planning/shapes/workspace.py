@@ -9,9 +9,9 @@ import torch
 
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Record, Ref
-from conewise.sweeps.planning.attention_rules import attention_argument
-from conewise.sweeps.planning.costs import Costs
-from conewise.sweeps.planning.layout import Layout
+from conewise.sweeps.planning.shapes.attention_rules import attention_argument
+from conewise.sweeps.planning.shapes.costs import Costs
+from conewise.sweeps.planning.shapes.layout import Layout
 
 QUERIES = ((768, 256), (192, 64), (0, 32))
 """Of the CPU's kernel: with so many queries or more, so many are in a tile."""

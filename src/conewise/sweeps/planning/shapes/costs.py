@@ -11,7 +11,7 @@ import torch
 
 from conewise.program.operations import PRODUCTS
 from conewise.program.records import Program, Record, Ref
-from conewise.sweeps.planning.layout import Layout
+from conewise.sweeps.planning.shapes.layout import Layout
 
 
 class Costs:
