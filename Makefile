@@ -2,9 +2,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PEERS  := $(VENV)/peers312
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu bench-gpu-pairs pack-peers train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +101,12 @@ bench-sweeps: $(VENV)/.peers ## sweeps on the CPU, beside hand-written ways and 
 
 bench-gpu: ## sweeps on a CUDA device; run from source, with torch and transformers alone
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_sweeps
+
+bench-gpu-pairs: ## new pairs of prompts on a CUDA device, beside hooks; with peers where pack-peers put them
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_pairs $(if $(wildcard $(PEERS)),--peers $(PEERS))
+
+pack-peers: setup ## one archive of all that a CUDA machine without a package index needs: peers, pytest
+	PYTHON=$(BIN)/python benchmarks/pack_peers.sh $(PEERS)
 
 train-tiny: setup ## train the tiny model anew, into the package; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m training.tiny --out src/conewise/models/tiny

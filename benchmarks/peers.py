@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import tempfile
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from benchmarks.by_hand import Pair, Site
 from benchmarks.cases import Case
+
+
+class PeerCase:
+    """A module of a peer's own, and the pair of prompts that it sweeps now; see `Case`."""
+
+    source: Any = None
+
+    def __init__(self, module: Any, pair: Pair, sites: list[Site]) -> None:
+        self.module, self._sites = module, sites
+        self.layers, self.heads = module.config.num_hidden_layers, module.config.num_attention_heads
+        self.take(pair)
+
+    def take(self, pair: Pair) -> None:
+        self.clean, self.corrupted = pair.source, pair.base
+        self.answer, self.wrong = pair.answer, pair.wrong
+
+    def difference(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits[:, -1, self.answer] - logits[:, -1, self.wrong]
+
+    def all_sites(self) -> list[Site]:
+        return self._sites
 
 
 class TransformerLens:
     """TransformerLens's own sweep helpers: all heads over all positions, then whole MLP outputs."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case | PeerCase) -> None:
+        _stand_in_for_datasets()
         from transformer_lens.model_bridge import TransformerBridge
 
         self.case = case
         self.model = TransformerBridge.boot_transformers(
             "gpt2", hf_model=case.module, tokenizer=_no_words(case.module.config.vocab_size)
         )
+        self.read_source()
+
+    def read_source(self) -> None:
         with torch.no_grad():
-            _, self.cache = self.model.run_with_cache(case.clean)
+            _, self.cache = self.model.run_with_cache(self.case.clean)
+
+    def new_pair(self, pair: Pair) -> torch.Tensor:
+        """A sweep of a pair that was not seen before, its clean run included."""
+        self.case.take(pair)
+        self.read_source()
+        return self.run()
 
     def run(self) -> torch.Tensor:
         from transformer_lens import patching
@@ -43,6 +79,19 @@ class TransformerLens:
                 index_axis_names=("layer",),
             )
         return torch.cat([heads.flatten(), mlps.flatten()])
+
+
+def _stand_in_for_datasets() -> None:
+    """Let TransformerLens be imported where `datasets` is not installed: a sweep reads none."""
+    if importlib.util.find_spec("datasets") is not None:
+        return
+    for name in ("datasets", "datasets.arrow_dataset", "datasets.iterable_dataset", "datasets.load"):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        for each in ("Dataset", "IterableDataset", "load_dataset"):
+            setattr(module, each, type(each, (), {}))
+        sys.modules[name] = module
 
 
 def _no_words(vocabulary: int) -> Any:
@@ -69,7 +118,7 @@ def _whole_layer(activation: torch.Tensor, index: Any, clean: torch.Tensor) -> t
 class NNsight:
     """nnsight: one trace for each site, or many sites as invokes of one trace."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case | PeerCase) -> None:
         from nnsight import NNsight as Wrapped
         from nnsight.modeling.transformers import TransformersModel
 
@@ -79,8 +128,24 @@ class NNsight:
         )
         self.model = Wrapped(case.module)
         self.width = case.module.config.hidden_size // case.heads
-        self.z = [case.source["z", layer].flatten(2) for layer in range(case.layers)]
-        self.mlp = [case.source["mlp_out", layer] for layer in range(case.layers)]
+        self.z: list[torch.Tensor]
+        self.mlp: list[torch.Tensor]
+        self.read_source()
+
+    def read_source(self) -> None:
+        with torch.no_grad(), self.model.trace(self.case.clean, use_cache=False, logits_to_keep=1):
+            z, mlp = list().save(), list().save()  # noqa: C408  # a literal has no `save`
+            for layer in range(self.case.layers):
+                block = self.model.transformer.h[layer]
+                z.append(block.attn.c_proj.input)
+                mlp.append(block.mlp.output)
+        self.z, self.mlp = z, mlp
+
+    def new_pair(self, pair: Pair, chunk: int, *, last: bool = False) -> torch.Tensor:
+        """A sweep of a pair that was not seen before, its clean run included; see `invoked`."""
+        self.case.take(pair)
+        self.read_source()
+        return self.invoked(chunk, last=last)
 
     def one_by_one(self, sites: list[tuple[str, int, int]]) -> torch.Tensor:
         found = []
