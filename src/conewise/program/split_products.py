@@ -1,0 +1,233 @@
+"""A float32 product in three bfloat16 parts: six products of parts on tensor cores, added up in float32.
+
+A float32 number has 24 bits, and bfloat16 has 8 of them and the same exponents, so x = x1 + x2 + x3. Of the
+nine products of parts, the three smallest are left out: together they are less than what float32 itself rounds
+away. The six others are one product, or a few, over parts that lie side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+BLOCK = 1 << 25
+"""How many numbers of a factor are split at a time: more rows are multiplied block by block."""
+
+FIRST, SECOND, THIRD, FIRST_OR_NOT_FINITE = range(4)
+"""The parts. Where a number is not finite, only the last has it, and the others are zero there.
+
+Infinity times a part of a weight that is zero would be no number, and with the other sign it would cancel the
+one that is right. So it is multiplied once, with the first part of the weight, which has the weight's sign.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Which parts of the factors lie side by side, and the products over them, smallest terms first.
+
+    A product is (its first part on the left, its first part on the right, how many parts it sums over).
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    products: tuple[tuple[int, int, int], ...]
+
+
+IN_THREE = Arrangement(
+    (FIRST, SECOND, THIRD, FIRST_OR_NOT_FINITE),
+    (THIRD, SECOND, FIRST),
+    ((0, 0, 3), (0, 1, 2), (3, 2, 1)),
+)
+"""Each part is there once, and what is added up last is the largest."""
+IN_TWO = Arrangement(
+    (FIRST, SECOND, THIRD, FIRST, SECOND, FIRST_OR_NOT_FINITE),
+    (THIRD, SECOND, FIRST, SECOND, FIRST),
+    ((0, 0, 5), (5, 4, 1)),
+)
+IN_ONE = Arrangement(
+    (FIRST, SECOND, THIRD, FIRST, SECOND, FIRST_OR_NOT_FINITE),
+    (THIRD, SECOND, FIRST, SECOND, FIRST, FIRST),
+    ((0, 0, 6),),
+)
+"""The result is written once, but one long sum rounds more."""
+CHOSEN = IN_THREE
+
+
+@dataclass(frozen=True, slots=True)
+class SplitWeight:
+    """The parts of a weight, [columns, parts of `inner` numbers each]."""
+
+    parts: Tensor
+    inner: int
+    arrangement: Arrangement
+
+    @property
+    def columns(self) -> int:
+        """How many columns a product with it has."""
+        return len(self.parts)
+
+
+def weight_bytes(inner: int, columns: int) -> int:
+    """What the parts of a weight take."""
+    return 2 * len(CHOSEN.right) * inner * columns
+
+
+def factor_bytes(rows: int, inner: int) -> int:
+    """What the parts of the other factor take at most."""
+    return 2 * len(CHOSEN.left) * min(rows, _block(inner, BLOCK)) * inner
+
+
+def split_weight(weight: Tensor, arrangement: Arrangement = CHOSEN) -> SplitWeight | None:
+    """The parts of a weight [inner, columns]; None where one of its numbers is not finite."""
+    by_column = weight.t()
+    columns, inner = by_column.shape
+    parts = torch.empty(
+        (columns, len(arrangement.right) * inner), dtype=torch.bfloat16, device=weight.device
+    )
+    for rows in _blocks(columns, inner, weight.device):
+        block = by_column[rows]
+        if not bool(torch.isfinite(block).all()):
+            return None
+        parts[rows] = split(block, arrangement.right)
+    return SplitWeight(parts, inner, arrangement)
+
+
+def split_product(value: Tensor, weight: SplitWeight) -> Tensor:
+    """`value` [rows, inner] times a weight, in float32.
+
+    Numbers that are not finite give what they give in float32.
+    """
+    rows, inner = value.shape
+    out = torch.empty((rows, weight.columns), dtype=torch.float32, device=value.device)
+    if not inner:
+        return out.zero_()
+    for block in _blocks(rows, inner, value.device):
+        left, own = split(value[block], weight.arrangement.left), out[block]
+        for number, (first, there, count) in enumerate(weight.arrangement.products):
+            one = left[:, first * inner : (first + count) * inner]
+            other = weight.parts[:, there * inner : (there + count) * inner].t()
+            _multiply(own, one, other, adds=number > 0)
+    return out
+
+
+def _multiply(out: Tensor, left: Tensor, right: Tensor, *, adds: bool) -> None:
+    """Write the float32 product of bfloat16 factors into `out`, or add it there."""
+    if not out.is_cuda:  # where products of bfloat16 have no other result: the same numbers, multiplied wide
+        left, right = left.float(), right.float()
+        out.addmm_(left, right, beta=int(adds))
+    elif adds:
+        torch.addmm(out, left, right, out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(left, right, out_dtype=torch.float32, out=out)
+
+
+def _blocks(rows: int, inner: int, device: torch.device) -> Iterator[slice]:
+    # Without the fused kernel, splitting takes four times as much beside its result.
+    step = _block(inner, BLOCK if _fused(device) else BLOCK // 4)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
+
+
+def _block(inner: int, numbers: int) -> int:
+    return max(1, numbers // max(1, inner))
+
+
+# -- splitting ---------------------------------------------------------------------------------
+
+
+def split(value: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """Parts of a float32 tensor [rows, inner], side by side: [rows, parts of `inner` numbers each]."""
+    fused = _fused(value.device)
+    if fused is None or value.shape[1] % 2:
+        return split_by_operations(value, parts)
+    return _split_by_kernel(fused, value, parts)
+
+
+def split_by_operations(value: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """The same, by torch's own operations."""
+    is_finite = torch.isfinite(value)
+    clean = torch.where(is_finite, value, 0.0)
+    # The upper half of the bits: unlike the nearest bfloat16, it is finite where the number is.
+    first = clean.view(torch.int32).bitwise_and(-(1 << 16)).view(torch.float32)
+    rest = clean.sub_(first)
+    second = rest.bfloat16()
+    made = {FIRST: first.bfloat16(), SECOND: second, THIRD: rest.sub_(second).bfloat16()}
+    if FIRST_OR_NOT_FINITE in parts:
+        made[FIRST_OR_NOT_FINITE] = torch.where(is_finite, first, value).bfloat16()
+    return torch.cat([made[part] for part in parts], 1)
+
+
+_KERNEL = """
+template <typename T> unsigned int half_of(T x, int part) {
+  unsigned int bits = __float_as_uint(x);
+  if ((bits & 0x7f800000u) == 0x7f800000u) {
+    if (part != 3) return 0u;
+    return (bits & 0x007fffffu) ? 0x7fc0u : bits / 65536u;
+  }
+  unsigned int upper = bits & 0xffff0000u;
+  if (part == 0 || part == 3) return upper / 65536u;
+  float rest = x - __uint_as_float(upper);
+  bits = __float_as_uint(rest);
+  upper = (bits + 0x7fffu + ((bits / 65536u) & 1u)) & 0xffff0000u;
+  if (part == 1) return upper / 65536u;
+  rest = rest - __uint_as_float(upper);
+  bits = __float_as_uint(rest);
+  return (bits + 0x7fffu + ((bits / 65536u) & 1u)) / 65536u;
+}
+template <typename T> T conewise_split(T even, T odd, T part) {
+  return __uint_as_float(half_of(even, (int) part) | (half_of(odd, (int) part) * 65536u));
+}
+"""
+"""Two neighbouring numbers become a part of both: two bfloat16 in the bits of one float32."""
+
+
+def _split_by_kernel(fused: Any, value: Tensor, parts: tuple[int, ...]) -> Tensor:
+    rows, inner = value.shape
+    if not value.numel():
+        return value.new_empty((rows, len(parts) * inner), dtype=torch.bfloat16)
+    pairs = value.unflatten(1, (1, inner // 2, 2))  # type: ignore[no-untyped-call]
+    packed: Tensor = fused(pairs[..., 0], pairs[..., 1], _numbers(parts, value.device))
+    return packed.view(torch.bfloat16).view(rows, len(parts) * inner)
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(parts: tuple[int, ...], device: torch.device) -> Tensor:
+    """The numbers of parts, [part, 1]; kept, since making them waits for the device and cannot be captured."""
+    return torch.tensor(parts, dtype=torch.float32, device=device)[:, None]
+
+
+@functools.lru_cache(maxsize=16)
+def _fused(device: torch.device) -> Any:
+    """The kernel that splits in one go; None where there is none, or where it does not do what it should."""
+    if device.type != "cuda":
+        return None
+    try:
+        from torch.cuda.jiterator import _create_jit_fn
+
+        fused = _create_jit_fn(_KERNEL)
+        sample = _sample(device)
+        found = _split_by_kernel(fused, sample, IN_THREE.left)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001  # no compiler, another interface: torch's own operations do the same
+        return None
+    expected = split_by_operations(sample, IN_THREE.left)
+    is_same = torch.equal(found.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+    return fused if is_same else None
+
+
+def _sample(device: torch.device) -> Tensor:
+    """Numbers of all sizes and signs, zeros, the largest ones, and those that are not finite."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(64, 256, generator=generator)
+    numbers *= 2.0 ** torch.randint(-120, 120, numbers.shape, generator=generator)
+    least, most = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
+    given = [0.0, -0.0, least, -least, most, -most, float("inf"), -float("inf"), float("nan"), 1.0]
+    numbers[0, : len(given)] = torch.tensor(given)
+    return numbers.to(device)
