@@ -90,7 +90,8 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
         milliseconds(lambda: sweep.run(evaluator="wavefront", max_memory="40GiB"), 5), 2
     )
     row["hand_batched_ms"] = round(milliseconds(case.batched, 7), 2)
-    row |= in_tf32(case, expected)
+    row |= in_precision(case, expected, "tf32")
+    row |= in_precision(case, expected, "split")
     if against_forwards:
         hooked_ms = milliseconds(lambda: case.hooked(sample), 1)
         row["one_forward_per_site_ms"] = round(hooked_ms, 1)
@@ -102,21 +103,27 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
     return row
 
 
-def in_tf32(case: Case, expected: torch.Tensor) -> dict[str, Any]:
-    """The same sweep with TF32 asked for, and how far it lies from float32."""
+def in_precision(case: Case, expected: torch.Tensor, precision: str) -> dict[str, Any]:
+    """The same sweep in another precision, and how far it lies from float32."""
     sweep = case.model.sweep(
-        case.sites, base=case.base, source=case.source, metric=case.metric, precision="tf32"
+        case.sites, base=case.base, source=case.source, metric=case.metric, precision=precision
     )
 
     def run() -> Any:
         return sweep.run(evaluator="wavefront", max_memory="40GiB")
 
-    values = run().table[0].to(expected.device)
+    first = run()
+    values = first.table[0].to(expected.device)
     run(), run()
     assert torch.get_float32_matmul_precision() == "highest"
     return {
-        "sweep_run_tf32_ms": round(milliseconds(run, 5), 2),
-        "tf32_deviation": float((values - expected.double()).abs().max()),
+        f"sweep_run_{precision}_ms": round(milliseconds(run, 5), 2),
+        f"{precision}_deviation": float((values - expected.double()).abs().max()),
+        f"{precision}_plan": first.plan.why,
+        f"{precision}_peak_MiB": [
+            None if size is None else round(size / 2**20, 1)
+            for size in (first.plan.peak_bytes, first.ledger.peak_bytes)
+        ],
     }
 
 

@@ -467,6 +467,8 @@ def test_schemas_are_strict_and_say_the_same_of_the_same() -> None:
 def test_tf32_is_refused_without_a_device_that_has_it() -> None:
     assert "TF32 is a way of multiplying float32 on a CUDA device" in refused("plan", "tiny", "--tf32")
     assert "Leave --tf32 out" in refused("plan", "tiny", "--tf32")
+    assert "Leave --split out" in refused("plan", "tiny", "--split")
+    assert "leave one of them out" in refused("plan", "tiny", "--split", "--tf32")
 
 
 # -- what no command can take --------------------------------------------------------------------

@@ -394,13 +394,15 @@ def test_a_precision_that_is_not_there_is_refused(captured: Model) -> None:
         SweepError, match=r"float32 on a CUDA device, and this model is in torch.float32 on cpu"
     ):
         captured.sweep(cw.sites("z", layer=":"), **given, precision="tf32")
+    with pytest.raises(SweepError, match=r"Splitting into bfloat16 parts .* Leave precision='split' out"):
+        captured.sweep(cw.sites("z", layer=":"), **given, precision="split")
 
 
 def test_a_serial_run_rounds_no_more_than_a_full_re_run(captured: Model) -> None:
     sweep = sweep_over(captured)
     planner, batch = Planner(captured, replace(sweep.spec, precision="tf32")), sweep.batch(0)
     with pytest.raises(
-        SweepError, match=r"bit for bit, and tf32 rounds more. Leave `precision` out, or run it"
+        SweepError, match=r"bit for bit, and tf32 rounds otherwise. Leave precision='tf32' out, or run it"
     ):
         planner.plan(batch.base, batch.source, evaluator="serial")
 
@@ -410,5 +412,6 @@ def test_a_precision_lasts_as_long_as_it_is_asked_for() -> None:
     with multiplying("tf32"):
         assert torch.get_float32_matmul_precision() == "high"
     assert torch.get_float32_matmul_precision() == before
-    with multiplying(None):
-        assert torch.get_float32_matmul_precision() == before
+    for other in (None, "split"):
+        with multiplying(other):
+            assert torch.get_float32_matmul_precision() == before

@@ -91,12 +91,12 @@ def reference_of(module: nn.Module, own: torch.dtype) -> Reference:
     return Reference(made, own, dtype, device)
 
 
-def allowed_error(own_error: float, own: torch.dtype, scale: float) -> float:
+def allowed_error(own_error: float, own: torch.dtype, scale: float, multiple: int = MULTIPLE) -> float:
     """How far from the reference a right computation may be, where the module itself is `own_error` off.
 
     The second term is for values that the module happens to hit: half a machine epsilon of the largest value.
     """
-    return MULTIPLE * own_error + torch.finfo(own).eps / 2 * scale
+    return multiple * own_error + torch.finfo(own).eps / 2 * scale
 
 
 def _is_number(value: Any) -> bool:

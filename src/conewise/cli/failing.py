@@ -95,8 +95,8 @@ def shell_command(words: list[str]) -> str:
 
 def as_option(argument: Argument) -> str:
     """An argument of the library as the command line writes it."""
-    if argument.name == "precision":  # the one precision to choose is an option by itself
-        return "--tf32"
+    if argument.name == "precision":  # each precision is an option by itself
+        return f"--{argument.value or 'tf32'}"
     option = f"--{argument.name.replace('_', '-')}"
     is_flag = argument.value is None or argument.value is True
     return option if is_flag else f"{option} {shlex.quote(str(argument.value))}"

@@ -222,6 +222,14 @@ class QuestionOptions:
             rich_help_panel=_RUNNING,
         ),
     ] = False
+    split: Annotated[
+        bool,
+        typer.Option(
+            "--split",
+            help="Multiply float32 in three bfloat16 parts, on a CUDA device: faster, as exact as float32.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = False
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ def _needed(options: QuestionOptions) -> list[str]:
 def ask(model: ModelName, options: QuestionOptions, seed: int, status: Status) -> tuple[Loaded, Question]:
     """Load the model, read the prompts in its tokens, and make the question."""
     pairs = pairs_of(model.name, options)
+    if options.tf32 and options.split:
+        raise CommandError("--tf32 and --split both say how float32 is multiplied; leave one of them out.")
     loaded = model.load(status)
     from conewise.prompts.questions import Question, default_direction
     from conewise.prompts.tokenized import tokenize
@@ -97,7 +99,7 @@ def ask(model: ModelName, options: QuestionOptions, seed: int, status: Status) -
         options.metric.word,
         options.noise_scale,
         seed,
-        "tf32" if options.tf32 else None,
+        "tf32" if options.tf32 else "split" if options.split else None,
     )
 
 

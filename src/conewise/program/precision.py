@@ -1,4 +1,4 @@
-"""How exactly float32 is multiplied: in float32, or in TF32 where a sweep asks for it."""
+"""How exactly float32 is multiplied: in float32; in TF32 or in bfloat16 parts where a sweep asks for it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,35 @@ import torch
 from conewise.errors import Argument, SweepError
 
 TF32 = "tf32"
+SPLIT = "split"
+"""Each factor in three bfloat16 parts; see `split_products`."""
+
+_NAMES = {TF32: "TF32 is a way", SPLIT: "Splitting into bfloat16 parts is a way"}
 
 
 def expect_precision(precision: str | None, device: torch.device, dtype: torch.dtype) -> None:
     """Refuse a precision that is not there."""
     if precision is None:
         return
-    if precision != TF32:
+    if precision not in _NAMES:
         raise SweepError(
-            f"no precision {precision!r}: there is 'tf32', and None for the model's own. For bfloat16, "
-            "load the model with ",
+            f"no precision {precision!r}: there are 'tf32', 'split', and None for the model's own. For "
+            "bfloat16, load the model with ",
             Argument("dtype", "bfloat16"),
             ".",
         )
     if device.type != "cuda" or dtype != torch.float32:
         raise SweepError(
-            f"TF32 is a way of multiplying float32 on a CUDA device, and this model is in {dtype} on "
+            f"{_NAMES[precision]} of multiplying float32 on a CUDA device, and this model is in {dtype} on "
             f"{device}. Leave ",
-            Argument("precision"),
+            Argument("precision", precision),
+            " out.",
+        )
+    if precision == SPLIT and torch.cuda.get_device_capability(device) < (8, 0):
+        raise SweepError(
+            f"{torch.cuda.get_device_name(device)} has no fast products of bfloat16, which those of float32 "
+            "would be split into. Leave ",
+            Argument("precision", precision),
             " out.",
         )
 
@@ -35,7 +46,7 @@ def expect_precision(precision: str | None, device: torch.device, dtype: torch.d
 @contextmanager
 def multiplying(precision: str | None) -> Iterator[None]:
     """Matrix products of float32 in this precision; the process's own is put back."""
-    if precision is None:
+    if precision != TF32:
         yield
         return
     before = torch.get_float32_matmul_precision()
@@ -51,5 +62,10 @@ def multiplying(precision: str | None) -> Iterator[None]:
 
 
 def precision_tolerance(precision: str | None, own: float) -> float:
-    """How far a cell may be from a full forward: TF32 keeps 10 bits of a factor."""
-    return own if precision is None else max(own, 1e-2)
+    """How far a cell may be from a full forward: TF32 keeps 10 bits of a factor, parts keep all."""
+    return max(own, 1e-2) if precision == TF32 else own
+
+
+def wants_reference(precision: str | None) -> bool:
+    """Whether cells are held against the module in a higher precision, however small the tolerance is."""
+    return precision == SPLIT

@@ -1,8 +1,8 @@
 """A float32 product in three bfloat16 parts: six products of parts on tensor cores, added up in float32.
 
 A float32 number has 24 bits, and bfloat16 has 8 of them and the same exponents, so x = x1 + x2 + x3. Of the
-nine products of parts, the three smallest are left out: together they are less than what float32 itself rounds
-away. The six others are one product, or a few, over parts that lie side by side.
+nine products of parts, the three smallest are left out: together they are less than what float32 itself
+rounds away. The six others are one product, or a few, over parts that lie side by side.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.cuda import jiterator
 
 Tensor = torch.Tensor
 
@@ -87,9 +88,7 @@ def split_weight(weight: Tensor, arrangement: Arrangement = CHOSEN) -> SplitWeig
     """The parts of a weight [inner, columns]; None where one of its numbers is not finite."""
     by_column = weight.t()
     columns, inner = by_column.shape
-    parts = torch.empty(
-        (columns, len(arrangement.right) * inner), dtype=torch.bfloat16, device=weight.device
-    )
+    parts = torch.empty((columns, len(arrangement.right) * inner), dtype=torch.bfloat16, device=weight.device)
     for rows in _blocks(columns, inner, weight.device):
         block = by_column[rows]
         if not bool(torch.isfinite(block).all()):
@@ -198,7 +197,7 @@ def _split_by_kernel(fused: Any, value: Tensor, parts: tuple[int, ...]) -> Tenso
 
 @functools.lru_cache(maxsize=64)
 def _numbers(parts: tuple[int, ...], device: torch.device) -> Tensor:
-    """The numbers of parts, [part, 1]; kept, since making them waits for the device and cannot be captured."""
+    """The numbers of parts, [part, 1]; kept, since making them waits for the device."""
     return torch.tensor(parts, dtype=torch.float32, device=device)[:, None]
 
 
@@ -208,9 +207,7 @@ def _fused(device: torch.device) -> Any:
     if device.type != "cuda":
         return None
     try:
-        from torch.cuda.jiterator import _create_jit_fn
-
-        fused = _create_jit_fn(_KERNEL)
+        fused = jiterator._create_jit_fn(_KERNEL)
         sample = _sample(device)
         found = _split_by_kernel(fused, sample, IN_THREE.left)
     except torch.OutOfMemoryError:

@@ -28,7 +28,7 @@ class Sizes:
     def workspace(self, node: str, rows: int | None) -> int:
         return self.spaces.get(node, 0)
 
-    def scratch(self, node: str, rows: int | None) -> int:
+    def scratch(self, node: str, rows: int | None, kernel: str, worlds: int) -> int:
         return 0
 
     def part(self, node: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
-from conewise.program.precision import multiplying
+from conewise.program.precision import SPLIT, multiplying
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
 from conewise.runs.filling import stacked
@@ -21,6 +21,7 @@ from conewise.sweeps.execution.growth import Watch
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.execution.wavefront import Wavefront
+from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.passes.compiled import Compiled
 from conewise.sweeps.planning.shapes.costs import synchronize
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
@@ -95,9 +96,13 @@ class WavefrontExecutor:
         self._columns = dict(compiled.columns)
         columns = dict.fromkeys(self._columns, spec.tokens)
         self._model = model
-        self._wavefront = Wavefront(facts.program, facts.layout, facts.fusions, columns)
+        self._split_weights = facts_of(model).split_weights
+        self._wavefront = Wavefront(facts.program, facts.layout, facts.fusions, columns, self._split_weights)
         self._runners: dict[int, PassRunner] = {}
         self.chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
+        self._split = tuple(
+            dict.fromkeys(s.node for one in compiled.programs for s in one.steps if s.kernel == SPLIT)
+        )
 
     def reads(self, metrics: MetricReader) -> WavefrontExecutor:
         """The same executor, reading other metrics of the same tokens."""
@@ -111,6 +116,7 @@ class WavefrontExecutor:
                 if run is not None:
                     trusting.enter_context(run.checked_once())
             trusting.enter_context(multiplying(self._precision))
+            self._split_weights.prepare(self._split)
             runner = self._runner(chunk, batch)
             values = BatchValues(batch, tuple(runner.fills.sites()))
             started = time.perf_counter()

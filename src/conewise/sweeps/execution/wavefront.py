@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from conewise.program.operations import ATTENTION
+from conewise.program.precision import SPLIT
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
 from conewise.sweeps.execution.fills import PassFills, Values
@@ -28,6 +29,7 @@ from conewise.sweeps.planning.shapes.layout import (
     index_tensor,
     repeated,
 )
+from conewise.sweeps.planning.shapes.split_rules import SplitWeights
 
 Tensor = torch.Tensor
 ReadValue = Callable[[str], Any]
@@ -37,7 +39,8 @@ ReadValue = Callable[[str], Any]
 class Wavefront:
     """Runs passes over baselines of one shape.
 
-    `columns` are nodes that multiply with a weight, and the columns of theirs that anything reads.
+    `columns` are nodes that multiply with a weight, and the columns of theirs that anything reads;
+    `split_weights` are the parts of weights, where a plan has products in parts.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Wavefront:
         layout: Layout,
         fusions: Sequence[Fusion] = (),
         columns: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        split_weights: SplitWeights | None = None,
     ) -> None:
         self.layout = layout
         self._columns = {name: tuple(picked) for name, picked in columns.items()}
@@ -54,6 +58,7 @@ class Wavefront:
         self._records = program.record_of
         self._rules: dict[tuple[str, int | None, str, tuple[str, ...]], Rule] = {}
         self._constants = Constants(layout, _unread)
+        self._split_weights = split_weights
         self._read: ReadValue = _unread
 
     @torch.no_grad()
@@ -119,6 +124,10 @@ class Wavefront:
         return rule
 
     def _plain_rule(self, record: Record, rows: int | None, kernel: str) -> Rule:
+        if kernel == SPLIT and self._split_weights is not None:
+            rule = self._split_weights.rule(record)
+            if rule is not None:
+                return rule
         if record.op != ATTENTION:
             return product_then_bias(record) or compile_stacked_rule(record)
         if record.kwargs.get("enable_gqa"):

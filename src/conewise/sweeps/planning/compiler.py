@@ -15,6 +15,7 @@ from conewise.amounts import shown_bytes
 from conewise.errors import Argument, SweepError
 from conewise.graph.graph import Graph
 from conewise.program.operations import ATTENTION
+from conewise.program.precision import SPLIT
 from conewise.program.records import Ref
 from conewise.sweeps.planning.conditions import Conditions
 from conewise.sweeps.planning.cutting import Piece, cut_worlds, no_room, stored_pieces
@@ -36,6 +37,7 @@ from conewise.sweeps.planning.shapes.fusing import fitting
 from conewise.sweeps.planning.shapes.masks import Masks
 from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes.splitting import Splitting
 
 DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""
@@ -55,10 +57,11 @@ class Compilation:
         *,
         is_function: bool,
         from_run: bool,
+        precision: str | None = None,
     ) -> None:
         self.graph, self.facts, self.names = graph, facts, names
         self.readout, self.conditions = readout, conditions
-        self.is_function, self.from_run = is_function, from_run
+        self.is_function, self.from_run, self.precision = is_function, from_run, precision
         self.patching = Patching(graph, facts, groups, len(names), conditions.edits, is_function=is_function)
         self._regions: dict[int, Regions] = {}
         self._programs: dict[Any, PassProgram] = {}
@@ -230,19 +233,25 @@ class Compilation:
             kernel=self._kernel,
         )
         sizes = NodeSizes(
-            self.facts, self.costs, regions, frozenset(own.patched), self.patching.part, self._is_causal
+            self.facts,
+            self.costs,
+            regions,
+            frozenset(own.patched),
+            self.patching.part,
+            self._is_causal,
+            self.splitting,
         )
         costs = self.costs
         flops = sum(
             costs.flops(node, rows=rows) * worlds.bit_count() for node, (worlds, rows) in steps.items()
         )
-        return replace(measured(program, sizes, reading=self.reading, put=put), flops=flops)
+        return replace(measured(program, sizes, reading=self.reading, put=put + self.kept), flops=flops)
 
-    def _kernel(self, node: str, rows: int | None) -> str:
-        """Which way to compute an attention is meant."""
+    def _kernel(self, node: str, rows: int | None, worlds: int) -> str:
+        """Which way to compute a product or an attention is meant, with so many positions and worlds."""
         record = self.facts.records[node]
         if record.op != ATTENTION:
-            return ""
+            return SPLIT if self.splitting is not None and self.splitting.pays(node, rows, worlds) else ""
         mask = attention_argument(record, "attn_mask")
         if rows is None and isinstance(mask, Ref) and mask.name not in self.facts.layout.varying:
             return "causal" if self._is_causal(mask.name) else ""
@@ -250,6 +259,20 @@ class Compilation:
 
     def _is_causal(self, mask: str) -> bool:
         return mask in self._masks and self._masks[mask].is_causal
+
+    @cached_property
+    def splitting(self) -> Splitting | None:
+        """The products that may be computed in parts, where that was asked for."""
+        return Splitting(self.facts.program, self.costs, self.columns) if self.precision == SPLIT else None
+
+    @cached_property
+    def kept(self) -> int:
+        """Bytes of the parts of weights: of all that are split where the worlds are one pass."""
+        if self.splitting is None:
+            return 0
+        regions, pays = self.regions(min(self.starts)), self.splitting.pays
+        steps = self.schedule.steps
+        return self.splitting.kept([n for n, mask in steps if pays(n, regions.of(n), mask.bit_count())])
 
     @cached_property
     def reading(self) -> int:
@@ -288,7 +311,7 @@ class Compilation:
         starts = [self.starts[cell] for cell in self.order.cells]
         if self.conditions.cut is not None:
             return stored_pieces(self.conditions.cut.chunks, starts)
-        budget = self.conditions.max_memory or DEFAULT_MEMORY
+        budget = self.conditions.max_memory or DEFAULT_MEMORY + self.kept
         return cut_worlds(self.order.groups, starts, budget, lambda *piece: self.program(*piece).peak)
 
     @cached_property
@@ -361,5 +384,11 @@ class Compilation:
         full = sum(self.flops(node, None) for node in computed)
         worlds = len(self.names)
         return compiled, Costing(
-            self.schedule.node_evaluations, len(computed) * worlds, launches, flops, full * worlds, peak
+            self.schedule.node_evaluations,
+            len(computed) * worlds,
+            launches,
+            flops,
+            full * worlds,
+            peak,
+            self.kept if stacked else 0,
         )

@@ -19,6 +19,7 @@ from conewise.structure.outputs import Outputs
 from conewise.sweeps.planning.passes.compiled import Compiled, Costing
 from conewise.sweeps.planning.shapes.fusing import find_fusions
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes.split_rules import SplitWeights
 
 KEPT = 64
 """How many compiled sweeps of a model are kept."""
@@ -30,7 +31,7 @@ class ModelFacts:
     """`outputs`: the output nodes; `fields`: those that have a name; `read`: how metrics read them.
 
     `plans` are compiled sweeps, by all that they depend on; `executors` what runs them, for the weights that
-    are there now.
+    are there now, and `split_weights` the parts of these.
     """
 
     def __init__(self, model: Captured) -> None:
@@ -42,6 +43,7 @@ class ModelFacts:
         self.read = Outputs(program)
         self.device, self.dtype = home(program)
         self.fusions = find_fusions(program, self.device)
+        self.split_weights = SplitWeights(program)
         self.plans: OrderedDict[Hashable, tuple[Compiled, Costing]] = OrderedDict()
         self.mixing: dict[Hashable, str] = {}
         self.executors: OrderedDict[Hashable, Any] = OrderedDict()
@@ -55,6 +57,7 @@ class ModelFacts:
                 shape.forget_trials()
             self.mixing.clear()
             self.executors.clear()
+            self.split_weights.clear()
             self._found_with = now
 
     def shape(self, inputs: Mapping[str, Tensor]) -> ShapeFacts:

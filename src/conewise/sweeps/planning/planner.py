@@ -11,7 +11,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from conewise.amounts import shown_bytes
 from conewise.errors import Argument, SweepError
+from conewise.program.precision import SPLIT, TF32
 from conewise.program.tensors import computing
 from conewise.runs.captured import Captured
 from conewise.runs.reader import reader
@@ -53,8 +55,8 @@ class Planner:
         if evaluator == "serial" and precision:
             otherwise = "" if conditions.obstacle else ", or run it as a wavefront"
             raise SweepError(
-                f"a serial run is a full re-run bit for bit, and {precision} rounds more. Leave ",
-                Argument("precision"),
+                f"a serial run is a full re-run bit for bit, and {precision} rounds otherwise. Leave ",
+                Argument("precision", precision),
                 f" out{otherwise}.",
             )
         return self._plan_of(compiled, costing, evaluator, conditions, batches)
@@ -63,11 +65,12 @@ class Planner:
         self, compiled: Compiled, costing: Costing, evaluator: str, conditions: Conditions, batches: int
     ) -> SweepPlan:
         worlds, serial = len(self.spec.cells), evaluator == "serial"
-        rounding = "TF32" if self.spec.precision else "batched kernels"
+        rounding = "TF32" if self.spec.precision == TF32 else "batched kernels"
         why = (
             conditions.obstacle
             or ("one world after another, bit for bit a full re-run" if serial else "")
             or f"all worlds in one pass, equal up to the rounding of {rounding}"
+            + (_of_parts(compiled, costing) if self.spec.precision == SPLIT else "")
         )
         return SweepPlan(
             worlds=worlds,
@@ -112,6 +115,7 @@ class Planner:
             conditions,
             is_function=spec.is_function,
             from_run=spec.from_run,
+            precision=spec.precision,
         )
 
     @cached_property
@@ -144,6 +148,15 @@ class Planner:
             schedule = self.compilation(shape, conditions).schedule_of(range(len(self.spec.cells)))
             self.facts.mixing[key] = _mixing(shape, schedule.patched, [n for n, _ in schedule.steps], read)
         return self.facts.mixing[key]
+
+
+def _of_parts(compiled: Compiled, costing: Costing) -> str:
+    """What a plan says of products in parts."""
+    split = {step.node for one in compiled.programs for step in one.steps if step.kernel == SPLIT}
+    if not split:
+        return "; no product is large enough to be split"
+    products = f"{len(split)} product{'s' if len(split) > 1 else ''}"
+    return f"; {products} in bfloat16 parts, for which weights take {shown_bytes(costing.kept_bytes)} more"
 
 
 def _mixing(

@@ -31,13 +31,13 @@ def build_pass(
     *,
     chains: Mapping[str, Chain] | None = None,
     several: Callable[[str], bool] = lambda _: False,
-    kernel: Callable[[str, int | None], str] = lambda *_: "",
+    kernel: Callable[[str, int | None, int], str] = lambda *_: "",
 ) -> PassProgram:
     """The pass over all worlds of `schedule`.
 
     `inputs` says what a node reads. `chains` are nodes that a fused kernel computes, with what is inside of
     each; the schedule's own steps for these are left out. `several` says of a node that its value is several
-    tensors, and `kernel` which of several ways to compute it is meant, with so many positions.
+    tensors, and `kernel` which of several ways to compute it is meant, with so many positions and worlds.
     """
     chains = chains or {}
     inside = {node for chain in chains.values() for node in chain.inside}
@@ -58,7 +58,17 @@ def build_pass(
         dropped = tuple(name for name in drops.get(node, ()) if builder.stacks.pop(name, 0))
         chain = chains[node].inside if node in chains else ()
         builder.steps.append(
-            Step(node, ranges_of(worlds), rows, made, chain, align, kernel(node, rows), put, dropped)
+            Step(
+                node,
+                ranges_of(worlds),
+                rows,
+                made,
+                chain,
+                align,
+                kernel(node, rows, worlds.bit_count()),
+                put,
+                dropped,
+            )
         )
     for target in schedule.targets:
         builder.fill(target)

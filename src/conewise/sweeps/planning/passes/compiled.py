@@ -26,7 +26,10 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Costing:
-    """What a compiled sweep costs, for one batch."""
+    """What a compiled sweep costs, for one batch.
+
+    `kept_bytes` are those of `peak_bytes` that parts of weights take, for as long as the model is there.
+    """
 
     node_evaluations: int
     full_evaluations: int
@@ -34,6 +37,7 @@ class Costing:
     flops: int
     full_flops: int
     peak_bytes: int
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ class Sizes(Protocol):
     def workspace(self, node: str, rows: int | None) -> int:
         """Of what computing it takes beside its value."""
 
-    def scratch(self, node: str, rows: int | None) -> int:
-        """Of what computing it takes beside its value, for however many worlds."""
+    def scratch(self, node: str, rows: int | None, kernel: str, worlds: int) -> int:
+        """Of what computing it in one of several ways takes beside its value, for all worlds together."""
 
     def part(self, node: str) -> int:
         """Of the part of it that a world puts in."""
@@ -111,7 +111,8 @@ class _Walk:
     def _compute(self, step: Step) -> None:
         memory, sizes, count = self.memory, self._sizes, step.count
         operands: Mapping[str, int | None] = {read.node: self._operand(read, count) for read in step.reads}
-        taken = sizes.workspace(step.node, step.rows) * count + sizes.scratch(step.node, step.rows)
+        scratch = sizes.scratch(step.node, step.rows, step.kernel, count)
+        taken = sizes.workspace(step.node, step.rows) * count + scratch
         space = memory.take(taken)
         alias = sizes.alias(step.node)
         block = operands.get(alias) if alias is not None else None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from conewise.program.precision import SPLIT
 from conewise.sweeps.planning.shapes.costs import Costs
 from conewise.sweeps.planning.shapes.regions import Regions
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes.splitting import Splitting
 
 
 class NodeSizes:
     """Bytes of one world's values; see `memory.Sizes`.
 
     `patched` are the nodes that worlds put something into, `put` says how many bytes of a node that are.
+    `splitting` is for products in parts, where these were asked for.
     """
 
     def __init__(
@@ -23,9 +26,10 @@ class NodeSizes:
         patched: frozenset[str],
         put: Callable[[str], int],
         is_causal: Callable[[str], bool],
+        splitting: Splitting | None = None,
     ) -> None:
         self._costs, self._regions, self._patched = costs, regions, patched
-        self._put, self._is_causal = put, is_causal
+        self._put, self._is_causal, self._splitting = put, is_causal, splitting
         self._layout, self._space = facts.memory_layout, facts.workspace(costs)
 
     def value(self, node: str, rows: int | None) -> int:
@@ -43,8 +47,11 @@ class NodeSizes:
             self._costs.bytes_of_copy(read, rows=self._regions.wanted(node, read)) for read in copied
         )
 
-    def scratch(self, node: str, rows: int | None) -> int:
-        """Of what computing it takes beside its value, for however many worlds."""
+    def scratch(self, node: str, rows: int | None, kernel: str, worlds: int) -> int:
+        """Of what computing it in one of several ways takes beside its value, for all worlds together."""
+        if kernel == SPLIT:
+            assert self._splitting is not None
+            return self._splitting.scratch(node, rows, worlds)
         return self._space.fixed(node, rows, self._is_causal)
 
     def part(self, node: str) -> int:

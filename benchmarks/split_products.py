@@ -1,0 +1,168 @@
+"""`python -m benchmarks.split_products`: float32 products in bfloat16 parts on a CUDA device; torch alone.
+
+Times products of the shapes of a sweep in float32, in TF32, in bfloat16 and in parts, arranged in several
+ways, splitting included, and measures their errors against float64. Then it finds from how many rows on parts
+are faster, beside what `split_pays` predicts. `--quick` leaves out the largest shapes.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conewise.program import split_products
+from conewise.program.precision import multiplying
+from conewise.program.split_products import (
+    IN_ONE,
+    IN_THREE,
+    IN_TWO,
+    SplitWeight,
+    split,
+    split_by_operations,
+    split_product,
+    split_weight,
+)
+from conewise.sweeps.planning.shapes.splitting import split_pays
+
+DEVICE = torch.device("cuda")
+ARRANGEMENTS = {"in_one": IN_ONE, "in_two": IN_TWO, "in_three": IN_THREE}
+WIDTHS = [(768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096), (4096, 1024), (4096, 16384)]
+ROWS = [20 * 156, 128 * 408]
+SEEN = 512
+"""Of how many rows errors are measured."""
+
+
+def milliseconds(action: Callable[[], Any], rounds: int = 9) -> float:
+    """The median time on the device, of calls that are queued one behind the other."""
+    for _ in range(3):
+        action()
+    times = []
+    for _ in range(rounds):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        action()
+        after.record()
+        after.synchronize()
+        times.append(before.elapsed_time(after))
+    return statistics.median(times)
+
+
+def parts_of(weight: Tensor, name: str) -> SplitWeight:
+    found = split_weight(weight, ARRANGEMENTS[name])
+    assert found is not None
+    return found
+
+
+def tf32(value: Tensor, weight: Tensor) -> Tensor:
+    with multiplying("tf32"):
+        return torch.mm(value, weight)
+
+
+def error(found: Tensor, exact: Tensor) -> dict[str, float]:
+    apart = found[:SEEN].double() - exact
+    return {
+        "rms": float(apart.square().mean().sqrt() / exact.square().mean().sqrt()),
+        "largest": float(apart.abs().max() / exact.abs().max()),
+    }
+
+
+def measure(rows: int, inner: int, columns: int, *, linear: bool) -> dict[str, Any]:
+    """One shape. With `linear` the weight lies as in a Linear, [columns, inner]; else as in a Conv1D."""
+    torch.manual_seed(0)
+    value = torch.randn(rows, inner, device=DEVICE)
+    weight = torch.randn((columns, inner) if linear else (inner, columns), device=DEVICE) / inner**0.5
+    weight = weight.t() if linear else weight
+    exact = value[:SEEN].double() @ weight.double()
+    ways: dict[str, Callable[[], Tensor]] = {
+        "float32": lambda: torch.mm(value, weight),
+        "tf32": lambda: tf32(value, weight),
+    }
+    for name in ARRANGEMENTS:
+        parts = parts_of(weight, name)
+        ways[name] = lambda parts=parts: split_product(value, parts)  # type: ignore[misc]
+    halves = value.bfloat16(), weight.bfloat16()
+    work = 2 * rows * inner * columns / 1e9
+    row: dict[str, Any] = {"rows": rows, "inner": inner, "columns": columns, "linear": linear}
+    for name, way in ways.items():
+        taken = milliseconds(way)
+        row[name] = {"ms": round(taken, 3), "tflops": round(work / taken, 1), **error(way(), exact)}
+    row["bfloat16_tflops"] = round(work / milliseconds(lambda: torch.mm(*halves)), 1)
+    block = value[: max(1, split_products.BLOCK // inner)]
+    for name in ("in_three", "in_one"):
+        left = ARRANGEMENTS[name].left
+        row[f"splitting_{name}_ms"] = round(milliseconds(lambda left=left: split(block, left)), 3)  # type: ignore[misc]
+    row["splitting_by_operations_ms"] = round(
+        milliseconds(lambda: split_by_operations(block, IN_THREE.left)), 3
+    )
+    for name in ARRANGEMENTS:
+        row[f"{name}_faster"] = round(row["float32"]["ms"] / row[name]["ms"], 2)
+        row[f"{name}_error_over_float32"] = round(row[name]["rms"] / row["float32"]["rms"], 2)
+    row["predicted"] = split_pays(rows, inner, columns)
+    return row
+
+
+def break_even(inner: int, columns: int, name: str) -> dict[str, Any]:
+    """From how many rows on parts are faster, rows doubled each time; None where they never are."""
+    torch.manual_seed(0)
+    weight = torch.randn(columns, inner, device=DEVICE).t()
+    parts, found, ratios = parts_of(weight, name), None, {}
+    for exponent in range(8, 17):
+        value = torch.randn(2**exponent, inner, device=DEVICE)
+        plain = milliseconds(lambda value=value: torch.mm(value, weight))  # type: ignore[misc]
+        own = milliseconds(lambda value=value: split_product(value, parts))  # type: ignore[misc]
+        ratios[2**exponent] = round(plain / own, 2)
+        found = found or (2**exponent if plain > own else None)
+    predicted = next((2**e for e in range(8, 17) if split_pays(2**e, inner, columns)), None)
+    return {
+        "inner": inner,
+        "columns": columns,
+        "arrangement": name,
+        "pays_from": found,
+        "predicted_from": predicted,
+        "faster": ratios,
+    }
+
+
+def same_in_a_graph() -> bool:
+    """Whether a product that was captured as a CUDA graph gives the same, for new values too."""
+    value, weight = torch.randn(4096, 1024, device=DEVICE), torch.randn(1024, 1024, device=DEVICE)
+    parts, other = parts_of(weight, "in_three"), torch.randn(4096, 1024, device=DEVICE)
+    split_product(value, parts)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = split_product(value, parts)
+    value.copy_(other)
+    graph.replay()
+    return torch.equal(out, split_product(other, parts))
+
+
+def main() -> None:
+    quick = "--quick" in sys.argv
+    fused = split_products._fused(DEVICE) is not None
+    facts = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "split_by_one_kernel": fused,
+        "same_in_a_graph": same_in_a_graph(),
+        "chosen": next(name for name, one in ARRANGEMENTS.items() if one is split_products.CHOSEN),
+    }
+    print(json.dumps(facts), flush=True)
+    for rows in ROWS:
+        for inner, columns in WIDTHS:
+            if quick and rows * columns > 1 << 28:
+                continue
+            print(json.dumps(measure(rows, inner, columns, linear=True)), flush=True)
+    print(json.dumps(measure(ROWS[0], 768, 3072, linear=False)), flush=True)
+    for inner, columns in WIDTHS[:-1]:
+        for name in ARRANGEMENTS:
+            print(json.dumps(break_even(inner, columns, name)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Rules of products in bfloat16 parts, and the parts of a model's weights: made once, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from conewise.program.records import Program, Record
+from conewise.program.rules import Rule
+from conewise.program.split_products import SplitWeight, split_product, split_weight
+from conewise.sweeps.planning.shapes.splitting import factors_of
+
+Tensor = torch.Tensor
+
+
+class SplitWeights:
+    """The parts of weights, by name. A weight with numbers that are not finite has none."""
+
+    def __init__(self, program: Program) -> None:
+        self._records, self._sources = program.record_of, program.source_values
+        self._parts: dict[tuple[str, bool], SplitWeight | None] = {}
+
+    def clear(self) -> None:
+        """Forget the parts: the weights are others."""
+        self._parts.clear()
+
+    @torch.no_grad()
+    def prepare(self, nodes: Iterable[str]) -> None:
+        """Split the weights that some products read: it waits for the device, and cannot be captured."""
+        for node in nodes:
+            self._of(self._records[node])
+
+    def rule(self, record: Record) -> Rule | None:
+        """The rule of a product in parts; None where its weight has none."""
+        parts = self._of(record)
+        if parts is None:
+            return None
+        if record.op == "addmm":
+            return lambda bias, value, _: _product(value, parts, bias)
+        return lambda value, _, bias=None: _product(value, parts, bias)
+
+    @torch.no_grad()
+    def _of(self, record: Record) -> SplitWeight | None:
+        factors = factors_of(record)
+        assert factors is not None, f"{record.name} is no product with a weight"
+        key = factors.weight, factors.is_turned
+        if key not in self._parts:
+            weight = self._sources[factors.weight].detach()
+            self._parts[key] = split_weight(weight.t() if factors.is_turned else weight)
+        return self._parts[key]
+
+
+def _product(value: Tensor, weight: SplitWeight, bias: Tensor | None) -> Tensor:
+    out = split_product(value.reshape(-1, weight.inner), weight)
+    if bias is not None:
+        out += bias
+    return out.view(*value.shape[:-1], weight.columns)
