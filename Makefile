@@ -5,7 +5,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := $(VENV)/peers312
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu bench-gpu-pairs pack-peers train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu bench-gpu-pairs pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ test-browser: $(VENV)/.browser chromium ## look at the report in Chromium: hover
 
 screenshots: $(VENV)/.browser chromium demo ## write docs/images/report-*.png, from the demo's report
 	$(BIN)/python -m tests.browser.screenshots demo-report/index.html docs/images
+
+# From source, with the Python that has CUDA: nothing is installed. Peers bring pytest where it has none.
+test-gpu: ## the tests that need a CUDA device; run from source, with torch, transformers and pytest
+	PYTHONPATH=src:$(PEERS) $(PYTHON) -m pytest -m gpu --confcutdir=tests/gpu -p no:cacheprovider tests/gpu
 
 coverage: setup ## write docs/coverage.md: what works on which architecture; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.capturing.coverage_table
