@@ -17,7 +17,7 @@ pytestmark = needs_cuda
 WITHIN = 0.05
 """How far the measured peak may be from the predicted one."""
 
-LENGTH = 128
+LENGTH, PROMPTS = 128, 4
 MODELS: dict[str, Any] = {
     "gpt2": lambda: gpt2(layers=8, heads=12, width=768),
     "llama in bfloat16": lambda: llama(layers=8, heads=16, kv=4, width=1024, dtype=torch.bfloat16),
@@ -42,7 +42,7 @@ def held() -> int:
 
 def run_often(scene: Scene, budget: int | None, *, times: int) -> list[Result]:
     """The same pair so many times; its runs and the memory that kernels keep are there before."""
-    asked = pair(1, length=LENGTH)
+    asked = pair(1, length=LENGTH, prompts=PROMPTS)
     base, source = scene.model.run(input_ids=asked.base), scene.model.run(input_ids=asked.source)
     sweep = scene.model.sweep(scene.sites, base=base, source=source, metric=asked.metric)
     floor, results = held(), []
@@ -63,7 +63,7 @@ def test_the_measured_peak_is_the_predicted_one(scene: Scene) -> None:
 
 def test_runs_of_one_pass_stay_under_their_budget(scene: Scene) -> None:
     """Half as much again as is needed: enough for blocks of the allocator, too little for a second copy."""
-    asked = pair(1, length=LENGTH)
+    asked = pair(1, length=LENGTH, prompts=PROMPTS)
     needed = scene.sweep(asked).plan(evaluator="wavefront").peak_bytes
     results = run_often(scene, int(1.5 * needed), times=10)
     assert {len(one.plan.chunks) for one in results} == {1}
@@ -71,7 +71,7 @@ def test_runs_of_one_pass_stay_under_their_budget(scene: Scene) -> None:
 
 @pytest.mark.parametrize("part", [2, 4])
 def test_several_passes_stay_under_their_budget(scene: Scene, part: int) -> None:
-    asked = pair(1, length=LENGTH)
+    asked = pair(1, length=LENGTH, prompts=PROMPTS)
     needed = scene.sweep(asked).plan(evaluator="wavefront").peak_bytes
     first, *others = run_often(scene, needed // part, times=10)
     assert len(first.plan.chunks) > 1
@@ -82,13 +82,13 @@ def test_several_passes_stay_under_their_budget(scene: Scene, part: int) -> None
 
 def test_new_pairs_take_no_more_than_the_first(scene: Scene) -> None:
     """What is kept for one pair is used for the next: nothing grows with the pairs that were swept."""
-    budget = 2 * scene.sweep(pair(0, length=LENGTH)).plan(evaluator="wavefront").peak_bytes
+    budget = 2 * scene.sweep(pair(0, length=LENGTH, prompts=PROMPTS)).plan(evaluator="wavefront").peak_bytes
     for seed in range(3):
-        scene.values(pair(seed, length=LENGTH), evaluator="wavefront", max_memory=budget)
+        scene.values(pair(seed, length=LENGTH, prompts=PROMPTS), evaluator="wavefront", max_memory=budget)
     before = torch.cuda.memory_allocated(DEVICE)
     floor = held()
     for seed in range(3, 13):
-        result = scene.sweep(pair(seed, length=LENGTH)).run(
+        result = scene.sweep(pair(seed, length=LENGTH, prompts=PROMPTS)).run(
             evaluator="wavefront", max_memory=budget, progress=False
         )
         peak, reserved = result.ledger.peak_bytes, result.ledger.reserved_bytes
