@@ -225,7 +225,7 @@ class Memory:
         if ledger.reserved_bytes is not None:
             self.reserved_of_runs = max(self.reserved_of_runs or 0, ledger.reserved_bytes)
         if IS_CUDA:  # all that the process has more than before, whoever of our own parts took it
-            self.reserved = torch.cuda.max_memory_reserved() - self.floor
+            self.reserved = max(self.reserved or 0, torch.cuda.max_memory_reserved() - self.floor)
 
     def line(self) -> dict[str, Any]:
         within = None if self.reserved is None or self.limit is None else self.reserved <= self.limit
@@ -402,7 +402,7 @@ def first_pair(scale: Scale) -> list[dict[str, Any]]:
             ours_ms=[round(one, 1) for one in turns.times["ours"]],
             capture_s=captures,
             **turns.line(),
-            memory=memory.line(),
+            memory=memory.line() | {"reserved_MiB": None},  # others took turns
         )
     ]
 
@@ -593,6 +593,20 @@ def peers(scale: Scale) -> list[dict[str, Any]]:
     return lines
 
 
+def memory_of_all(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row on memory: the largest distance from what was predicted, and budgets that did not hold."""
+    used = {line["row"]: line["memory"] for line in lines if "memory" in line}
+    off = {row: one["allocated_off"] for row, one in used.items() if one["allocated_off"] is not None}
+    broken = [row for row, one in used.items() if one["within_budget"] is False]
+    return {
+        "row": "memory",
+        "what": "allocated peaks within 5 % of the predicted ones, reserved within the budget",
+        "allocated_off": off,
+        "over_budget": broken,
+        "met": bool(off) and all(abs(one) <= 0.05 for one in off.values()) and not broken,
+    }
+
+
 ROWS: dict[str, Callable[[Scale], list[dict[str, Any]]]] = {
     "new-pair": new_pair,
     "first-pair": first_pair,
@@ -699,6 +713,7 @@ def main() -> None:
         profiled(options.profile, scale)
         return
     print(json.dumps(machine()), flush=True)
+    measured: list[dict[str, Any]] = []
     for name in options.rows or ROWS:
         start = time.perf_counter()
         try:
@@ -708,9 +723,11 @@ def main() -> None:
             gc.collect()  # the frames of the error held its tensors
         for line in lines:
             print(json.dumps(line | {"row_s": round(time.perf_counter() - start, 1)}), flush=True)
+        measured += lines
         gc.collect()
         if IS_CUDA:
             torch.cuda.empty_cache()
+    print(json.dumps(memory_of_all(measured)), flush=True)
 
 
 if __name__ == "__main__":
