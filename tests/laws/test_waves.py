@@ -15,6 +15,7 @@ import conewise as cw
 from conewise import theory
 from conewise.experiments.scanning import scanning
 from tests.laws import oracle
+from tests.laws.cost_scenes import line
 from tests.laws.scenes import Scene, fresh_rule, fresh_value, scenes
 from tests.laws.worlds import stale_sites, warm
 
@@ -53,6 +54,33 @@ def test_a_wave_stops_at_what_is_stale_already(data: st.DataObject, scene: Scene
         with scanning(graph) as scan:
             data.draw(st.sampled_from(kinds))(site, fresh_rule())
         assert scan.down.touched == theory.wave_size(graph, site, before)
+
+
+@settings(max_examples=50)
+@given(st.data(), scenes(), st.booleans())
+def test_a_wave_stops_at_what_was_never_computed(data: st.DataObject, scene: Scene, in_fork: bool) -> None:
+    """In a root; a fork goes through it, as through all that is stale in its parent."""
+    world = cw.World(scene.graph())
+    graph = world.graph
+    world.demand(data.draw(st.lists(st.sampled_from(scene.sites), max_size=2)))
+    site = data.draw(st.sampled_from(scene.computed))
+    stale = () if in_fork else stale_sites(world)
+    changed = world.fork() if in_fork else world
+    with scanning(graph) as scan:
+        changed.patch_rule(site, fresh_rule())
+    assert scan.down.touched == theory.wave_size(graph, site, stale)
+
+
+def test_no_change_has_to_make_stale_what_ends_a_wave() -> None:
+    graph = line(nodes=3)
+    world = cw.World(graph)
+    with scanning(graph) as scan:
+        world.patch_rule("n1", fresh_rule())
+    assert scan.down.touched == theory.wave_size(graph, "n1", ["n1", "n2", "n3"]) == theory.Touched(1, 1)
+    world.demand("n3")
+    with scanning(graph) as scan:
+        world.patch_rule("n1", fresh_rule())
+    assert scan.down.touched == theory.wave_size(graph, "n1") == theory.Touched(3, 2)
 
 
 @settings(max_examples=50)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -41,6 +42,9 @@ def test_a_plan_evaluates_every_cone_and_launches_their_union(captured: Model) -
     assert plan.node_evaluations == theory.sweep_cost(graph, sites, demand)
     assert {node for node, _ in plan.compiled.steps} == union
     assert len(union) >= plan.launches
+    cones, nodes = theory.sweep_costs(graph, sites, demand), theory.full_cost(graph, demand)
+    in_launches = theory.compiled_ratio(cones, nodes, 1, 0, launch=1, launches=plan.launches)
+    assert in_launches == len(sites) * nodes / Fraction(plan.launches)
 
 
 def test_a_compiled_sweep_that_runs_again_follows_no_edge_of_the_graph(captured: Model) -> None:

@@ -85,6 +85,34 @@ def test_the_collapse_needs_no_bound_on_what_a_site_touches(
     assert 1 <= theory.training_ratio(profile, local=local, terminal=terminal) < Fraction(L, L - 1)
 
 
+@pytest.mark.parametrize("L", [2, 3, 7])
+def test_sites_that_weigh_nothing_reach_the_bound_of_the_collapse(L: int) -> None:
+    """That ρ_train is below L/(L−1) needs sites that touch something of their own layers."""
+    graph = cw.Graph()
+    below = [graph.source("x", 1)]
+    for layer in range(L):
+        below = [graph.node(f"{name}{layer}", Mix(), below) for name in ("site", "beside")]
+    sites = [f"site{layer}" for layer in range(L)]
+    weights = {site: int(site not in sites) for site in graph.computed}
+    assert theory.training_ratio(graph, sites, weights=weights) == Fraction(L, L - 1)
+    assert theory.training_ratio(graph, sites) < Fraction(L, L - 1)
+
+
+def test_a_graft_waits_until_the_gradients_are_taken_out() -> None:
+    """Then those that are built again are all computed, also where the graft did not come."""
+    graph, grads = product()
+    with pytest.raises(cw.ConewiseError, match="which they differentiate"):
+        graph.graft(("a", "s"), cw.chain(ops.identity))
+    grads.remove()
+    graph.graft(("a", "s"), cw.chain(ops.identity))
+    world = cw.World(graph)
+    world.demand("loss")
+    again = gradients(graph, "loss", ["a", "b", "s", "v"])
+    with world.ledger.interval() as spent:
+        world.demand([again[site] for site in again])
+    assert set(spent.recomputed) == set(again.sites) - {again.seed}
+
+
 def test_a_loss_narrows_the_count_to_what_it_depends_on() -> None:
     graph = line(nodes=4)
     graph.node("aside", Mix(), ["n2"])

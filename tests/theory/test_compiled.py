@@ -67,10 +67,15 @@ def test_the_limit_of_stacking_is_two_over_the_share_that_is_not_launch() -> Non
     assert gaps[2] < Fraction(1, 4)
 
 
+def test_a_launch_may_compute_several_nodes() -> None:
+    """So there may be fewer launches than the largest cone has nodes."""
+    assert theory.compiled_ratio([5, 3], 6, 1, 0, launch=1, launches=2) == Fraction(12, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"launches": 4}, "no less than the largest cone"),
+        ({"launches": 0}, "more than nothing"),
         ({"launches": 9}, "no more than all cones"),
         ({"launch": 2}, "its launch included"),
         ({"runs": 0}, "the number of runs is 0"),

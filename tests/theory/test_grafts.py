@@ -131,6 +131,21 @@ def test_a_block_that_ignores_its_input_is_refused() -> None:
         theory.batched_cost(fan(), [("u", deaf)])
 
 
+def test_a_block_with_a_node_that_leads_nowhere_is_refused() -> None:
+    """A demand does not come to it, so that h would count one node too many."""
+    part = cw.chain(Mix()).nodes[0]
+    idle = cw.Block((type(part)("p", Mix(), (-1,)), type(part)("q", Mix(), (-1,))), output=0)
+    with pytest.raises(TheoryError, match="no node of the block reads 'q'"):
+        theory.interleaved_cost(fan(), [("u", idle)], demand="z")
+    graph = fan()
+    world = cw.World(graph)
+    world.demand("z")
+    graft = graph.graft_after("u", idle)
+    with world.ledger.interval() as spent:
+        world.demand("z")
+    assert set(spent.recomputed) == {*"abcz", graft.output}
+
+
 def test_comparable_sites_may_still_cost_as_much_in_a_batch() -> None:
     """The paper says "strictly whenever some pair is comparable": not where the lower cone is empty."""
     graph = line(nodes=2)

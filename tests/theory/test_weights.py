@@ -176,6 +176,22 @@ def _untyped(value: Any) -> Any:
     return value
 
 
+def test_a_float_among_the_weights_makes_floats_wherever_it_stands() -> None:
+    """Be it at a source, or at a node of a block that is computed once; and each weight is looked at."""
+    graph = line(nodes=2)
+    weights: dict[str, Any] = {"n1": 1, "n2": 2}
+    for cost in (theory.full_cost(graph, weights=weights | {"x": 0.5}), theory.GraftAt("n1", *LATE).reach):
+        assert type(cost) is float
+    for wrong in (-1, "two"):
+        with pytest.raises(TheoryError, match="the weight of 'x' is"):
+            theory.full_cost(graph, weights=weights | {"x": wrong})
+        with pytest.raises(TheoryError, match="the weight of 'p' is"):
+            assert theory.GraftAt("n1", lopsided(), LATE[1] | {"p": wrong}).reach
+
+
+LATE: tuple[cw.Block, dict[str, Any]] = lopsided(), {"prepared": 0.5, "first": 1, "last": 1}
+
+
 def test_the_nodes_of_a_block_are_weighed_too() -> None:
     prices: dict[str, Weight] = {"prepared": 10, "first": 0.5, "last": Fraction(1, 4)}
     graft = theory.GraftAt("n1", lopsided(), prices)

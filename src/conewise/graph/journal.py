@@ -6,6 +6,7 @@ world writes down here what stood, and then overwrites it; what is broken off is
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, MutableMapping
 from operator import setitem
@@ -78,14 +79,13 @@ class Journal:
             self._take_back()
 
     def _is_under_way(self) -> bool:
-        """Whether somebody is still at it: the call is on the stack of some thread."""
-        for top in sys._current_frames().values():
-            frame: FrameType | None = top
-            while frame is not None:
-                if frame is self.doing:
-                    return True
-                frame = frame.f_back
-        return False
+        """Whether somebody is still at it: the call is on the stack of this thread, or of another."""
+        return self._is_below(sys._getframe()) or any(map(self._is_below, _tops()))
+
+    def _is_below(self, frame: FrameType | None) -> bool:
+        while frame is not None and frame is not self.doing:
+            frame = frame.f_back
+        return frame is not None
 
     def _take_back(self) -> None:
         self.note = _ignore
@@ -131,6 +131,21 @@ class Journal:
         """`column.append(value)`."""
         self.note((truncate, column, len(column)))
         column.append(value)
+
+
+def _tops() -> list[FrameType]:
+    """What each thread is at.
+
+    Python holds a lock while it makes the list, and garbage that is collected meanwhile can wait for it for
+    ever (CPython's issue 106883; test_garbage_does_not_wait_for_the_frames_of_threads).
+    """
+    is_collecting = gc.isenabled()
+    try:
+        gc.disable()
+        return list(sys._current_frames().values())
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def truncate(column: list[Any], length: int) -> None:

@@ -76,7 +76,7 @@ def training_ratio(
     node of every other layer, and of whose own layer the weight `local` is touched (one number, or one
     per layer; None: all of it):
 
-        ρ_train = L · N / Σ_i (N − w_i + c_i),   1 ≤ ρ_train < L/(L−1)
+        ρ_train = L · N / Σ_i (N − w_i + c_i),   1 ≤ ρ_train < L/(L−1) for L ≥ 2
 
     where N counts `terminal` too. The layers of E5 weigh 2·w − 1, of which `local` is w. That no edge
     passes a layer by is not enough for such paths: on a graph, pass the graph.

@@ -19,7 +19,6 @@ from conewise.theory.weights import (
     Weight,
     Weights,
     answer,
-    any_float,
     expect_demand,
     expect_graph,
     expect_items,
@@ -317,17 +316,15 @@ class _Scale:
     def __init__(self, graph: Graph, weights: Weights | None) -> None:
         self._graph, self._weights = graph, weights
         self._scale = Scale(graph, weights)
-        self._is_float = self._scale.is_float
 
     def __call__(self, nodes: set[int]) -> Exact:
         rules, name = self._graph.table.rules, self._graph.name
         sources = [self._of_source(name(node)) for node in nodes if rules[node] is None]
-        self._is_float = self._is_float or any_float(sources)
         return total([self._scale(nodes), *sources])
 
     def answer(self, cost: Exact) -> Weight:
         """A cost as it is handed out."""
-        return answer(cost, self._is_float, "a cost")
+        return answer(cost, self._scale.is_float, "a cost")
 
     def _of_source(self, site: Site) -> Weight:
         if self._weights is None:

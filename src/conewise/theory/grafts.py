@@ -77,14 +77,15 @@ class GraftAt:
             return len(parts), False
         given = expect_mapping(self.weights, "`weights` of a graft", "a weight for each node of the block")
         known = {part.name for part in self.size.nodes}
-        for name in [*given, *parts]:
+        computed = [part.name for part in self.size.nodes if part.rule is not None]
+        for name in [*given, *computed]:
             if name not in known or name not in given:
                 raise TheoryError(
                     f"`weights` of the graft at {shown(self.at)} and the nodes of its block do not agree "
-                    f"about {shown(name)}. The block computes {', '.join(parts)}; give each a weight."
+                    f"about {shown(name)}. The block computes {', '.join(computed)}; give each a weight."
                 )
-        weights = [expect_weight(given[name], f"the weight of {name!r}") for name in parts]
-        return total(weights), any_float(weights)
+        found = {name: expect_weight(weight, f"the weight of {name!r}") for name, weight in given.items()}
+        return total(found[name] for name in parts), any_float(found.values())
 
 
 AnyGraft = GraftAt | tuple[Site | Edge, Weight | Block]
@@ -401,12 +402,24 @@ def _chance_before(placed: Sequence[_Placed], ranks: Sequence[tuple[range, int]]
 
 
 def _computed(block: Block, *, only_fed: bool) -> list[BlockNode]:
-    """The computed nodes of a block, or those of them that depend on its input."""
+    """The computed nodes of a block, or those of them that depend on its input.
+
+    Every node of a block leads to its output, and that depends on the input, as `block(graph)` sees to.
+    """
     fed: set[int] = {-1}
     for place, part in enumerate(block.nodes):
         if not fed.isdisjoint(part.inputs):
             fed.add(place)
     if block.output not in fed:
         raise TheoryError("the block's output does not depend on its input: a graft of it cuts the edge.")
+    read = {block.output, *(source for part in block.nodes for source in part.inputs)}
+    idle = [
+        part.name for place, part in enumerate(block.nodes) if part.rule is not None and place not in read
+    ]
+    if idle:
+        raise TheoryError(
+            f"no node of the block reads {shown(idle[0])}, and it is not its output: what no demand reaches "
+            "through the block is not computed by one. Leave it out."
+        )
     computed = enumerate(block.nodes)
     return [part for place, part in computed if part.rule is not None and (place in fed or not only_fed)]

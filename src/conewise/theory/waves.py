@@ -25,11 +25,11 @@ class Touched:
 
 
 def wave_size(graph: Graph, site: Site, already: Iterable[Site] = ()) -> Touched:
-    """What the wave of a change at `site` touches in a world whose own changes have made `already` stale.
+    """What the wave of a change at `site` touches in a world in which the sites `already` are stale.
 
-    docs/theory.md#waves. The nodes are s itself and cone(s) less what is stale already; the edges are all
-    that leave these nodes, each once. (What is stale in the parent of a fork does not end a wave of the
-    fork.) In a warm world:
+    docs/theory.md#waves. The nodes are s itself and cone(s) less what is stale already, be it by a change or
+    because it was never computed; the edges are all that leave these nodes, each once. (In a fork, only
+    what its own changes have made stale ends a wave.) Where nothing is stale:
 
         nodes = 1 + |V⁺|,   edges = |E⁺| + d(s) ≤ |E⁺| + |V⁺|
 

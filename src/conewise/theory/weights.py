@@ -34,7 +34,7 @@ class Scale:
 
     Without `weights`, each computed node weighs 1. With them, each computed node must have one:
     a node that was forgotten would make every sum too small in silence. `is_float` says whether one of
-    them is a float.
+    the weights is a float, be it that of a source.
     """
 
     def __init__(self, graph: Graph, weights: Weights | None = None) -> None:
@@ -47,17 +47,16 @@ class Scale:
         for site in given:
             if site not in graph:
                 raise UnknownSiteError(site, graph.sites)
-        found: dict[int, Weight] = {}
+        found = {site: expect_weight(weight, f"the weight of {site!r}") for site, weight in given.items()}
         for site in graph.computed:
-            if site not in given:
+            if site not in found:
                 raise TheoryError(
                     f"`weights` has no entry for the computed node {site!r}. Give every computed node "
                     "a weight, 0 included, or leave `weights` out to count nodes."
                 )
-            found[graph.number(site)] = expect_weight(given[site], f"the weight of {site!r}")
         self.is_float = any_float(found.values())
         # Whole multiples of one unit: sums of these are exact, and as fast as sums of floats.
-        weighed = {node: Fraction(weight) for node, weight in found.items()}
+        weighed = {graph.number(site): Fraction(found[site]) for site in graph.computed}
         self._unit = math.lcm(*(weight.denominator for weight in weighed.values()))
         self._weights = {
             node: weight.numerator * (self._unit // weight.denominator) for node, weight in weighed.items()
