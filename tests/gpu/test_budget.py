@@ -102,10 +102,17 @@ def test_new_pairs_take_no_more_than_the_first(scene: Scene) -> None:
     assert held() <= floor + budget
 
 
+def held_by_tensors() -> int:
+    """What torch has of the device, without the memory that cuBLAS keeps for each stream."""
+    clear: Any = torch._C
+    clear._cuda_clearCublasWorkspaces()
+    return held()
+
+
 def test_a_swept_model_that_is_dropped_leaves_nothing_on_the_device() -> None:
-    floor = held()
-    scene = Scene(gpt2())
+    floor = held_by_tensors()
+    scene = Scene(gpt2(width=256))
     for seed in range(4):
         scene.values(pair(seed))
     del scene
-    assert held() <= floor + (8 << 20)
+    assert held_by_tensors() <= floor + (4 << 20)
