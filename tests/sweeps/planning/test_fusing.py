@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -15,7 +16,10 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.model import Model
 from conewise.program.interpret import Interpreter
+from conewise.sweeps.planning import model_facts
 from conewise.sweeps.planning.shapes.fusing import CUBE, SCALE, Fusion, find_fusions, fitting
+from conewise.sweeps.result import Result
+from tests.capturing.zoo import ZOO
 
 WIDTH = 8
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -32,9 +36,13 @@ class Written(nn.Module):
         return out
 
 
-def captured(function: Callable[[Tensor, Any], Tensor], shape: tuple[int, ...] = (WIDTH,)) -> Model:
+def captured(
+    function: Callable[[Tensor, Any], Tensor],
+    shape: tuple[int, ...] = (WIDTH,),
+    dtype: torch.dtype = torch.float32,
+) -> Model:
     torch.manual_seed(0)
-    return cw.capture(Written(function, shape).eval(), torch.randn(2, 3, WIDTH))
+    return cw.capture(Written(function, shape).eval().to(dtype), torch.randn(2, 3, WIDTH, dtype=dtype))
 
 
 def gelu(x: Tensor, _: Any = None) -> Tensor:
@@ -72,23 +80,72 @@ def heads(x: Tensor, weight: Tensor) -> Tensor:
     return normed(x.unflatten(-1, (2, -1)), weight).flatten(-2)  # type: ignore[no-untyped-call]
 
 
+def llama(x: Tensor, weight: Tensor) -> Tensor:
+    """Rounded before it is scaled."""
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * wide.to(x.dtype)
+
+
+def t5(x: Tensor, weight: Tensor) -> Tensor:
+    """Cast for the mean alone."""
+    scaled = x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * scaled.to(weight.dtype)
+
+
+def olmo(x: Tensor, weight: Tensor) -> Tensor:
+    """Scaled in float32."""
+    wide = x.to(torch.float32)
+    return (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype)
+
+
+def gemma(x: Tensor, weight: Tensor) -> Tensor:
+    """Scaled in float32, by one more than the weight."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return (wide * (1.0 + weight.float())).type_as(x)
+
+
+def unweighted(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+NORMS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "llama": llama,
+    "t5": t5,
+    "olmo": olmo,
+    "gemma": gemma,
+    "unweighted": unweighted,
+}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
 NOT_NORM: dict[str, tuple[Callable[[Tensor, Any], Tensor], tuple[int, ...]]] = {
-    "one weight": (normed, ()),
-    "one weight in a list": (normed, (1,)),
-    "weights of heads": (heads, (2, WIDTH // 2)),
-    "weights with a dimension in front": (normed, (1, WIDTH)),
     "over positions": (lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-5)), (WIDTH,)),
     "another value": (
         lambda x, w: w * (x.abs() * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)),
         (WIDTH,),
     ),
 }
+NOT_SCALED: dict[str, tuple[Callable[[Tensor, Any], Tensor], tuple[int, ...]]] = {
+    "one weight": (normed, ()),
+    "one weight in a list": (normed, (1,)),
+    "weights of heads": (heads, (2, WIDTH // 2)),
+    "weights with a dimension in front": (normed, (1, WIDTH)),
+}
 
 
 def assert_equal(model: Model, fusion: Fusion) -> None:
     """What it computes is what the chain does, and its parts are all that leads from its inputs to it."""
-    values = Interpreter(model.program).values({"x": torch.randn(2, 3, WIDTH) * 3})
-    torch.testing.assert_close(fusion.rule(*[values[n] for n in fusion.inputs]), values[fusion.node])
+    dtype = model.program.inputs[0].dtype
+    values = Interpreter(model.program).values({"x": torch.randn(2, 3, WIDTH).to(dtype) * 3})
+    with torch.no_grad():
+        found = fusion.rule(*[values[n] for n in fusion.inputs])
+    assert found.dtype == values[fusion.node].dtype
+    expected = values[fusion.node]
+    near = 2 * torch.finfo(found.dtype).eps * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, atol=near, rtol=1.3e-6)
     chain = {record.name: record.inputs for record in model.program.records}
     reached, waiting = set(), [fusion.node]
     while waiting:
@@ -114,15 +171,149 @@ def test_what_is_no_gelu_is_left_as_it_is(name: str) -> None:
 @pytest.mark.parametrize("function", [normed, scaled_last], ids=["weight first", "weight last"])
 def test_a_norm_is_found_on_cuda(function: Any) -> None:
     model = captured(function)
-    (fusion,) = find_fusions(model.program, CUDA)
+    inner, fusion = find_fusions(model.program, CUDA)
     assert_equal(model, fusion)
+    assert_equal(model, inner)
+    assert inner.node in fusion.inside
     assert find_fusions(model.program, CPU) == ()
 
 
-@pytest.mark.parametrize("name", NOT_NORM)
-def test_what_is_no_norm_over_the_features_is_left_as_it_is(name: str) -> None:
-    function, shape = NOT_NORM[name]
-    assert find_fusions(captured(function, shape).program, CUDA) == ()
+def sum_of(functions: Iterable[Callable[[Tensor, Any], Tensor]]) -> Callable[[Tensor, Any], Tensor]:
+    def function(x: Tensor, weight: Any) -> Tensor:
+        return torch.stack([one(x, weight) for one in functions]).sum(0)
+
+    return function
+
+
+def outermost(model: Model) -> dict[str, Fusion]:
+    """The fusions that are found and lie in no other, by what they compute; each computes what it should."""
+    fusions = find_fusions(model.program, CUDA)
+    for fusion in fusions:
+        assert_equal(model, fusion)
+    return {one.node: one for one in fusions if not any(one.node in other.inside for other in fusions)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_and_rotations_are_found_in_every_precision(dtype: torch.dtype) -> None:
+    model = captured(sum_of([*NORMS.values(), rotary, rotary_otherwise]), dtype=dtype)
+    fusions = outermost(model)
+    ends = next(record.inputs for record in model.program.records if record.op == "stack")
+    is_half = dtype != torch.float32
+    sizes = dict.fromkeys(NORMS, 7 if is_half else 5) | {"unweighted": 6 if is_half else 4}
+    for (name, size), end in zip(sizes.items(), ends, strict=False):
+        if name == "gemma" and is_half:  # its weights are in float32: the casts stay
+            assert len(fusions[model.program.record_of[end].inputs[0]].inside) == 5
+        else:
+            assert fusions[end].inputs[0] == "first/linear"
+            assert len(fusions[end].inside) == size, name
+    assert all(len(fusions[end].inputs) == 3 for end in ends[-2:])
+    assert len(fusions) == len(ends)
+    assert find_fusions(model.program, CPU) == ()
+
+
+@pytest.mark.parametrize("name", NOT_SCALED)
+def test_a_norm_with_other_weights_is_one_kernel_without_them(name: str) -> None:
+    function, shape = NOT_SCALED[name]
+    model = captured(function, shape)
+    (fusion,) = find_fusions(model.program, CUDA)
+    assert len(fusion.inputs) == 1
+    assert_equal(model, fusion)
+
+
+def test_a_weight_of_another_precision_is_not_part_of_a_norm() -> None:
+    model = captured(lambda x, w: normed(x, w.bfloat16()))
+    (fusion,) = find_fusions(model.program, CUDA)
+    assert len(fusion.inputs) == 1
+
+
+def test_operations_that_only_look_like_a_product_are_left_alone() -> None:
+    case = ZOO["two_and_two"]  # it multiplies in place, through a view
+    model = cw.capture(case.make(""), **case.example(2, 12))
+    assert find_fusions(model.program, CUDA) == ()
+
+
+def turned_halves(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def angles(x: Tensor) -> tuple[Tensor, Tensor]:
+    positions = torch.arange(x.shape[1], dtype=torch.float32)[None, :, None]
+    turns = positions * torch.linspace(0.1, 1, WIDTH // 2)
+    turns = torch.cat((turns, turns), dim=-1)
+    return turns.cos().to(x.dtype), turns.sin().to(x.dtype)
+
+
+def rotary(x: Tensor, _: Any = None) -> Tensor:
+    cos, sin = angles(x)
+    return x * cos + turned_halves(x) * sin
+
+
+def rotary_otherwise(x: Tensor, _: Any = None) -> Tensor:
+    cos, sin = angles(x)
+    return sin * turned_halves(x) + cos * x
+
+
+def not_rotary(turn: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Any], Tensor]:
+    def function(x: Tensor, _: Any) -> Tensor:
+        cos, sin = angles(x)
+        return x * cos + turn(x) * sin
+
+    return function
+
+
+def one_factor(x: Tensor, factor: Tensor) -> Tensor:
+    return x * factor + turned_halves(x) * factor
+
+
+NOT_ROTARY: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "turned the other way": not_rotary(
+        lambda x: torch.cat((x[..., WIDTH // 2 :], -x[..., : WIDTH // 2]), -1)
+    ),
+    "unequal parts": not_rotary(lambda x: torch.cat((-x[..., 2:], x[..., :2]), -1)),
+    "of another value": not_rotary(lambda x: turned_halves(x.tanh())),
+    "along positions": not_rotary(lambda x: torch.cat((-x[:, 1:], x[:, :1]), 1)),
+    "one factor": lambda x, _: one_factor(x, angles(x)[0]),
+    "a factor as narrow as a number": lambda x, _: x * 0.3 + turned_halves(x) * angles(x)[1],
+}
+
+
+def test_what_is_no_rotation_is_left_as_it_is() -> None:
+    assert find_fusions(captured(sum_of(NOT_ROTARY.values())).program, CUDA) == ()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_a_sweep_of_a_llama_with_the_kernels_of_cuda(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chains fit, positions and worlds included, and the result is what it is without them."""
+    torch.manual_seed(0)
+    library: Any = transformers
+    config = library.LlamaConfig(
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, hidden_size=32,
+        intermediate_size=48, vocab_size=61, max_position_embeddings=32,
+    )  # fmt: skip
+    model = cw.capture(
+        library.LlamaForCausalLM(config).eval().to(dtype),
+        input_ids=torch.randint(0, 61, (1, 7)),
+        use_cache=False,
+    )
+    ids = torch.arange(7)[None]
+    base, source = model.run(input_ids=ids), model.run(input_ids=torch.where(ids == 3, 50, ids))
+    sites = cw.sites("resid_pre", layer=":", pos=":") + cw.sites("z", layer=":", head=":")
+
+    def run() -> Result:
+        return model.sweep(sites, base=base, source=source, metric=cw.logit_diff(3, 5)).run()
+
+    plain = run()
+    del model_facts._FACTS[model]
+    monkeypatch.setattr(model_facts, "find_fusions", lambda program, _: find_fusions(program, CUDA))
+    fused = run()
+    assert fused.plan.launches < 0.7 * plain.plan.launches
+    assert fused.ledger.node_evaluations == plain.ledger.node_evaluations
+    near = 40 * torch.finfo(dtype).eps * float(plain.table.abs().max())
+    torch.testing.assert_close(fused.per_prompt, plain.per_prompt, rtol=0, atol=near)
+    assert fused.verify(n=6).passed
 
 
 def test_a_value_scaled_by_an_input_is_no_norm() -> None:
@@ -131,7 +322,8 @@ def test_a_value_scaled_by_an_input_is_no_norm() -> None:
             return normed(x.tanh(), gate)
 
     model = cw.capture(Gated().eval(), torch.randn(2, 3, WIDTH), torch.randn(2, 3, WIDTH))
-    assert find_fusions(model.program, CUDA) == ()
+    (fusion,) = find_fusions(model.program, CUDA)
+    assert fusion.inputs == ("tanh",)  # what is scaled is one
 
 
 FUSION = Fusion("end", frozenset({"a", "b"}), ("x",), lambda x: x)

@@ -1,20 +1,21 @@
 """Chains of operations that one kernel computes: found in the program, used where nothing looks inside.
 
 GELU is often written out as eight pointwise operations, each of which reads and writes the widest values of
-the model. On a stack of worlds they are one, equal up to rounding.
+the model. On a stack of worlds they are one, equal up to rounding. On CUDA so are norms and rotations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from conewise.program.records import Program, Record, Ref
 from conewise.program.rules import Rule
+from conewise.sweeps.planning.shapes.norm_chains import NormChains
+from conewise.sweeps.planning.shapes.rotary_chains import rotation_ending_in
 
 CUBE, SCALE = 0.044715, 0.7978845608028654  # of the tanh approximation: √(2/π)
 
@@ -32,10 +33,12 @@ class Fusion:
 def find_fusions(program: Program, device: torch.device) -> tuple[Fusion, ...]:
     """The chains of a program that one kernel of a device can compute, whatever reads them."""
     records = program.record_of
-    vectors = {source.name: len(source.value) for source in program.sources if source.value.dim() == 1}
     found = [_tanh_gelu(record, records) for record in program.records]
     if device.type == "cuda":
-        found += [_rms_norm(record, records, vectors) for record in program.records]
+        norms = NormChains(program)
+        for record in program.records:
+            chain = norms.ending_in(record) or rotation_ending_in(record, records)
+            found.append(None if chain is None else Fusion(record.name, *chain))
     return tuple(fusion for fusion in found if fusion is not None)
 
 
@@ -81,7 +84,9 @@ def _tanh_gelu(record: Record, records: Mapping[str, Record]) -> Fusion | None:
         inside.append(found.name)
         return [arg for arg in found.args if isinstance(arg, Ref)]
 
-    if record.op != "mul" or record.kwargs or not all(isinstance(arg, Ref) for arg in record.args):
+    if record.op != "mul" or record.kwargs or len(record.args) != 2:
+        return None
+    if not all(isinstance(arg, Ref) for arg in record.args):
         return None
     for half, rest in (record.args, record.args[::-1]):
         inside.clear()
@@ -98,42 +103,6 @@ def _tanh_gelu(record: Record, records: Mapping[str, Record]) -> Fusion | None:
                 return Fusion(record.name, frozenset(inside), (first.name,), _gelu)
             del inside[before:]  # x itself may be such a product
     return None
-
-
-def _rms_norm(record: Record, records: Mapping[str, Record], vectors: Mapping[str, int]) -> Fusion | None:
-    """Root-mean-square norm over the last dimension: w · (x / √(mean(x²) + ε)), w one of the `vectors`."""
-
-    def at(ref: Any, op: str, arguments: int) -> tuple[Any, ...]:
-        found = records.get(ref.name) if isinstance(ref, Ref) else None
-        fits = found is not None and found.op == op and len(found.args) == arguments and not found.kwargs
-        return found.args if found is not None and fits else (None,) * arguments
-
-    if record.op != "mul" or record.kwargs or record.dtype != torch.float32:
-        return None
-    for weight, scaled in (record.args, record.args[::-1]):
-        value, factor = at(scaled, "mul", 2)
-        (shifted,) = at(factor, "rsqrt", 1)
-        mean, epsilon = at(shifted, "add", 2)
-        square, dims, keeps = at(mean, "mean", 3)
-        squared, power = at(square, "pow", 2)
-        is_norm = (
-            isinstance(weight, Ref)
-            and weight.name in vectors
-            and isinstance(value, Ref)
-            and value.name in records
-            and (records[value.name].shape or ())[-1:] == (vectors[weight.name],)
-            and squared == value
-            and (power, dims, keeps) == (2, [-1], True)
-            and isinstance(epsilon, float)
-        )
-        if is_norm:
-            inside = frozenset(one.name for one in (scaled, factor, shifted, mean, square))
-            return Fusion(record.name, inside, (value.name, weight.name), partial(_normed, epsilon))
-    return None
-
-
-def _normed(epsilon: float, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.rms_norm(value, weight.shape, weight, epsilon)
 
 
 def product_then_bias(record: Record) -> Rule | None:
