@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,6 +225,21 @@ def test_a_negative_zero_loses_its_sign_in_a_residual_block() -> None:
         assert world.demand("reciprocal") == -np.inf
         graph.graft(("x", "reciprocal"), residual(1))
         assert world.demand("reciprocal") == np.inf
+
+
+@pytest.mark.parametrize(
+    ("bits", "after"), [(0x7FF0000000000001, 0x7FF8000000000001), (0x7FF8 << 48, 0x7FF8 << 48)]
+)
+def test_a_signalling_nan_becomes_quiet_in_a_residual_block(bits: int, after: int) -> None:
+    """Here f(x) is zeros because it does not look: zero weights times a NaN would be one."""
+    graph = cw.Graph()
+    graph.source("x", np.array([bits], np.uint64).view(np.float64))
+    graph.node("read", lambda x: x.view(np.uint64)[0], ["x"])
+    world = cw.World(graph)
+    assert world.demand("read") == bits
+    graph.graft_after("x", cw.chain(lambda x: x + np.zeros(1)))
+    with np.errstate(invalid="ignore"):
+        assert world.demand("read") == after
 
 
 def test_a_block_that_overflows_is_no_identity() -> None:

@@ -96,6 +96,8 @@ def test_sites_that_weigh_nothing_reach_the_bound_of_the_collapse(L: int) -> Non
     weights = {site: int(site not in sites) for site in graph.computed}
     assert theory.training_ratio(graph, sites, weights=weights) == Fraction(L, L - 1)
     assert theory.training_ratio(graph, sites) < Fraction(L, L - 1)
+    graph.node("end", Mix(), below)
+    assert theory.training_ratio(graph, sites, weights=weights | {"end": 1}) < Fraction(L, L - 1)
 
 
 def test_a_graft_waits_until_the_gradients_are_taken_out() -> None:
@@ -362,6 +364,42 @@ def test_where_what_is_below_is_not_linear_another_rule_changes_more() -> None:
         graph.node("loss", ops.square, ["s"])
         values.append(cw.World(graph).demand(gradients(graph, "loss", "s")["s"]))
     assert values[0] != values[1]
+
+
+class _PlusSquare:
+    """s + v²: not linear, and the new value of s changes neither Jacobian."""
+
+    vjps = Vjp(lambda g: g, ("gradient",)), Vjp(lambda g, v: 2 * g * v, ("gradient", 1))
+
+    def __call__(self, s: float, v: float) -> float:
+        return s + v * v
+
+
+def test_where_no_jacobian_below_depends_on_s_another_rule_changes_no_more() -> None:
+    found = []
+    for rule in (ops.tanh, ops.square):
+        graph = cw.Graph()
+        graph.source("a", 0.5)
+        graph.source("v", 0.25)
+        graph.node("s", rule, ["a"])
+        graph.node("loss", _PlusSquare(), ["s", "v"])
+        grads = gradients(graph, "loss", ["a", "s", "v"])
+        found.append(dict(zip(grads, cw.World(graph).demand([grads[site] for site in grads]), strict=True)))
+    assert {site for site in found[0] if found[0][site] != found[1][site]} == {"a"}
+
+
+@pytest.mark.parametrize("loss", [ops.mul, ops.mse])
+def test_a_loss_that_is_linear_in_the_output_makes_nothing_dense(loss: Any) -> None:
+    graph = cw.Graph()
+    graph.source("x", 0.5)
+    graph.source("target", 0.25)
+    graph.node("h", ops.scale(factor=2.0), ["x"])
+    graph.node("output", ops.scale(factor=3.0), ["h"])
+    graph.node("loss", loss, ["output", "target"])
+    grads = gradients(graph, "loss", ["x"])
+    gradient_nodes = len(grads.sites) - 1
+    spent = theory.joint_cost(graph, ["h", "output"], ["loss", grads["x"]])
+    assert spent == 2 + 1 + (0 if loss is ops.mul else 2 * gradient_nodes)
 
 
 @pytest.mark.parametrize("reduce", [ops.sum, ops.mean])

@@ -153,8 +153,9 @@ def dense_joint_ratio(forward: Weight, share: Weight = 1) -> Fraction | float:
     """ρ under backpropagation when every change alters every gradient: (1 + b) / (1/ρ + b).
 
     docs/backward-locality.md#dense. `forward` is ρ of the forward pass, `share` is b, the weight of the
-    backward pass over that of the forward pass. A loss that is not linear makes a network dense: the
-    backward pass begins by reading the changed output. Above 1 for every ρ > 1: 4/3 for ρ = 2, b = 1.
+    backward pass over that of the forward pass. A loss that is not linear in the output makes a network
+    dense where all that is differentiated reaches it through the output alone: the backward pass begins by
+    reading that. Above 1 for every ρ > 1: 4/3 for ρ = 2, b = 1.
     """
     rho, b = expect_number(forward, "the forward ratio"), expect_weight(share, "`share`")
     if rho < 1:
