@@ -242,7 +242,9 @@ class Wavefront:
         dim = layout.batch_dim[node]
         assert dim is not None
         base = self._read(node)
-        whole = value.clone() if put.rows is None else layout.extended(node, base, value, put.rows)
+        whole = value if put.rows is None else layout.extended(node, base, value, put.rows)
+        if whole is value:  # it may be a view of another node's stack
+            whole = value.clone()
         each = whole.unflatten(dim, (-1, base.shape[dim])).movedim(dim, 0)  # type: ignore[no-untyped-call]
         if len(put.places) == 1 and put.places[0] == (0, each.shape[0]):
             fills.write(node, each, put.again, values, layout.sizes(1))

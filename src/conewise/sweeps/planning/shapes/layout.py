@@ -7,7 +7,7 @@ size that depends on the batch is evaluated for k batches.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -112,36 +112,6 @@ def repeated(value: Tensor, dim: int, times: int) -> Tensor:
     return torch.cat([value] * times, dim)
 
 
-def members(worlds: int) -> list[int]:
-    """The worlds of a mask, first to last."""
-    found = []
-    while worlds:
-        bit = worlds & -worlds
-        found.append(bit.bit_length() - 1)
-        worlds &= ~bit
-    return found
-
-
-def positions_in(worlds: int, among: int) -> list[int]:
-    """For each world of the mask `worlds`, its place among the worlds of the mask `among`, or -1."""
-    places = []
-    place = 0
-    rest_worlds, rest_among = worlds, among
-    while rest_worlds:
-        bit = rest_worlds & -rest_worlds
-        below = rest_among & (bit - 1)
-        place += below.bit_count()
-        rest_among &= ~(bit - 1)
-        if rest_among & bit:
-            places.append(place)
-            place += 1
-            rest_among &= ~bit
-        else:
-            places.append(-1)
-        rest_worlds &= ~bit
-    return places
-
-
 class Constants:
     """Values that depend on no input, but on the batch size: masks, index ranges.
 
@@ -194,16 +164,6 @@ class Constants:
             rule = compile_rule(record)
             self._at[key] = rule(*[self._computed(read, worlds) for read in record.inputs])
         return self._at[key]
-
-
-def masked_rows(value: Tensor, dim: int, batch: int, places: Sequence[int]) -> Tensor:
-    """The worlds at `places` of a stack, in that order."""
-    if list(places) == list(range(value.shape[dim] // batch)):
-        return value
-    if places and list(places) == list(range(places[0], places[0] + len(places))):
-        return value.narrow(dim, places[0] * batch, len(places) * batch)
-    rows = tuple(place * batch + row for place in places for row in range(batch))
-    return value.index_select(dim, index_tensor(rows, value.device))
 
 
 @functools.lru_cache(maxsize=4096)
