@@ -107,7 +107,7 @@ KINDS = ("linear", "add", "square", "scaled", "placed", "flat", "turned", "summe
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn, kinds: Sequence[str] = KINDS) -> Scene:
     made = Handmade(x=PLAIN)
     weight = made.source("weight", numbers(WIDTH, WIDTH, seed=3))
     scale = made.record("scale", aten.full.default, [made.size(B), 1, 1], 3, shape=(B, 1, 1))
@@ -115,7 +115,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     steps = made.record("steps.in", aten.unsqueeze.default, Ref("steps"), 1, shape=(T, 1))
     names, rowwise, patchable = ["x"], ["x"], ["x"]
     seen: dict[str, frozenset[str]] = {}
-    for number, kind in enumerate(draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=7))):
+    for number, kind in enumerate(draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=7))):
         read, name = Ref(draw(st.sampled_from(names[-3:]))), f"{kind}{number}"
         own = [name]
         match kind:

@@ -18,6 +18,8 @@ class Sizes:
     positions: int = 4
     spaces: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    flat: tuple[str, ...] = ()
+    parts: dict[str, int] = field(default_factory=dict)
 
     def value(self, node: str, rows: int | None) -> int:
         return self.positions if rows is None else rows
@@ -32,10 +34,13 @@ class Sizes:
         return 0
 
     def part(self, node: str) -> int:
-        return 0
+        return self.parts.get(node, 0)
 
     def alias(self, node: str) -> str | None:
         return self.aliases.get(node)
+
+    def is_scattered(self, node: str, rows: int | None, count: int) -> bool:
+        return node in self.flat and rows is not None
 
 
 def of_chain(worlds: int, length: int) -> PassProgram:
@@ -91,3 +96,42 @@ def test_a_pass_never_holds_less_than_one_step_needs(scene: Scene) -> None:
         stacked = sum(1 for read in step.reads if read.stacked)
         assert program.peak >= 4 * step.count * (1 + bool(stacked)) * bool(step.worlds)
     assert program.peak <= 4 * len(scene.worlds) * 4 * len(program.steps)
+
+
+def cut(worlds: int, rows: int | None) -> PassProgram:
+    """One node that worlds put into and keep the last positions of, then a view of it."""
+    everyone = ((0, worlds),)
+    steps = (
+        Step("n0", put=Put("n0", everyone, rows=rows)),
+        Step("n1", everyone, rows, (Read("n0", rows, True, rows),), drop=("n0",)),
+    )
+    return PassProgram(worlds, steps, (Read("n1", rows, True, rows),))
+
+
+def test_the_last_positions_are_shown_and_what_is_longer_is_kept() -> None:
+    found = measured(cut(5, 2), Sizes(aliases={"n1": "n0"}), reading=0)
+    assert (found.rises, found.peak) == ((20, 0), 20)
+
+
+def test_a_view_that_makes_one_dimension_of_the_last_positions_is_a_copy() -> None:
+    """They do not lie together; of all positions they do."""
+    sizes = Sizes(aliases={"n1": "n0"}, flat=("n1",))
+    assert measured(cut(5, 2), sizes, reading=0).rises == (20, 10)
+    assert measured(cut(5, None), sizes, reading=0).rises == (20, 0)
+
+
+def test_the_last_positions_of_one_dimension_are_a_copy() -> None:
+    assert measured(cut(5, 2), Sizes(flat=("n0",)), reading=0).rises == (30, 10)
+
+
+def test_worlds_that_are_written_again_are_taken_out_where_they_stand_apart() -> None:
+    """A copy of the stack; the worlds that are written, where these are not one range; what they put in."""
+    everyone, parts = ((0, 5),), {"n1": 3}
+    for places, apart in ((((0, 3),), 0), (((0, 2), (4, 5)), 3 * 4)):
+        put = Put("n1", (), places, places)
+        steps = (
+            Step("n0", put=Put("n0", everyone)),
+            Step("n1", everyone, None, (Read("n0", None, True),), put=put, drop=("n0",)),
+        )
+        program = PassProgram(5, steps, (Read("n1", None, True),))
+        assert measured(program, Sizes(parts=parts), reading=0).rises == (20, 20 + 20 + apart + 3 * 3)

@@ -92,7 +92,7 @@ class Wavefront:
             if step.worlds:
                 stacks[step.node] = self._computed(step, stacks)
             if step.put is not None:
-                stacks[step.node] = self._put(step.put, stacks.get(step.node), fills, values)
+                stacks[step.node] = self._put(step.put, stacks.pop(step.node, None), fills, values)
             for name in step.drop:
                 del stacks[name]
         room_for(program.reading)
@@ -204,24 +204,20 @@ class Wavefront:
 
     # -- what worlds put in ----------------------------------------------------------------------
 
-    def _put(self, put: Put, stack: Any, fills: PassFills, values: Values) -> Tensor:
-        """The stack of a node with the worlds that patch it: fresh rows, or changed ones."""
-        node, layout = put.node, self.layout
-        dim = layout.batch_dim[node]
+    def _put(self, put: Put, value: Tensor | None, fills: PassFills, values: Values) -> Tensor:
+        """The stack of a node with the worlds that patch it: fresh rows, or changed ones.
+
+        Nothing else holds the old stack, so that it goes as soon as there is a new one.
+        """
+        dim = self.layout.batch_dim[put.node]
         assert dim is not None
-        value: Tensor | None = stack
         if put.again:
             assert value is not None
             value = self._changed(put, value, fills, values)
         if not put.fresh:
             assert value is not None
             return value
-        base = self._read(node)
-        rows = self._fresh(base, dim, count_of(put.fresh))
-        each = rows.unflatten(dim, (-1, base.shape[dim])).movedim(dim, 0)  # type: ignore[no-untyped-call]
-        fills.write(node, each, put.fresh, values, layout.sizes(1))
-        if put.rows is not None:
-            rows = layout.tail(node, rows, put.rows)
+        rows = self._fresh(put, dim, fills, values)
         if value is None:
             return rows
         both = torch.cat([value, rows], dim)
@@ -230,11 +226,15 @@ class Wavefront:
         worlds = sum(stop - start for start, stop in put.order)
         return picked(both, dim, both.shape[dim] // worlds, put.order)
 
-    def _fresh(self, base: Tensor, dim: int, count: int) -> Tensor:
+    def _fresh(self, put: Put, dim: int, fills: PassFills, values: Values) -> Tensor:
+        """The rows of worlds that begin with the baseline's value, and what they put into it."""
+        node, layout, base, count = put.node, self.layout, self._read(put.node), count_of(put.fresh)
         rows = repeated(base, dim, count)
         if count == 1 or base.shape[dim] == 1:
             rows = rows.clone(memory_format=torch.contiguous_format)  # else it is a copy already
-        return rows
+        each = rows.unflatten(dim, (-1, base.shape[dim])).movedim(dim, 0)  # type: ignore[no-untyped-call]
+        fills.write(node, each, put.fresh, values, layout.sizes(1))
+        return rows if put.rows is None else layout.tail(node, rows, put.rows)
 
     def _changed(self, put: Put, value: Tensor, fills: PassFills, values: Values) -> Tensor:
         """A stack with what some of its worlds put into it."""
@@ -256,6 +256,7 @@ class Wavefront:
             own = each.index_select(0, at)
             fills.write(node, own, put.again, values, layout.sizes(1))
             each.index_copy_(0, at, own)
+            del own
         return whole if put.rows is None else layout.tail(node, whole, put.rows)
 
 

@@ -31,6 +31,12 @@ class Sizes(Protocol):
     def alias(self, node: str) -> str | None:
         """The node whose memory its value shares, where it takes none of its own."""
 
+    def is_scattered(self, node: str, rows: int | None, count: int) -> bool:
+        """Whether the last `rows` positions of `count` worlds are copied, where others stand between them.
+
+        They are where batch and positions are one dimension of the node.
+        """
+
 
 @dataclass(slots=True)
 class Memory:
@@ -89,6 +95,8 @@ class _Walk:
         self._sizes = sizes
         self._blocks: dict[str, int] = {}
         self._counts: dict[str, int] = {}
+        self._strided: set[str] = set()
+        """The nodes whose stacks show the last positions of longer ones."""
 
     def step(self, step: Step) -> None:
         """Compute a node in some worlds, then let go of what nothing reads any more."""
@@ -114,8 +122,7 @@ class _Walk:
         scratch = sizes.scratch(step.node, step.rows, step.kernel, count)
         taken = sizes.workspace(step.node, step.rows) * count + scratch
         space = memory.take(taken)
-        alias = sizes.alias(step.node)
-        block = operands.get(alias) if alias is not None else None
+        block = self._shown(step, operands)
         size = sizes.value(step.node, step.rows)
         own = memory.take(size * count) if block is None else memory.hold(block)
         for one in (space, *operands.values()):
@@ -125,20 +132,44 @@ class _Walk:
             own = self._aligned(step.node, step.align, own, size, count, step.rows)
         self._blocks[step.node], self._counts[step.node] = own, count
 
+    def _shown(self, step: Step, operands: Mapping[str, int | None]) -> int | None:
+        """The block that a view shows; None where its value takes one of its own."""
+        node = step.node
+        self._strided.discard(node)
+        alias = self._sizes.alias(node)
+        if alias is None or operands.get(alias) is None:
+            return None
+        if any(read.node == alias and self._is_strided(read) for read in step.reads):
+            if self._sizes.is_scattered(node, step.rows, step.count):
+                return None
+            self._strided.add(node)
+        return operands[alias]
+
+    def _is_strided(self, read: Read) -> bool:
+        """Whether a reader is given the last positions of something longer, without a copy."""
+        align = read.align
+        if not read.stacked or align.add or (align.pick is not None and len(align.pick) > 1):
+            return False
+        is_cut = read.rows is not None and read.rows != read.have
+        is_extended = read.rows is None and read.have is not None
+        return is_cut or (read.node in self._strided and not is_extended)
+
     def _put(self, put: Put) -> None:
         """Rows of a computed node written anew, and rows of worlds that did not compute it."""
         memory, node = self.memory, put.node
         whole, size = self._sizes.value(node, None), self._sizes.value(node, put.rows)
         fresh = count_of(put.fresh)
+        self._strided.discard(node)
+        if put.rows is not None and not (put.fresh and node in self._blocks):
+            self._strided.add(node)
         if node not in self._blocks:
-            self._blocks[node], self._counts[node] = self._filled(node, whole, fresh), fresh
+            block = self._cut(node, self._filled(node, whole, fresh), put.rows, fresh)
+            self._blocks[node], self._counts[node] = block, fresh
             return
         if put.again:
-            copy = memory.take(whole * self._counts[node])
-            memory.release(self._blocks[node])
-            self._blocks[node] = copy
+            self._blocks[node] = self._changed(put, whole)
         if fresh:
-            rows = self._filled(node, whole, fresh)
+            rows = self._cut(node, self._filled(node, whole, fresh), put.rows, fresh)
             self._counts[node] += fresh
             both = memory.take(size * self._counts[node])
             if put.order is not None:
@@ -146,6 +177,31 @@ class _Walk:
             memory.release(self._blocks[node])
             memory.release(rows)
             self._blocks[node] = both
+
+    def _changed(self, put: Put, whole: int) -> int:
+        """A copy of a stack with all its positions, of which some worlds are written, in place or apart."""
+        memory, node, count, again = self.memory, put.node, self._counts[put.node], count_of(put.again)
+        front = memory.take(self._before(node, put.rows) * count)
+        copy = memory.take(whole * count)
+        memory.release(front)
+        apart = memory.take(whole * again if len(put.places) > 1 else 0)
+        memory.release(memory.take(self._sizes.part(node) * again))
+        memory.release(apart)
+        copy = self._cut(node, copy, put.rows, count)
+        memory.release(self._blocks[node])
+        return copy
+
+    def _cut(self, node: str, block: int, rows: int | None, count: int) -> int:
+        """The block of the last `rows` positions of one that has more: the same, or a copy."""
+        if not self._sizes.is_scattered(node, rows, count):
+            return block
+        copy = self.memory.take(self._sizes.value(node, rows) * count)
+        self.memory.release(block)
+        return copy
+
+    def _before(self, node: str, rows: int | None) -> int:
+        """Of the baseline's positions before the last `rows`, where repeating them takes memory."""
+        return 0 if rows is None else self._sizes.repeated(node, None) - self._sizes.repeated(node, rows)
 
     def _filled(self, node: str, size: int, count: int) -> int:
         """Rows of the baseline; what the worlds put in is gathered before it is written there."""
@@ -160,10 +216,11 @@ class _Walk:
             return self._repeated(node, count, read.rows)
         kept = read.rows if read.rows is not None else read.have
         block = memory.hold(self._blocks[node])
+        if read.rows != read.have:
+            block = self._cut(node, block, read.rows, self._counts[node])
         block = self._aligned(node, read.align, block, sizes.value(node, kept), count, kept)
         if read.rows is None and kept is not None:
-            before = sizes.repeated(node, None) - sizes.repeated(node, kept)
-            front = memory.take(before * count)
+            front = memory.take(self._before(node, kept) * count)
             whole = memory.take(sizes.value(node, None) * count)
             memory.release(front)
             memory.release(block)

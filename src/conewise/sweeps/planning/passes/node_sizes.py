@@ -31,6 +31,7 @@ class NodeSizes:
         self._costs, self._regions, self._patched = costs, regions, patched
         self._put, self._is_causal, self._splitting = put, is_causal, splitting
         self._layout, self._space = facts.memory_layout, facts.workspace(costs)
+        self._shape = facts.layout
 
     def value(self, node: str, rows: int | None) -> int:
         """Of the value itself."""
@@ -61,3 +62,9 @@ class NodeSizes:
     def alias(self, node: str) -> str | None:
         """The node whose memory its value shares."""
         return self._layout.aliases.get(node)
+
+    def is_scattered(self, node: str, rows: int | None, count: int) -> bool:
+        """Whether the last `rows` positions of `count` worlds are copied."""
+        positions = self._shape.pos_dim.get(node)
+        is_flat = positions is not None and positions == self._shape.batch_dim.get(node)
+        return is_flat and rows is not None and rows > 1 and count * self._shape.batch > 1
