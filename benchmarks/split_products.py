@@ -1,8 +1,9 @@
 """`python -m benchmarks.split_products`: float32 products in bfloat16 parts on a CUDA device; torch alone.
 
 Times products of the shapes of a sweep in float32, in TF32, in bfloat16 and in parts, arranged in several
-ways, splitting included, and measures their errors against float64. Then it finds from how many rows on parts
-are faster, beside what `split_pays` predicts. `--quick` leaves out the largest shapes.
+ways, splitting included, and measures their errors against float64. Then it finds which blocks are
+best, and from how many rows on parts are faster, beside what `split_pays` predicts. `--quick` leaves out the
+largest shapes.
 """
 
 from __future__ import annotations
@@ -129,6 +130,25 @@ def break_even(inner: int, columns: int, name: str) -> dict[str, Any]:
     }
 
 
+def by_block(rows: int, inner: int, columns: int) -> dict[str, Any]:
+    """How fast parts are where fewer or more rows are multiplied at a time: fewer stay in the cache."""
+    torch.manual_seed(0)
+    value, weight = torch.randn(rows, inner, device=DEVICE), torch.randn(columns, inner, device=DEVICE).t()
+    found: dict[str, Any] = {"rows": rows, "inner": inner, "columns": columns}
+    found["float32_ms"] = round(milliseconds(lambda: torch.mm(value, weight)), 3)
+    before = split_products.BLOCK
+    try:
+        for name in ARRANGEMENTS:
+            parts, times = parts_of(weight, name), {}
+            for exponent in range(21, 28):
+                split_products.BLOCK = 1 << exponent
+                times[f"2^{exponent}"] = round(milliseconds(lambda: split_product(value, parts)), 3)  # noqa: B023
+            found[name] = times
+    finally:
+        split_products.BLOCK = before
+    return found
+
+
 def same_in_a_graph() -> bool:
     """Whether a product that was captured as a CUDA graph gives the same, for new values too."""
     value, weight = torch.randn(4096, 1024, device=DEVICE), torch.randn(1024, 1024, device=DEVICE)
@@ -159,6 +179,8 @@ def main() -> None:
                 continue
             print(json.dumps(measure(rows, inner, columns, linear=True)), flush=True)
     print(json.dumps(measure(ROWS[0], 768, 3072, linear=False)), flush=True)
+    for inner, columns in WIDTHS[3:6]:
+        print(json.dumps(by_block(ROWS[1], inner, columns)), flush=True)
     for inner, columns in WIDTHS[:-1]:
         for name in ARRANGEMENTS:
             print(json.dumps(break_even(inner, columns, name)), flush=True)

@@ -18,6 +18,7 @@ from conewise.program.split_products import (
     IN_TWO,
     Arrangement,
     split,
+    split_factor,
     split_product,
     split_weight,
 )
@@ -139,7 +140,17 @@ def test_many_rows_are_multiplied_block_by_block(monkeypatch: pytest.MonkeyPatch
     whole = product(value, weight)
     monkeypatch.setattr(split_products, "BLOCK", 4 * 4 * 32)
     torch.testing.assert_close(product(value, weight), whole)
-    assert split_products.factor_bytes(21, 32) == 2 * 4 * 16 * 32
+    assert split_factor(value) is None
+    assert split_products.factor_bytes(21, 32) == 2 * len(split_products.CHOSEN.left) * 16 * 32
+
+
+def test_parts_of_a_factor_serve_several_products() -> None:
+    value, parts = numbers(21, 32), split_factor(numbers(21, 32))
+    assert parts is not None
+    for seed in (1, 2):
+        weight = split_weight(numbers(32, 24, seed=seed))
+        assert weight is not None
+        assert torch.equal(split_product(value, weight, parts), split_product(value, weight))
 
 
 def test_the_kernel_is_written_as_torch_reads_it() -> None:

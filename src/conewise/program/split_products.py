@@ -97,8 +97,16 @@ def split_weight(weight: Tensor, arrangement: Arrangement = CHOSEN) -> SplitWeig
     return SplitWeight(parts, inner, arrangement)
 
 
-def split_product(value: Tensor, weight: SplitWeight) -> Tensor:
-    """`value` [rows, inner] times a weight, in float32.
+def split_factor(value: Tensor, arrangement: Arrangement = CHOSEN) -> Tensor | None:
+    """The parts of the other factor, for several products with it; None where it is more than one block."""
+    rows, inner = value.shape
+    if not inner or len(list(_blocks(rows, inner, value.device))) != 1:
+        return None
+    return split(value, arrangement.left)
+
+
+def split_product(value: Tensor, weight: SplitWeight, parts: Tensor | None = None) -> Tensor:
+    """`value` [rows, inner] times a weight, in float32; `parts` are those of the value, where there are any.
 
     Numbers that are not finite give what they give in float32.
     """
@@ -107,7 +115,8 @@ def split_product(value: Tensor, weight: SplitWeight) -> Tensor:
     if not inner:
         return out.zero_()
     for block in _blocks(rows, inner, value.device):
-        left, own = split(value[block], weight.arrangement.left), out[block]
+        left = split(value[block], weight.arrangement.left) if parts is None else parts
+        own = out[block]
         for number, (first, there, count) in enumerate(weight.arrangement.products):
             one = left[:, first * inner : (first + count) * inner]
             other = weight.parts[:, there * inner : (there + count) * inner].t()

@@ -111,13 +111,39 @@ def test_the_plan_says_what_is_split_and_what_it_takes() -> None:
     nodes = split_nodes(plan)
     sources = model.program.source_values
     weights = {n for node in nodes for n in model.program.record_of[node].inputs if n in sources}
-    kept = sum(6 * sources[name].numel() for name in weights if sources[name].dim() == 2)
+    kept = sum(split_products.weight_bytes(*sources[n].shape) for n in weights if sources[n].dim() == 2)
     assert f"; {len(nodes)} products in bfloat16 parts, for which weights take" in plan.why
     assert plan.peak_bytes >= plain.peak_bytes + kept
     assert SweepPlan.from_json(plan.to_json()).compiled == plan.compiled
     cut = sweep_of(model).plan(max_memory=plan.peak_bytes - 1)
     assert len(cut.chunks) > 1
     assert cut.peak_bytes < plan.peak_bytes
+
+
+def test_a_value_is_split_once_for_all_that_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, made = tiny("llama"), []
+
+    def counted(value: Tensor, arrangement: Any) -> Any:
+        made.append(tuple(value.shape))
+        return split_products.split_factor(value, arrangement)
+
+    monkeypatch.setattr(split_rules, "split_factor", counted)
+    result = sweep_of(model, sites=cw.sites("resid_pre", layer=":")).run()
+    split = split_nodes(result.plan)
+    assert len(made) < len(split)
+    assert not facts_of(model).split_weights._last
+    value, weight = torch.randn(4, 8), torch.randn(8, 8)
+    weights = split_rules.SplitWeights(model.program)
+    parts = split_products.split_weight(weight)
+    assert parts is not None
+    first = weights._product(value, parts, None)
+    value[2] += 1  # another value in the same memory
+    second = weights._product(value, parts, None)
+    assert not torch.equal(first[2], second[2])
+    torch.testing.assert_close(second, value @ weight)
+    assert len(weights._last) == 1
+    del value
+    assert not weights._last
 
 
 def test_small_products_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

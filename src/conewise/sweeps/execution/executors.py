@@ -121,6 +121,7 @@ class WavefrontExecutor:
             values = BatchValues(batch, tuple(runner.fills.sites()))
             started = time.perf_counter()
             outputs = runner.run(batch.reader(), values, watch.room_for)
+            self._split_weights.forget_value()
         worlds = self.compiled.passes[chunk].worlds
         found = self._metrics.of_stack(outputs, worlds, self._facts.layout, self._columns)
         synchronize(self._facts.device)

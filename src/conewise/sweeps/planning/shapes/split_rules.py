@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from conewise.program.records import Program, Record
 from conewise.program.rules import Rule
-from conewise.program.split_products import SplitWeight, split_product, split_weight
+from conewise.program.split_products import (
+    Arrangement,
+    SplitWeight,
+    split_factor,
+    split_product,
+    split_weight,
+)
 from conewise.sweeps.planning.shapes.splitting import factors_of
 
 Tensor = torch.Tensor
 
 
 class SplitWeights:
-    """The parts of weights, by name. A weight with numbers that are not finite has none."""
+    """The parts of weights, by name. A weight with numbers that are not finite has none.
+
+    The value that was multiplied last is kept in parts as well, for as long as it is there itself: queries,
+    keys and values are made of one.
+    """
 
     def __init__(self, program: Program) -> None:
         self._records, self._sources = program.record_of, program.source_values
         self._parts: dict[tuple[str, bool], SplitWeight | None] = {}
+        self._last: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()
 
     def clear(self) -> None:
         """Forget the parts: the weights are others."""
         self._parts.clear()
+        self.forget_value()
+
+    def forget_value(self) -> None:
+        """Forget the parts of the value that was multiplied last."""
+        self._last.clear()
 
     @torch.no_grad()
     def prepare(self, nodes: Iterable[str]) -> None:
@@ -37,8 +54,8 @@ class SplitWeights:
         if parts is None:
             return None
         if record.op == "addmm":
-            return lambda bias, value, _: _product(value, parts, bias)
-        return lambda value, _, bias=None: _product(value, parts, bias)
+            return lambda bias, value, _: self._product(value, parts, bias)
+        return lambda value, _, bias=None: self._product(value, parts, bias)
 
     @torch.no_grad()
     def _of(self, record: Record) -> SplitWeight | None:
@@ -50,9 +67,19 @@ class SplitWeights:
             self._parts[key] = split_weight(weight.t() if factors.is_turned else weight)
         return self._parts[key]
 
+    def _product(self, value: Tensor, weight: SplitWeight, bias: Tensor | None) -> Tensor:
+        flat = value.reshape(-1, weight.inner)
+        out = split_product(flat, weight, self._parts_of(value, flat, weight.arrangement))
+        if bias is not None:
+            out += bias
+        return out.view(*value.shape[:-1], weight.columns)
 
-def _product(value: Tensor, weight: SplitWeight, bias: Tensor | None) -> Tensor:
-    out = split_product(value.reshape(-1, weight.inner), weight)
-    if bias is not None:
-        out += bias
-    return out.view(*value.shape[:-1], weight.columns)
+    def _parts_of(self, value: Tensor, flat: Tensor, arrangement: Arrangement) -> Tensor | None:
+        version, parts = self._last.get(value, (None, None))
+        if version == value._version:
+            return parts
+        self.forget_value()  # before the next ones are made
+        parts = split_factor(flat, arrangement)
+        if parts is not None:
+            self._last[value] = value._version, parts
+        return parts
