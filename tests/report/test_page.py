@@ -350,6 +350,8 @@ def test_products_that_round_more_are_told() -> None:
     assert "products in" not in own(sweep_page(result, story, folded))
     rounded = replace(result, origin={**result.provenance, "precision": "tf32"})
     assert "<dt>products in</dt><dd>tf32</dd>" in own(sweep_page(rounded, story, folded))
+    parts = replace(result, origin={**result.provenance, "precision": "split"})
+    assert "<dt>products in</dt><dd>three bfloat16 parts</dd>" in own(sweep_page(parts, story, folded))
 
 
 def test_a_result_alone_has_a_page_that_says_what_is_not_known() -> None:

@@ -249,7 +249,10 @@ def origin(result: Swept, story: Story | None, made_at: datetime) -> dict[str, A
         ("precision", "products in"),
         ("device", "device"),
     )
-    rows += [(label, str(given[key])) for key, label in named if given.get(key) is not None]
+    known = {key: str(given[key]) for key, _ in named if given.get(key) is not None}
+    if known.get("precision") == "split":
+        known["precision"] = "three bfloat16 parts"
+    rows += [(label, known[key]) for key, label in named if key in known]
     if story is not None and story.seed is not None:
         rows.append(("seed", str(story.seed)))
     rows += [(f"inputs of the {run}", digest) for run, digest in _inputs(given)]
