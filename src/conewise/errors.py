@@ -63,6 +63,15 @@ class Argument:
         return f"`{self.name}`" if self.value is None else f"{self.name}={self.value!r}"
 
 
+Piece = str | Argument
+"""A part of a message."""
+
+
+def write(pieces: Iterable[Piece], written: Callable[[Argument], str] = str) -> str:
+    """A message as one text, with every argument as `written` writes it; by default as Python does."""
+    return "".join(written(piece) if isinstance(piece, Argument) else str(piece) for piece in pieces)
+
+
 class ConewiseError(Exception):
     """The root of the tree: `except ConewiseError` catches all that is ours.
 
@@ -79,7 +88,7 @@ class ConewiseError(Exception):
 
     def message(self, written: Callable[[Argument], str] = str) -> str:
         """What there is to say, with every argument as `written` writes it; by default as Python does."""
-        return "".join(written(piece) if isinstance(piece, Argument) else str(piece) for piece in self.args)
+        return write(self.args, written)
 
 
 class GraphError(ConewiseError):

@@ -232,6 +232,7 @@ def test_a_model_that_reads_no_text_or_two_is_refused_with_what_to_do(tmp_path: 
         (["--sites", "z[leyer=2]"], "cannot read 'leyer=2' in 'z[leyer=2]'"),
         (["--sites", "z[layer=99]"], "layer 99"),
         (["--sites", "result"], "cannot be swept"),
+        (["--sites", "pattern"], "which never holds it. Load the model with --attention eager."),
         (["--sites", ""], "--sites names none"),
         (["--pos", "99"], "pos 99 is out of range"),
         (["--pos", "last"], "pos='last' is no choice"),
@@ -309,6 +310,9 @@ def test_a_report_needs_a_run(tmp_path: Path) -> None:
 
 def test_kinds_that_a_model_lacks_are_told_from_those_that_it_has() -> None:
     assert "no site of the kind 'zz'; there are" in refused("sites", "tiny", "--kind", "zz")
+    said = "which never holds it. Load the model with --attention eager."
+    assert said in refused("sites", "tiny", "--kind", "pattern")
+    assert said in Done("sites", "tiny").out
 
 
 @pytest.mark.parametrize(

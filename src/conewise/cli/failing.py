@@ -93,11 +93,15 @@ def shell_command(words: list[str]) -> str:
     return shlex.join(words)
 
 
+_OPTIONS = {"attn_implementation": "attention"}
+"""Arguments whose options have other names."""
+
+
 def as_option(argument: Argument) -> str:
     """An argument of the library as the command line writes it."""
     if argument.name == "precision":  # each precision is an option by itself
         return f"--{argument.value or 'tf32'}"
-    option = f"--{argument.name.replace('_', '-')}"
+    option = f"--{_OPTIONS.get(argument.name, argument.name).replace('_', '-')}"
     is_flag = argument.value is None or argument.value is True
     return option if is_flag else f"{option} {shlex.quote(str(argument.value))}"
 

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from conewise.cli import options as opt
-from conewise.cli.failing import CommandError
+from conewise.cli.failing import CommandError, as_option
 from conewise.cli.groups import flat
 from conewise.cli.help_texts import help_text
 from conewise.cli.loading import ModelName
 from conewise.cli.output import Status, add_row, print_json, stdout, table
+from conewise.errors import Piece
 
 HELP = """List what can be patched in a model: its kinds of sites, their layers, heads, axes and cones.
 
@@ -50,14 +51,14 @@ def sites(
             return
         _show(rows, kind or "all")
         return
-    stdout().print(listing.text("--kind all"), markup=False, soft_wrap=True)
+    stdout().print(listing.text("--kind all", as_option), markup=False, soft_wrap=True)
 
 
 def _of_kind(
     rows: list[dict[str, Any]],
     kind: str | None,
     kinds: tuple[str, ...],
-    missing: list[tuple[str, str, str]],
+    missing: list[tuple[str, str, tuple[Piece, ...]]],
 ) -> list[dict[str, Any]]:
     if kind is None or kind == "all":
         return rows
@@ -66,8 +67,8 @@ def _of_kind(
         others = sorted({row["kind"] for row in rows} - set(kinds))
         why = [reason for names, _, reason in missing if kind in names.split(", ")]
         raise CommandError(
-            f"no site of the kind {kind!r}; there are {', '.join([*kinds, *others])}, and all."
-            + (f" Why not {kind}: {why[0]}." if why else "")
+            f"no site of the kind {kind!r}; there are {', '.join([*kinds, *others])}, and all.",
+            *((f" Why not {kind}: ", *why[0], ".") if why else ()),
         )
     return chosen
 

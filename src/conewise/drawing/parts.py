@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from conewise.program.operations import CASTS, REARRANGEMENTS
 from conewise.program.records import ModuleCall, Program
-from conewise.structure.attention import Attention, find_attention
+from conewise.structure.attention.attention import Attention, find_attention
 from conewise.structure.layers import Layer, find_layers
 from conewise.structure.wiring import Wiring
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+from conewise.errors import Argument, Piece, write
 from conewise.graph.cones import cone_sizes
 from conewise.graph.graph import Graph
 from conewise.locations.head_result import AXES as RESULT_AXES
@@ -127,25 +128,32 @@ class Listing:
             )
         return lines
 
-    def missing(self) -> list[tuple[str, str, str]]:
+    def missing(self) -> list[tuple[str, str, tuple[Piece, ...]]]:
         """The kinds that are not there: which, in which layers, and why in the first of these."""
-        by_reason: dict[tuple[str, str], tuple[str, dict[str, None], dict[int, None]]] = {}
+        by_reason: dict[tuple[str, str], tuple[tuple[Piece, ...], dict[str, None], dict[int, None]]] = {}
         for (kind, stack, layer), reason in self._table.missing.items():
-            _, kinds, layers = by_reason.setdefault((stack, re.sub(r"\d+", "#", reason)), (reason, {}, {}))
+            alike = re.sub(r"\d+", "#", write(reason))  # but for the numbers of nodes
+            _, kinds, layers = by_reason.setdefault((stack, alike), (reason, {}, {}))
             kinds[f"{stack}.{kind}" if stack else kind] = None
             layers[layer] = None
         return [
             (", ".join(kinds), _spans(sorted(layers)), reason) for reason, kinds, layers in by_reason.values()
         ]
 
-    def _not_there(self) -> list[str]:
-        return [f"not there: {kinds} (layer {layers}): {reason}." for kinds, layers, reason in self.missing()]
+    def _not_there(self, written: Callable[[Argument], str] = str) -> list[str]:
+        return [
+            f"not there: {kinds} (layer {layers}): {write(reason, written)}."
+            for kinds, layers, reason in self.missing()
+        ]
 
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, whole: str = WHOLE) -> str:
-        """The kinds as a table of text, and how many sites have none; `whole` is what lists all of them."""
+    def text(self, whole: str = WHOLE, written: Callable[[Argument], str] = str) -> str:
+        """The kinds as a table of text, and how many sites have none; `whole` is what lists all of them.
+
+        `written` writes arguments that would make other kinds be there.
+        """
         lines = [SUMMARY, *self._summary()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(SUMMARY) - 1)]
         text = [
@@ -157,7 +165,7 @@ class Listing:
         text.insert(1, "-" * max(map(len, text)))
         if len(lines) == 1:
             text = [self._no_kinds()]
-        return "\n".join([*text, *self._not_there(), *self._last(whole)])
+        return "\n".join([*text, *self._not_there(written), *self._last(whole)])
 
     def _last(self, whole: str) -> list[str]:
         """The other sites in number, and the note."""

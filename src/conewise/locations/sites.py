@@ -6,11 +6,12 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from conewise.errors import MissingSiteError
+from conewise.errors import MissingSiteError, Piece
 from conewise.locations.head_result import HeadResult
 from conewise.program.records import ModulePort, Program
 from conewise.program.sizes import Size
-from conewise.structure.attention import find_attention, natural_axes, weight_of
+from conewise.structure.attention.attention import find_attention, weight_of
+from conewise.structure.attention.operand_axes import natural_axes
 from conewise.structure.axes import Axes, Axis, regroup
 from conewise.structure.layers import Layer, find_layers
 from conewise.structure.views import View, view_of
@@ -81,7 +82,7 @@ class SiteTable:
         self.why_no_kinds = "" if self.model_layers else _why_no_kinds(len(attentions))
         self._by_name: dict[str, Site] = {}
         self._by_kind: dict[tuple[str, str, int], Site] = {}
-        self._missing: dict[tuple[str, str, int], str] = {}
+        self._missing: dict[tuple[str, str, int], tuple[Piece, ...]] = {}
         for layer in self.model_layers:
             for site in _layer_sites(self._wiring, layer):
                 self._by_name[site.name] = site
@@ -109,7 +110,7 @@ class SiteTable:
         return tuple(sorted(layer for k, s, layer in self._by_kind if (k, s) == (kind, stack)))
 
     @property
-    def missing(self) -> Mapping[tuple[str, str, int], str]:
+    def missing(self) -> Mapping[tuple[str, str, int], tuple[Piece, ...]]:
         """Why kinds are not there, by (kind, stack, layer)."""
         return self._missing
 
@@ -145,7 +146,7 @@ class SiteTable:
         at = layer if layer in known or having else min(known, default=layer)
         reason = self._missing.get((kind_or_name, stack, at))
         if reason:
-            raise MissingSiteError(f"layer {at} has no {kind_or_name!r}: {reason}.")
+            raise MissingSiteError(f"layer {at} has no {kind_or_name!r}: ", *reason, ".")
         if having and layer not in known:
             raise MissingSiteError(_no_layer(layer, known))
         if having:
@@ -157,18 +158,19 @@ class SiteTable:
     def _unknown(self, name: str) -> MissingSiteError:
         for (kind, stack, layer), reason in self._missing.items():
             if name == _name(kind, stack, layer):
-                return MissingSiteError(f"no site {name!r}: {reason}.")
+                return MissingSiteError(f"no site {name!r}: ", *reason, ".")
             if name == kind and kind not in self.kinds:
-                return MissingSiteError(f"no site {name!r} in layer {layer}: {reason}.")
+                return MissingSiteError(f"no site {name!r} in layer {layer}: ", *reason, ".")
         near = difflib.get_close_matches(name, [*self.kinds, *self._by_name], n=3, cutoff=0.5)
         nearest = f" Nearest: {', '.join(near)}." if near else ""
         kinds = ", ".join(self.kinds) or f"none: {self.why_no_kinds}"
         return MissingSiteError(f"no site {name!r} in this model.{nearest} Its kinds are {kinds}.")
 
     def _note_missing(self, layer: Layer) -> None:
-        reasons = {**layer.missing, **layer.attention.missing}
+        reasons: dict[str, tuple[Piece, ...]] = {kind: (reason,) for kind, reason in layer.missing.items()}
+        reasons |= layer.attention.missing
         if ("result", layer.stack, layer.number) not in self._by_kind:
-            reasons.setdefault("result", "its output projection could not be determined from the graph")
+            reasons.setdefault("result", ("its output projection could not be determined from the graph",))
         if layer.cross is not None:
             reasons |= {f"cross_{kind}": reason for kind, reason in layer.cross.missing.items()}
         for kind, reason in reasons.items():

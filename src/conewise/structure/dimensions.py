@@ -19,7 +19,7 @@ from conewise.program.interpret import Interpreter
 from conewise.program.operations import RECURRENT
 from conewise.program.records import Dimensions, Program, Record, Ref
 from conewise.program.sizes import Size, symbols_in
-from conewise.structure.attention import AttentionSizes, attention_sizes
+from conewise.structure.attention.sizes import AttentionSizes, attention_sizes
 from conewise.structure.wiring import Wiring
 
 BATCH_FIRST = frozenset(

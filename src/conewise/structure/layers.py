@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conewise.program.records import ModuleCall
-from conewise.structure.attention import Attention
+from conewise.structure.attention.attention import Attention
 from conewise.structure.naming import Naming
 from conewise.structure.numbering import LayerNumber, numbers_of, short_names, stack_of
 from conewise.structure.stream import Stream
