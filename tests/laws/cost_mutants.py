@@ -75,6 +75,18 @@ def interleaved_by_strict_cones(
     return total
 
 
+def interleaved_below_the_reader(
+    graph: cw.Graph, grafts: Sequence[GraftAt], order: Sequence[int]
+) -> float | Fraction:
+    """For an edge graft, pairs with u_j strictly below w_k: a block that hangs on w_k itself is left out."""
+    total: float | Fraction = sum(len(_disturbed(graph, graft)) + graft.fresh for graft in grafts)
+    for step, k in enumerate(order):
+        at = grafts[k].at
+        front = {at, *graph.cone(at)} if isinstance(at, str) else set(graph.cone(at[1]))
+        total += sum(grafts[j].reach for j in order[:step] if _anchor(grafts[j]) in front)
+    return total
+
+
 def interleaved_with_whole_blocks(
     graph: cw.Graph, grafts: Sequence[GraftAt], order: Sequence[int]
 ) -> float | Fraction:
@@ -96,6 +108,17 @@ def patched_by_union(graph: cw.Graph, patches: Sequence[str]) -> int:
 def patched_step_uncut(graph: cw.Graph, patches: Sequence[str]) -> int:
     """The last patch's cone without the patched sites, seen through the patches that shield it."""
     return len(set(graph.cone(patches[-1])) - set(patches))
+
+
+def patched_step_with_the_patches(graph: cw.Graph, patches: Sequence[str]) -> int:
+    """What a path from the last patch reaches without going past the others: those that it meets included."""
+    reached, stack = set[str](), [patches[-1]]
+    while stack:
+        for reader in graph.consumers(stack.pop()):
+            if reader not in reached:
+                reached.add(reader)
+                stack.extend(() if reader in patches else (reader,))
+    return len(reached)
 
 
 def restored_by_both_cones(graph: cw.Graph, first: str, second: str, demand: Sequence[str]) -> int:

@@ -515,6 +515,10 @@ REFUTED: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], bool]]] = {
         graft_scenes(),
         lambda made: _sequence_differs(mutants.interleaved_by_strict_cones, made),
     ),
+    "pairs strictly below the reader of an edge": (
+        graft_scenes(),
+        lambda made: _sequence_differs(mutants.interleaved_below_the_reader, made),
+    ),
     "whole blocks again": (
         graft_scenes(),
         lambda made: _sequence_differs(mutants.interleaved_with_whole_blocks, made),
@@ -541,6 +545,10 @@ REFUTED: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], bool]]] = {
         lambda scene: _restores_differ(mutants.restored_by_site_and_both_cones, scene),
     ),
     "a restore costs more unless the cones are nested": (scenes(), _surplus_differs),
+    "patches that a path meets": (
+        scenes(),
+        lambda scene: _patches_differ(mutants.patched_step_with_the_patches, scene, is_batch=False),
+    ),
     "a patch seen through patches": (
         scenes(),
         lambda scene: _patches_differ(mutants.patched_step_uncut, scene, is_batch=False),
