@@ -16,6 +16,7 @@ from conewise.capturing.export import _quiet
 from conewise.capturing.quiet import quiet
 from conewise.checks.hooking import HookedModule
 from conewise.engine.ledger import Ledger
+from conewise.errors import LoadError
 from conewise.experiments.llama import one_thread
 from conewise.graph.graph import Graph
 from conewise.models.configs import bounded
@@ -66,9 +67,14 @@ def test_a_bound_that_is_interrupted_bounds_nothing_afterwards() -> None:
         with bounded("here", WeightCount(0, 0)):
             pass
 
+    def build() -> torch.nn.Sequential:
+        return torch.nn.Sequential(*(torch.nn.Identity() for _ in range(1_100)))
+
+    with bounded("here", WeightCount(0, 0)), pytest.raises(LoadError, match="more than 1,000 modules"):
+        build()
     for at in range(1, moments_of(enter, **HOW) + 1):
-        interrupt(enter, at, **HOW)
-    torch.nn.Sequential(*(torch.nn.Identity() for _ in range(1_100)))
+        assert interrupt(enter, at, **HOW) == 1
+    assert len(build()) == 1_100
 
 
 # Where hooks are made and removed: in torch's own module for that, and in ours.

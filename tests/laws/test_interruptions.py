@@ -549,5 +549,6 @@ def test_interrupted_gradients_are_built_or_removed_whole_or_not_at_all(
     begin: Callable[[], Real], act: Act, again: int
 ) -> None:
     change = Change(begin, act)
-    for at in some(change.moments(), 50):
-        change.interrupt(at, again=again)
+    assert change.before != change.after
+    counts = {change.interrupt(at, again=again) for at in some(change.moments(), 50)}
+    assert counts == ({1, 2} if again else {1})
