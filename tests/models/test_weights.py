@@ -11,7 +11,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
 
 from conewise.errors import LoadError
 from conewise.models.hub import why_not_reached
@@ -197,12 +197,13 @@ def hub_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     """Let the hub be at an address, with a cache of its own."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    # Templates are asked for at the address that was there at import: nobody answers, for a long time.
-    monkeypatch.setattr("transformers.tokenization_utils_base.list_repo_templates", lambda *_, **__: [])
 
     def at(address: str) -> None:
         huggingface_hub.close_session()
         monkeypatch.setattr(constants, "ENDPOINT", address)
+        # Each has a client of its own, which keeps the address that was there when it was made.
+        monkeypatch.setattr(hf_api.api, "endpoint", address)
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
         pattern = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", pattern)
 
