@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,15 @@ def assert_exact(sweep: Sweep, evaluator: str = "wavefront", **how: Any) -> None
     assert wave.plan.launches == wave.ledger.launches
 
 
-def swept(between: Any, metric: str, batch: int, start: int) -> Sweep:
-    model = cw.capture(module(between), input_ids=ids(2, LENGTH, 0))
+@cache
+def captured(name: str) -> Model:
+    """The model with that between its layers; no two names are alike."""
+    between = ATTENTION[name]() if name in ATTENTION else (POSITIONS | BATCHES)[name]
+    return cw.capture(module(between), input_ids=ids(2, LENGTH, 0))
+
+
+def swept(name: str, metric: str, batch: int, start: int) -> Sweep:
+    model = captured(name)
     base, source = differing(model, batch, start)
     target = model.sweep("embed", base=base, source=source, metric=METRICS[metric]).targets()
     made: Sweep = model.sweep(cells(model, base, target), base=base, source=source, metric=METRICS[metric])
@@ -84,32 +92,32 @@ def swept(between: Any, metric: str, batch: int, start: int) -> Sweep:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_whatever_attention_sees(name: str, metric: str) -> None:
-    assert_exact(swept(ATTENTION[name](), metric, 2, 3))
+    assert_exact(swept(name, metric, 2, 3))
 
 
 @pytest.mark.parametrize(("metric", "batch"), [("last", 1), ("all", 2)])
 @pytest.mark.parametrize("name", POSITIONS)
 def test_whatever_mixes_positions(name: str, metric: str, batch: int) -> None:
-    assert_exact(swept(POSITIONS[name], metric, batch, 2))
+    assert_exact(swept(name, metric, batch, 2))
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", BATCHES)
 def test_what_mixes_rows_is_swept_serially(name: str, batch: int) -> None:
-    assert_exact(swept(BATCHES[name], "all", batch, 0), "serial")
+    assert_exact(swept(name, "all", batch, 0), "serial")
 
 
 def test_rows_that_no_change_reaches_are_not_computed() -> None:
     """The regions are there: a causal model pays for what is changed, one that sees everything for all."""
-    seen = swept(Attention(is_causal=True), "all", 2, 3).plan()
-    everything = swept(Attention(), "all", 2, 3).plan()
+    seen = swept("causal, no mask", "all", 2, 3).plan()
+    everything = swept("everything", "all", 2, 3).plan()
     assert seen.node_evaluations == everything.node_evaluations
     assert seen.flops < 0.8 * everything.flops
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def causal() -> Model:
-    return cw.capture(module(Attention(is_causal=True)), input_ids=ids(2, LENGTH, 0))
+    return captured("causal, no mask")
 
 
 CELLS: list[Any] = [
