@@ -119,10 +119,10 @@ class HookedModule:
             for boundary, action in actions.items():
                 part = self._module.get_submodule(boundary.call.path)
                 if boundary.is_output:
-                    hook = _output_hook(boundary.call.call, action, live)
+                    hook = _hook(boundary.call.call, action, live, lambda _, output: output)
                     handles.append(part.register_forward_hook(hook))
                 else:
-                    hook = _input_hook(boundary.call.call, action, live)
+                    hook = _hook(boundary.call.call, action, live, lambda args, kwargs: (args, kwargs))
                     handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
             live.append(True)
             return self._module(*args, **kwargs)
@@ -160,29 +160,18 @@ def _changing(changes: Mapping[int, Replacement]) -> Leaves:
     return change
 
 
-def _output_hook(call: int, action: Leaves, live: Sequence[bool]) -> Callable[..., Any]:
+def _hook(
+    call: int, action: Leaves, live: Sequence[bool], changed: Callable[[Any, Any], Any]
+) -> Callable[..., Any]:
+    """A hook that acts at one call of a module; `changed` says what of that it acts on."""
     calls = 0
 
-    def hook(_: nn.Module, __: Any, output: Any) -> Any:
+    def hook(_: nn.Module, first: Any, second: Any) -> Any:
         nonlocal calls
         calls += 1
         if not live or calls - 1 != call:
             return None
-        leaves, spec = tree_flatten(output)
-        return tree_unflatten(action(leaves), spec)
-
-    return hook
-
-
-def _input_hook(call: int, action: Leaves, live: Sequence[bool]) -> Callable[..., Any]:
-    calls = 0
-
-    def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if not live or calls - 1 != call:
-            return None
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = tree_flatten(changed(first, second))
         return tree_unflatten(action(leaves), spec)
 
     return hook

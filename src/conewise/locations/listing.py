@@ -11,7 +11,7 @@ from conewise.errors import Argument, Piece, write
 from conewise.graph.cones import cone_sizes
 from conewise.graph.graph import Graph
 from conewise.locations.head_result import AXES as RESULT_AXES
-from conewise.locations.sites import WHERE, Site, SiteTable
+from conewise.locations.sites import WHERE, Site, SiteTable, runs_of
 from conewise.markup import heading, table
 from conewise.program.records import Program
 from conewise.structure.views import View
@@ -197,13 +197,7 @@ class Listing:
 
 def _spans(numbers: list[int]) -> str:
     """Ascending numbers in short: 0-3, 5."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(_span(run) for run in runs)
+    return ", ".join(map(_span, runs_of(numbers)))
 
 
 def _span(numbers: list[int]) -> str:

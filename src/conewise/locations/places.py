@@ -86,15 +86,20 @@ def _index(axis: str, index: object) -> Index:
     if isinstance(index, slice):
         return index
     try:
-        if hasattr(index, "tolist"):  # an array or a tensor
-            index = index.tolist()
-        if isinstance(index, Iterable) and not isinstance(index, str):
-            return tuple(map(as_number, index))
-        return as_number(index)
+        return as_numbers(index)
     except TypeError:
         raise NotAPlaceError(
             f"{axis} is a number, a slice or a list of numbers, and {index!r} is none of these."
         ) from None
+
+
+def as_numbers(index: object) -> int | tuple[int, ...]:
+    """A plain number, or several, whatever they were given in. Raises TypeError for what is none."""
+    if hasattr(index, "tolist"):  # an array or a tensor
+        index = index.tolist()
+    if isinstance(index, Iterable) and not isinstance(index, str):
+        return tuple(map(as_number, index))
+    return as_number(index)
 
 
 def as_number(index: object) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from conewise.errors import SiteError
-from conewise.locations.places import Place, PlaceLike, as_number, as_place, as_written
+from conewise.locations.places import Place, PlaceLike, as_numbers, as_place, as_written
 
 Choice = int | str | Sequence[int]
 
@@ -101,11 +101,7 @@ def _as_choice(axis: str, choice: object) -> Choice:
         bounds = (choice.start, choice.stop, choice.step)
         return ":".join("" if bound is None else str(bound) for bound in bounds)
     try:
-        if hasattr(choice, "tolist"):  # an array or a tensor
-            choice = choice.tolist()
-        if isinstance(choice, Iterable):
-            return tuple(map(as_number, choice))
-        return as_number(choice)
+        return as_numbers(choice)
     except TypeError:
         raise SiteError(
             f"{axis}={choice!r} is no choice. Write a number, a list, or a slice like ':' or '2:5'."

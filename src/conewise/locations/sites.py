@@ -283,13 +283,18 @@ def _no_layer(layer: int, known: Sequence[int]) -> str:
     )
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers in words: 0 to 3, 5 and 7 to 9."""
+def runs_of(numbers: Sequence[int]) -> list[list[int]]:
+    """Ascending numbers as runs of such that follow each other."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    said = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return runs
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers in words: 0 to 3, 5 and 7 to 9."""
+    said = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs_of(numbers)]
     return " and ".join(filter(None, (", ".join(said[:-1]), said[-1]))) if said else "none"
