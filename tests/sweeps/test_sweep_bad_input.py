@@ -122,7 +122,7 @@ def test_answers_that_do_not_fit_are_found_out_when_the_sweep_is_made(
     ]
     base = captured.run(input_ids=prompts(1, 2))
     fitting, other = ({"input_ids": prompts(1, count)} for count in (3, 2))
-    monkeypatch.setattr("conewise.sweeps.batches.baseline", None)  # nothing has to be run to know this
+    monkeypatch.setattr("conewise.runs.input_run.computed", None)  # nothing has to be run to know this
     for metric in three:
         said = rf"the metric '{metric.name}' is made for 3 prompts, and {{}} has 2\. Give one answer for all"
         for given in (base, other, [other]):

@@ -27,6 +27,13 @@ def copy_of(value: Tensor) -> Tensor:
     return value.detach().clone()
 
 
+def brought(value: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device. A GPU is not waited for, whatever it is at work on."""
+    if device.type != "cuda" or value.device.type != "cpu":
+        return value.to(device)
+    return value.pin_memory().to(device, non_blocking=True)
+
+
 def writes_to(value: object) -> int:
     """How often a tensor's memory has been written to in place; 0 where torch does not count."""
     if not isinstance(value, torch.Tensor) or value.is_inference():

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,44 @@ _BLOCK = {"cpu": 1 << 17}
 """Words that are multiplied at a time; elsewhere `_LARGE_BLOCK`."""
 _LARGE_BLOCK = 1 << 21
 
-Sums = tuple[int, ...]
-"""A number for each weight: equal ones mean equal bits."""
+
+class Sums(Sequence[int]):
+    """A number for each weight: equal ones mean equal bits.
+
+    Where they are made on a GPU, they are fetched from there when they are first looked at.
+    """
+
+    __slots__ = ("_fetch", "_numbers")
+
+    def __init__(self, numbers: Sequence[int] | Callable[[], Sequence[int]]) -> None:
+        self._fetch = numbers if callable(numbers) else None
+        self._numbers: tuple[int, ...] = () if callable(numbers) else tuple(numbers)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers themselves. Waits for the device that makes them."""
+        if self._fetch is not None:
+            self._numbers, self._fetch = tuple(self._fetch()), None
+        return self._numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
+        return self.numbers[place]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Sums) and self.numbers == other.numbers)
+
+    def __hash__(self) -> int:
+        return hash(self.numbers)
+
+    def __repr__(self) -> str:
+        return f"Sums({list(self.numbers)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +97,22 @@ class Weights:
         paths = [(path, n) for n, s in enumerate(program.sources) for path in (s.name, *s.aliases)]
         # A constant that export lifted out of the code has no name in the module.
         self._paths = [(path, n) for path, n in paths if _at(module, path) is self._tensors[n]]
-        self._readers: tuple[Sums, _Reader | _Glance, _Reader] | None = None
+        self._holders = _Holders(module, [(path, self._tensors[n]) for path, n in self._paths])
+        self._readers: tuple[tuple[int, ...], _Reader | _Glance, _Reader] | None = None
         self._known: Contents | None = None
+
+    @property
+    def are_on_gpu(self) -> bool:
+        """Whether any of them lies on a CUDA device."""
+        return any(tensor.is_cuda for tensor in self._tensors)
 
     def writes(self) -> Sums:
         """How often each tensor was written to in place, as far as torch counts."""
-        return tuple(map(writes_to, self._tensors))
+        return Sums([writes_to(tensor) for tensor in self._tensors])
 
-    def addresses(self) -> Sums:
+    def addresses(self) -> tuple[int, ...]:
         """The address of each tensor in memory."""
-        return tuple(tensor.data_ptr() for tensor in self._tensors)
+        return tuple([tensor.data_ptr() for tensor in self._tensors])
 
     def glance(self) -> Sums:
         """Sums over the bits that are cheap to read: all, or on a CPU a part of those of a large model."""
@@ -83,6 +125,9 @@ class Weights:
         All bits of a large model are read only where counted writes or the glance differ from the last time;
         `whole_contents` reads them in any case.
         """
+        some, every = self._reading()
+        if some is every:
+            return self.whole_contents()
         self.expect_captured()
         writes, glance, known = self.writes(), self.glance(), self._known
         if known is None or known.writes != writes or known.glance != glance:
@@ -97,6 +142,15 @@ class Weights:
         self._known = Contents(self.writes(), whole if some is every else some.read(), whole)
         return self._known
 
+    def assumed(self) -> Contents | None:
+        """What the weights held when all bits were last read, where no write was counted since; else None.
+
+        Whoever works with it reads all bits afterwards: where they are these, they were these all the while.
+        """
+        self.expect_captured()
+        known = self._known
+        return known if known is not None and known.writes == self.writes() else None
+
     def changed(self, old: Sums, new: Sums) -> str:
         """The weights that differ, in words; nothing where none does."""
         names = [name for name, a, b in zip(self._names, old, new, strict=True) if a != b]
@@ -106,6 +160,8 @@ class Weights:
     def expect_captured(self) -> None:
         """Raise WeightsChangedError where the module has other tensors than those that were captured."""
         self._expect_forms()
+        if self._holders.are_the_same():
+            return
         for path, number in self._paths:
             now, captured = _at(self._module, path), self._tensors[number]
             if now is captured:
@@ -122,10 +178,13 @@ class Weights:
                 )
 
     def _expect_forms(self) -> None:
+        if self._forms == list(map(_form, self._tensors)):
+            return
         for name, tensor, form in zip(self._names, self._tensors, self._forms, strict=True):
             now = _form(tensor)
             if now != form:
-                found = ", ".join(f"{a} → {b}" for a, b in zip(form, now, strict=True) if a != b)
+                parts = zip(form, now, strict=True)
+                found = ", ".join(f"{_shown(a)} → {_shown(b)}" for a, b in parts if a != b)
                 raise WeightsChangedError(
                     f"{name} of {self._model} is another kind of tensor than at the capture: {found}. "
                     f"{_CAPTURE_AGAIN}"
@@ -135,11 +194,9 @@ class Weights:
         """Readers of some bits and of all, for where the tensors lie now."""
         addresses = self.addresses()
         if self._readers is None or self._readers[0] != addresses:
-            every = _Reader([_words(tensor) for tensor in self._tensors])
+            every = _Reader(self._tensors)
             on_cpu = sum(t.nbytes for t in self._tensors if t.device.type == "cpu")
-            some = (
-                every if on_cpu <= READ_WHOLE_BYTES else _Glance([_words(tensor) for tensor in self._tensors])
-            )
+            some = every if on_cpu <= READ_WHOLE_BYTES else _Glance(self._tensors)
             self._readers = addresses, some, every
         return self._readers[1:]
 
@@ -150,49 +207,178 @@ _CAPTURE_AGAIN = "Capture the module again: `cw.capture(module, ...)`."
 
 def bits_of(values: Sequence[object]) -> Sums:
     """The sum over all bits of each of these values; 0 for what is no tensor."""
-    return _Reader([_words(value if isinstance(value, Tensor) else _NOTHING) for value in values]).read()
+    return _Reader([value if isinstance(value, Tensor) else _NOTHING for value in values]).read()
+
+
+class _Holders:
+    """Where a module holds its tensors: a look at each, without a walk along each path."""
+
+    def __init__(self, module: nn.Module, paths: Sequence[tuple[str, Tensor]]) -> None:
+        self._entries: dict[tuple[int, str, str], tuple[nn.Module, str, str, object]] = {}
+        self._is_known = all(self._add(module, path.split("."), tensor) for path, tensor in paths)
+
+    def _add(self, owner: nn.Module, path: Sequence[str], tensor: Tensor) -> bool:
+        """Whether all of a path leads through modules."""
+        *steps, last = path
+        for step in steps:
+            child = owner.__dict__["_modules"].get(step)
+            if not isinstance(child, nn.Module):
+                return False
+            self._entries[id(owner), "_modules", step] = owner, "_modules", step, child
+            owner = child
+        kind = "_parameters" if last in owner.__dict__["_parameters"] else "_buffers"
+        self._entries[id(owner), kind, last] = owner, kind, last, tensor
+        return owner.__dict__[kind].get(last) is tensor
+
+    def are_the_same(self) -> bool:
+        """Whether the module holds the very tensors that it held; False where it has to be looked for."""
+        return self._is_known and all(
+            owner.__dict__[kind].get(name) is held for owner, kind, name, held in self._entries.values()
+        )
 
 
 class _Reader:
-    """Reads given words, and makes of each tensor's one number; a device is waited for once."""
+    """Reads all bits of some tensors, and makes of each one number."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._count = len(tensors)
-        self._blocks: dict[torch.device, list[tuple[int, int, Tensor]]] = {}
-        for number, words in enumerate(tensors):
-            if words.numel() and not words.is_meta:
-                found = self._blocks.setdefault(words.device, [])
-                found += [(number, index, block) for index, block in enumerate(_blocks(words))]
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for number, tensor in enumerate(tensors):
+            if tensor.numel() and not tensor.is_meta:
+                by_device.setdefault(tensor.device, []).append((number, tensor))
+        self._parts: list[_DeviceReader | _KernelReader] = []
+        for device, own in by_device.items():
+            fast = _kernel_reader(device, own)
+            left = own if fast is None else [one for one in own if not _is_plain(one[1])]
+            self._parts += [] if fast is None else [fast]
+            self._parts += [_DeviceReader(device, left)] if left else []
+
+    def read(self) -> Sums:
+        """The number of each tensor; 0 for one without bits. A GPU is not waited for."""
+        parts = [(part, part.read()) for part in self._parts]
+
+        def fetched() -> Sequence[int]:
+            totals = torch.zeros(self._count, dtype=torch.int64)
+            for part, sums in parts:
+                part.add_to(totals, sums.cpu())
+            return [int(total) for total in totals.tolist()]
+
+        is_here = all(part.device.type == "cpu" for part in self._parts)
+        return Sums(fetched() if is_here else fetched)
+
+
+class _KernelReader:
+    """Reads the tensors of a CUDA device that lie there as words of 32 bits, by one kernel."""
+
+    def __init__(self, device: torch.device, tensors: Sequence[tuple[int, Tensor]]) -> None:
+        from conewise.program import cuda_sums  # noqa: PLC0415  # needs Triton
+
+        self.device = device
+        self._numbers = torch.tensor([number for number, _ in tensors])
+        words = [_words(tensor) for _, tensor in tensors]
+        factors = _factors(max(map(cuda_sums.KernelReader.blocks, words)))
+        self._reader = cuda_sums.KernelReader(words, _keys(device)[: cuda_sums.WORDS], factors)
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
-    def read(self) -> Sums:
-        """The number of each tensor; 0 for one without bits."""
-        totals = torch.zeros(self._count, dtype=torch.int64)
-        for device, blocks in self._blocks.items():
-            numbers, indices, _ = zip(*blocks, strict=True)
-            keys, product = _keys(device), _scratch(device)
-            sums = torch.empty(len(blocks), dtype=torch.int64, device=device)
-            for row, (*_, block) in enumerate(blocks):
+    def read(self) -> Tensor:
+        """A number for each tensor."""
+        return self._reader.read()
+
+    def add_to(self, totals: Tensor, sums: Tensor) -> None:
+        """Put the numbers where they belong."""
+        totals.index_add_(0, self._numbers, sums)
+
+
+def _kernel_reader(device: torch.device, tensors: Sequence[tuple[int, Tensor]]) -> _KernelReader | None:
+    """None where there is no Triton, or no compiler for what it makes: operations of torch do as well."""
+    plain = [one for one in tensors if device.type == "cuda" and _is_plain(one[1])]
+    if not plain or device in _NO_KERNEL:
+        return None
+    try:
+        reader = _KernelReader(device, plain)
+        reader.read()
+    except Exception:  # noqa: BLE001  # whatever a compiler says
+        _NO_KERNEL.add(device)
+        return None
+    return reader
+
+
+_NO_KERNEL: set[torch.device] = set()
+
+
+class _DeviceReader:
+    """Reads tensors of one device, block by block. On CUDA, all but the first two readings are replays."""
+
+    def __init__(self, device: torch.device, tensors: Sequence[tuple[int, Tensor]]) -> None:
+        self.device, self._tensors = device, tensors
+        # Blocks of a tensor's own memory are cut once; one with holes is copied at each reading.
+        dense = [(number, tensor) for number, tensor in tensors if _is_dense(tensor)]
+        self._kept = {number: list(_blocks(_words(tensor))) for number, tensor in dense}
+        blocks = [(number, index) for number, own in self._cut() for index in range(len(own))]
+        numbers, indices = zip(*blocks, strict=True)
+        self._numbers = torch.tensor(numbers)
+        self._factors = _factors(max(indices) + 1)[torch.tensor(indices)]
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._sums: Tensor | None = None
+        self._room: Tensor | None = None
+        self._readings = 0
+
+    def _cut(self) -> Iterator[tuple[int, list[Tensor]]]:
+        for number, tensor in self._tensors:
+            yield number, self._kept.get(number) or list(_blocks(_words(tensor)))
+
+    def add_to(self, totals: Tensor, sums: Tensor) -> None:
+        """Add the sums of all blocks, each with its factor, to the numbers of their tensors."""
+        totals.index_add_(0, self._numbers, sums * self._factors)
+
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def read(self) -> Tensor:
+        """The sum of each block."""
+        self._readings += 1
+        if self.device.type != "cuda" or self._readings < 3 or torch.cuda.is_current_stream_capturing():
+            return self._read(_scratch(self.device))
+        with torch.cuda.device(self.device):
+            if self._graph is None:
+                # Room of its own: other readings may be under way in other streams.
+                self._room = torch.empty_like(_scratch(self.device))
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self._sums = self._read(self._room)
+                self._graph = graph
+            assert self._sums is not None
+            self._graph.replay()
+            return self._sums.clone()
+
+    def _read(self, product: Tensor) -> Tensor:
+        keys = _keys(self.device)
+        sums = torch.empty(len(self._numbers), dtype=torch.int64, device=self.device)
+        row = 0
+        for _, blocks in self._cut():
+            for block in blocks:
                 count = block.numel()
                 torch.mul(block, keys[:count], out=product[:count])
                 torch.sum(product[:count], dim=0, out=sums[row])
-            factors = _factors(max(indices) + 1)[torch.tensor(indices)]
-            totals.index_add_(0, torch.tensor(numbers), sums.cpu() * factors)
-        return tuple(totals.tolist())
+                row += 1
+        return sums
 
 
 class _Glance:
     """Reads a few lines from all over each large tensor, and small ones whole, as plain and cheap sums."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._lines = [_lines(words) for words in tensors]
+        self._tensors = [None if _is_dense(tensor) else tensor for tensor in tensors]
+        self._lines = [_lines(_words(tensor)) for tensor in tensors]
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
     def read(self) -> Sums:
         """A number for each tensor."""
-        return tuple(0 if words.is_meta else int(words.sum()) for words in self._lines)
+        found = zip(self._tensors, self._lines, strict=True)
+        lines = [known if tensor is None else _lines(_words(tensor)) for tensor, known in found]
+        return Sums([0 if words.is_meta else int(words.sum()) for words in lines])
 
 
 def _lines(words: Tensor) -> Tensor:
@@ -246,6 +432,16 @@ def _odd(count: int) -> Tensor:
     return drawn | 1
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether `_words` are the tensor's own memory, not a copy."""
+    return tensor.is_meta or tensor.numel() == 0 or _words(tensor).data_ptr() == tensor.data_ptr()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's own memory is words of 32 bits."""
+    return tensor.numel() > 0 and _is_dense(tensor) and _words(tensor).dtype == torch.int32
+
+
 def _words(tensor: Tensor) -> Tensor:
     """The memory of a tensor, read as integers of 32 bits, or as bytes where it cannot be cut into such."""
     flat = tensor.detach().resolve_conj().resolve_neg()
@@ -262,7 +458,11 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def _shown(part: Any) -> str:
+    return str(tuple(part) if isinstance(part, torch.Size) else part)
 
 
 def _at(module: nn.Module, path: str) -> object:

@@ -25,9 +25,26 @@ Keep = Iterable[PlaceLike] | str | int | None
 def baseline(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], keep: Keep = None) -> Run:
     """The module's outputs for one input, and every site's value; see `Model.run` for `keep`."""
     model.weights.expect_captured()
+    inputs = bound(model, args, kwargs)
+    return Run(model, computed(model, inputs, keep), sizes_of(model, inputs), inputs)
+
+
+def bound(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Inputs by name, as copies of what was given. Raises InputMismatchError where they do not fit."""
     inputs = {name: copy_of(value) for name, value in model.signature.bind(args, kwargs).items()}
+    sizes_of(model, inputs)
+    return inputs
+
+
+def sizes_of(model: Captured, inputs: dict[str, Tensor]) -> tuple[int, ...]:
+    """The sizes of a run with these inputs."""
+    sizes: tuple[int, ...] = run_sources(model.program, inputs)[SIZES]
+    return sizes
+
+
+def computed(model: Captured, inputs: dict[str, Tensor], keep: Keep = None) -> World:
+    """The world of these inputs, its outputs computed; it holds what `keep` says."""
     sources = run_sources(model.program, inputs)
-    sizes: tuple[int, ...] = sources[SIZES]
     outputs = output_names(model.program)
     budget = _budget(keep)
     if keep is None or budget is not None:
@@ -39,14 +56,14 @@ def baseline(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], ke
             world.set(name, value)
         with computing():
             world.demand(outputs)
-        return Run(model, world, sizes, inputs)
+        return world
     if budget is not None:
         wanted = _that_fit(model, budget, inputs) | set(outputs)
     else:
         wanted = model.read_by_patches_at(_kept(model, keep)) | set(outputs)
     with computing():
         values = stream(model.graph, sources, wanted)
-    return Run(model, World.partial(model.graph, values | sources), sizes, inputs)
+    return World.partial(model.graph, values | sources)
 
 
 def _that_fit(model: Captured, budget: int, inputs: Mapping[str, Tensor]) -> set[str]:

@@ -55,6 +55,8 @@ class Captured:
                 InexactCaptureWarning,
                 stacklevel=3,
             )
+        if self.weights.are_on_gpu:
+            self.weights.whole_contents()  # loads what reads them there
         self.site_table = SiteTable(self.program)
         self._supports: dict[tuple[str, ...], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}

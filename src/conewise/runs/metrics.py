@@ -16,6 +16,7 @@ from conewise.errors import MetricError, describe
 from conewise.identity.digests import inputs_digest
 from conewise.identity.identity import Keyed, expect_key
 from conewise.program.streaming import described_fields, field_names, output_names
+from conewise.program.tensors import brought
 from conewise.structure.outputs import Outputs
 
 Tensor = torch.Tensor
@@ -230,17 +231,18 @@ def measured_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
 
 
 def _checked(metric: Metric, found: Tensor) -> Tensor:
-    if torch.isnan(found).any():
+    numbers = found.detach().to("cpu", torch.float64)
+    if torch.isnan(numbers).any():
         raise MetricError(
-            f"the metric {metric.name!r} is NaN in {int(torch.isnan(found).sum())} of {found.numel()} cases. "
+            f"the metric {metric.name!r} is NaN in {int(numbers.isnan().sum())} of {numbers.numel()} cases. "
             "Look for NaN in the source's values, or for a division by zero in the metric."
         )
-    return found.detach().to("cpu", torch.float64)
+    return numbers
 
 
 def _picked(logits: Tensor, token: Token, what: str) -> Tensor:
     """Logits [world, prompt, vocabulary] at one token for all prompts, or at one for each."""
-    tokens = torch.as_tensor(token, device=logits.device).reshape(-1)
+    tokens = torch.as_tensor(token).reshape(-1)
     if logits.ndim != 3:
         raise MetricError(
             f"{what} tokens are picked from logits [world, prompt, vocabulary], and these have shape "
@@ -253,7 +255,11 @@ def _picked(logits: Tensor, token: Token, what: str) -> Tensor:
     unknown = [token for token in tokens.tolist() if not 0 <= token < logits.shape[-1]]
     if unknown:
         raise MetricError(f"{what} token {unknown[0]} is not in the vocabulary of {logits.shape[-1]}.")
-    index = tokens.expand(logits.shape[1])[None, :, None].expand(logits.shape[0], -1, 1)
+    if len(tokens) == 1:
+        return logits.select(-1, int(tokens[0]))
+    index = (
+        brought(tokens, logits.device).expand(logits.shape[1])[None, :, None].expand(logits.shape[0], -1, 1)
+    )
     return logits.gather(-1, index)[..., 0]
 
 

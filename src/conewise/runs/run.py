@@ -47,16 +47,23 @@ class Reading:
     """
 
     def __init__(
-        self, model: Captured, world: World, sizes: tuple[int, ...], parent: Reading | None = None
+        self, model: Captured, world: World | None, sizes: tuple[int, ...], parent: Reading | None = None
     ) -> None:
+        """`world` is None for a reading that makes it when it is asked for."""
         self.model = model
-        self.world = world
+        self._world = world
         self._sizes = sizes
         self._parent = parent
         self._edits: dict[str, list[Edit]] = {}
         self._changes = 0
-        self._lent: dict[str, tuple[Any, int, int]] = {}
+        self._lent: dict[str, tuple[Any, int, Sums, int]] = {}
         self._trusted = 0
+
+    @property
+    def world(self) -> World:
+        """The world of the engine that holds the values."""
+        assert self._world is not None
+        return self._world
 
     @contextmanager
     def checked_once(self) -> Iterator[None]:
@@ -227,25 +234,27 @@ class Reading:
         """Warn of patches of this world that have no effect on the values at `nodes`."""
 
     def _lend(self, names: Sequence[str], values: Sequence[Any]) -> None:
-        for name, value, bits in zip(names, values, bits_of(values), strict=True):
-            known, _, expected = self._lent.get(name, (None, 0, 0))
-            if known is value and expected != bits:
+        sums = bits_of(values)
+        for place, (name, value) in enumerate(zip(names, values, strict=True)):
+            known = self._lent.get(name)
+            if known is not None and known[0] is value and known[2][known[3]] != sums[place]:
                 raise _written(name)
-            self._lent[name] = value, writes_to(value), bits
+            self._lent[name] = value, writes_to(value), sums, place
 
     def _check_lent(self) -> None:
         """Look for writes that torch counts: to what was lent, and to the weights."""
-        for name, (value, writes, _) in self._lent.items():
+        for name, (value, writes, _, _) in self._lent.items():
             if writes_to(value) != writes:
                 raise _written(name)
 
     def _check_bits(self, weights: Contents | None = None) -> None:
         """Look for any writes; `weights` are what these hold, where every bit of them was just read."""
         self._check_lent()
-        now = bits_of([value for value, _, _ in self._lent.values()])
-        for (name, (_, _, bits)), found in zip(self._lent.items(), now, strict=True):
-            if bits != found:
-                raise _written(name)
+        if self._lent:
+            now = bits_of([value for value, *_ in self._lent.values()])
+            for (name, (_, _, sums, place)), found in zip(self._lent.items(), now, strict=True):
+                if sums[place] != found:
+                    raise _written(name)
         if self._parent is not None:
             self._parent._check_bits(weights)
 
@@ -254,13 +263,18 @@ class Run(Reading):
     """The baseline for one input. It never changes; another input is another run."""
 
     def __init__(
-        self, model: Captured, world: World, sizes: tuple[int, ...], inputs: Mapping[str, Tensor]
+        self, model: Captured, world: World | None, sizes: tuple[int, ...], inputs: Mapping[str, Tensor]
     ) -> None:
         super().__init__(model, world, sizes)
         self._inputs = inputs
-        self._weights = model.weights.contents()
         self._changed = ""
-        self._lend(list(inputs), list(inputs.values()))
+        if world is not None:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Note what the weights and the inputs hold now: the values are of these."""
+        self._weights = self.model.weights.contents()
+        self._lend(list(self._inputs), list(self._inputs.values()))
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from conewise.errors import SiteError
+from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.selectors import AXES, Cell, Selector, Selectors, Spread, chosen
-from conewise.runs.run import Reading
+from conewise.runs.captured import Captured
+
+Lengths = Callable[[Located], Mapping[str, int]]
+"""The lengths of the natural axes of a site."""
 
 
-def spread(selectors: Selectors, run: Reading) -> tuple[Spread, ...]:
-    """The cells of each selector, for runs shaped like this one. An empty choice is an error."""
+def spread(selectors: Selectors, model: Captured, lengths: Lengths) -> tuple[Spread, ...]:
+    """The cells of each selector, for runs of one shape. An empty choice is an error."""
     return tuple(
-        _spread_selector(part, place, run) if isinstance(part, Selector) else _spread_list(part, place)
+        _spread_selector(part, place, model, lengths)
+        if isinstance(part, Selector)
+        else _spread_list(part, place)
         for place, part in enumerate(selectors.parts)
     )
 
@@ -33,27 +39,27 @@ def _coordinates(place: Place) -> dict[str, int]:
     return ({"layer": place.layer} if place.layer is not None else {}) | found
 
 
-def _spread_selector(selector: Selector, number: int, run: Reading) -> Spread:
-    table = run.model.sites
+def _spread_selector(selector: Selector, number: int, model: Captured, lengths_of: Lengths) -> Spread:
+    table = model.sites
     choices = dict(selector.choices)
     layers: Sequence[int | None] = (None,)
     along: dict[str, tuple[int, ...]] = {}
     if "layer" in choices:
         known = table.layers(selector.name, selector.stack)
         if not known:
-            run.model.locate(Place(selector.name, 0, selector.stack))  # says why there is none
+            model.locate(Place(selector.name, 0, selector.stack))  # says why there is none
         choice = choices.pop("layer")
         picked = chosen(choice, max(known) + 1, "layer", selector)
         missing = [layer for layer in picked if layer not in known]
         if isinstance(choice, str) and len(missing) < len(picked):
             picked = [layer for layer in picked if layer in known]  # a slice is of the layers that have it
         elif missing:
-            run.model.locate(Place(selector.name, missing[0], selector.stack))
+            model.locate(Place(selector.name, missing[0], selector.stack))
         layers = picked
         along["layer"] = tuple(picked)
     first = Place(selector.name, layers[0], selector.stack)
-    found = run.model.locate(first)
-    lengths = dict(zip(found.view.axes, run.read(first).shape, strict=True))
+    found = model.locate(first)
+    lengths = lengths_of(found)
     for axis, choice in choices.items():
         if axis not in lengths:
             raise SiteError(

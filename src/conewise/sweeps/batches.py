@@ -8,8 +8,9 @@ from typing import Any
 from conewise.errors import SweepError, describe
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
-from conewise.runs.baseline import baseline
+from conewise.runs.baseline import bound
 from conewise.runs.captured import Captured
+from conewise.runs.input_run import InputRun
 from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.run import Reading
@@ -25,7 +26,6 @@ class Batches:
     def __init__(self, model: Captured, base: Base, source: Any) -> None:
         self.model, self._base, self._source = model, base, source
         self._first: Batch | None = None
-        self._first_made: Sums | None = None
 
     def __len__(self) -> int:
         return len(self._base) if isinstance(self._base, Sequence) else 1
@@ -65,7 +65,7 @@ class Batches:
             _expect_alike(base, run)
         batch = Batch(base, run, as_intervention(source, self.model))
         if number == 0:
-            self._first, self._first_made = batch, self.model.weights.contents().whole
+            self._first = batch
         return batch
 
     def forget(self) -> None:
@@ -74,10 +74,10 @@ class Batches:
 
     def expect_weights(self, now: Sums) -> None:
         """Forget runs of inputs that were made with other weights; those that were given are not ours."""
-        base, source = self.given(0)
-        is_own = isinstance(base, Mapping) or isinstance(source, Mapping)
-        if is_own and self._first_made != now:
-            self._first = None
+        if self._first is not None:
+            runs = (self._first.base, self._first.source)
+            if any(isinstance(run, InputRun) and not run.is_of(now) for run in runs):
+                self._first = None
 
     def _as_run(self, given: Any) -> Reading:
         if isinstance(given, Reading):
@@ -87,7 +87,7 @@ class Batches:
                 f"base is a run, or a list of runs or of inputs, and {describe(given)} is neither. Inputs "
                 "are written as for `model.run`: {'input_ids': ...}."
             )
-        return baseline(self.model, (), given)
+        return InputRun(self.model, bound(self.model, (), given))
 
     def expect_answers(self, metrics: Sequence[Metric]) -> None:
         """Raise MetricError where a metric has answers for another number of prompts, before any is run."""

@@ -16,10 +16,12 @@ from conewise.runs.filling import joined, reordered
 from conewise.sweeps.batches import Batches
 from conewise.sweeps.calibration import calibration_of
 from conewise.sweeps.execution.batch import Batch
-from conewise.sweeps.execution.executors import Executor, SerialExecutor, WavefrontExecutor
-from conewise.sweeps.execution.growth import watching
+from conewise.sweeps.execution.cuda_graph import GraphPool
+from conewise.sweeps.execution.executors import Execution, Executor, SerialExecutor, WavefrontExecutor
+from conewise.sweeps.execution.growth import Watch, watching
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.conditions import StoredCut
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.plan import SweepPlan, of_batches
@@ -75,23 +77,29 @@ class Running:
         sources: list[Tensor | None] = []
         plans: list[SweepPlan] = []
         for number in range(len(self.batches)):
-            batch = self.batches[number]
+            batch, ledger, resumed = self.batches[number], self._ledger, self._ledger.resumed
             with self._trusting(batch):
                 cut = record.cut(number, options.evaluator)
                 plan = self._plan_for(number, batch, options, cut)
                 plans.append(plan)
-                bases.append(self._metrics.of_baseline(batch.base, "base"))
-                source = batch.source
-                sources.append(None if source is None else self._metrics.of_baseline(source, "source"))
-                record.begin(number, plan, bases[-1], sources[-1])
-                rows = self._chunks(number, batch, plan, options.max_memory, record, tell)
+                executor = executor_for(self.model, self.spec, plan, batch)
+                execution = executor.over(batch, self._metrics)
+                if record.keeps:
+                    record.begin(number, plan, execution.base, execution.source)
+                with watching(self._facts.device, plan.peak_bytes, options.max_memory) as watch:
+                    rows = self._chunks(number, executor, execution, watch, record, tell)
+                # Last, since reading them waits for a device.
+                bases.append(execution.base)
+                sources.append(execution.source)
+                if ledger.resumed - resumed < len(self.spec.cells):
+                    ledger.note_memory(watch.peak, watch.reserved)
                 assert plan.compiled is not None
                 values.append(reordered(rows, plan.compiled.order))
-            del batch  # before the next one is made
+            del batch, executor, execution  # before the next one is made
             if len(self.batches) > 1:
                 self.batches.forget()
         self._expect_unchanged()
-        plan, ledger = of_batches(plans), self._ledger
+        plan = of_batches(plans)
         ledger.seconds = time.perf_counter() - started
         if not ledger.resumed:
             calibration_of(self.model).note(plan.evaluator, plan.flops, ledger.compute_seconds)
@@ -107,30 +115,26 @@ class Running:
     def _chunks(
         self,
         number: int,
-        batch: Batch,
-        plan: SweepPlan,
-        max_memory: int | None,
+        executor: Executor,
+        execution: Execution,
+        watch: Watch,
         record: Recorder,
         tell: Callable[[int], None],
     ) -> list[Tensor]:
         """The metrics of each chunk of a batch: computed, or found in the store."""
-        executor = executor_for(self.model, self.spec, plan, batch, self._metrics)
-        ledger, resumed, rows = self._ledger, self._ledger.resumed, []
-        with watching(self._facts.device, plan.peak_bytes, max_memory) as watch:
-            for chunk, worlds in enumerate(executor.chunks):
-                stored = record.get(number, chunk, len(worlds))
-                if stored is None:
-                    stored = executor.run(chunk, batch, ledger, watch)
-                    if record.keeps:
-                        self._expect_unchanged()
-                    record.put(number, chunk, stored)
-                else:
-                    executor.count(chunk, ledger)
-                    ledger.resumed += len(worlds)
-                rows.append(stored)
-                tell(len(worlds))
-        if ledger.resumed - resumed < len(self.spec.cells):
-            ledger.note_memory(watch.peak, watch.reserved)
+        ledger, rows = self._ledger, []
+        for chunk, worlds in enumerate(executor.chunks):
+            stored = record.get(number, chunk, len(worlds))
+            if stored is None:
+                stored = execution.run(chunk, ledger, watch)
+                if record.keeps:
+                    self._expect_unchanged()
+                record.put(number, chunk, stored)
+            else:
+                executor.count(chunk, ledger)
+                ledger.resumed += len(worlds)
+            rows.append(stored)
+            tell(len(worlds))
         return rows
 
     def _plan_for(self, number: int, batch: Batch, options: Options, cut: StoredCut | None) -> SweepPlan:
@@ -178,19 +182,20 @@ class Running:
             )
 
 
-def executor_for(
-    model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch, metrics: MetricReader
-) -> Executor:
+def executor_for(model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch) -> Executor:
     """What runs a plan; kept with the model, so that runs of the same shape find it."""
     compiled, facts = plan.compiled, facts_of(model)
     assert compiled is not None
     if plan.evaluator == "serial":
-        return SerialExecutor(compiled, spec, metrics)
-    shape = facts.shape(batch.base.inputs)
-    tokens = spec.tokens if compiled.columns else ()
-    key = id(compiled), tokens, spec.precision
+        return SerialExecutor(compiled, spec)
+    key = id(compiled), spec.precision
     known = facts.executors.get(key)
     if known is None or known.compiled is not compiled:
-        known = WavefrontExecutor(model, compiled, shape, spec, metrics)
+        if facts.device.type == "cuda" and facts.graph_pool is None:
+            facts.graph_pool = GraphPool(facts.device)
+        shape = facts.shape(batch.base.inputs)
+        budget = plan.max_memory or DEFAULT_MEMORY
+        known = WavefrontExecutor(model, compiled, shape, spec, facts.rules, facts.graph_pool, budget)
         facts.keep_executor(key, known)
-    return known.reads(metrics)
+    executor: WavefrontExecutor = known
+    return executor

@@ -19,7 +19,7 @@ from conewise.locations.selectors import Cell, SelectorLike, Spread, as_selector
 from conewise.markup import heading
 from conewise.program.precision import expect_precision
 from conewise.program.tensors import Tensor
-from conewise.program.weights import Sums
+from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import as_metric
 from conewise.runs.spreading import spread
@@ -30,6 +30,7 @@ from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.conditions import StoredCut
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.patching import axis_lengths
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.planner import Planner
 from conewise.sweeps.planning.spec import SweepSpec
@@ -89,7 +90,9 @@ class Sweep:
         self._batches.expect_answers(self.metrics)
         first = self.batch(0)
         self.is_function = first.intervention.is_function
-        self.spreads: tuple[Spread, ...] = spread(self.selectors, first.base)
+        self.spreads: tuple[Spread, ...] = spread(
+            self.selectors, model, partial(axis_lengths, facts=self.facts.shape(first.base.inputs))
+        )
         self.cells: tuple[Cell, ...] = tuple(cell for part in self.spreads for cell in part.cells)
         self.spec = SweepSpec(
             tuple(cell.places for cell in self.cells),
@@ -186,21 +189,40 @@ class Sweep:
         function is called with (cells done, cells in all). `verify`: check so many random cells against
         plain full forwards of the module.
 
-        The weights have to be those that base and source were made with: all their bits are read at the start
-        and at the end, and before anything is stored. Raises WeightsChangedError where one changed.
+        The weights have to be those that base and source were made with: all their bits are read at the end,
+        at the start where they were not read before, and before anything is stored. Raises
+        WeightsChangedError where one changed.
         """
         started = time.perf_counter()
-        weights = self.model.weights.whole_contents()
-        self._expect_weights(weights.whole)
         options = Options(evaluator, as_bytes(max_memory), plan)
-        running = Running(self.model, self.spec, self._batches, self._planned, weights)
-        with (
-            recorder(self._stored(weights.whole), out, resume) as record,
-            bar(progress, len(self.cells) * self.batches, self.facts.device) as tell,
-        ):
-            numbers = running.run(options, record, tell, started)
-        result = self._result(numbers, weights.whole)
+
+        def attempt(weights: Contents) -> Result:
+            self._expect_weights(weights.whole)
+            running = Running(self.model, self.spec, self._batches, self._planned, weights)
+            with (
+                recorder(self._stored(weights.whole), out, resume) as record,
+                bar(progress, len(self.cells) * self.batches, self.facts.device) as tell,
+            ):
+                return self._result(running.run(options, record, tell, started), weights.whole)
+
+        result = self._with_weights(attempt, is_stored=out is not None)
         return replace(result, verification=result.verify(n=verify)) if verify else result
+
+    def _with_weights(self, attempt: Callable[[Contents], Result], *, is_stored: bool) -> Result:
+        """The result of an attempt with the weights that are there.
+
+        They are mostly those that were last read, so that is assumed: the attempt reads them at its end. Only
+        where they turn out to be others are they read first, and all is done again.
+        """
+        weights = self.model.weights
+        assumed = None if is_stored else weights.assumed()
+        if assumed is not None:
+            try:
+                return attempt(assumed)
+            except Exception:
+                if weights.whole_contents().whole == assumed.whole:
+                    raise
+        return attempt(weights.whole_contents())
 
     def _result(self, numbers: Numbers, weights: Sums) -> Result:
         base, source, per_prompt = numbers.base, numbers.source, numbers.per_prompt

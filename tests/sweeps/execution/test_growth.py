@@ -180,28 +180,55 @@ class Gpu:
     """What `torch.cuda` says of a device."""
 
     def __init__(self) -> None:
-        self.allocated, self.most, self.reserved = 7, 50, 20
+        self.allocated, self.most, self.reserved, self.emptied = 7, 50, 20, 0
 
     def reset_peak_memory_stats(self, _: torch.device) -> None:
         self.most = self.allocated
 
-    def memory_allocated(self, _: torch.device) -> int:
-        return self.allocated
+    def memory_stats_as_nested_dict(self, _: torch.device) -> dict[str, dict[str, dict[str, int]]]:
+        return {
+            "allocated_bytes": {"all": {"current": self.allocated, "peak": self.most}},
+            "reserved_bytes": {"all": {"current": self.reserved, "peak": self.reserved}},
+        }
 
-    def max_memory_allocated(self, _: torch.device) -> int:
-        return self.most
-
-    def memory_reserved(self, _: torch.device) -> int:
-        return self.reserved
-
-    max_memory_reserved = memory_reserved
+    def empty_cache(self) -> None:
+        self.emptied += 1
 
 
-def test_a_gpu_is_measured_by_what_tensors_take_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu()
-    monkeypatch.setattr(torch, "cuda", gpu)
-    with watching(torch.device("cuda"), 10) as watch:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    found = Gpu()
+    monkeypatch.setattr(torch, "cuda", found)
+    return found
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all pieces that are taken at once."""
+    taken: list[int] = []
+    monkeypatch.setattr(torch, "empty", lambda size, **_: taken.append(size))
+    return taken
+
+
+def test_a_gpu_is_measured_by_what_tensors_take_there(gpu: Gpu, pieces: list[int]) -> None:
+    with watching(torch.device("cuda"), 100) as watch:
         watch.room_for(10)
         watch.settle()
         gpu.most, gpu.reserved = 19, 64
     assert (watch.peak, watch.reserved) == (12, 44)
+    assert pieces == [125]
+
+
+def test_a_graph_that_is_replayed_counts_with_what_it_took(gpu: Gpu, pieces: list[int]) -> None:
+    with watching(torch.device("cuda"), 10) as watch:
+        watch.note(30)
+        gpu.most = 19
+    assert watch.peak == 30
+
+
+def test_a_gpu_gives_back_what_is_beyond_a_budget(gpu: Gpu, pieces: list[int]) -> None:
+    for grown, emptied in ((60, 0), (61, 1)):
+        with watching(torch.device("cuda"), 50, budget=60) as watch:
+            gpu.reserved += grown
+        assert (watch.reserved, gpu.emptied) == (grown, emptied)
+    assert pieces == [60, 60]

@@ -201,7 +201,7 @@ def unmeasured(program: PassProgram) -> PassProgram:
 
 def followed(scene: Scene, program: PassProgram, base: Mapping[str, Any]) -> dict[str, Tensor]:
     wavefront = Wavefront(scene.program, scene.layout)
-    return wavefront.run(program, base.__getitem__, cast("PassFills", scene), cast("Values", None))
+    return wavefront.run(program, base.__getitem__, cast("PassFills", scene), cast("Values", scene))
 
 
 @given(scenes())
@@ -323,13 +323,15 @@ def test_of_a_product_the_wanted_columns_are_computed_in_all_worlds(batch: int) 
     reads = (Read("x", None, True), Read("weight"), Read("bias"))
     steps = (Step("x", put=Put("x", ((0, 2),))), Step("y", ((0, 2),), None, reads, drop=("x",)))
     target = Read("y", None, True, None, Alignment(2, None, 1))
-    wavefront = Wavefront(scene.program, scene.layout, columns={"y": (4, 1)})
+    wavefront = Wavefront(scene.program, scene.layout)
     base = scene.base()
     program = unmeasured(PassProgram(3, steps, (target,)))
-    for _ in range(2):
-        found = wavefront.run(program, base.__getitem__, cast("PassFills", scene), cast("Values", None))["y"]
+    fills, values = cast("PassFills", scene), cast("Values", scene)
+    for columns in ([4, 1], [0, 5]):
+        wanted = {"y": torch.tensor(columns)}
+        found = wavefront.run(program, base.__getitem__, fills, values, columns=wanted)["y"]
         alone = [scene.alone(0), scene.alone(1), base["y"]]
-        assert torch.equal(found, torch.cat(alone)[..., [4, 1]])
+        assert torch.equal(found, torch.cat(alone)[..., columns])
 
 
 def test_a_pass_says_what_each_step_takes_before_it_runs() -> None:
@@ -341,7 +343,7 @@ def test_a_pass_says_what_each_step_takes_before_it_runs() -> None:
         return scene.base()[node]
 
     wavefront = Wavefront(scene.program, scene.layout)
-    wavefront.run(program, watched, cast("PassFills", scene), cast("Values", None), told.append)
+    wavefront.run(program, watched, cast("PassFills", scene), cast("Values", scene), told.append)
     assert told == [5, -1, 7, 11, 13], "x is read once, after its step was announced"
 
 
@@ -351,7 +353,7 @@ def test_no_baseline_is_kept_for_the_next() -> None:
     for seed in (1, 2):
         other = run_by_hand(scene.program, {"x": numbers(1, LENGTH, WIDTH, seed=seed)}, scene.layout.sizes(1))
         partly = replace(scene, worlds=[{"x": False}, {"x": False}])
-        found = wavefront.run(program, other.__getitem__, cast("PassFills", partly), cast("Values", None))
+        found = wavefront.run(program, other.__getitem__, cast("PassFills", partly), cast("Values", scene))
         expected = [other["x"].clone(), other["x"].clone()]
         for world, value in enumerate(expected):
             partly.put("x", world, value)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from conewise.locations.places import Place
@@ -11,7 +11,7 @@ from conewise.program.tensors import Tensor
 from conewise.runs.interventions import Intervention
 from conewise.runs.reader import reader
 from conewise.runs.run import Edit, Reading
-from conewise.sweeps.execution.fills import PartFunction, Site, suspicious_sites
+from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, nan_flags
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,33 @@ class Batch:
         return reader(self.base)
 
 
-@dataclass
 class BatchValues:
-    """What the worlds of a batch put in; see `fills.Values`. `sites` are those that are put into."""
+    """What the worlds of a batch put in; see `fills.Values`. `sites` are all that are put into.
 
-    batch: Batch
-    sites: tuple[Site, ...]
-    suspicious: frozenset[Site] = frozenset()
-    _wholes: dict[Site, Tensor | None] = field(default_factory=dict)
+    `wholes` are kept from batch to batch where the source's values lie in the same memory each time.
+    """
 
-    def __post_init__(self) -> None:
-        if self.batch.intervention.is_run:
-            self.suspicious = suspicious_sites(self.sites, self)
+    def __init__(
+        self, batch: Batch, sites: Sequence[Site], wholes: dict[Site, Tensor | None] | None = None
+    ) -> None:
+        self.batch = batch
+        self._wholes = wholes if wholes is not None and batch.intervention.is_run else {}
+        self._looked_at: list[Site] = []
+        self._flags: Tensor | None = None
+        self._suspicious: frozenset[Site] | None = None
+        if batch.intervention.is_run:
+            found = {site: whole for site in sites if (whole := self.whole(site)) is not None}
+            floats = {s: one for s, one in found.items() if one.is_floating_point() and one.numel()}
+            self._looked_at, self._flags = list(floats), nan_flags(list(floats.values()))
+
+    def expect_no_nan(self, fills: PassFills) -> None:
+        """Raise PatchError where a pass put NaN in. Waits for the device."""
+        if self._suspicious is None:
+            flags = [] if self._flags is None else self._flags.tolist()
+            marked = zip(self._looked_at, flags, strict=False)
+            self._suspicious = frozenset(site for site, flag in marked if flag)
+        if self._suspicious:
+            fills.expect_no_nan(self, self._suspicious)
 
     def whole(self, site: Site) -> Tensor | None:
         """The value of a whole site, of which parts are taken."""

@@ -1,140 +1,121 @@
-"""A pass that runs again and again: on CUDA it is captured once as a graph, and then replayed.
-
-A replay launches no kernel from Python, so what is left is the work itself. Capturing pays where shapes
-repeat: chunks of one size, prompts of one length, the same sweep run again.
-"""
+"""Work on a CUDA device that is recorded once as a graph, and then replayed without Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
-from conewise.locations.places import Place
-from conewise.runs.run import Edit
-from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, Values
-from conewise.sweeps.execution.wavefront import ReadValue, Wavefront
-from conewise.sweeps.planning.passes.instructions import PassProgram
-
 Tensor = torch.Tensor
 
+KERNEL_RATE = {torch.float32: 4e13, torch.float64: 4e13, torch.bfloat16: 4e14, torch.float16: 4e14}
+"""Operations that a device of today does in a second, about; what is not listed counts as float32."""
 
-class PassRunner:
-    """One pass of a plan, ready to run over any baseline of its shape.
+LAUNCH_SECONDS = 5e-5
+"""What the host needs to launch one step of a pass, about: where kernels take longer, it keeps ahead."""
 
-    The first run is eager. On CUDA, where all that is put in are tensors, the second one captures a graph
-    over copies of what the first had read, and every further run copies its baseline there and replays it.
+
+def replay_pays(flops: int, launches: int, dtype: torch.dtype) -> bool:
+    """Whether the host would be slower than the device: kernels are shorter than the time to launch one."""
+    rate = KERNEL_RATE.get(dtype, KERNEL_RATE[torch.float32])
+    return flops / rate < launches * LAUNCH_SECONDS
+
+
+class Graph(Protocol):
+    """What was recorded."""
+
+    def replay(self) -> None:
+        """Do it again."""
+
+
+Record = Callable[[Callable[[], None]], Graph]
+"""Records an action. The action is run by that, or only noted."""
+
+
+class Replayed:
+    """An action over tensors that stay where they are: slots for what changes from run to run.
+
+    `record` makes a graph of it; see `recorder`. A slot may be given memory that is written to elsewhere
+    before each run, and is then not copied to.
     """
 
     def __init__(
-        self, wavefront: Wavefront, program: PassProgram, fills: PassFills, *, can_replay: bool
+        self,
+        action: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+        slots: Mapping[str, Tensor],
+        record: Record,
     ) -> None:
-        self._wavefront, self.program, self.fills = wavefront, program, fills
-        self._can_replay = can_replay
-        self._names: set[str] = set()
-        self._slots: dict[str, Tensor] = {}
-        self._site_slots: dict[Site, Tensor] = {}
-        self._held: dict[str, Any] = {}  # constants that the graph reads: they must outlive their run
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: dict[str, Tensor] = {}
-        self._brought: dict[int, Tensor] = {}
-        self._runs = 0
+        self._slots = dict(slots)
+        self.outputs: dict[str, Tensor] = {}
 
-    def run(
-        self, read: ReadValue, values: Values, room_for: Callable[[int], None] | None = None
-    ) -> dict[str, Tensor]:
-        """The targets in all worlds, stacked. They hold until the next run.
+        def act() -> None:
+            self.outputs = action(self._slots)
 
-        `room_for` is told before bytes are taken, where operations are run one by one.
-        """
-        self._runs += 1
-        sites = self.fills.sites()
-        wholes = {site: values.whole(site) for site in sites}
-        tensors = {site: whole for site, whole in wholes.items() if whole is not None}
-        is_plain = len(tensors) == len(sites) and not values.suspicious and not self.fills.has_edits()
-        if not self._can_replay or not is_plain:
-            return self._wavefront.run(self.program, read, self.fills, values, room_for)
-        if self._runs == 1:
-            return self._wavefront.run(self.program, self._recording(read), self.fills, values, room_for)
-        with torch.no_grad():
-            if self._graph is None:
-                self._capture(read, tensors, values)
-            for name, slot in self._slots.items():
-                self._bring(slot, read(name))
-            for site, slot in self._site_slots.items():
-                self._bring(slot, tensors[site])
-        assert self._graph is not None
+        device = next(iter(self._slots.values())).device
+        before = _allocated(device, "current")
+        self._graph = record(act)
+        self.held = _allocated(device, "peak") - before
+        """What the graph holds at most, in bytes."""
+
+    def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs for what is given, a value for each slot; they hold until the next run."""
+        names = [name for name, slot in self._slots.items() if not _is_same_memory(slot, given[name])]
+        copy_all([self._slots[name] for name in names], [given[name] for name in names])
         self._graph.replay()
-        return self._outputs
-
-    def _bring(self, slot: Tensor, value: Tensor) -> None:
-        """Copy a value into its slot, unless it is what was copied there last: cached values never change."""
-        last = self._brought.get(id(slot))
-        if last is None or not _is_same_memory(last, value):
-            slot.copy_(value, non_blocking=True)
-            self._brought[id(slot)] = value
-
-    def _recording(self, read: ReadValue) -> ReadValue:
-        varying = self._wavefront.layout.varying
-
-        def record(name: str) -> Any:
-            value = read(name)
-            if name in varying and isinstance(value, torch.Tensor):
-                self._names.add(name)
-            return value
-
-        return record
-
-    def _capture(self, read: ReadValue, tensors: dict[Site, Tensor], values: Values) -> None:
-        """Record the pass once, over slots for all that changes from run to run."""
-        self._slots = {name: read(name).clone() for name in self._names}
-        self._site_slots = {site: whole.clone() for site, whole in tensors.items()}
-
-        def from_slots(name: str) -> Any:
-            if name in self._slots:
-                return self._slots[name]
-            if name not in self._held:
-                self._held[name] = read(name)
-            return self._held[name]
-
-        slotted = _Slotted(self._site_slots, values)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            # Warms up workspaces outside of the capture.
-            self._wavefront.run(self.program, from_slots, self.fills, slotted)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._outputs = self._wavefront.run(self.program, from_slots, self.fills, slotted)
-        self._graph = graph
+        return self.outputs
 
 
-class _Slotted:
-    """Values from slots, which are written to before each replay; edits of the base are its own."""
-
-    suspicious: frozenset[Site] = frozenset()
-
-    def __init__(self, slots: dict[Site, Tensor], values: Values) -> None:
-        self._slots, self._values = slots, values
-
-    def whole(self, site: Site) -> Tensor | None:
-        return self._slots[site]
-
-    def part(self, place: Place) -> Tensor | PartFunction:
-        return self._values.part(place)
-
-    def edit(self, number: int) -> Edit:
-        return self._values.edit(number)
+def copy_all(slots: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy values into slots, with as few launches as torch has for it."""
+    if slots:
+        torch._foreach_copy_(list(slots), list(values), non_blocking=True)
 
 
 def _is_same_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors, both alive, are the same part of the same memory, not written to in between."""
-    return one is other or (
-        one.data_ptr() == other.data_ptr()
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-        and one.dtype == other.dtype
-        and one._version == other._version
-    )
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.dtype == other.dtype
+
+
+class GraphPool:
+    """Memory that all graphs of a model share: they are replayed one after another, never together."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._size = device, 0
+        self._reserving: Graph | None = None
+        with torch.cuda.device(device):
+            self._handle = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(self._stream):
+                one = torch.ones(1, 1, device=device)
+                one @ one  # makes what products of this stream need, outside of any graph
+
+    def reserve(self, size: int) -> None:
+        """Let the pool have one piece of memory, from which graphs that are recorded later cut theirs."""
+        if size > self._size:
+            self._size, self._reserving = size, self.record(lambda: _take(size, self._device))
+
+    def record(self, action: Callable[[], None]) -> Graph:
+        """Record an action; it is not run by that."""
+        with torch.cuda.device(self._device):
+            graph = torch.cuda.CUDAGraph()
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+                try:
+                    action()
+                finally:
+                    graph.capture_end()
+            torch.cuda.current_stream().wait_stream(self._stream)
+        return graph
+
+
+def _take(size: int, device: torch.device) -> None:
+    torch.empty(size, dtype=torch.uint8, device=device)[:1].zero_()  # a graph has to do something
+
+
+def _allocated(device: torch.device, which: str) -> int:
+    if device.type != "cuda":
+        return 0
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    found: int = stats["allocated_bytes"]["all"][which]
+    return found

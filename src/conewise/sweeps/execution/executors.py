@@ -1,6 +1,6 @@
 """Executors: they run worlds of a compiled sweep over the values of a batch, one by one or all in one pass.
 
-An executor needs the program, the plan and the baseline's values, and nothing else.
+An executor needs the program, the plan and the baselines, and nothing else.
 """
 
 from __future__ import annotations
@@ -8,24 +8,50 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
+from conewise.errors import MetricError
 from conewise.program.precision import SPLIT, multiplying
+from conewise.program.rules import Rule
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
 from conewise.runs.filling import stacked
+from conewise.runs.input_run import InputRun, PassRun
+from conewise.runs.interventions import as_intervention
+from conewise.runs.run import Reading
+from conewise.sweeps.execution.baselines import BaselineRunner
 from conewise.sweeps.execution.batch import Batch, BatchValues
-from conewise.sweeps.execution.cuda_graph import PassRunner
-from conewise.sweeps.execution.fills import PassFills
-from conewise.sweeps.execution.growth import Watch
+from conewise.sweeps.execution.cuda_graph import GraphPool, Record, replay_pays
+from conewise.sweeps.execution.fills import PassFills, Site
+from conewise.sweeps.execution.growth import ARENA, Watch
 from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.execution.pass_runner import PassRunner
 from conewise.sweeps.execution.reading import MetricReader
-from conewise.sweeps.execution.wavefront import Wavefront
+from conewise.sweeps.execution.wavefront import ReadValue, Wavefront
+from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.passes.baseline_pass import baseline_pass, can_stack, read_of_base
 from conewise.sweeps.planning.passes.compiled import Compiled
 from conewise.sweeps.planning.shapes.costs import synchronize
+from conewise.sweeps.planning.shapes.layout import Constants, index_tensor
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
+
+
+class Execution(Protocol):
+    """A batch under way: what is computed once for all its chunks is computed."""
+
+    @property
+    def base(self) -> Tensor:
+        """The metrics of the base itself: [metric, prompt]."""
+
+    @property
+    def source(self) -> Tensor | None:
+        """The metrics of the source, where there is one."""
+
+    def run(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Tensor:
+        """The metrics of all worlds of a chunk: [world, metric, prompt]."""
 
 
 class Executor(Protocol):
@@ -35,34 +61,76 @@ class Executor(Protocol):
     def chunks(self) -> Sequence[range]:
         """The worlds of each chunk, one behind the other."""
 
-    def run(self, chunk: int, batch: Batch, ledger: SweepLedger, watch: Watch) -> Tensor:
-        """The metrics of all worlds of a chunk: [world, metric, prompt]."""
+    def over(self, batch: Batch, metrics: MetricReader) -> Execution:
+        """Begin with a batch. What it holds of the batch holds until the next begins."""
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
         """Count what a chunk computes that was computed before, and is resumed."""
 
 
+TWICE = 2 * ARENA
+"""What is reserved, relative to the plan, where passes are recorded after they were run once."""
+
 SERIAL_GROUP = 16
 """How many worlds of a serial run are one chunk, so that storing is cheap."""
+
+
+class _Baselines:
+    """The metrics of base and source."""
+
+    def __init__(self, batch: Batch, metrics: MetricReader) -> None:
+        self._batch, self._metrics = batch, metrics
+
+    @cached_property
+    def base(self) -> Tensor:
+        """The metrics of the base itself."""
+        return self._metrics.of_baseline(self._batch.base, "base")
+
+    @cached_property
+    def source(self) -> Tensor | None:
+        """The metrics of the source, where there is one."""
+        source = self._batch.source
+        return None if source is None else self._metrics.of_baseline(source, "source")
+
+
+# -- one by one --------------------------------------------------------------------------------
 
 
 class SerialExecutor:
     """One world after another, each a fork of the base: bit for bit a full re-run."""
 
-    def __init__(self, compiled: Compiled, spec: SweepSpec, metrics: MetricReader) -> None:
-        self._compiled, self._spec, self._metrics = compiled, spec, metrics
+    def __init__(self, compiled: Compiled, spec: SweepSpec) -> None:
+        self.compiled, self.spec = compiled, spec
         worlds = len(compiled.order)
         self.chunks = [
             range(first, min(first + SERIAL_GROUP, worlds)) for first in range(0, worlds, SERIAL_GROUP)
         ]
 
-    def run(self, chunk: int, batch: Batch, ledger: SweepLedger, watch: Watch) -> Tensor:
+    def over(self, batch: Batch, metrics: MetricReader) -> Execution:
+        """Begin with a batch."""
+        return _SerialExecution(self, batch, metrics)
+
+    def count(self, chunk: int, ledger: SweepLedger) -> None:
+        """Count what the worlds of a chunk compute."""
+        own = self.chunks[chunk]
+        for _, worlds in self.compiled.steps:
+            done = sum(max(0, min(stop, own.stop) - max(start, own.start)) for start, stop in worlds)
+            ledger.node_evaluations += done
+        ledger.launches = ledger.node_evaluations
+
+
+class _SerialExecution(_Baselines):
+    def __init__(self, executor: SerialExecutor, batch: Batch, metrics: MetricReader) -> None:
+        super().__init__(batch, metrics)
+        self._executor = executor
+
+    def run(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Tensor:
         """The metrics of each world of a chunk."""
-        started = time.perf_counter()
+        started, batch, executor = time.perf_counter(), self._batch, self._executor
         rows = []
-        for world in self.chunks[chunk]:
+        for world in executor.chunks[chunk]:
             with batch.base.fork() as fork:
-                for place in self._spec.cells[self._compiled.order[world]]:
+                for place in executor.spec.cells[executor.compiled.order[world]]:
                     fork.patch(place, batch.intervention.part(place, batch.base))
                 rows.append(self._metrics.of_run(fork))
                 ledger.node_evaluations += fork.ledger.count("recomputed")
@@ -71,17 +139,16 @@ class SerialExecutor:
         ledger.compute_seconds += time.perf_counter() - started
         return stacked(rows)
 
-    def count(self, chunk: int, ledger: SweepLedger) -> None:
-        """Count what the worlds of a chunk compute."""
-        own = self.chunks[chunk]
-        for _, worlds in self._compiled.steps:
-            done = sum(max(0, min(stop, own.stop) - max(start, own.start)) for start, stop in worlds)
-            ledger.node_evaluations += done
-        ledger.launches = ledger.node_evaluations
+
+# -- all in one pass ---------------------------------------------------------------------------
 
 
 class WavefrontExecutor:
-    """All worlds of a pass at once. It is kept: a baseline of the same shape and weights runs it again."""
+    """All worlds of a pass at once. It is kept: baselines of the same shape and weights run it again.
+
+    `rules` are those that other executors of the model made already. `pool` is where graphs of a CUDA device
+    keep what they compute, beside what a first run takes: both have to fit into the budget.
+    """
 
     def __init__(
         self,
@@ -89,45 +156,42 @@ class WavefrontExecutor:
         compiled: Compiled,
         facts: ShapeFacts,
         spec: SweepSpec,
-        metrics: MetricReader,
+        rules: dict[str, Rule],
+        pool: GraphPool | None = None,
+        budget: int = DEFAULT_MEMORY,
     ) -> None:
-        self.compiled, self._facts, self._metrics = compiled, facts, metrics
-        self._spec, self._precision = spec, spec.precision
-        self._columns = dict(compiled.columns)
-        columns = dict.fromkeys(self._columns, spec.tokens)
-        self._model = model
-        self._split_weights = facts_of(model).split_weights
-        self._wavefront = Wavefront(facts.program, facts.layout, facts.fusions, columns, self._split_weights)
-        self._runners: dict[int, PassRunner] = {}
+        self.model, self.compiled, self.facts, self.spec = model, compiled, facts, spec
+        self.columns = dict(compiled.columns)
         self.chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
-        self._split = tuple(
+        tables = [table for table in compiled.fills if table.edit is None]
+        self.sites = tuple(dict.fromkeys(table.site for table in tables))
+        self.site_values: dict[Site, Tensor | None] = {}
+        """The source's values that lie in the memory of a graph, where each next source's will lie."""
+        self.split_weights = facts_of(model).split_weights
+        self._wavefront = Wavefront(facts.program, facts.layout, facts.fusions, rules, self.split_weights)
+        self.split = tuple(
             dict.fromkeys(s.node for one in compiled.programs for s in one.steps if s.kernel == SPLIT)
         )
+        self._reads = [read_of_base(program) for program in compiled.programs]
+        self._runners: dict[int, PassRunner] = {}
+        self._baselines: dict[int, BaselineRunner | None] = {}
+        self._constants = Constants(facts.layout, facts.program.source_values.__getitem__)
+        self._record: Record | None = None
+        peak = max(program.peak for program in compiled.programs)
+        if pool is not None and self._replay_pays() and TWICE * peak <= budget:
+            pool.reserve(int(ARENA * peak))
+            self._record = pool.record
 
-    def reads(self, metrics: MetricReader) -> WavefrontExecutor:
-        """The same executor, reading other metrics of the same tokens."""
-        self._metrics = metrics
-        return self
+    def _replay_pays(self) -> bool:
+        programs = [self.compiled.programs[one.program] for one in self.compiled.passes]
+        flops = sum(program.flops for program in programs)
+        dtype = self.facts.records[self.compiled.targets[0]].dtype
+        return dtype is not None and replay_pays(flops, sum(one.launches for one in programs), dtype)
 
-    def run(self, chunk: int, batch: Batch, ledger: SweepLedger, watch: Watch) -> Tensor:
-        """The metrics of all worlds of a pass."""
-        with ExitStack() as trusting:
-            for run in (batch.base, batch.source):
-                if run is not None:
-                    trusting.enter_context(run.checked_once())
-            trusting.enter_context(multiplying(self._precision))
-            self._split_weights.prepare(self._split)
-            runner = self._runner(chunk, batch)
-            values = BatchValues(batch, tuple(runner.fills.sites()))
-            started = time.perf_counter()
-            outputs = runner.run(batch.reader(), values, watch.room_for)
-            self._split_weights.forget_value()
-        worlds = self.compiled.passes[chunk].worlds
-        found = self._metrics.of_stack(outputs, worlds, self._facts.layout, self._columns)
-        synchronize(self._facts.device)
-        ledger.compute_seconds += time.perf_counter() - started
-        self.count(chunk, ledger)
-        return found
+    def over(self, batch: Batch, metrics: MetricReader) -> Execution:
+        """Begin with a batch; base and source are computed as one where both are inputs."""
+        with multiplying(self.spec.precision):
+            return WavefrontExecution(self, *self._computed(batch), metrics)
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
         """Count what a pass computes."""
@@ -135,12 +199,102 @@ class WavefrontExecutor:
         ledger.node_evaluations += program.node_evaluations
         ledger.launches += program.launches
 
-    def _runner(self, chunk: int, batch: Batch) -> PassRunner:
+    def runner(self, chunk: int, batch: Batch) -> PassRunner:
+        """What runs a pass; kept, but where edits stand in the base."""
         edits = batch.base.edits
-        if chunk not in self._runners or edits:
-            one = self.compiled.passes[chunk]
-            fills = PassFills(self.compiled, one, self._spec.cells, self._model.locate, edits)
-            program = self.compiled.programs[one.program]
-            can_replay = self._facts.device.type == "cuda" and not edits
-            self._runners[chunk] = PassRunner(self._wavefront, program, fills, can_replay=can_replay)
-        return self._runners[chunk]
+        if chunk in self._runners and not edits:
+            return self._runners[chunk]
+        one = self.compiled.passes[chunk]
+        program, reads = self.compiled.programs[one.program], tuple(self._reads[one.program])
+        fills = PassFills(self.compiled, one, self.spec.cells, self.model.locate, edits)
+        runner = PassRunner(self._wavefront, program, fills, reads, None if edits else self._record)
+        if not edits:
+            self._runners[chunk] = runner
+        return runner
+
+    # -- base and source -----------------------------------------------------------------------
+
+    def _computed(self, batch: Batch) -> tuple[Batch, bool]:
+        """The batch with runs that a pass computed, where they are inputs; whether values stay in place."""
+        runs = [run for run in (batch.base, batch.source) if isinstance(run, InputRun)]
+        given = [run for run in (batch.base, batch.source) if run is not None]
+        if not runs or len(runs) < len(given) or any(run.is_computed for run in runs):
+            return batch, False
+        runner = self._baseline(runs)
+        if runner is None:
+            return batch, False
+        found: list[PassRun] = runner.run(runs)
+        source: Reading | None = found[1] if len(found) > 1 else None
+        put = batch.intervention if source is None else as_intervention(source, self.model)
+        return Batch(found[0], source, put), runner.stays
+
+    def _baseline(self, runs: Sequence[InputRun]) -> BaselineRunner | None:
+        """What computes so many runs as one; None where they cannot be stacked."""
+        worlds = len(runs)
+        if worlds not in self._baselines:
+            facts, exact = self.facts, runs[0]
+
+            def exactly(name: str) -> Any:
+                (value,) = exact.demand([name])
+                return value
+
+            masks = facts.masks(exactly)
+            program = baseline_pass(self.model.graph, facts, self._wanted(), masks, worlds)
+            nodes = [name for step in program.steps if step.worlds for name in (step.node, *step.inside)]
+            alone = worlds == 1 or (can_stack(facts, program) and not facts.mixing(tuple(nodes), exactly))
+            runner = BaselineRunner(self._wavefront, program, facts, self._constants.value, self._record)
+            self._baselines[worlds] = runner if alone else None
+        return self._baselines[worlds]
+
+    def _wanted(self) -> list[str]:
+        reads = [name for names in self._reads for name in names]
+        return [*reads, *(table.node for table in self.compiled.fills), *self.compiled.targets]
+
+    def reader(self, batch: Batch) -> ReadValue:
+        """Reads values of the base by the graph's own names."""
+        if not isinstance(batch.base, PassRun):
+            return batch.reader()
+        known, constant = batch.base.values, self._constants.value
+
+        def read(name: str) -> Any:
+            return known[name] if name in known else constant(name)
+
+        return read
+
+
+class WavefrontExecution(_Baselines):
+    """A batch under way. With `stays`, its values lie in the memory of a graph."""
+
+    def __init__(self, executor: WavefrontExecutor, batch: Batch, stays: bool, metrics: MetricReader) -> None:
+        super().__init__(batch, metrics)
+        self._executor, self._stays = executor, stays
+        self._read = executor.reader(batch)
+        device = executor.facts.device
+        self._columns = {node: index_tensor(metrics.tokens, device) for node in executor.columns}
+        self._values = BatchValues(batch, executor.sites, executor.site_values if stays else None)
+
+    def run(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Tensor:
+        """The metrics of all worlds of a pass."""
+        executor, batch = self._executor, self._batch
+        with ExitStack() as trusting:
+            for run in (batch.base, batch.source):
+                if run is not None:
+                    trusting.enter_context(run.checked_once())
+            trusting.enter_context(multiplying(executor.spec.precision))
+            executor.split_weights.prepare(executor.split)
+            runner = executor.runner(chunk, batch)
+            started = time.perf_counter()
+            outputs = runner.run(self._read, self._values, self._columns, watch.room_for, stays=self._stays)
+            executor.split_weights.forget_value()
+        watch.note(runner.held)
+        worlds, facts = executor.compiled.passes[chunk].worlds, executor.facts
+        try:
+            found = self._metrics.of_stack(outputs, worlds, facts.layout, executor.columns)
+        except MetricError:
+            self._values.expect_no_nan(runner.fills)  # says more of where it comes from
+            raise
+        synchronize(facts.device)
+        self._values.expect_no_nan(runner.fills)
+        ledger.compute_seconds += time.perf_counter() - started
+        executor.count(chunk, ledger)
+        return found

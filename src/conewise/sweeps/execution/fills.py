@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -27,10 +27,6 @@ Site = tuple[str, int | None, str]
 
 class Values(Protocol):
     """Where the values that tables put in come from: a tensor for each site, or a function for each place."""
-
-    @property
-    def suspicious(self) -> frozenset[Site]:
-        """The sites in whose values there is NaN somewhere: what is taken of them is looked at."""
 
     def whole(self, site: Site) -> Tensor | None:
         """The value of a whole site, in natural axes, of which parts are taken; None where there is none."""
@@ -92,6 +88,12 @@ class PassFills:
     def has_edits(self) -> bool:
         """Whether edits that stand in the base are made again."""
         return any(one.table.edit is not None for tables in self._tables.values() for one in tables)
+
+    def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
+        """Raise PatchError where what is put in has NaN in it; `sites` are those that have some somewhere."""
+        for found in self._rows.values():
+            for rows in found:
+                rows.expect_no_nan(values, sites)
 
     def write(
         self,
@@ -162,11 +164,19 @@ class _Rows:
         at = self._at.reshape(-1, *[1] * (index[0].dim() - 1 if index else 0))
         source = whole.permute(*order, *rest)
         put = source[index] if index else source
-        if table.site in values.suspicious:
-            self._expect_no_nan(put)
         target[(at, *index)] = put
 
-    def _expect_no_nan(self, put: Tensor) -> None:
+    def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
+        """Raise PatchError where one of these rows puts NaN in, of those that put from `sites`."""
+        table = self._table.table
+        whole = None if table.edit is not None or table.site not in sites else values.whole(table.site)
+        if whole is None:
+            return
+        order = [self._view.axes.index(axis) for axis in self._selected]
+        rest = [dim for dim in range(len(self._view.axes)) if dim not in order]
+        index = self._indices(whole.shape)
+        source = whole.permute(*order, *rest)
+        put = source[index] if index else source
         for row, number in enumerate(self._numbers):
             if bool(torch.isnan(put[row] if self._numbered else put).any()):
                 place = self._table.place_of(number)
@@ -207,12 +217,9 @@ class _Rows:
             own[index] = part
 
 
-def suspicious_sites(sites: Sequence[Site], values: Values) -> frozenset[Site]:
-    """The sites in whose values there is NaN somewhere. Waits for the device once."""
-    wholes = [(site, whole) for site in sites if (whole := values.whole(site)) is not None]
-    wholes = [(site, whole) for site, whole in wholes if whole.is_floating_point() and whole.numel()]
+def nan_flags(wholes: Sequence[Tensor]) -> Tensor | None:
+    """Whether there is NaN in each of these; None where none can have any. Waits for nothing."""
     if not wholes:
-        return frozenset()
-    # The largest number is NaN where any is; looking at each would take memory.
-    flags = torch.stack([whole.amax().isnan() for _, whole in wholes]).tolist()
-    return frozenset(site for (site, _), flag in zip(wholes, flags, strict=True) if flag)
+        return None
+    # The largest magnitude is NaN where any number is; looking at each would take memory.
+    return torch.stack(torch._foreach_norm(list(wholes), torch.inf)).isnan()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -53,6 +53,9 @@ class Watch(Protocol):
     def settle(self) -> None:
         """Be told that what was taken is free again."""
 
+    def note(self, held: int) -> None:
+        """Be told what is held that was taken before the watch began."""
+
 
 @contextmanager
 def watching(device: torch.device, planned: int, budget: int | None = None) -> Iterator[Watch]:
@@ -62,7 +65,7 @@ def watching(device: torch.device, planned: int, budget: int | None = None) -> I
     nothing that others measure is changed.
     """
     if device.type == "cuda":
-        with DeviceWatch(device) as device_watch:
+        with DeviceWatch(device, planned, budget) as device_watch:
             yield device_watch
         return
     with process_meter() as meter, ProcessWatch(meter, planned, budget) as process_watch:
@@ -125,6 +128,9 @@ class ProcessWatch:
             self._level = self._look()
             self._limit = max(self._limit, self._level)
 
+    def note(self, held: int) -> None:
+        """Nothing is replayed here."""
+
     def _look(self) -> int:
         with self._lock:
             held = self._meter.held()
@@ -186,12 +192,21 @@ def _give_back() -> Callable[[], object] | None:
 # -- a GPU -------------------------------------------------------------------------------------
 
 
-class DeviceWatch:
-    """The watch of a CUDA device: what torch's tensors take there, exactly."""
+ARENA = 1.25
+"""How much is taken from the driver at once, relative to the plan: room for holes between blocks."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._allocated = self._reserved = 0
+
+class DeviceWatch:
+    """The watch of a CUDA device: what torch's tensors take there, exactly.
+
+    What is planned is taken from the driver as one piece, and given to torch's allocator to cut blocks from.
+    Else each stack that is larger than those before it would get a piece of its own, and all of them would be
+    kept. A budget is kept too: what the allocator has beyond it is given back.
+    """
+
+    def __init__(self, device: torch.device, planned: int, budget: int | None) -> None:
+        self._device, self._planned, self._budget = device, planned, budget
+        self._allocated = self._reserved = self._noted = 0
         self.peak: int | None = None
         self.reserved: int | None = None
 
@@ -201,12 +216,34 @@ class DeviceWatch:
     def settle(self) -> None:
         """Torch's allocator uses its holes again."""
 
+    def note(self, held: int) -> None:
+        """Be told what a graph holds that is replayed: its memory was taken when it was recorded."""
+        self._noted = max(self._noted, held)
+
     def __enter__(self) -> Self:
+        self._reserved = _stats(self._device)["reserved_bytes"]["all"]["current"]
+        take_at_once(self._device, self._planned, self._budget)
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._allocated = torch.cuda.memory_allocated(self._device)
-        self._reserved = torch.cuda.memory_reserved(self._device)
+        self._allocated = _stats(self._device)["allocated_bytes"]["all"]["current"]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.peak = torch.cuda.max_memory_allocated(self._device) - self._allocated
-        self.reserved = torch.cuda.max_memory_reserved(self._device) - self._reserved
+        stats = _stats(self._device)
+        self.peak = max(stats["allocated_bytes"]["all"]["peak"] - self._allocated, self._noted)
+        self.reserved = stats["reserved_bytes"]["all"]["peak"] - self._reserved
+        if self._budget is not None and self.reserved > self._budget:
+            torch.cuda.empty_cache()
+
+
+def take_at_once(device: torch.device, planned: int, budget: int | None = None) -> None:
+    """Let the allocator have one piece for all that is planned, and free it there."""
+    size = int(planned * ARENA)
+    size = size if budget is None else max(planned, min(size, budget))
+    try:
+        torch.empty(size, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:  # then pieces as they come
+        return
+
+
+def _stats(device: torch.device) -> Any:
+    return torch.cuda.memory_stats_as_nested_dict(device)

@@ -20,6 +20,7 @@ class MetricReader:
 
     def __init__(self, facts: ModelFacts, metrics: Sequence[Metric], tokens: Sequence[int] = ()) -> None:
         self._facts, self._metrics = facts, tuple(metrics)
+        self.tokens = tuple(tokens)
         self._column_of = {token: at for at, token in enumerate(tokens)}
 
     def prompts(self, run: Reading) -> int:

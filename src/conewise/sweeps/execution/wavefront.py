@@ -26,7 +26,6 @@ from conewise.sweeps.planning.shapes.layout import (
     Constants,
     Layout,
     compile_stacked_rule,
-    index_tensor,
     repeated,
 )
 from conewise.sweeps.planning.shapes.split_rules import SplitWeights
@@ -34,13 +33,14 @@ from conewise.sweeps.planning.shapes.split_rules import SplitWeights
 Tensor = torch.Tensor
 ReadValue = Callable[[str], Any]
 """The baseline's value of a node, by its name."""
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Wavefront:
     """Runs passes over baselines of one shape.
 
-    `columns` are nodes that multiply with a weight, and the columns of theirs that anything reads;
-    `split_weights` are the parts of weights, where a plan has products in parts.
+    `plain` are rules of records that know no shape, kept; `split_weights` are the parts of weights, where a
+    plan has products in parts.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Wavefront:
         program: Program,
         layout: Layout,
         fusions: Sequence[Fusion] = (),
-        columns: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        plain: dict[str, Rule] | None = None,
         split_weights: SplitWeights | None = None,
     ) -> None:
         self.layout = layout
-        self._columns = {name: tuple(picked) for name, picked in columns.items()}
-        self._narrow: dict[tuple[str, str], Tensor] = {}
+        self._plain = {} if plain is None else plain
+        self._columns: Mapping[str, Tensor] = NOTHING
         self._fusions = {(fusion.node, fusion.inside): fusion for fusion in fusions}
         self._records = program.record_of
         self._rules: dict[tuple[str, int | None, str, tuple[str, ...]], Rule] = {}
@@ -66,32 +66,42 @@ class Wavefront:
         self,
         program: PassProgram,
         read: ReadValue,
-        fills: PassFills,
-        values: Values,
+        fills: PassFills | None = None,
+        values: Values | None = None,
         room_for: Callable[[int], None] | None = None,
+        *,
+        given: Mapping[str, Tensor] = NOTHING,
+        columns: Mapping[str, Tensor] = NOTHING,
     ) -> dict[str, Tensor]:
         """The values of the targets in all worlds of the pass, stacked.
 
-        `room_for` is told before each step what it takes.
+        `room_for` is told before each step what it takes. `given` are stacks that the pass begins with.
+        `columns` are nodes that multiply with a weight, and the columns of theirs that anything reads.
         """
-        self._read = read
+        self._read, self._columns = read, columns
         self._constants.rebase(read)
         try:
-            return self._run(program, fills, values, room_for or _no_watch)
+            return self._run(program, dict(given), fills, values, room_for or _no_watch)
         finally:
             # A dataset is streamed: no baseline is kept for the next.
-            self._read = _unread
+            self._read, self._columns = _unread, NOTHING
             self._constants.rebase(_unread)
 
     def _run(
-        self, program: PassProgram, fills: PassFills, values: Values, room_for: Callable[[int], None]
+        self,
+        program: PassProgram,
+        stacks: dict[str, Any],
+        fills: PassFills | None,
+        values: Values | None,
+        room_for: Callable[[int], None],
     ) -> dict[str, Tensor]:
-        stacks: dict[str, Any] = {}
         for step, rise in zip(program.steps, program.rises, strict=True):
             room_for(rise)
             if step.worlds:
                 stacks[step.node] = self._computed(step, stacks)
             if step.put is not None:
+                assert fills is not None
+                assert values is not None
                 stacks[step.node] = self._put(step.put, stacks.pop(step.node, None), fills, values)
             for name in step.drop:
                 del stacks[name]
@@ -106,7 +116,7 @@ class Wavefront:
         ]
         if step.node in self._columns:
             operands = [
-                value if one.node in self.layout.varying else self._narrowed(step.node, one.node, value)
+                value if one.node in self.layout.varying else self._narrowed(step.node, value)
                 for one, value in zip(step.reads, operands, strict=True)
             ]
         value = self._rule(step)(*operands)
@@ -129,7 +139,9 @@ class Wavefront:
             if rule is not None:
                 return rule
         if record.op != ATTENTION:
-            return product_then_bias(record) or compile_stacked_rule(record)
+            if record.name not in self._plain:
+                self._plain[record.name] = product_then_bias(record) or compile_stacked_rule(record)
+            return self._plain[record.name]
         if record.kwargs.get("enable_gqa"):
             return repeated_rule(record, lambda plain: self._attention_rule(plain, rows, kernel))
         return self._attention_rule(record, rows, kernel)
@@ -185,19 +197,14 @@ class Wavefront:
             return value
         return repeated(value, dim, count)
 
-    def _narrowed(self, node: str, name: str, weight: Any) -> Any:
-        """The rows of a weight that make the wanted columns; kept, since weights do not change."""
-        key = node, name
-        if not isinstance(weight, torch.Tensor):
-            return weight
-        if key not in self._narrow:
-            self._narrow[key] = weight.index_select(0, index_tensor(self._columns[node], weight.device))
-        return self._narrow[key]
+    def _narrowed(self, node: str, weight: Any) -> Any:
+        """The rows of a weight that make the wanted columns."""
+        return weight.index_select(0, self._columns[node]) if isinstance(weight, torch.Tensor) else weight
 
     def _base_value(self, name: str, rows: int | None) -> Any:
         value = self._read(name)
         if name in self._columns:
-            value = value.index_select(-1, index_tensor(self._columns[name], value.device))
+            value = value.index_select(-1, self._columns[name])
         if rows is not None and isinstance(value, torch.Tensor):
             value = self.layout.tail(name, value, rows)
         return value

@@ -14,9 +14,7 @@ from typing import Any
 from conewise.amounts import shown_bytes
 from conewise.errors import Argument, SweepError
 from conewise.graph.graph import Graph
-from conewise.program.operations import ATTENTION
 from conewise.program.precision import SPLIT
-from conewise.program.records import Ref
 from conewise.sweeps.planning.conditions import Conditions
 from conewise.sweeps.planning.cutting import Piece, cut_worlds, no_room, stored_pieces
 from conewise.sweeps.planning.first_change import first_changes
@@ -31,10 +29,9 @@ from conewise.sweeps.planning.passes.schedule import Schedule
 from conewise.sweeps.planning.passes.worlds import ranges_of
 from conewise.sweeps.planning.patching import Patching, turned
 from conewise.sweeps.planning.readout import ReadOut
-from conewise.sweeps.planning.shapes.attention_rules import attention_argument
 from conewise.sweeps.planning.shapes.costs import Costs
 from conewise.sweeps.planning.shapes.fusing import fitting
-from conewise.sweeps.planning.shapes.masks import Masks
+from conewise.sweeps.planning.shapes.masks import Masks, attention_kernel
 from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.shapes.splitting import Splitting
@@ -249,13 +246,9 @@ class Compilation:
 
     def _kernel(self, node: str, rows: int | None, worlds: int) -> str:
         """Which way to compute a product or an attention is meant, with so many positions and worlds."""
-        record = self.facts.records[node]
-        if record.op != ATTENTION:
-            return SPLIT if self.splitting is not None and self.splitting.pays(node, rows, worlds) else ""
-        mask = attention_argument(record, "attn_mask")
-        if rows is None and isinstance(mask, Ref) and mask.name not in self.facts.layout.varying:
-            return "causal" if self._is_causal(mask.name) else ""
-        return "last rows" if rows is not None and attention_argument(record, "is_causal") else ""
+        if self.splitting is not None and self.splitting.pays(node, rows, worlds):
+            return SPLIT
+        return attention_kernel(self.facts.records[node], rows, self.facts.layout, self._masks)
 
     def _is_causal(self, mask: str) -> bool:
         return mask in self._masks and self._masks[mask].is_causal

@@ -10,6 +10,7 @@ from typing import Any
 from conewise.errors import SweepError
 from conewise.identity.digests import home
 from conewise.program.records import Ref
+from conewise.program.rules import Rule
 from conewise.program.streaming import assembled
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
@@ -23,7 +24,7 @@ from conewise.sweeps.planning.shapes.split_rules import SplitWeights
 
 KEPT = 64
 """How many compiled sweeps of a model are kept."""
-EXECUTORS = 4
+EXECUTORS = 8
 """How many executors of a model are kept: they may hold the memory of a GPU."""
 
 
@@ -31,7 +32,7 @@ class ModelFacts:
     """`outputs`: the output nodes; `fields`: those that have a name; `read`: how metrics read them.
 
     `plans` are compiled sweeps, by all that they depend on; `executors` what runs them, for the weights that
-    are there now, and `split_weights` the parts of these.
+    are there now, and `split_weights` the parts of these; `rules` and `graph_pool` are what executors share.
     """
 
     def __init__(self, model: Captured) -> None:
@@ -47,6 +48,8 @@ class ModelFacts:
         self.plans: OrderedDict[Hashable, tuple[Compiled, Costing]] = OrderedDict()
         self.mixing: dict[Hashable, str] = {}
         self.executors: OrderedDict[Hashable, Any] = OrderedDict()
+        self.rules: dict[str, Rule] = {}
+        self.graph_pool: Any = None
         self._shapes: dict[Hashable, ShapeFacts] = {}
         self._found_with: Sums | None = None
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-LAUNCH_FLOPS = {"cpu": 1_000_000, "cuda": 500_000_000}
-"""What launching an operation is worth in operations: constants, so that equal sweeps are cut alike."""
+LAUNCH_FLOPS = {"cpu": 1_000_000, "cuda": 100_000_000}
+"""What launching an operation is worth in operations: constants, so that equal sweeps are cut alike.
+
+On CUDA it is that of a kernel in a graph that is replayed: some microseconds.
+"""
 
 FEW = 16
 """How many first positions are told apart at most."""

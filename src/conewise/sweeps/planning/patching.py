@@ -133,8 +133,12 @@ class Patching:
 def axis_lengths(located: Located, facts: ShapeFacts) -> dict[str, int]:
     """The lengths of the natural axes of a site, in runs of this shape."""
     shape = facts.costs.shape(located.node) or ()
-    lengths = located.view.lengths_in(shape, facts.layout.sizes(1))
-    return dict(zip(located.view.axes, lengths, strict=True))
+    view = located.view if located.result is None else located.z_view
+    lengths = dict(zip(view.axes, view.lengths_in(shape, facts.layout.sizes(1)), strict=True))
+    if located.result is not None:
+        width = (facts.costs.shape(located.result.projection.name) or (1,))[-1]
+        return {axis: lengths.get(axis, width) for axis in located.view.axes}
+    return lengths
 
 
 def turned(order: Sequence[int]) -> list[int]:

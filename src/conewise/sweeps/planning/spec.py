@@ -33,7 +33,8 @@ class SweepSpec:
             (m.name, m.output, m.last, m.whole, len(set(m.tokens)), m.among is not None, m.copies)
             for m in self.metrics
         ]
-        parts = ("\n".join(self.names), repr(read), self.precision, self.is_function, self.from_run)
+        tokens = len(self.tokens)
+        parts = ("\n".join(self.names), repr(read), tokens, self.precision, self.is_function, self.from_run)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @cached_property

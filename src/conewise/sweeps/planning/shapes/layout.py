@@ -16,6 +16,7 @@ import torch
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
 from conewise.program.sizes import Size, dim_along, symbols_in
+from conewise.program.tensors import brought
 
 Tensor = torch.Tensor
 
@@ -129,6 +130,10 @@ class Constants:
         """Read another baseline of the same shape: its constants are the same."""
         self._read = read
 
+    def value(self, name: str) -> Any:
+        """The constant `name` as one run has it, computed of weights and sizes."""
+        return self._computed(name, 1)
+
     def stacked(self, name: str, worlds: int) -> Any:
         """The constant `name` for a stack of `worlds`."""
         dim = self._layout.batch_dim.get(name)
@@ -169,7 +174,7 @@ class Constants:
 @functools.lru_cache(maxsize=4096)
 def index_tensor(places: tuple[int, ...], device: torch.device) -> Tensor:
     """Indices as a tensor; kept, since making one waits for the device and cannot be captured."""
-    return torch.tensor(places, dtype=torch.long, device=device)
+    return brought(torch.tensor(places, dtype=torch.long), device)
 
 
 def compile_stacked_rule(record: Record) -> Rule:

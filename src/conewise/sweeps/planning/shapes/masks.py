@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from conewise.program.operations import ATTENTION
-from conewise.program.records import Program, Ref
+from conewise.program.records import Program, Record, Ref
 from conewise.sweeps.planning.shapes.attention_rules import attention_argument, is_causal_mask
+from conewise.sweeps.planning.shapes.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,16 @@ def masks_of(program: Program) -> tuple[str, ...]:
     """The values that attention takes for its masks."""
     given = (attention_argument(r, "attn_mask") for r in program.records if r.op == ATTENTION)
     return tuple(dict.fromkeys(mask.name for mask in given if isinstance(mask, Ref)))
+
+
+def attention_kernel(record: Record, rows: int | None, layout: Layout, masks: Masks) -> str:
+    """Which way to compute an operation is meant, with so many positions; empty for what has one way only."""
+    if record.op != ATTENTION:
+        return ""
+    mask = attention_argument(record, "attn_mask")
+    if rows is None and isinstance(mask, Ref) and mask.name not in layout.varying:
+        return "causal" if mask.name in masks and masks[mask.name].is_causal else ""
+    return "last rows" if rows is not None and attention_argument(record, "is_causal") else ""
 
 
 @torch.no_grad()
