@@ -198,6 +198,11 @@ def measured(metric: Metric, stack: Tensor) -> Tensor:
 
     Raises MetricError when it returns something else, or NaN.
     """
+    return fetched(metric, applied(metric, stack))
+
+
+def applied(metric: Metric, stack: Tensor) -> Tensor:
+    """The metric of a stack, where it was computed: not yet looked at, so that no device is waited for."""
     worlds, batch = stack.shape[:2]
     if metric.last:
         stack = last_position(stack)
@@ -207,11 +212,16 @@ def measured(metric: Metric, stack: Tensor) -> Tensor:
             f"the metric {metric.name!r} returned {_shape(found)}; expected one number for each prompt of "
             f"each world: shape ({worlds}, {batch})."
         )
-    return _checked(metric, found)
+    return found
 
 
 def measured_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
-    """A function of all outputs of one world, as [1, prompt] in float64; one number stands for all.
+    """A function of all outputs of one world, as [1, prompt] in float64; see `applied_whole`."""
+    return fetched(metric, applied_whole(metric, outputs, batch))
+
+
+def applied_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
+    """A function of all outputs of one world, as [1, prompt]; one number stands for all. Not yet looked at.
 
     A batch of 0 prompts is one of which it is not known how many it has: then the function says.
     """
@@ -227,10 +237,11 @@ def measured_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
             f"the metric {metric.name!r} returned {_shape(found)}; expected one number, or one for each of "
             f"the {batch} prompts: shape ({batch},)."
         )
-    return _checked(metric, found[None])
+    return found[None]
 
 
-def _checked(metric: Metric, found: Tensor) -> Tensor:
+def fetched(metric: Metric, found: Tensor) -> Tensor:
+    """Numbers of a metric on the CPU, in float64. Raises MetricError where one is NaN."""
     numbers = found.detach().to("cpu", torch.float64)
     if torch.isnan(numbers).any():
         raise MetricError(

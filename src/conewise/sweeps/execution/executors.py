@@ -76,21 +76,22 @@ SERIAL_GROUP = 16
 
 
 class _Baselines:
-    """The metrics of base and source."""
+    """The metrics of base and source: computed at once, and fetched when they are asked for."""
 
     def __init__(self, batch: Batch, metrics: MetricReader) -> None:
         self._batch, self._metrics = batch, metrics
+        self._base = metrics.of_baseline(batch.base, "base")
+        self._source = None if batch.source is None else metrics.of_baseline(batch.source, "source")
 
     @cached_property
     def base(self) -> Tensor:
         """The metrics of the base itself."""
-        return self._metrics.of_baseline(self._batch.base, "base")
+        return self._base()
 
     @cached_property
     def source(self) -> Tensor | None:
         """The metrics of the source, where there is one."""
-        source = self._batch.source
-        return None if source is None else self._metrics.of_baseline(source, "source")
+        return None if self._source is None else self._source()
 
 
 # -- one by one --------------------------------------------------------------------------------
@@ -123,6 +124,7 @@ class _SerialExecution(_Baselines):
     def __init__(self, executor: SerialExecutor, batch: Batch, metrics: MetricReader) -> None:
         super().__init__(batch, metrics)
         self._executor = executor
+        _ = self.base, self.source  # looked at before anything is patched
 
     def run(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Tensor:
         """The metrics of each world of a chunk."""
@@ -291,7 +293,8 @@ class WavefrontExecution(_Baselines):
         try:
             found = self._metrics.of_stack(outputs, worlds, facts.layout, executor.columns)
         except MetricError:
-            self._values.expect_no_nan(runner.fills)  # says more of where it comes from
+            _ = self.base, self.source  # these say more of where it comes from
+            self._values.expect_no_nan(runner.fills)
             raise
         synchronize(facts.device)
         self._values.expect_no_nan(runner.fills)

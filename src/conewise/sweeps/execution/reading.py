@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from conewise.errors import MetricError
 from conewise.program.streaming import assembled
 from conewise.program.tensors import Tensor, computing
 from conewise.runs.filling import stacked
-from conewise.runs.metrics import Metric, measured, measured_whole
+from conewise.runs.metrics import Metric, applied, applied_whole, fetched, measured, measured_whole
 from conewise.runs.run import Reading
 from conewise.sweeps.planning.model_facts import ModelFacts
 from conewise.sweeps.planning.shapes.layout import Layout
@@ -29,23 +30,41 @@ class MetricReader:
 
     def of_run(self, run: Any) -> Tensor:
         """Every metric of a run, as [metric, prompt] in float64."""
-        return stacked([self._of_run(metric, run) for metric in self._metrics])
+        return self._fetched(self._of_run(run))
 
-    def of_baseline(self, run: Reading, which: str) -> Tensor:
-        """Every metric of the base or the source itself."""
+    def of_baseline(self, run: Reading, which: str) -> Callable[[], Tensor]:
+        """Every metric of the base or the source itself, computed; the call fetches the numbers."""
+        with self._naming(which):
+            found = self._of_run(run)
+
+        def fetch() -> Tensor:
+            with self._naming(which):
+                return self._fetched(found)
+
+        return fetch
+
+    @contextmanager
+    def _naming(self, which: str) -> Iterator[None]:
         try:
-            return self.of_run(run)
+            yield
         except MetricError as error:
             raise MetricError(f"in the {which} itself: {error}") from error
 
-    def _of_run(self, metric: Metric, run: Any) -> Tensor:
-        batch = self.prompts(run)
+    def _of_run(self, run: Any) -> list[Tensor]:
+        """Each metric of a run as [1, prompt], where it was computed."""
+        found, batch = [], self.prompts(run)
         with computing():
-            if metric.whole:
-                return measured_whole(metric, run.outputs, batch)[0]
-            target = self._facts.target(metric)
-            (value,) = run.demand([target])
-            return measured(metric, self._facts.read.arranged(target, value, 1, batch))[0]
+            for metric in self._metrics:
+                if metric.whole:
+                    found.append(applied_whole(metric, run.outputs, batch))
+                    continue
+                target = self._facts.target(metric)
+                (value,) = run.demand([target])
+                found.append(applied(metric, self._facts.read.arranged(target, value, 1, batch)))
+        return found
+
+    def _fetched(self, found: Sequence[Tensor]) -> Tensor:
+        return stacked([fetched(one, numbers)[0] for one, numbers in zip(self._metrics, found, strict=True)])
 
     def of_stack(
         self, outputs: Mapping[str, Tensor], worlds: int, layout: Layout, columns: Mapping[str, int]
