@@ -201,7 +201,7 @@ def _split_by_kernel(fused: Any, value: Tensor, parts: tuple[int, ...]) -> Tenso
         return value.new_empty((rows, len(parts) * inner), dtype=torch.bfloat16)
     pairs = value.unflatten(1, (1, inner // 2, 2))  # type: ignore[no-untyped-call]
     packed: Tensor = fused(pairs[..., 0], pairs[..., 1], _numbers(parts, value.device))
-    return packed.view(torch.bfloat16).view(rows, len(parts) * inner)
+    return packed.contiguous().view(torch.bfloat16).view(rows, len(parts) * inner)
 
 
 @functools.lru_cache(maxsize=64)

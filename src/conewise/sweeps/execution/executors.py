@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from conewise.errors import MetricError
-from conewise.program.precision import SPLIT, multiplying
+from conewise.program.precision import SPLIT
 from conewise.program.rules import Rule
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
@@ -25,6 +25,7 @@ from conewise.sweeps.execution.batch import Batch, BatchValues
 from conewise.sweeps.execution.cuda_graph import GraphPool, Record, replay_pays
 from conewise.sweeps.execution.fills import PassFills, Site
 from conewise.sweeps.execution.growth import ARENA, Watch
+from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.pass_runner import PassRunner
 from conewise.sweeps.execution.reading import MetricReader
@@ -192,7 +193,7 @@ class WavefrontExecutor:
 
     def over(self, batch: Batch, metrics: MetricReader) -> Execution:
         """Begin with a batch; base and source are computed as one where both are inputs."""
-        with multiplying(self.spec.precision):
+        with kernels_of_passes(self.facts.device, self.spec.precision):
             return WavefrontExecution(self, *self._computed(batch), metrics)
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
@@ -282,7 +283,7 @@ class WavefrontExecution(_Baselines):
             for run in (batch.base, batch.source):
                 if run is not None:
                     trusting.enter_context(run.checked_once())
-            trusting.enter_context(multiplying(executor.spec.precision))
+            trusting.enter_context(kernels_of_passes(executor.facts.device, executor.spec.precision))
             executor.split_weights.prepare(executor.split)
             runner = executor.runner(chunk, batch)
             started = time.perf_counter()

@@ -13,6 +13,7 @@ import torch
 from conewise.errors import PatchError
 from conewise.locations.located import Located
 from conewise.locations.places import Place
+from conewise.program.tensors import brought
 from conewise.runs.run import Edit
 from conewise.structure.selections import resolved
 from conewise.sweeps.planning.passes.compiled import Compiled, Pass
@@ -144,7 +145,7 @@ class _Rows:
         }
         self._device = device
         self._index: tuple[Tensor, ...] | None = None
-        self._at = torch.tensor(list(places), dtype=torch.long, device=device)
+        self._at = brought(torch.tensor(list(places), dtype=torch.long), device)
 
     def write(self, stack: Tensor, values: Values, sizes: Sequence[int]) -> None:
         shown = self._view.present(stack, sizes, leading=1)
@@ -197,7 +198,7 @@ class _Rows:
                 along = torch.arange(lengths[axis])[chosen].reshape(-1)
                 behind = len(spread) - 1 - spread.index(axis)
                 found.append(along.reshape(1, *[1] * spread.index(axis), -1, *[1] * behind))
-            self._index = tuple(one.to(self._device) for one in found)
+            self._index = tuple(brought(one, self._device) for one in found)
         return self._index
 
     def _each(self, shown: Tensor, part_of: Callable[[int], Tensor | PartFunction]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -108,11 +107,9 @@ class ModelFacts:
             self.executors.popitem(last=False)
 
 
-_FACTS: weakref.WeakKeyDictionary[Captured, ModelFacts] = weakref.WeakKeyDictionary()
-
-
 def facts_of(model: Captured) -> ModelFacts:
-    """The facts about a model, found at the first call."""
-    if model not in _FACTS:
-        _FACTS[model] = ModelFacts(model)
-    return _FACTS[model]
+    """The facts about a model, found at the first call; they go with it."""
+    facts: ModelFacts | None = model.kept.get("sweeps")
+    if facts is None:
+        facts = model.kept["sweeps"] = ModelFacts(model)
+    return facts
