@@ -15,6 +15,7 @@ from conewise.errors import PatchError, SweepError
 from conewise.locations.places import Place
 from conewise.runs import interventions
 from conewise.runs.baseline import baseline
+from conewise.runs.input_run import InputRun
 from conewise.runs.run import Run
 from tests.sweeps.tiny import LAYERS, LENGTH, Change, logits, prompts, tiny, value
 
@@ -226,17 +227,16 @@ def test_a_dataset_is_averaged_over_its_prompts_and_each_is_kept(evaluator: str)
 
 
 def test_only_one_batch_of_a_dataset_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive: weakref.WeakSet[Run] = weakref.WeakSet()
-    most = [0]
+    alive: weakref.WeakSet[InputRun] = weakref.WeakSet()
+    most, make = [0], InputRun.__init__
 
-    def run(*args: Any) -> Run:
+    def making(run: InputRun, *args: Any) -> None:
         gc.collect()
         most.append(len(alive))
-        made = baseline(*args)
-        alive.add(made)
-        return made
+        make(run, *args)
+        alive.add(run)
 
-    monkeypatch.setattr("conewise.sweeps.batches.baseline", run)
+    monkeypatch.setattr(InputRun, "__init__", making)
     dataset = [{"input_ids": prompts(2, seed=seed)} for seed in range(6)]
     result = swept("zero", base=dataset)
     assert result.per_prompt.shape[-1] == 12

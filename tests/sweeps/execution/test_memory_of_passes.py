@@ -93,10 +93,10 @@ def taken(scene: Scene, program: PassProgram, base: Mapping[str, Any]) -> tuple[
 
     wavefront, fills = Wavefront(scene.program, scene.layout), Uncounted(scene, held)
     wavefront.run(
-        program, base.__getitem__, cast("PassFills", scene), cast("Values", None)
+        program, base.__getitem__, cast("PassFills", scene), cast("Values", scene)
     )  # constants are kept
     with held:
-        wavefront.run(program, base.__getitem__, cast("PassFills", fills), cast("Values", None), room_for)
+        wavefront.run(program, base.__getitem__, cast("PassFills", fills), cast("Values", scene), room_for)
         room_for(0)
     return most, rises[1:]
 
