@@ -60,7 +60,7 @@ class Model(Captured):
 
     def planned(self, plan: SweepPlan) -> Sweep:
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""
-        return Sweep(self, **asked_by(plan.spec))
+        return Sweep(self, **asked_by(plan.spec, lambda inputs: baseline(self, (), inputs)))
 
     def verify(self, *, seed: int = 0, samples: int = 3) -> Verification:
         """Check the graph against the module itself, on random inputs; see `Verification`."""

@@ -58,8 +58,6 @@ class Captured:
         if self.weights.are_on_gpu:
             self.weights.whole_contents()  # loads what reads them there
         self.site_table = SiteTable(self.program)
-        self.kept: dict[str, Any] = {}
-        """What others find out about the model: it goes when the model goes."""
         self._supports: dict[tuple[str, ...], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}
 

@@ -108,8 +108,11 @@ class ModelFacts:
 
 
 def facts_of(model: Captured) -> ModelFacts:
-    """The facts about a model, found at the first call; they go with it."""
-    facts: ModelFacts | None = model.kept.get("sweeps")
+    """The facts about a model, found at the first call. They lie with it, so that they go when it goes."""
+    facts: ModelFacts | None = vars(model).get(_FACTS)
     if facts is None:
-        facts = model.kept["sweeps"] = ModelFacts(model)
+        facts = vars(model)[_FACTS] = ModelFacts(model)
     return facts
+
+
+_FACTS = "_facts_for_sweeps"

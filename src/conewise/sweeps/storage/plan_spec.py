@@ -7,7 +7,7 @@ again where the plan is run.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,10 +41,13 @@ def plain_spec(
     }
 
 
-def asked_by(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Sweep` has to be given for a plan's spec; SweepError says what could not be written down."""
+def asked_by(spec: Mapping[str, Any], run: Callable[[Mapping[str, Tensor]], Reading]) -> dict[str, Any]:
+    """What `Sweep` has to be given for a plan's spec; SweepError says what could not be written down.
+
+    What was given as a run is run again, by `run`: as inputs it would be rounded otherwise.
+    """
     metrics = [_metric(plain) for plain in spec["metrics"]]
-    batches = [(_run(base), _run(source)) for base, source in spec["batches"]]
+    batches = [(_given(base, run), _given(source, run)) for base, source in spec["batches"]]
     missing = [
         name for name, found in (("metric", metrics), ("base", [b for b, _ in batches])) if None in found
     ]
@@ -123,15 +126,17 @@ def _run_to_plain(given: Any) -> Any:
     if isinstance(given, str):
         return given
     if isinstance(given, Reading):
-        given = None if given.edits else given.inputs
+        return None if given.edits else ["run", _run_to_plain(given.inputs)]
     if not isinstance(given, Mapping):
         return None
     return {name: _tensor_to_plain(value) for name, value in given.items() if value is not None}
 
 
-def _run(plain: Any) -> Any:
+def _given(plain: Any, run: Callable[[Mapping[str, Tensor]], Reading]) -> Any:
     if plain is None or isinstance(plain, str):
         return plain
+    if isinstance(plain, list):
+        return run(_given(plain[1], run))
     return {name: _tensor(value) for name, value in plain.items()}
 
 
