@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec
 
-from conewise.program.sizes import Size, SizeTable
+from conewise.program.sizes import Size, SizeTable, dim_along
 
 SIZES = "$sizes"
 """The name of the source that holds a run's sizes: the tuple that `SizeTable.of` returns."""
@@ -53,7 +53,7 @@ class Record:
     `modules` are the calls it was made under, outermost first. `shape` and `dtype` are those of
     its value, None when the value is not a tensor; a size that varies from run to run is a
     symbolic expression. `inputs` are the names that a rule takes, in order: each name once, and
-    `SIZES` last where a size is used.
+    `SIZES` last where a size is used. `op` is the operation's bare name: `linear`, `add`, `getitem`.
     """
 
     name: str
@@ -64,23 +64,22 @@ class Record:
     shape: tuple[Size, ...] | None = None
     dtype: torch.dtype | None = None
     inputs: tuple[str, ...] = field(init=False)
+    op: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        names = dict.fromkeys(leaf.name for leaf in self.leaves() if isinstance(leaf, Ref))
-        if any(isinstance(leaf, SizeRef) for leaf in self.leaves()):
+        leaves = list(self.leaves())
+        names = dict.fromkeys(leaf.name for leaf in leaves if isinstance(leaf, Ref))
+        if any(isinstance(leaf, SizeRef) for leaf in leaves):
             names[SIZES] = None
+        packet = getattr(self.target, "overloadpacket", None)
+        op = str(getattr(packet or self.target, "__name__", type(self.target).__name__))
         object.__setattr__(self, "inputs", tuple(names))
+        object.__setattr__(self, "op", op)
 
     def leaves(self) -> Iterator[Any]:
         """The leaves of the argument template, positional ones first."""
         yield from _leaves(self.args)
         yield from _leaves(tuple(self.kwargs.values()))
-
-    @property
-    def op(self) -> str:
-        """The operation's bare name: `linear`, `add`, `getitem`."""
-        packet = getattr(self.target, "overloadpacket", None)
-        return str(getattr(packet or self.target, "__name__", type(self.target).__name__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,8 @@ class Program:
     `dimensions` says what the sizes of its inputs mean.
 
     The indices are made once, when they are first used: `record_of`, `order`, `readers`, `varying`, `shapes`,
-    `source_values`.
+    `distinct_shapes`, `batch_dims`, `pos_dims`, `dtypes`, `parts`, `several`, `source_values`,
+    `source_shapes`.
     """
 
     records: tuple[Record, ...]
@@ -201,6 +201,56 @@ class Program:
         """The shape of each input and record, symbolic where it varies; None where it is not one tensor."""
         inputs: dict[str, tuple[Size, ...] | None] = {leaf.name: leaf.shape for leaf in self.inputs}
         return MappingProxyType(inputs | {record.name: record.shape for record in self.records})
+
+    @cached_property
+    def distinct_shapes(self) -> tuple[tuple[tuple[Size, ...] | None, ...], Mapping[str, int]]:
+        """The shapes that there are, each once, and the number of each input's and record's own.
+
+        A model of many layers has few: what is asked of a shape is asked once, and not of every value.
+        """
+        numbers: dict[tuple[Size, ...] | None, int] = {}
+        own = {name: numbers.setdefault(shape, len(numbers)) for name, shape in self.shapes.items()}
+        return tuple(numbers), MappingProxyType(own)
+
+    @cached_property
+    def batch_dims(self) -> Mapping[str, int | None]:
+        """The dimension of each input and record that holds the batch."""
+        return self._dims_along(self.dimensions.batch)
+
+    @cached_property
+    def pos_dims(self) -> Mapping[str, int | None]:
+        """The dimension of each input and record that holds positions."""
+        return self._dims_along(self.dimensions.positions)
+
+    def _dims_along(self, symbols: frozenset[str]) -> Mapping[str, int | None]:
+        shapes, own = self.distinct_shapes
+        dims = [dim_along(shape, symbols) for shape in shapes]
+        return MappingProxyType({name: dims[number] for name, number in own.items()})
+
+    @cached_property
+    def dtypes(self) -> Mapping[str, torch.dtype | None]:
+        """The dtype of each input and record; None where it is not one tensor."""
+        inputs: dict[str, torch.dtype | None] = {leaf.name: leaf.dtype for leaf in self.inputs}
+        return MappingProxyType(inputs | {record.name: record.dtype for record in self.records})
+
+    @cached_property
+    def parts(self) -> Mapping[str, tuple[str, ...]]:
+        """Of each record whose value is several tensors: the records that take one of them out."""
+        found: dict[str, list[str]] = {}
+        for record in self.records:
+            if record.op == "getitem":
+                found.setdefault(record.inputs[0], []).append(record.name)
+        return MappingProxyType({name: tuple(parts) for name, parts in found.items()})
+
+    @cached_property
+    def several(self) -> frozenset[str]:
+        """The records whose values are several tensors, or none."""
+        return frozenset(record.name for record in self.records if record.shape is None)
+
+    @cached_property
+    def source_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of the sources by name."""
+        return MappingProxyType({source.name: tuple(source.value.shape) for source in self.sources})
 
     @cached_property
     def source_values(self) -> Mapping[str, torch.Tensor]:

@@ -69,6 +69,7 @@ def quotient(whole: Size, part: Size) -> Size | None:
     return ratio if sympy.denom(ratio) == 1 and ratio.free_symbols else None
 
 
+@functools.lru_cache(maxsize=4096)
 def is_equal(one: Size, other: Size) -> bool:
     """Whether two sizes are equal for all values of their symbols."""
     return bool(sympy.expand(sympy.sympify(one) - other) == 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from conewise.errors import SiteError
@@ -15,15 +17,66 @@ from conewise.runs.captured import Captured
 Lengths = Callable[[Located], Mapping[str, int]]
 """The lengths of the natural axes of a site."""
 
+Along = dict[str, tuple[int, ...]]
+"""The numbers that are chosen along each axis."""
 
-def spread(selectors: Selectors, model: Captured, lengths: Lengths) -> tuple[Spread, ...]:
-    """The cells of each selector, for runs of one shape. An empty choice is an error."""
-    return tuple(
-        _spread_selector(part, place, model, lengths)
+
+KEPT = 64
+"""How many spreadings of a model are kept. They lie with it."""
+_SPREADINGS = "_spreadings"
+
+
+@dataclass(frozen=True, slots=True)
+class Spreading:
+    """Selectors spread out: their cells one after another, the places of each, and what they are called."""
+
+    spreads: tuple[Spread, ...]
+    cells: tuple[Cell, ...]
+    places: tuple[tuple[Place, ...], ...]
+    names: tuple[str, ...]
+
+
+def spread(selectors: Selectors, model: Captured, lengths: Lengths) -> Spreading:
+    """The cells of each selector, for runs of one shape. An empty choice is an error.
+
+    Cells are kept with the model by what was selected and what that stands for, so that another pair of
+    prompts makes none.
+    """
+    along = [
+        _chosen_along(part, model, lengths) if isinstance(part, Selector) else None
+        for part in selectors.parts
+    ]
+    key = _key(selectors, along)
+    if key is None:
+        return _spread(selectors, along)
+    kept: OrderedDict[Hashable, Spreading] = vars(model).setdefault(_SPREADINGS, OrderedDict())
+    if key not in kept:
+        kept[key] = _spread(selectors, along)
+        while len(kept) > KEPT:
+            kept.popitem(last=False)
+    return kept[key]
+
+
+def _key(selectors: Selectors, along: Sequence[Along | None]) -> Hashable:
+    """What cells depend on; None where places were listed one by one."""
+    parts: list[Hashable] = []
+    for part, found in zip(selectors.parts, along, strict=True):
+        if not isinstance(part, Selector) or found is None:
+            return None
+        is_open = tuple(not isinstance(part.choices[axis], int) for axis in found)
+        parts.append((part.name, part.stack, tuple(found.items()), is_open))
+    return tuple(parts)
+
+
+def _spread(selectors: Selectors, along: Sequence[Along | None]) -> Spreading:
+    spreads = tuple(
+        _spread_selector(part, number, found or {})
         if isinstance(part, Selector)
-        else _spread_list(part, place)
-        for place, part in enumerate(selectors.parts)
+        else _spread_list(part, number)
+        for number, (part, found) in enumerate(zip(selectors.parts, along, strict=True))
     )
+    cells = tuple(cell for part in spreads for cell in part.cells)
+    return Spreading(spreads, cells, tuple(cell.places for cell in cells), tuple(cell.name for cell in cells))
 
 
 def _spread_list(places: tuple[tuple[Place, ...], ...], selector: int) -> Spread:
@@ -39,7 +92,8 @@ def _coordinates(place: Place) -> dict[str, int]:
     return ({"layer": place.layer} if place.layer is not None else {}) | found
 
 
-def _spread_selector(selector: Selector, number: int, model: Captured, lengths_of: Lengths) -> Spread:
+def _chosen_along(selector: Selector, model: Captured, lengths_of: Lengths) -> Along:
+    """The numbers along each axis that a selector chooses, layers first."""
     table = model.sites
     choices = dict(selector.choices)
     layers: Sequence[int | None] = (None,)
@@ -66,6 +120,10 @@ def _spread_selector(selector: Selector, number: int, model: Captured, lengths_o
                 f"{selector}: this site has no axis {axis!r}; its axes are {', '.join(found.view.axes)}."
             )
         along[axis] = tuple(chosen(choice, lengths[axis], axis, selector))
+    return along
+
+
+def _spread_selector(selector: Selector, number: int, along: Along) -> Spread:
     cells = []
     for point in itertools.product(*along.values()):
         at = dict(zip(along, point, strict=True))

@@ -90,13 +90,14 @@ class Sweep:
         self._batches.expect_answers(self.metrics)
         first = self.batch(0)
         self.is_function = first.intervention.is_function
-        self.spreads: tuple[Spread, ...] = spread(
+        found = spread(
             self.selectors, model, partial(axis_lengths, facts=self.facts.shape(first.base.inputs))
         )
-        self.cells: tuple[Cell, ...] = tuple(cell for part in self.spreads for cell in part.cells)
+        self.spreads: tuple[Spread, ...] = found.spreads
+        self.cells: tuple[Cell, ...] = found.cells
         self.spec = SweepSpec(
-            tuple(cell.places for cell in self.cells),
-            tuple(cell.name for cell in self.cells),
+            found.places,
+            found.names,
             self.metrics,
             precision,
             self.is_function,

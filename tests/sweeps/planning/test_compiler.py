@@ -19,9 +19,9 @@ from conewise.structure.views import View
 from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.conditions import Conditions, StandingEdit, StoredCut
 from conewise.sweeps.planning.passes.compiled import Compiled
-from conewise.sweeps.planning.passes.fill_tables import place_groups
 from conewise.sweeps.planning.readout import ReadOut
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.spec_facts import SpecFacts
 from tests.sweeps.handmade import WIDTH, B, Handmade, T, numbers
 
 aten = torch.ops.aten
@@ -62,7 +62,7 @@ def compilation(
     return Compilation(
         graph,
         ShapeFacts(program, {"b": 1, "t": LENGTH}, torch.device("cpu"), ()),
-        place_groups(cells, locate),
+        SpecFacts(graph, cells, ("d",), locate),
         [f"cell {number}" for number in range(len(cells))],
         ReadOut(("d",), last=False),
         Conditions(**conditions),

@@ -21,7 +21,6 @@ from conewise.sweeps.planning.first_change import first_changes
 from conewise.sweeps.planning.ordering import LAUNCH_FLOPS, WorldOrder, ordered
 from conewise.sweeps.planning.passes.build_pass import Chain, build_pass
 from conewise.sweeps.planning.passes.compiled import Compiled, Costing, Pass
-from conewise.sweeps.planning.passes.fill_tables import PlaceGroup
 from conewise.sweeps.planning.passes.instructions import PassProgram
 from conewise.sweeps.planning.passes.memory import measured
 from conewise.sweeps.planning.passes.node_sizes import NodeSizes
@@ -35,6 +34,7 @@ from conewise.sweeps.planning.shapes.masks import Masks, attention_kernel
 from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.shapes.splitting import Splitting
+from conewise.sweeps.planning.spec_facts import SpecFacts
 
 DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""
@@ -44,13 +44,13 @@ HOLES = {"cuda": 1.4}
 
 
 class Compilation:
-    """Compiles one sweep for runs of one shape. `groups` are its places, `names` those of its cells."""
+    """Compiles one sweep for runs of one shape. `asked` has its places, `names` are those of its cells."""
 
     def __init__(
         self,
         graph: Graph,
         facts: ShapeFacts,
-        groups: Sequence[PlaceGroup],
+        asked: SpecFacts,
         names: Sequence[str],
         readout: ReadOut,
         conditions: Conditions,
@@ -59,10 +59,12 @@ class Compilation:
         from_run: bool,
         precision: str | None = None,
     ) -> None:
-        self.graph, self.facts, self.names = graph, facts, names
+        self.graph, self.facts, self.asked, self.names = graph, facts, asked, names
         self.readout, self.conditions = readout, conditions
         self.is_function, self.from_run, self.precision = is_function, from_run, precision
-        self.patching = Patching(graph, facts, groups, len(names), conditions.edits, is_function=is_function)
+        self.patching = Patching(
+            graph, facts, asked.groups, len(names), conditions.edits, is_function=is_function
+        )
         self._regions: dict[int, Regions] = {}
         self._programs: dict[Any, PassProgram] = {}
         self._passes: dict[tuple[int, int, int], PassProgram] = {}
@@ -70,7 +72,10 @@ class Compilation:
 
     def schedule_of(self, world_of: Sequence[int]) -> Schedule:
         """The schedule of all worlds, given the world of each cell."""
-        return self.patching.schedule(world_of, self.readout.targets)
+        worlds = tuple(world_of)
+        return self.asked.schedule(
+            self.conditions.edits, worlds, lambda: self.patching.schedule(worlds, self.readout.targets)
+        )
 
     # -- the order of worlds ---------------------------------------------------------------------
 
@@ -229,7 +234,7 @@ class Compilation:
             lambda node: records[node].inputs,
             regions,
             chains=chains,
-            several=lambda node: node in records and records[node].shape is None,
+            several=self.facts.program.several.__contains__,
             kernel=self._kernel,
         )
         sizes = NodeSizes(
@@ -375,10 +380,8 @@ class Compilation:
             self.patching.tables(turned(cells)),
             tuple(self.columns.items()) if stacked else (),
         )
-        rules, graph = self.graph.table.rules, self.graph
-        support = graph.table.support(graph.numbers(self.readout.targets), ())
-        computed = [graph.name(number) for number in support if rules[number] is not None]
-        full = sum(self.flops(node, None) for node in computed)
+        computed = self.asked.computed
+        full = sum([self.flops(node, None) for node in computed])
         worlds = len(self.names)
         return compiled, Costing(
             self.schedule.node_evaluations,

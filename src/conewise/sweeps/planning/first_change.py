@@ -6,6 +6,7 @@ position at which base and source inputs differ is the first that a patch from t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,12 +79,13 @@ def first_difference(
 ) -> tuple[int, frozenset[str]]:
     """The first position at which two runs can differ, and the inputs that do.
 
-    They differ in their inputs, or where either was patched; where nothing does, it is the last position.
+    They differ in their inputs, or where either was patched; where nothing does, it is the last position. The
+    device is waited for once.
     """
     length = only_length(layout)
     if not length:
         return 0, frozenset()
-    found, differing = length - 1, set()
+    found, differing, whole = length - 1, set[str](), set[str]()
     for run in (base, source):
         for edit in run.edits:
             part = edit.place.part.get("pos")
@@ -91,20 +93,31 @@ def first_difference(
             if part is None or not finder.shows_positions(edit.node, view):
                 return 0, frozenset()
             found = min(found, first_position(part, length))
+    if not base.inputs.keys() <= source.inputs.keys():
+        return 0, frozenset()
+    flags: dict[str, torch.Tensor] = {}
     for name, value in base.inputs.items():
-        other = source.inputs.get(name)
-        if other is None:
-            return 0, frozenset()
-        differs = value != other
+        differs = value != source.inputs[name]
         dim, batch = layout.pos_dim.get(name), layout.batch_dim.get(name)
         if dim is None or layout.length(name) != length or (dim == batch and not finder.has_rows(name)):
-            if bool(differs.any()):
-                return 0, frozenset()
+            flags[name] = differs.any().reshape(1)
+            whole.add(name)
             continue
         if dim == batch:
             differs, dim = differs.unflatten(dim, (-1, length)), dim + 1  # type: ignore[no-untyped-call]
-        rows = differs.movedim(dim, 0).reshape(differs.shape[dim], -1).any(1).nonzero()
-        if len(rows):
-            found = min(found, int(rows[0]))
+        flags[name] = differs.movedim(dim, 0).reshape(differs.shape[dim], -1).any(1)
+    for name, rows in _read(flags).items():
+        if True in rows:
+            if name in whole:
+                return 0, frozenset()
+            found = min(found, rows.index(True))
             differing.add(name)
     return found, frozenset(differing)
+
+
+def _read(flags: Mapping[str, torch.Tensor]) -> dict[str, list[bool]]:
+    """The flags of each name, read at once where they lie on one device."""
+    if len({one.device for one in flags.values()}) > 1:
+        return {name: one.tolist() for name, one in flags.items()}
+    together = iter(torch.cat(list(flags.values())).tolist() if flags else [])
+    return {name: list(itertools.islice(together, len(one))) for name, one in flags.items()}

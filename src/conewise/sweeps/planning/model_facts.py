@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from conewise.errors import SweepError
@@ -20,6 +20,7 @@ from conewise.sweeps.planning.passes.compiled import Compiled, Costing
 from conewise.sweeps.planning.shapes.fusing import find_fusions
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.shapes.split_rules import SplitWeights
+from conewise.sweeps.planning.spec_facts import SpecFacts
 
 KEPT = 64
 """How many compiled sweeps of a model are kept."""
@@ -50,6 +51,7 @@ class ModelFacts:
         self.rules: dict[str, Rule] = {}
         self.graph_pool: Any = None
         self._shapes: dict[Hashable, ShapeFacts] = {}
+        self._asked: OrderedDict[str, SpecFacts] = OrderedDict()
         self._found_with: Sums | None = None
 
     def expect_weights(self, now: Sums) -> None:
@@ -93,6 +95,15 @@ class ModelFacts:
                     f"{', '.join(self.fields)}."
                 )
         return tuple(dict.fromkeys(names))
+
+    def asked(self, identity: str, make: Callable[[], SpecFacts]) -> SpecFacts:
+        """What holds for a spec of this identity whatever the shape: kept, as the last few are, or made."""
+        found = self._asked.get(identity)
+        if found is None:
+            found = self._asked[identity] = make()
+            while len(self._asked) > KEPT:
+                self._asked.popitem(last=False)
+        return found
 
     def keep_plan(self, key: Hashable, plan: tuple[Compiled, Costing]) -> None:
         """Keep a compiled sweep, and the last few beside it."""

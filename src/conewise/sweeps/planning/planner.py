@@ -22,11 +22,11 @@ from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.conditions import Conditions, StoredCut, read_conditions
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.passes.compiled import Compiled, Costing
-from conewise.sweeps.planning.passes.fill_tables import PlaceGroup, expect_swept, place_groups
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.readout import readout
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.planning.spec_facts import SpecFacts
 
 
 class Planner:
@@ -109,7 +109,7 @@ class Planner:
         return Compilation(
             self.model.graph,
             shape,
-            self._groups,
+            self.asked,
             spec.names,
             read,
             conditions,
@@ -119,10 +119,14 @@ class Planner:
         )
 
     @cached_property
-    def _groups(self) -> list[PlaceGroup]:
-        groups = place_groups(self.spec.cells, self.model.locate)
-        expect_swept(groups)
-        return groups
+    def asked(self) -> SpecFacts:
+        """What holds for the spec whatever the shape; kept with the model."""
+        spec, model = self.spec, self.model
+
+        def make() -> SpecFacts:
+            return SpecFacts(model.graph, spec.cells, self.facts.targets(spec.metrics), model.locate)
+
+        return self.facts.asked(spec.identity, make)
 
     # -- what is read off the runs -----------------------------------------------------------
 

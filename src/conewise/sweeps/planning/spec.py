@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,11 @@ from functools import cached_property
 
 from conewise.locations.places import Place
 from conewise.runs.metrics import Metric
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(names: tuple[str, ...]) -> str:
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +40,7 @@ class SweepSpec:
             for m in self.metrics
         ]
         tokens = len(self.tokens)
-        parts = ("\n".join(self.names), repr(read), tokens, self.precision, self.is_function, self.from_run)
+        parts = (_digest(self.names), repr(read), tokens, self.precision, self.is_function, self.from_run)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @cached_property

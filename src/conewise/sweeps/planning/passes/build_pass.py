@@ -46,16 +46,17 @@ def build_pass(
     drops = _drops(steps, reads, schedule.targets)
     builder = _Builder(dict(schedule.patched), regions, several)
     for node, worlds in steps:
-        for name in reads[node]:
+        own = reads[node]
+        for name in own:
             builder.fill(name)
         rows = regions.of(node)
-        made = tuple(builder.read(name, worlds, regions.wanted(node, name)) for name in reads[node])
-        taken_from = next((name for name in reads[node] if name in builder.stacks and several(name)), None)
+        made = tuple([builder.read(name, worlds, regions.wanted(node, name)) for name in own])
+        taken_from = next((name for name in own if several(name) and name in builder.stacks), None)
         align = AS_IT_IS
         if taken_from is not None and not several(node):
             align = alignment(builder.stacks[taken_from], worlds)
         put = builder.computed(node, worlds)
-        dropped = tuple(name for name in drops.get(node, ()) if builder.stacks.pop(name, 0))
+        dropped = tuple([name for name in drops.get(node, ()) if builder.stacks.pop(name, 0)])
         chain = chains[node].inside if node in chains else ()
         builder.steps.append(
             Step(
@@ -117,6 +118,8 @@ class _Builder:
 
 def alignment(have: int, want: int) -> Alignment:
     """How a stack of the worlds `have` becomes one of the worlds `want`: masks, some of both."""
+    if have == want:
+        return AS_IT_IS
     shared = have & want
     pick: Ranges | None = None if shared == have else places_in(shared, have)
     missing = want & ~have
@@ -131,7 +134,8 @@ def _drops(
     """For each step, what it is the last to read; targets are kept to the end."""
     last: dict[str, str] = {}
     for node, _ in steps:
-        last |= dict.fromkeys(reads[node], node)
+        for name in reads[node]:
+            last[name] = node
     drops: dict[str, list[str]] = {}
     for name, reader in last.items():
         if name not in targets:

@@ -43,10 +43,10 @@ class NodeSizes:
 
     def workspace(self, node: str, rows: int | None) -> int:
         """Of what computing it takes beside its value."""
-        copied = self._layout.copies(node, self._patched)
-        return self._space.each(node, rows, self._is_causal) + sum(
-            self._costs.bytes_of_copy(read, rows=self._regions.wanted(node, read)) for read in copied
-        )
+        taken = self._space.each(node, rows, self._is_causal)
+        for read in self._layout.copies(node, self._patched):
+            taken += self._costs.bytes_of_copy(read, rows=self._regions.wanted(node, read))
+        return taken
 
     def scratch(self, node: str, rows: int | None, kernel: str, worlds: int) -> int:
         """Of what computing it in one of several ways takes beside its value, for all worlds together."""

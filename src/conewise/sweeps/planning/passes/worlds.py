@@ -6,6 +6,7 @@ order, that do not touch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 Ranges = tuple[tuple[int, int], ...]
 
 
+@functools.lru_cache(maxsize=4096)
 def ranges_of(mask: int) -> Ranges:
     """The worlds of a mask as ranges."""
     found, start = [], 0
@@ -38,6 +40,8 @@ def mask_of_members(members: Sequence[int]) -> int:
 
 def count_of(ranges: Ranges) -> int:
     """How many worlds there are."""
+    if len(ranges) == 1:
+        return ranges[0][1] - ranges[0][0]
     return sum(stop - start for start, stop in ranges)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from conewise.program.records import Record
+from conewise.program.records import Record, Ref
 from conewise.program.rules import Rule, compile_rule
 
 PLACES = {"attn_mask": 3, "dropout_p": 4, "is_causal": 5}
+MASK = "$mask"
+"""The name under which a rule is given its mask."""
 
 
 def attention_argument(record: Record, name: str) -> Any:
@@ -22,10 +25,25 @@ def attention_argument(record: Record, name: str) -> Any:
 
 def causal_rule(record: Record, rows: int, length: int, device: torch.device) -> Rule:
     """The rule of a causal attention without a mask, for the last `rows` of its queries."""
-    mask = torch.ones(rows, length, dtype=torch.bool, device=device).tril(length - rows)
-    given = [*record.args[:3], mask, attention_argument(record, "dropout_p") or 0.0, False]
+    mask = _causal_mask(rows, length, device)
+    given = [*record.args[:3], Ref(MASK), attention_argument(record, "dropout_p") or 0.0, False]
     named = {key: value for key, value in record.kwargs.items() if key not in PLACES}
-    return compile_rule(replace(record, args=tuple(given), kwargs=named))
+    masked = replace(record, args=tuple(given), kwargs=named)
+    rule, at = compile_rule(masked), masked.inputs.index(MASK)
+    return lambda *values: rule(*values[:at], mask, *values[at:])
+
+
+_MASKS: weakref.WeakValueDictionary[tuple[int, int, torch.device], torch.Tensor]
+_MASKS = weakref.WeakValueDictionary()
+
+
+def _causal_mask(rows: int, length: int, device: torch.device) -> torch.Tensor:
+    """The mask of the last `rows` positions: one for all layers, for as long as a rule has it."""
+    key = rows, length, device
+    mask = _MASKS.get(key)
+    if mask is None:
+        mask = _MASKS[key] = torch.ones(rows, length, dtype=torch.bool, device=device).tril(length - rows)
+    return mask
 
 
 def unmasked_rule(record: Record) -> Rule:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -24,61 +26,54 @@ class Costs:
         self._layout = layout
         self._columns = columns
         self._records = program.record_of
-        self._constant: dict[str, tuple[int, ...]] = {s.name: tuple(s.value.shape) for s in program.sources}
-        self._symbolic = {r.name: r.shape for r in program.records} | {
-            i.name: i.shape for i in program.inputs
-        }
-        self._dtypes = {r.name: r.dtype for r in program.records} | {i.name: i.dtype for i in program.inputs}
-        self._shapes: dict[tuple[str, int | None], tuple[int, ...] | None] = {}
-        self._parts: dict[str, list[str]] = {}
-        for record in program.records:
-            if record.op == "getitem":
-                self._parts.setdefault(record.inputs[0], []).append(record.name)
+        self._kinds = _kinds_of(program)
+        self._constant, self._dtypes, self._parts = program.source_shapes, program.dtypes, program.parts
 
     def shape(self, name: str, *, rows: int | None = None) -> tuple[int, ...] | None:
         """The shape of one world's value; of its last positions alone with `rows`."""
         if name in self._constant:
             return self._constant[name]
-        key = name, rows
-        if key not in self._shapes:
-            symbolic = self._symbolic.get(name)
-            values = dict(self._layout.symbols)
-            if rows is not None:
-                values |= dict.fromkeys(self._layout.position_symbols & set(values), rows)
-            sizes = self._layout.program.sizes
-            shape = None if symbolic is None else tuple(sizes.value(size, values) for size in symbolic)
-            if shape is not None and name in self._columns:
-                shape = (*shape[:-1], len(self._columns[name]))
-            self._shapes[key] = shape
-        return self._shapes[key]
+        shape = self._layout.shape(name, rows)
+        if shape is not None and name in self._columns:
+            return (*shape[:-1], len(self._columns[name]))
+        return shape
 
     def flops(self, name: str, *, rows: int | None = None) -> int:
         """Multiplications and additions of one world; other operations count one for each element."""
-        record = self._records[name]
-        out = self.shape(name, rows=rows) or ()
-        if record.op in PRODUCTS:
-            inner = self._inner(record, rows)
-            return 2 * math.prod(out) * inner
-        if "attention" in record.op:
-            # Of the arguments, and not of what is read: keys may be the queries themselves.
-            read = [arg.name for arg in record.args if isinstance(arg, Ref)]
-            query, key = self.shape(read[0], rows=rows) or (1,), self.shape(read[min(1, len(read) - 1)])
-            return 4 * math.prod(query) * (key or (1, 1))[-2]
-        if "conv" in record.op:
-            weight = next((self._constant[n] for n in record.inputs if n in self._constant), (1,))
-            return 2 * math.prod(out) * math.prod(weight[1:])
-        return 0 if self.is_view(name) else math.prod(out)
+        kind, factor = self._kinds[name]
+        if kind == VIEW:
+            return 0
+        if kind == ATTENDS:
+            return self._attention_flops(self._records[name], rows)
+        elements = self.elements(name, rows=rows)
+        if kind == MULTIPLIES:
+            shape = self.shape(factor, rows=rows) if factor else None
+            return 2 * elements * (shape[-1] if shape else 1)
+        if kind == CONVOLVES:
+            return 2 * elements * math.prod(self._constant.get(factor, (1,))[1:])
+        return elements
+
+    def _attention_flops(self, record: Record, rows: int | None) -> int:
+        # Of the arguments, and not of what is read: keys may be the queries themselves.
+        read = [arg.name for arg in record.args if isinstance(arg, Ref)]
+        query, key = self.shape(read[0], rows=rows) or (1,), self.shape(read[min(1, len(read) - 1)])
+        return 4 * math.prod(query) * (key or (1, 1))[-2]
 
     def bytes_of_copy(self, name: str, *, rows: int | None = None) -> int:
         """Bytes of one world's value when it is copied; of several tensors, those that anything reads."""
         if name in self._parts:
             return sum(self.bytes_of_copy(part, rows=rows) for part in self._parts[name])
-        shape, dtype = self.shape(name, rows=rows), self._dtypes.get(name)
-        return 0 if shape is None or dtype is None else math.prod(shape) * dtype.itemsize
+        dtype = self._dtypes.get(name)
+        if dtype is None:
+            return 0
+        return self.elements(name, rows=rows) * dtype.itemsize
 
     def elements(self, name: str, *, rows: int | None = None) -> int:
-        """How many numbers one world's value has."""
-        return math.prod(self.shape(name, rows=rows) or ())
+        """How many numbers one world's value has; 1 where it is no tensor."""
+        if name in self._constant or name in self._columns:
+            return math.prod(self.shape(name, rows=rows) or ())
+        found = self._layout.elements(name, rows)
+        return 1 if found is None else found
 
     def itemsize(self, name: str) -> int:
         """Bytes of one number of the value."""
@@ -92,20 +87,43 @@ class Costs:
 
     def is_view(self, name: str) -> bool:
         """Whether the record's value shares memory with what it reads."""
-        record = self._records[name]
-        schema = getattr(record.target, "_schema", None)
-        if record.op == "getitem":
-            return True
-        if schema is None:
-            return False
-        return any(result.alias_info is not None for result in schema.returns)
+        return _is_view(self._records[name])
 
-    def _inner(self, record: Record, rows: int | None) -> int:
-        """The length that a product sums over: the last dimension of its first factor."""
+
+VIEW, ATTENDS, MULTIPLIES, CONVOLVES, POINT = "view", "attention", "product", "convolution", "pointwise"
+
+_KINDS: weakref.WeakKeyDictionary[Program, dict[str, tuple[str, str]]] = weakref.WeakKeyDictionary()
+
+
+def _kinds_of(program: Program) -> dict[str, tuple[str, str]]:
+    """By what the operations of each record are counted, and the factor whose shape says how many; kept."""
+    if program not in _KINDS:
+        constant = program.source_shapes
+        _KINDS[program] = {record.name: _kind(record, constant) for record in program.records}
+    return _KINDS[program]
+
+
+def _kind(record: Record, constant: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
+    if record.op in PRODUCTS:
+        # It sums over the last dimension of its first factor.
         factors = [arg.name for arg in record.args if isinstance(arg, Ref)]
         factors = factors[1:] if record.op in {"addmm", "baddbmm"} else factors
-        shape = self.shape(factors[0], rows=rows) if factors else None
-        return shape[-1] if shape else 1
+        return MULTIPLIES, factors[0] if factors else ""
+    if "attention" in record.op:
+        return ATTENDS, ""
+    if "conv" in record.op:
+        return CONVOLVES, next((name for name in record.inputs if name in constant), "")
+    return (VIEW if _is_view(record) else POINT), ""
+
+
+def _is_view(record: Record) -> bool:
+    return record.op == "getitem" or _shares_memory(record.target)
+
+
+@functools.cache
+def _shares_memory(target: Callable[..., Any]) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, clock: Callable[[], float]) -> float:

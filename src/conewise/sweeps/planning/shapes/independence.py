@@ -7,7 +7,9 @@ computed without the others. What is not known here is not thereby mixed: it may
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from conewise.program.operations import (
@@ -21,12 +23,62 @@ from conewise.program.operations import (
     SOFTMAX,
     SPLITS,
 )
-from conewise.program.records import SIZES, Record, Ref, SizeRef
+from conewise.program.records import SIZES, Program, Record, Ref, SizeRef
 from conewise.program.sizes import Size, symbols_in
-from conewise.structure.placements import placements_of
+from conewise.structure.placements import Placement, placements_of
 from conewise.sweeps.planning.shapes.layout import Layout
 
 Dim = int | None
+
+
+@dataclass(slots=True)
+class _Finding:
+    """What was found of a record, and the questions about sizes that it rests on, with their answers.
+
+    `holds_elsewhere`: it rests on nothing else, so that it holds for every shape that answers them alike.
+    """
+
+    answer: bool = False
+    holds_elsewhere: bool = True
+    questions: dict[int, bool] = field(default_factory=dict)
+
+    def rest_on(self, other: _Finding) -> None:
+        """Say that this one was found by another."""
+        self.questions |= other.questions
+        self.holds_elsewhere = self.holds_elsewhere and other.holds_elsewhere
+
+
+class _Findings:
+    """What was found of a program along one dimension, and all questions that were asked, by number.
+
+    Each finding has the number of its premise: those that rest on the same questions and answers share it.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, list[tuple[_Finding, int]]] = {}
+        self._premises: dict[frozenset[tuple[int, bool]], int] = {}
+        self.questions: list[tuple[Any, ...]] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+
+    def keep(self, name: str, found: _Finding) -> None:
+        """Keep what was found of a record."""
+        premise = self._premises.setdefault(frozenset(found.questions.items()), len(self._premises))
+        self.known.setdefault(name, []).append((found, premise))
+
+    def number(self, question: tuple[Any, ...]) -> int:
+        """The number of a question, which is added when it is new."""
+        if question not in self._numbers:
+            self._numbers[question] = len(self.questions)
+            self.questions.append(question)
+        return self._numbers[question]
+
+
+_FINDINGS: weakref.WeakKeyDictionary[Program, dict[Any, _Findings]] = weakref.WeakKeyDictionary()
+
+
+def _findings_of(program: Program, symbols: set[str], *, is_batch: bool) -> _Findings:
+    kept = _FINDINGS.setdefault(program, {})
+    return kept.setdefault((frozenset(symbols), is_batch), _Findings())
 
 
 class Independence:
@@ -34,30 +86,73 @@ class Independence:
 
     `dims` has the dimension of each value. `alike(name)` says whether a constant that extends along it is the
     same in every slice, where that can be asked.
+
+    What is found is kept with the program, with the questions about sizes that it rests on: it holds for
+    every shape that answers these alike.
     """
 
     def __init__(
         self,
         layout: Layout,
-        dims: dict[str, Dim],
+        dims: Mapping[str, Dim],
         symbols: set[str],
         alike: Callable[[str], bool] = lambda _: False,
     ) -> None:
         program = layout.program
         self._layout, self._dims, self._alike = layout, dims, alike
         self._records = program.record_of
-        self._shapes: dict[str, tuple[Size, ...] | None] = {r.name: r.shape for r in program.records}
-        self._shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
-        self._weights = {source.name: source.value.dim() for source in program.sources}
+        self._shapes, self._shape_number = program.shapes, program.distinct_shapes[1]
         self._symbols = symbols
         self._placements = placements_of(program, symbols)
-        self._known: dict[str, bool] = {}
+        self._findings = _findings_of(program, symbols, is_batch=self._is_batch())
+        self._answers: dict[int, bool] = {}
+        self._holds: dict[int, bool] = {}
+        self._found: dict[str, _Finding] = {}
+        self._asked: list[_Finding] = []
 
     def known(self, name: str) -> bool:
         """Whether the node of that name is known to keep slices apart."""
-        if name not in self._known:
-            self._known[name] = self._is_known(self._records[name])
-        return self._known[name]
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = self._kept(name) or self._new(name)
+        if self._asked:
+            self._asked[-1].rest_on(found)
+        return found.answer
+
+    def _kept(self, name: str) -> _Finding | None:
+        """What was found with another shape, and holds for this one."""
+        for found, premise in self._findings.known.get(name, ()):
+            if premise not in self._holds:
+                questions = found.questions.items()
+                self._holds[premise] = all(self._answer(number) is answer for number, answer in questions)
+            if self._holds[premise]:
+                return found
+        return None
+
+    def _new(self, name: str) -> _Finding:
+        found = _Finding()
+        self._asked.append(found)
+        try:
+            found.answer = self._is_known(self._records[name])
+        finally:
+            self._asked.pop()
+        if found.holds_elsewhere:
+            self._findings.keep(name, found)
+        return found
+
+    def _ask(self, *question: Any) -> bool:
+        """Whether sizes are as a question says, in runs of this shape."""
+        number = self._findings.number(question)
+        answer = self._answer(number)
+        if self._asked:
+            self._asked[-1].questions[number] = answer
+        return answer
+
+    def _answer(self, number: int) -> bool:
+        if number not in self._answers:
+            kind, *sizes = self._findings.questions[number]
+            self._answers[number] = self._is_outer(*sizes) if kind == "outer" else self._is_around(*sizes)
+        return self._answers[number]
 
     def _is_known(self, record: Record) -> bool:
         op = record.op
@@ -117,12 +212,16 @@ class Independence:
         """The same slices, one behind the other, in a value of another shape."""
         if not self._is_one(read) or not self._reads_only(record, read):
             return False
-        return self._around(read) == self._around(Ref(record.name))
+        own = [(self._shape_number[name], self._placements.of(name)) for name in (read.name, record.name)]
+        return self._ask("around", *own)
 
-    def _around(self, ref: Ref) -> tuple[int, int]:
+    def _is_around(self, read: tuple[int, Placement], own: tuple[int, Placement]) -> bool:
+        return self._around(*read) == self._around(*own)
+
+    def _around(self, number: int, placement: Placement) -> tuple[int, int]:
         """Elements in front of the dimension's slices; elements of one slice."""
-        shape, placement = self._numbers(ref.name), self._placements.of(ref.name)
-        assert placement is not None
+        shape = self._layout.shape_of(number)
+        assert shape is not None
         front = self._number(placement.outer) * math.prod(shape[: placement.dim])
         return front, math.prod(shape) // (front * self._number(placement.size))
 
@@ -165,11 +264,14 @@ class Independence:
         placement = self._placements.of(name)
         if placement is None or placement.dim != self._dims.get(name):
             return False
-        outer = self._number(placement.outer)
         if self._is_batch():
-            return outer == 1
+            return self._ask("outer", placement.outer, False)
         shared = placement.dim == self._layout.batch_dim.get(name)
-        return placement.inner == 1 and outer == (self._layout.batch if shared else 1)
+        return placement.inner == 1 and self._ask("outer", placement.outer, shared)
+
+    def _is_outer(self, outer: Size, is_batch: bool) -> bool:
+        """Whether there is one in front of ours, or as many as the batch has rows."""
+        return self._number(outer) == (self._layout.batch if is_batch else 1)
 
     def _dim(self, ref: Any) -> Dim:
         return self._dims.get(ref.name) if isinstance(ref, Ref) else None
@@ -179,9 +281,6 @@ class Independence:
 
     def _number(self, size: Size) -> int:
         return self._layout.program.sizes.value(size, self._layout.symbols)
-
-    def _numbers(self, name: str) -> tuple[int, ...]:
-        return tuple(map(self._number, self._shapes.get(name) or ()))
 
     def _is_sole(self, name: str) -> bool:
         """Whether exactly one dimension of a value extends along ours, and holds its slices in order."""
@@ -215,7 +314,13 @@ class Independence:
             return not isinstance(arg, list | tuple)
         if arg.name in self._layout.varying or arg.name == SIZES:
             return False
-        return self._dims.get(arg.name) is None or (self._is_batch() and self._alike(arg.name))
+        if self._dims.get(arg.name) is None:
+            return True
+        if not self._is_batch():
+            return False
+        if self._asked:
+            self._asked[-1].holds_elsewhere = False  # it is a value that says so
+        return self._alike(arg.name)
 
     def _are_weights(self, args: tuple[Any, ...]) -> bool:
         return all(self._is_weight(arg) for arg in args)

@@ -7,6 +7,7 @@ size that depends on the batch is evaluated for k batches.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
-from conewise.program.sizes import Size, dim_along, symbols_in
+from conewise.program.sizes import Size, symbols_in
 from conewise.program.tensors import brought
 
 Tensor = torch.Tensor
@@ -31,17 +32,12 @@ class Layout:
         self._batch = self.batch_symbols = set(known.batch)
         self._positions = self.position_symbols = set(known.positions)
         self.batch = next((symbols[symbol] for symbol in bound if symbol in self._batch), 1)
-        self._lengths: dict[str, int] = {}
-        self.batch_dim: dict[str, int | None] = {}
-        self.pos_dim: dict[str, int | None] = {}
-        shapes: dict[str, tuple[Size, ...] | None] = {r.name: r.shape for r in program.records}
-        shapes |= {leaf.name: leaf.shape for leaf in program.inputs}
-        for name, shape in shapes.items():
-            self.batch_dim[name] = dim_along(shape, self._batch)
-            self.pos_dim[name] = dim_along(shape, self._positions)
-            self._lengths[name] = self._length(shape)
+        self.batch_dim, self.pos_dim, self.varying = program.batch_dims, program.pos_dims, program.varying
+        self._distinct, self._number = program.distinct_shapes
+        self._length_of = [self._length(shape) for shape in self._distinct]
+        self._shapes: dict[tuple[int, int | None], tuple[int, ...] | None] = {}
+        self._elements: dict[tuple[int, int | None], int | None] = {}
         self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
-        self.varying = program.varying
 
     def _length(self, shape: tuple[Size, ...] | None) -> int:
         """How many positions a value of this shape has: an encoder's may differ from a decoder's."""
@@ -49,6 +45,35 @@ class Layout:
             for symbol in symbols_in(size) & self._positions:
                 return self.symbols[symbol]
         return 1
+
+    def shape(self, name: str, rows: int | None = None) -> tuple[int, ...] | None:
+        """The shape of one run's value; with `rows`, of so many of its last positions; None for no tensor."""
+        number = self._number.get(name)
+        return None if number is None else self.shape_of(number, rows)
+
+    def shape_of(self, number: int, rows: int | None = None) -> tuple[int, ...] | None:
+        """The shape of the values whose shapes have that number in the program.
+
+        Evaluated when it is asked for: one that is never cut may not be defined for so few positions.
+        """
+        key = number, rows
+        if key not in self._shapes:
+            values, value, shape = self.symbols, self.program.sizes.value, self._distinct[number]
+            if rows is not None:
+                values = values | dict.fromkeys(self._positions & set(values), rows)
+            self._shapes[key] = None if shape is None else tuple(value(size, values) for size in shape)
+        return self._shapes[key]
+
+    def elements(self, name: str, rows: int | None = None) -> int | None:
+        """How many numbers one run's value has; None for no tensor."""
+        number = self._number.get(name)
+        if number is None:
+            return None
+        key = number, rows
+        if key not in self._elements:
+            shape = self.shape_of(number, rows)
+            self._elements[key] = None if shape is None else math.prod(shape)
+        return self._elements[key]
 
     def sizes(self, worlds: int, rows: int | None = None) -> tuple[int, ...]:
         """The sizes of a stack of `worlds`; with `rows`, of so many of its last positions."""
@@ -63,7 +88,7 @@ class Layout:
 
     def length(self, name: str) -> int:
         """How many positions a value has."""
-        return self._lengths[name]
+        return self._length_of[self._number[name]]
 
     @property
     def lengths(self) -> set[int]:
@@ -75,7 +100,7 @@ class Layout:
         dim = self.pos_dim.get(name)
         if dim is None:
             return value
-        have = self._lengths[name] if of is None else of
+        have = self.length(name) if of is None else of
         if have == rows:
             return value
         if dim == self.batch_dim.get(name):
@@ -87,12 +112,12 @@ class Layout:
     def extended(self, name: str, base: Tensor, value: Tensor, rows: int) -> Tensor:
         """A stack of the last `rows` positions, with those before them, which are the baseline's."""
         dim, batch = self.pos_dim.get(name), self.batch_dim.get(name)
-        if dim is None or rows == self._lengths[name]:
+        if dim is None or rows == self.length(name):
             return value
         assert batch is not None
-        before = self._lengths[name] - rows
+        before = self.length(name) - rows
         if dim == batch:
-            front = base.unflatten(dim, (-1, self._lengths[name])).narrow(dim + 1, 0, before)  # type: ignore[no-untyped-call]
+            front = base.unflatten(dim, (-1, self.length(name))).narrow(dim + 1, 0, before)  # type: ignore[no-untyped-call]
             back = value.unflatten(dim, (-1, rows))  # type: ignore[no-untyped-call]
             front = repeated(front, dim, back.shape[dim] // front.shape[dim])
             whole: Tensor = torch.cat([front, back], dim + 1).flatten(dim, dim + 1)
@@ -146,6 +171,7 @@ class Constants:
             return repeated(self._read(name), dim, worlds)
         return self._computed(name, worlds)
 
+    @torch.no_grad()
     def alike(self, name: str) -> bool:
         """Whether every world has the same value of a constant that extends along the batch."""
         if name not in self._alike:

@@ -1,20 +1,23 @@
 """How values lie in memory: which show another's, which a product has to copy; found without computing.
 
-The program is walked with tensors that have shapes and strides, and no data. Where an operation cannot be
-walked so, its value is taken for a new one.
+The program is walked with tensors that have shapes and strides, and no data: each operation once for reads
+that lie alike, so that of equal layers one is walked. Where an operation cannot be walked so, its value is
+taken for a new one.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
+import weakref
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from conewise.program.operations import ALLOCATING, ATTENTION, MAYBE_ALIASING, POINTWISE
-from conewise.program.records import SIZES, Record
+from conewise.program.records import SIZES, Program, Record
+from conewise.program.rules import Rule
 from conewise.sweeps.planning.shapes.layout import Layout, compile_stacked_rule
 
 META = torch.device("meta")
@@ -40,66 +43,182 @@ class MemoryLayout:
 @torch.no_grad()
 def memory_layout(layout: Layout, device: torch.device) -> MemoryLayout:
     """How the values of a program lie in memory, for runs of one shape."""
-    program = layout.program
-    values: dict[str, Any] = {source.name: _empty_like(source.value) for source in program.sources}
-    sizes, symbols = program.sizes, layout.symbols
-
-    def plain(shape: Any, dtype: torch.dtype | None) -> Any:
-        numbers = tuple(sizes.value(size, symbols) for size in shape)
-        return torch.empty(numbers, dtype=dtype, device=META)
-
-    values |= {leaf.name: plain(leaf.shape, leaf.dtype) for leaf in program.inputs}
-    values[SIZES] = layout.sizes(1)
+    program, walk = layout.program, _Walk(layout, device)
+    values: dict[str, _Value | None] = {one.name: walk.new(one.value) for one in program.sources}
+    values |= {leaf.name: walk.plain(leaf.name, leaf.dtype) for leaf in program.inputs}
+    values[SIZES] = walk.sizes
     aliases: dict[str, str] = {}
     copied: dict[str, tuple[str, ...]] = {}
-    for record in program.records:
-        name = record.name
-        if name not in layout.varying:
-            values[name] = None if record.shape is None else plain(record.shape, record.dtype)
+    for record, way, rule in _ways_of(program):
+        name, reads = record.name, [values[read] for read in record.inputs]
+        values[name] = value = walk.value(record, way, rule, reads)
+        if way == CONSTANT:
             continue
-        reads = [values[read] for read in record.inputs]
-        value = None
-        if record.op == ATTENTION and record.shape is not None:
-            value = _attended(plain(record.shape, record.dtype), device)
-        elif all(read is not None for read in reads) and _may_be_strided(record, reads):
-            value = _walked(record, reads)
-        if value is None and record.shape is not None:
-            value = plain(record.shape, record.dtype)
-        values[name] = value
-        own = _storages(value)
-        for read, known in zip(record.inputs, reads, strict=True):
-            if own & _storages(known):
-                aliases[name] = read
+        if value is not None and value.is_walked:
+            for read, known in zip(record.inputs, reads, strict=True):
+                if known is not None and not set(known.memory).isdisjoint(value.memory):
+                    aliases[name] = read
         if record.op == "matmul" and len(reads) == 2:
-            scattered = zip(record.inputs, map(_is_scattered, reads), strict=True)
+            scattered = zip(record.inputs, map(walk.is_scattered, reads), strict=True)
             copied[name] = tuple(read for read, is_scattered in scattered if is_scattered)
     return MemoryLayout(aliases, copied)
 
 
-def _walked(record: Record, reads: list[Any]) -> Any:
-    try:
-        return compile_stacked_rule(record)(*reads)
-    except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
-        return None
+CONSTANT, ATTENDED, NEW, POINT, WALKED = "constant", "attended", "new", "pointwise", "walked"
+"""How the value of a record lies: as attention lays it out, newly, newly unless what it reads is strided, or
+as the operation says."""
+
+_WAYS: weakref.WeakKeyDictionary[Program, list[tuple[Record, str, Rule]]] = weakref.WeakKeyDictionary()
 
 
-def _may_be_strided(record: Record, reads: list[Any]) -> bool:
-    """Whether the value may be a view, or be laid out in memory otherwise than in its own order."""
+def _ways_of(program: Program) -> list[tuple[Record, str, Rule]]:
+    """The records of a program, how the value of each lies, and what computes it; found once."""
+    if program not in _WAYS:
+        varying = program.varying
+        _WAYS[program] = [
+            (record, _way(record) if record.name in varying else CONSTANT, compile_stacked_rule(record))
+            for record in program.records
+        ]
+    return _WAYS[program]
+
+
+def _way(record: Record) -> str:
+    if record.op == ATTENTION and record.shape is not None:
+        return ATTENDED
     if record.op in ALLOCATING or any(isinstance(leaf, torch.device) for leaf in record.leaves()):
-        return False
-    return record.op not in POINTWISE or record.op in MAYBE_ALIASING or not all(map(_is_plain, reads))
+        return NEW
+    return POINT if record.op in POINTWISE and record.op not in MAYBE_ALIASING else WALKED
 
 
-def _is_scattered(value: Any) -> bool:
-    """Whether the matrices of a value do not lie one behind the other: a product of many copies them."""
-    if not isinstance(value, torch.Tensor) or value.dim() < 4:
-        return False
-    outer, inner = value.stride(0), value.stride(1)
-    return value.shape[1] > 1 and outer != inner * value.shape[1]
+@dataclass(slots=True)
+class _Value:
+    """A value without data: the number of how it lies, and the memory of its tensors, in order.
+
+    Those that were not walked are new.
+    """
+
+    lies: int
+    memory: tuple[int, ...] = ()
+    is_walked: bool = False
 
 
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or value.is_contiguous()
+Lie = tuple[Any, ...]
+"""How a value lies: a tensor's shape, strides and dtype; several such; a plain value."""
+
+
+class _Walk:
+    """One walk over a program. How values lie is numbered, memory too; equal numbers are equal."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout, self._device = layout, device
+        self._lies: list[Lie] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._strided: set[int] = set()
+        self._walked: dict[Hashable, tuple[int, tuple[tuple[int, int], ...]] | None] = {}
+        self._plain: dict[Hashable, int] = {}
+        self._memory = 0
+        self.sizes = _Value(self._number(("plain", tuple, layout.sizes(1))))
+
+    def value(self, record: Record, way: str, rule: Rule, reads: Sequence[_Value | None]) -> _Value | None:
+        """The value of a record, given what it reads."""
+        found = None
+        if way == ATTENDED:
+            shape = self._layout.shape(record.name)
+            assert shape is not None
+            found = self.new(_attended(torch.empty(shape, dtype=record.dtype, device=META), self._device))
+        elif way in {POINT, WALKED} and None not in reads:
+            known = [read for read in reads if read is not None]
+            if way == WALKED or any(read.lies in self._strided for read in known):
+                found = self._result(rule, known)
+        return found if found is not None else self.plain(record.name, record.dtype)
+
+    def new(self, tensor: torch.Tensor) -> _Value:
+        """A tensor that shares no memory with the others."""
+        return _Value(self._lie(tensor), (self._fresh(),))
+
+    def plain(self, name: str, dtype: torch.dtype | None) -> _Value | None:
+        """A new value in its own order; None where it is no tensor."""
+        shape = self._layout.shape(name)
+        if shape is None:
+            return None
+        key = shape, dtype
+        if key not in self._plain:
+            self._plain[key] = self._lie(torch.empty(shape, dtype=dtype, device=META))
+        return _Value(self._plain[key], (self._fresh(),))
+
+    def is_scattered(self, value: _Value | None) -> bool:
+        """Whether the matrices of a value do not lie one behind the other: a product of many copies them."""
+        kind, *lie = self._lies[value.lies] if value is not None else ("",)
+        if kind != "tensor" or len(lie[0]) < 4:
+            return False
+        shape, strides, _ = lie
+        return bool(shape[1] > 1 and strides[0] != strides[1] * shape[1])
+
+    def _result(self, rule: Rule, reads: Sequence[_Value]) -> _Value | None:
+        """What a rule makes of values that lie so; None where that cannot be found without computing."""
+        key = (rule, *(read.lies for read in reads))
+        if key not in self._walked:
+            self._walked[key] = self._walk(rule, [self._made(read.lies) for read in reads])
+        found = self._walked[key]
+        if found is None:
+            return None
+        lies, shared = found
+        fresh: dict[int, int] = {}
+        memory = []
+        for read, tensor in shared:
+            if read >= 0:
+                memory.append(reads[read].memory[tensor])
+            else:
+                memory.append(fresh[tensor] if tensor in fresh else fresh.setdefault(tensor, self._fresh()))
+        return _Value(lies, tuple(memory), is_walked=True)
+
+    def _walk(self, rule: Rule, given: Sequence[Any]) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+        """How the result lies, and whose memory each of its tensors has: that of a read, or a new one."""
+        try:
+            result = rule(*given)
+            lies = self._lie(result)
+        except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
+            return None
+        owner = {
+            _storage(tensor): (read, place)
+            for read, one in enumerate(given)
+            for place, tensor in enumerate(_tensors(one))
+        }
+        shared = []
+        for tensor in _tensors(result):
+            storage = _storage(tensor)
+            shared.append(owner.setdefault(storage, (-1, len(owner))))
+        return lies, tuple(shared)
+
+    def _made(self, number: int) -> Any:
+        """A value that lies so, with memory of its own."""
+        kind, *lie = self._lies[number]
+        if kind == "plain":
+            return lie[1]
+        if kind == "several":
+            return lie[0](self._made(one) for one in lie[1])
+        shape, strides, dtype = lie
+        return torch.empty_strided(shape, strides, dtype=dtype, device=META)
+
+    def _lie(self, value: Any) -> int:
+        if isinstance(value, torch.Tensor):
+            number = self._number(("tensor", tuple(value.shape), value.stride(), value.dtype))
+            if not value.is_contiguous():
+                self._strided.add(number)
+            return number
+        if type(value) in {tuple, list}:
+            return self._number(("several", type(value), tuple(self._lie(one) for one in value)))
+        return self._number(("plain", type(value), value))
+
+    def _number(self, lie: Lie) -> int:
+        if lie not in self._numbers:
+            self._numbers[lie] = len(self._lies)
+            self._lies.append(lie)
+        return self._numbers[lie]
+
+    def _fresh(self) -> int:
+        self._memory += 1
+        return self._memory
 
 
 def _attended(out: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -120,11 +239,13 @@ def _heads_are_inside(device: torch.device, dtype: torch.dtype) -> bool:
     return out.stride(1) < out.stride(2)
 
 
-def _empty_like(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
-def _storages(value: Any) -> set[int]:
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        return {value.untyped_storage()._cdata}
-    return set().union(*map(_storages, value)) if isinstance(value, tuple | list) else set()
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _tensors(one)

@@ -49,11 +49,12 @@ class Trial:
         )
         self._several: dict[tuple[str, Stacked, bool], Any] = {}
 
-    @torch.no_grad()
     def is_batch_independent(self, name: str) -> bool:
         """Whether rows of the batch stay apart in the node of that name."""
-        if self._independent.known(name):
-            return True
+        return self._independent.known(name) or self._is_tried(name)
+
+    @torch.no_grad()
+    def _is_tried(self, name: str) -> bool:
         record = self._records[name]
         if self._layout.batch_dim.get(name) is None and record.shape is not None:
             return False

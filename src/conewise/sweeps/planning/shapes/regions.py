@@ -59,10 +59,7 @@ class RegionFinder:
         self._program = layout.program
         self._independent = Independence(layout, layout.pos_dim, layout.position_symbols)
         self._records = self._program.record_of
-        self._readers: dict[str, list[str]] = {}
-        for record in self._program.records:
-            for name in record.inputs:
-                self._readers.setdefault(name, []).append(record.name)
+        self._readers = self._program.readers
 
     def last(self, targets: Sequence[str], whole: Collection[str]) -> frozenset[str]:
         """The nodes that lead to `targets` at the last position only; those of `whole` are left out."""
@@ -75,7 +72,7 @@ class RegionFinder:
             wanted.update(record.inputs)
             if name in whole:
                 continue
-            used_by = [reader for reader in self._readers.get(name, ()) if reader in wanted]
+            used_by = [reader.name for reader in self._readers[name] if reader.name in wanted]
             if name in targets:
                 is_last = self._layout.pos_dim.get(name) is not None and region.issuperset(used_by)
             else:
