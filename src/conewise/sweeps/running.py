@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -121,20 +122,37 @@ class Running:
         record: Recorder,
         tell: Callable[[int], None],
     ) -> list[Tensor]:
-        """The metrics of each chunk of a batch: computed, or found in the store."""
-        ledger, rows = self._ledger, []
+        """The metrics of each chunk of a batch: computed, or found in the store.
+
+        A chunk is begun before the one before it is waited for, where nothing has to be stored in between.
+        """
+        ledger, rows = self._ledger, list[Tensor]()
+        waiting: deque[tuple[Callable[[], Tensor], int]] = deque()
+
+        def fetch() -> None:
+            fetched, count = waiting.popleft()
+            rows.append(fetched())
+            tell(count)
+
         for chunk, worlds in enumerate(executor.chunks):
             stored = record.get(number, chunk, len(worlds))
+            if stored is None and record.keeps:
+                rows.append(execution.start(chunk, ledger, watch)())
+                self._expect_unchanged()
+                record.put(number, chunk, rows[-1])
+                tell(len(worlds))
+                continue
             if stored is None:
-                stored = execution.run(chunk, ledger, watch)
-                if record.keeps:
-                    self._expect_unchanged()
-                record.put(number, chunk, stored)
-            else:
-                executor.count(chunk, ledger)
-                ledger.resumed += len(worlds)
+                waiting.append((execution.start(chunk, ledger, watch), len(worlds)))
+                if len(waiting) > 1:
+                    fetch()
+                continue
+            executor.count(chunk, ledger)
+            ledger.resumed += len(worlds)
             rows.append(stored)
             tell(len(worlds))
+        while waiting:
+            fetch()
         return rows
 
     def _plan_for(self, number: int, batch: Batch, options: Options, cut: StoredCut | None) -> SweepPlan:

@@ -6,7 +6,7 @@ An executor needs the program, the plan and the baselines, and nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import Any, Protocol
@@ -34,7 +34,6 @@ from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.passes.baseline_pass import baseline_pass, can_stack, read_of_base
 from conewise.sweeps.planning.passes.compiled import Compiled
-from conewise.sweeps.planning.shapes.costs import synchronize
 from conewise.sweeps.planning.shapes.layout import Constants, index_tensor
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
@@ -51,8 +50,8 @@ class Execution(Protocol):
     def source(self) -> Tensor | None:
         """The metrics of the source, where there is one."""
 
-    def run(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Tensor:
-        """The metrics of all worlds of a chunk: [world, metric, prompt]."""
+    def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
+        """Begin with a chunk; the call waits for the metrics of all its worlds: [world, metric, prompt]."""
 
 
 class Executor(Protocol):
@@ -127,7 +126,7 @@ class _SerialExecution(_Baselines):
         self._executor = executor
         _ = self.base, self.source  # looked at before anything is patched
 
-    def run(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Tensor:
+    def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
         """The metrics of each world of a chunk."""
         started, batch, executor = time.perf_counter(), self._batch, self._executor
         rows = []
@@ -140,7 +139,7 @@ class _SerialExecution(_Baselines):
             watch.settle()
         ledger.launches = ledger.node_evaluations
         ledger.compute_seconds += time.perf_counter() - started
-        return stacked(rows)
+        return lambda: stacked(rows)
 
 
 # -- all in one pass ---------------------------------------------------------------------------
@@ -276,9 +275,9 @@ class WavefrontExecution(_Baselines):
         self._columns = {node: index_tensor(metrics.tokens, device) for node in executor.columns}
         self._values = BatchValues(batch, executor.sites, executor.site_values if stays else None)
 
-    def run(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Tensor:
-        """The metrics of all worlds of a pass."""
-        executor, batch = self._executor, self._batch
+    def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
+        """Compute all worlds of a pass; the call fetches their metrics."""
+        executor, batch, started = self._executor, self._batch, time.perf_counter()
         with ExitStack() as trusting:
             for run in (batch.base, batch.source):
                 if run is not None:
@@ -286,7 +285,6 @@ class WavefrontExecution(_Baselines):
             trusting.enter_context(kernels_of_passes(executor.facts.device, executor.spec.precision))
             executor.split_weights.prepare(executor.split)
             runner = executor.runner(chunk, batch)
-            started = time.perf_counter()
             outputs = runner.run(self._read, self._values, self._columns, watch.room_for, stays=self._stays)
             executor.split_weights.forget_value()
         watch.note(runner.held)
@@ -294,11 +292,25 @@ class WavefrontExecution(_Baselines):
         try:
             found = self._metrics.of_stack(outputs, worlds, facts.layout, executor.columns)
         except MetricError:
-            _ = self.base, self.source  # these say more of where it comes from
-            self._values.expect_no_nan(runner.fills)
+            self._explain(runner)
             raise
-        synchronize(facts.device)
-        self._values.expect_no_nan(runner.fills)
         ledger.compute_seconds += time.perf_counter() - started
         executor.count(chunk, ledger)
-        return found
+
+        def fetch() -> Tensor:
+            started = time.perf_counter()
+            try:
+                numbers = found()
+            except MetricError:
+                self._explain(runner)
+                raise
+            self._values.expect_no_nan(runner.fills)
+            ledger.compute_seconds += time.perf_counter() - started
+            return numbers
+
+        return fetch
+
+    def _explain(self, runner: PassRunner) -> None:
+        """Raise what says more of where an error of a metric comes from, if anything does."""
+        _ = self.base, self.source
+        self._values.expect_no_nan(runner.fills)

@@ -10,7 +10,7 @@ from conewise.errors import MetricError
 from conewise.program.streaming import assembled
 from conewise.program.tensors import Tensor, computing
 from conewise.runs.filling import stacked
-from conewise.runs.metrics import Metric, applied, applied_whole, fetched, measured, measured_whole
+from conewise.runs.metrics import Metric, applied, applied_whole, fetched
 from conewise.runs.run import Reading
 from conewise.sweeps.planning.model_facts import ModelFacts
 from conewise.sweeps.planning.shapes.layout import Layout
@@ -68,10 +68,20 @@ class MetricReader:
 
     def of_stack(
         self, outputs: Mapping[str, Tensor], worlds: int, layout: Layout, columns: Mapping[str, int]
-    ) -> Tensor:
-        """Every metric of a stack of worlds, as [world, metric, prompt] in float64."""
+    ) -> Callable[[], Tensor]:
+        """Every metric of a stack of worlds, computed. The call fetches them: [world, metric, prompt]."""
         found = [self._of_stack(metric, outputs, worlds, layout, columns) for metric in self._metrics]
-        return stacked(found, dim=1)
+
+        def fetch() -> Tensor:
+            numbers = [
+                stacked([fetched(metric, one)[0] for one in parts])
+                if metric.whole
+                else fetched(metric, parts[0])
+                for metric, parts in zip(self._metrics, found, strict=True)
+            ]
+            return stacked(numbers, dim=1)
+
+        return fetch
 
     def _of_stack(
         self,
@@ -80,13 +90,15 @@ class MetricReader:
         worlds: int,
         layout: Layout,
         columns: Mapping[str, int],
-    ) -> Tensor:
+    ) -> list[Tensor]:
+        """A metric as [world, prompt]; one of all outputs as [1, prompt] for each world."""
         batch = layout.batch
         if not metric.whole:
             target = self._facts.target(metric)
             if target in columns and metric.among is not None:
                 metric = metric.among(self._column_of)
-            return measured(metric, self._facts.read.arranged(target, outputs[target], worlds, batch))
+            stack = self._facts.read.arranged(target, outputs[target], worlds, batch)
+            return [applied(metric, stack).clone()]  # a view would hold all of the stack
         rows, dims = [], layout.batch_dim
         for world in range(worlds):
             leaves = {
@@ -94,5 +106,5 @@ class MetricReader:
                 for name, value in outputs.items()
             }
             outputs_of_world = assembled(self._facts.program, leaves, layout.sizes(1))
-            rows.append(measured_whole(metric, outputs_of_world, batch)[0])
-        return stacked(rows)
+            rows.append(applied_whole(metric, outputs_of_world, batch).clone())
+        return rows
