@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import conewise as cw
 from conewise.errors import SweepError
 from conewise.sweeps.planning.plan import SweepPlan
 from tests.golden.plans import SWEEPS, path_of, plan_of
-from tests.sweeps.small import model, sweep_over
+from tests.sweeps.small import model, prompts, sweep_over
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -86,6 +87,45 @@ def test_a_plan_of_other_inputs_is_refused() -> None:
     other = sweep_over(captured, base={"input_ids": longer}, source={"input_ids": longer})
     with pytest.raises(SweepError, match=r"the sweep has 6 worlds and sizes .* Plan it again"):
         other.run(plan=plan)
+
+
+@pytest.mark.parametrize("evaluator", ["serial", "wavefront"])
+@pytest.mark.parametrize("is_read", [True, False], ids=["from JSON", "as it was made"])
+def test_a_plan_of_another_sweep_is_refused(evaluator: str, is_read: bool) -> None:
+    """Of as many worlds, over inputs of the same sizes; its cells would be taken for the sweep's own."""
+    captured = model()
+    base, source = ({"input_ids": prompts(seed, 2)} for seed in (1, 2))
+    heads, streams = cw.sites("z", layer=":", head=":"), cw.sites("resid_pre", layer=":", pos="2:4")
+    sweep = sweep_over(captured, heads, base=base, source=source)
+    plan = sweep.plan(evaluator=evaluator)
+    if is_read:
+        plan = SweepPlan.from_json(plan.to_json())
+    others = [
+        sweep_over(captured, streams, base=base, source=source),
+        sweep_over(captured, heads, base=base, source=source, metric=lambda out: out.logits[:, 0, 3]),
+        sweep_over(captured, heads, base=base, source=source, metric=cw.cross_entropy(prompts(3, 2))),
+    ]
+    for other in others if evaluator == "wavefront" else others[:1]:  # serial steps know no metric
+        with pytest.raises(SweepError, match=r"this plan is of another sweep: other cells, .*Plan it again"):
+            other.run(plan=plan)
+    tokens = sweep_over(captured, heads, base=base, source=source, metric=cw.logit_diff(3, 4))
+    for fitting in (sweep, tokens):
+        expected = fitting.run(evaluator=evaluator).table
+        torch.testing.assert_close(fitting.run(plan=plan).table, expected, rtol=0, atol=1e-6)
+
+
+def test_a_plan_of_runs_that_differ_later_is_refused() -> None:
+    captured = model()
+    base, late = ({"input_ids": prompts(1, 2)} for _ in range(2))
+    late["input_ids"][:, -1] = (late["input_ids"][:, -1] + 1) % 50
+    streams = cw.sites("resid_pre", layer=":")
+    plan = sweep_over(captured, streams, base=base, source=late).plan()
+    assert plan.compiled is not None
+    assert {one.start for one in plan.compiled.passes} == {5}
+    other = sweep_over(captured, streams, base=base, source={"input_ids": prompts(2, 2)})
+    for given in (plan, SweepPlan.from_json(plan.to_json())):
+        with pytest.raises(SweepError, match="runs that differ from another position on"):
+            other.run(plan=given)
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"worlds": 3}', "null"])

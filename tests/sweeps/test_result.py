@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch import Tensor
 
 import conewise as cw
 from conewise.errors import SweepError
@@ -270,3 +271,26 @@ def test_equals_looks_at_every_bit(result: Result) -> None:
     assert not result.equals(replace(result, table=changed))
     assert not result.equals(replace(result, source=None))
     assert not result.equals(replace(result, metrics=("logit_diff", "p")))
+
+
+@pytest.mark.parametrize("evaluator", ["serial", "wavefront"])
+def test_a_metric_may_return_the_same_tensor_at_every_call(evaluator: str) -> None:
+    """What it returned is copied before it is called again: for the source, for the next world."""
+    rooms: dict[tuple[int, ...], Tensor] = {}
+
+    def plain(outputs: Any) -> Tensor:
+        found: Tensor = outputs.logits[:, -1, 7].double()
+        return found
+
+    def into_its_own(outputs: Any) -> Tensor:
+        found = plain(outputs)
+        return rooms.setdefault(found.shape, torch.empty_like(found)).copy_(found)
+
+    def as_asked(metric: Any) -> Any:
+        base, source = ({"input_ids": prompts(seed, 2)} for seed in (1, 2))
+        return sweep_over(model(), base=base, source=source, metric=[metric]).run(evaluator=evaluator)
+
+    own, expected = as_asked(into_its_own), as_asked(plain)
+    for name in ("base_per_prompt", "source_per_prompt", "per_prompt"):
+        assert torch.equal(getattr(own, name), getattr(expected, name)), name
+    assert not torch.equal(own.base, own.source)

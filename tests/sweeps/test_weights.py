@@ -376,6 +376,41 @@ def test_rows_that_mix_only_with_the_new_weights_are_not_stacked() -> None:
     assert torch.equal(result.table, fresh.table)
 
 
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_mask_among_the_weights_is_read_anew_when_it_was_written_to(is_counted: bool) -> None:
+    """What a mask hides decides which kernel computes attention, and which positions a change reaches."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.register_buffer("mask", torch.ones(5, 5, dtype=torch.bool).tril())
+
+        def forward(self, x: Tensor) -> Tensor:
+            value, mask = self.value(x)[:, None], self.get_buffer("mask")
+            seen = nn.functional.scaled_dot_product_attention(value, value, value, attn_mask=mask)
+            return self.out(seen[:, 0])  # type: ignore[no-any-return]
+
+    def given_at(seed: int) -> dict[str, Tensor]:
+        return {"x": torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(seed))}
+
+    torch.manual_seed(0)
+    module = Masked()
+    model = cw.capture(module, **given_at(0))
+    sweep = model.sweep(
+        [cw.site("value")], base=given_at(1), source=given_at(2), metric=lambda out: out[:, 0].sum(-1)
+    )
+    before = sweep.run(evaluator="wavefront")
+    mask = module.get_buffer("mask")
+    (mask if is_counted else mask.data).fill_(True)
+    with torch.no_grad():
+        clean = module(**given_at(1))[:, 0].sum(-1).double().mean()
+    after = sweep.run(evaluator="wavefront", verify=1)
+    assert after.verification
+    assert abs(float(after.base[0] - before.base[0])) > 1e-3
+    assert abs(float(after.base[0] - clean)) < 1e-6
+
+
 # -- replacements --------------------------------------------------------------------------------
 
 

@@ -242,7 +242,7 @@ def applied_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
 
 def fetched(metric: Metric, found: Tensor) -> Tensor:
     """Numbers of a metric on the CPU, in float64. Raises MetricError where one is NaN."""
-    numbers = found.detach().to("cpu", torch.float64)
+    numbers = found.detach().to("cpu", torch.float64, copy=True)  # the function may write to its own again
     if torch.isnan(numbers).any():
         raise MetricError(
             f"the metric {metric.name!r} is NaN in {int(numbers.isnan().sum())} of {numbers.numel()} cases. "

@@ -26,6 +26,7 @@ from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.conditions import StoredCut
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.plan import SweepPlan, of_batches
+from conewise.sweeps.planning.planner import Planner
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.storage.store import Recorder
 
@@ -167,6 +168,11 @@ class Running:
             raise SweepError(
                 f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; "
                 f"the sweep has {worlds} worlds and sizes {dict(shape)}. Plan it again."
+            )
+        if not Planner(self.model, self.spec).fits(given, batch.base, batch.source):
+            raise SweepError(
+                "this plan is of another sweep: other cells, other outputs that metrics read, other weights "
+                "or runs that differ from another position on. Plan it again."
             )
         chunks = given.chunks if given.evaluator == "wavefront" else None
         if cut is not None and (cut.evaluator, cut.chunks) != (given.evaluator, chunks or cut.chunks):

@@ -51,16 +51,16 @@ class MetricReader:
             raise MetricError(f"in the {which} itself: {error}") from error
 
     def _of_run(self, run: Any) -> list[Tensor]:
-        """Each metric of a run as [1, prompt], where it was computed."""
+        """Each metric of a run as [1, prompt], where it was computed; copies, which are fetched later."""
         found, batch = [], self.prompts(run)
         with computing():
             for metric in self._metrics:
                 if metric.whole:
-                    found.append(applied_whole(metric, run.outputs, batch))
+                    found.append(applied_whole(metric, run.outputs, batch).clone())
                     continue
                 target = self._facts.target(metric)
                 (value,) = run.demand([target])
-                found.append(applied(metric, self._facts.read.arranged(target, value, 1, batch)))
+                found.append(applied(metric, self._facts.read.arranged(target, value, 1, batch)).clone())
         return found
 
     def _fetched(self, found: Sequence[Tensor]) -> Tensor:

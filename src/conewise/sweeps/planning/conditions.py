@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conewise.program.tensors import Tensor, computing
@@ -48,6 +48,10 @@ class Conditions:
     max_memory: int | None = None
     evaluator: str = "auto"
     cut: StoredCut | None = None
+
+    def of_runs(self) -> Conditions:
+        """Those that the runs make, without what was asked of the plan."""
+        return replace(self, max_memory=None, evaluator="auto", cut=None)
 
 
 def read_conditions(

@@ -16,6 +16,7 @@ from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
 from conewise.structure.outputs import Outputs
+from conewise.sweeps.planning.conditions import Conditions
 from conewise.sweeps.planning.passes.compiled import Compiled, Costing
 from conewise.sweeps.planning.shapes.fusing import find_fusions
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
@@ -26,6 +27,9 @@ KEPT = 64
 """How many compiled sweeps of a model are kept."""
 EXECUTORS = 8
 """How many executors of a model are kept: they may hold the memory of a GPU."""
+
+PlanKey = tuple[str, tuple[tuple[str, int], ...], Conditions]
+"""What a compiled sweep depends on: the spec's identity, the sizes of the inputs, the conditions."""
 
 
 class ModelFacts:
@@ -45,7 +49,7 @@ class ModelFacts:
         self.device, self.dtype = home(program)
         self.fusions = find_fusions(program, self.device)
         self.split_weights = SplitWeights(program)
-        self.plans: OrderedDict[Hashable, tuple[Compiled, Costing]] = OrderedDict()
+        self.plans: OrderedDict[PlanKey, tuple[Compiled, Costing]] = OrderedDict()
         self.mixing: dict[Hashable, str] = {}
         self.executors: OrderedDict[Hashable, Any] = OrderedDict()
         self.rules: dict[str, Rule] = {}
@@ -58,7 +62,7 @@ class ModelFacts:
         """Forget what was found out with other weights than these."""
         if self._found_with != now:
             for shape in self._shapes.values():
-                shape.forget_trials()
+                shape.forget_values()
             self.mixing.clear()
             self.executors.clear()
             self.split_weights.clear()
@@ -105,7 +109,7 @@ class ModelFacts:
                 self._asked.popitem(last=False)
         return found
 
-    def keep_plan(self, key: Hashable, plan: tuple[Compiled, Costing]) -> None:
+    def keep_plan(self, key: PlanKey, plan: tuple[Compiled, Costing]) -> None:
         """Keep a compiled sweep, and the last few beside it."""
         self.plans[key] = plan
         while len(self.plans) > KEPT:

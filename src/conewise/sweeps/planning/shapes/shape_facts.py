@@ -71,9 +71,10 @@ class ShapeFacts:
             self._constant_masks = read_masks(constant, read)
         return {**self._constant_masks, **read_masks(varying, read)} if varying else self._constant_masks
 
-    def forget_trials(self) -> None:
-        """Forget what was tried with other weights."""
+    def forget_values(self) -> None:
+        """Forget what was found with other weights: what was tried, and what masks among them hide."""
         self._independent.clear()
+        self._constant_masks = None
 
     def mixing(self, nodes: tuple[str, ...], read: Callable[[str], Any]) -> str:
         """The first of `nodes` that mixes the rows of the batch; empty where none does.
