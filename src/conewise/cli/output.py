@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from conewise.phases import Phases
+    from conewise.sweeps.progress import Told
+
 PLENTY = 10_000
 """Columns of a line that goes to a file or a pipe: nothing is wrapped there."""
 
@@ -152,7 +155,7 @@ class CellCounter:
     def __init__(self, status: Status, is_shown: bool) -> None:
         self._status, self._is_shown = status, is_shown
         self._told_at = -math.inf
-        self.advance: Callable[[int], None] | None = None
+        self.advance: Told | None = None
         self.done = 0
 
     def __call__(self, done: int, total: int) -> None:
@@ -164,6 +167,13 @@ class CellCounter:
         if self._is_shown and (done == total or now - self._told_at >= EVERY):
             self._told_at = now
             self._status(f"{done} of {total} cells done")
+
+    def follow(self, phases: Phases) -> None:
+        """What is under way is shown by the bar."""
+        if self.advance is not None:
+            from conewise.sweeps.progress import follow
+
+            follow(self.advance, phases)
 
 
 def progress_for(status: Status, wanted: bool | None) -> bool | Callable[[int, int], None] | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conewise import __version__
 from conewise.amounts import shown_bytes
 from conewise.cli.output import add_row, table
+from conewise.phases import shown_phases
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,6 +95,8 @@ def show_cost(console: Console, result: Result, story: Story | None) -> None:
     )
     resumed = f", {ledger.resumed} cells of it kept from before" if ledger.resumed else ""
     console.print(f"{ledger.seconds:.3g} s as {plan.evaluator}{resumed}")
+    if ledger.phases:
+        console.print(f"of it {shown_phases(ledger.phases)}")
     if ledger.peak_bytes is not None:
         planned, taken = shown_bytes(plan.peak_bytes), shown_bytes(ledger.peak_bytes)
         console.print(f"{taken} of memory at most beside the model and the baseline, {planned} planned")

@@ -7,7 +7,7 @@ sweep, and the question plans and runs them as one: its counts are the sums of t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.shapes.costs import synchronize
-from conewise.sweeps.progress import Shown, bar
+from conewise.sweeps.progress import PassedOn, Shown, bar
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 
@@ -176,7 +176,7 @@ class Question:
         """
         results = []
         total = len(self.prompts.groups) * len(self.cells)
-        with bar(progress, total, facts_of(self.model).device) as advance:
+        with bar(progress, total, facts_of(self.model).device) as tell:
             for group in range(len(self.prompts.groups)):
                 folder = None if out is None else self.folder_of(Path(out), group)
                 results.append(
@@ -185,7 +185,7 @@ class Question:
                         max_memory=max_memory,
                         out=folder,
                         resume=resume,
-                        progress=_passed_on(advance),
+                        progress=PassedOn(tell),
                         verify=verify,
                     )
                 )
@@ -248,18 +248,6 @@ class Question:
 
 def _listed(numbers: Sequence[int]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-
-
-def _passed_on(advance: Callable[[int], None]) -> Callable[[int, int], None]:
-    """Progress of one sweep as the number of cells that were just done."""
-    before = 0
-
-    def progress(done: int, _: int) -> None:
-        nonlocal before
-        advance(done - before)
-        before = done
-
-    return progress
 
 
 def _whole_plan(plans: Sequence[SweepPlan]) -> SweepPlan:
@@ -325,6 +313,7 @@ def _whole_ledger(ledgers: Sequence[SweepLedger]) -> SweepLedger:
         sum(one.compute_seconds for one in ledgers),
         most(one.peak_bytes for one in ledgers),
         most(one.reserved_bytes for one in ledgers),
+        {name: sum(one.phases.get(name, 0.0) for one in ledgers) for name in ledgers[0].phases},
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from conewise.amounts import shown_bytes
 from conewise.checks.cell_check import CellCheck
+from conewise.phases import shown_phases
 from conewise.report.story import Story, TokenizedPair
 from conewise.report.swept import Swept
 
@@ -169,6 +170,8 @@ def accounting(result: Swept, story: Story | None) -> dict[str, Any]:
     notes.append(
         f"{plan.worlds:,} worlds in {len(plan.chunks):,} {'pass' if len(plan.chunks) == 1 else 'passes'}."
     )
+    if ledger.phases:
+        notes.append(f"Of the measured seconds: {shown_phases(ledger.phases)}.")
     if story is not None and full is not None:
         notes.append(
             f"The time of full re-runs is that of {plan.worlds:,} forwards at "

@@ -76,6 +76,9 @@ class Measured(Protocol):
     @property
     def reserved_bytes(self) -> int | None: ...
 
+    @property
+    def phases(self) -> Mapping[str, float]: ...
+
 
 class Swept(Protocol):
     """A result: the metric in every cell, what it cost, and where it comes from."""

@@ -12,6 +12,7 @@ from conewise.checks.recheck import recheck
 from conewise.errors import SweepError, WeightsChangedError
 from conewise.locations.selectors import Cell
 from conewise.markup import heading, table, verdict
+from conewise.phases import shown_phases
 from conewise.program.tensors import Tensor, same_bits
 from conewise.sweeps.storage.result_data import ResultData
 
@@ -179,6 +180,8 @@ class Result(ResultData):
 
     def __str__(self) -> str:
         lines = [repr(self)]
+        if self.ledger.phases:
+            lines.append(f"  time: {shown_phases(self.ledger.phases)}")
         for name in self.metrics:
             lines.append(f"  {name}: {self._ends(name)}; the largest effects:")
             for cell, effect, value in self.strongest(name):
@@ -187,6 +190,8 @@ class Result(ResultData):
 
     def _repr_html_(self) -> str:
         parts = [heading("Result", repr(self).removeprefix("Result "))]
+        if self.ledger.phases:
+            parts.append(heading("time", shown_phases(self.ledger.phases)))
         for name in self.metrics:
             rows = [
                 (cell.name, f"{effect:+.6g}", f"{value:.6g}") for cell, effect, value in self.strongest(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conewise.errors import SweepError, WeightsChangedError
+from conewise.phases import Phases
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
@@ -61,38 +61,55 @@ class Numbers:
 
 
 class Running:
-    """One run of what `spec` asks over some batches. `weights` are those that it began with."""
+    """One run of what `spec` asks over some batches. `weights` are those that it began with.
+
+    `phases` were begun with the run.
+    """
 
     def __init__(
-        self, model: Captured, spec: SweepSpec, batches: Batches, planned: Planned, weights: Contents
+        self,
+        model: Captured,
+        spec: SweepSpec,
+        batches: Batches,
+        planned: Planned,
+        weights: Contents,
+        phases: Phases,
     ) -> None:
-        self.model, self.spec, self.batches = model, spec, batches
+        self.model, self.spec, self.batches, self.phases = model, spec, batches, phases
         self._planned, self._weights = planned, weights
         self._facts = facts_of(model)
         self._metrics = MetricReader(self._facts, spec.metrics, spec.tokens)
         self._ledger = SweepLedger()
 
-    def run(self, options: Options, record: Recorder, tell: Callable[[int], None], started: float) -> Numbers:
-        """Run all batches. `tell` is told how many worlds were done, `started` when the run began."""
+    def run(self, options: Options, record: Recorder, tell: Callable[[int], None]) -> Numbers:
+        """Run all batches. `tell` is told how many worlds were done."""
         values: list[Tensor] = []
         bases: list[Tensor] = []
         sources: list[Tensor | None] = []
         plans: list[SweepPlan] = []
+        during = self.phases.during
         for number in range(len(self.batches)):
-            batch, ledger, resumed = self.batches[number], self._ledger, self._ledger.resumed
+            which = self._counted(number)
+            with during("baselines", which):  # some make their runs when asked
+                batch = self.batches[number]
+            ledger, resumed = self._ledger, self._ledger.resumed
             with self._trusting(batch):
-                cut = record.cut(number, options.evaluator)
-                plan = self._plan_for(number, batch, options, cut)
+                with during("planning", f"{len(self.spec.cells):,} worlds"):
+                    cut = record.cut(number, options.evaluator)
+                    plan = self._plan_for(number, batch, options, cut)
+                    executor = executor_for(self.model, self.spec, plan, batch)
                 plans.append(plan)
-                executor = executor_for(self.model, self.spec, plan, batch)
-                execution = executor.over(batch, self._metrics)
+                with during("baselines", which):
+                    execution = executor.over(batch, self._metrics)
                 if record.keeps:
-                    record.begin(number, plan, execution.base, execution.source)
+                    with during("storing"):
+                        record.begin(number, plan, execution.base, execution.source)
                 with watching(self._facts.device, plan.peak_bytes, options.max_memory) as watch:
                     rows = self._chunks(number, executor, execution, watch, record, tell)
                 # Last, since reading them waits for a device.
-                bases.append(execution.base)
-                sources.append(execution.source)
+                with during("baselines", which):
+                    bases.append(execution.base)
+                    sources.append(execution.source)
                 if ledger.resumed - resumed < len(self.spec.cells):
                     ledger.note_memory(watch.peak, watch.reserved)
                 assert plan.compiled is not None
@@ -102,7 +119,8 @@ class Running:
                 self.batches.forget()
         self._expect_unchanged()
         plan = of_batches(plans)
-        ledger.seconds = time.perf_counter() - started
+        ledger.phases = self.phases.seconds()
+        ledger.seconds = sum(ledger.phases.values())
         if not ledger.resumed:
             calibration_of(self.model).note(plan.evaluator, plan.flops, ledger.compute_seconds)
         known = [one for one in sources if one is not None]
@@ -127,24 +145,29 @@ class Running:
 
         A chunk is begun before the one before it is waited for, where nothing has to be stored in between.
         """
-        ledger, rows = self._ledger, list[Tensor]()
+        ledger, during, rows = self._ledger, self.phases.during, list[Tensor]()
         waiting: deque[tuple[Callable[[], Tensor], int]] = deque()
 
         def fetch() -> None:
             fetched, count = waiting.popleft()
-            rows.append(fetched())
+            with during("passes"):
+                rows.append(fetched())
             tell(count)
 
         for chunk, worlds in enumerate(executor.chunks):
-            stored = record.get(number, chunk, len(worlds))
+            with during("storing"):
+                stored = record.get(number, chunk, len(worlds))
             if stored is None and record.keeps:
-                rows.append(execution.start(chunk, ledger, watch)())
+                with during("passes"):
+                    rows.append(execution.start(chunk, ledger, watch)())
                 self._expect_unchanged()
-                record.put(number, chunk, rows[-1])
+                with during("storing"):
+                    record.put(number, chunk, rows[-1])
                 tell(len(worlds))
                 continue
             if stored is None:
-                waiting.append((execution.start(chunk, ledger, watch), len(worlds)))
+                with during("passes"):
+                    waiting.append((execution.start(chunk, ledger, watch), len(worlds)))
                 if len(waiting) > 1:
                     fetch()
                 continue
@@ -155,6 +178,10 @@ class Running:
         while waiting:
             fetch()
         return rows
+
+    def _counted(self, number: int) -> str:
+        """Which batch of how many, where there are several."""
+        return f"{number + 1:,}/{len(self.batches):,}" if len(self.batches) > 1 else ""
 
     def _plan_for(self, number: int, batch: Batch, options: Options, cut: StoredCut | None) -> SweepPlan:
         """The plan of a batch: the one that was given, where it is for runs of this shape."""
@@ -188,9 +215,10 @@ class Running:
         put, weights = batch.intervention, self._weights
         readings = [run for run in (batch.base, batch.source, *put.runs) if run is not None]
         with ExitStack() as trusting:
-            for reading in readings:
-                reading.check(weights)
-                trusting.enter_context(reading.trusted())
+            with self.phases.during("weights"):
+                for reading in readings:
+                    reading.check(weights)
+                    trusting.enter_context(reading.trusted())
             if put.begin is not None:
                 put.begin(weights.whole)
             yield
@@ -198,7 +226,8 @@ class Running:
     def _expect_unchanged(self) -> None:
         """Raise WeightsChangedError where a weight was written to since the run began."""
         weights = self.model.weights
-        changed = weights.changed(self._weights.whole, weights.whole_contents().whole)
+        with self.phases.during("weights"):
+            changed = weights.changed(self._weights.whole, weights.whole_contents().whole)
         if changed:
             raise WeightsChangedError(
                 f"the weights of {self.model.name} were written to while the sweep ran: {changed}. Its cells "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from conewise.checks.witness import Rerun
 from conewise.errors import NoEffectWarning, SweepError
 from conewise.locations.selectors import Cell, SelectorLike, Spread, as_selectors
 from conewise.markup import heading
+from conewise.phases import Phases
 from conewise.program.precision import expect_precision
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
@@ -26,6 +26,7 @@ from conewise.runs.spreading import spread
 from conewise.sweeps.batches import Base, Batches
 from conewise.sweeps.calibration import calibration_of
 from conewise.sweeps.execution.batch import Batch
+from conewise.sweeps.execution.ledger import PHASES
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.conditions import StoredCut
 from conewise.sweeps.planning.lazy import Lazy
@@ -188,42 +189,49 @@ class Sweep:
         run was cut off, with the chunks that it was cut into. `progress`: True shows a bar on stderr, False
         nothing; None shows one if stderr is a terminal or a notebook and the run takes more than a second; a
         function is called with (cells done, cells in all). `verify`: check so many random cells against
-        plain full forwards of the module.
+        plain full forwards of the module. The ledger of the result has the seconds of each phase.
 
         The weights have to be those that base and source were made with: all their bits are read at the end,
         at the start where they were not read before, and before anything is stored. Raises
         WeightsChangedError where one changed.
         """
-        started = time.perf_counter()
+        phases = Phases(PHASES)
         options = Options(evaluator, as_bytes(max_memory), plan)
 
         def attempt(weights: Contents) -> Result:
+            tell.begin(phases)
             self._expect_weights(weights.whole)
-            running = Running(self.model, self.spec, self._batches, self._planned, weights)
-            with (
-                recorder(self._stored(weights.whole), out, resume) as record,
-                bar(progress, len(self.cells) * self.batches, self.facts.device) as tell,
-            ):
-                return self._result(running.run(options, record, tell, started), weights.whole)
+            running = Running(self.model, self.spec, self._batches, self._planned, weights, phases)
+            with ExitStack() as recording:
+                with phases.during("storing"):
+                    record = recording.enter_context(recorder(self._stored(weights.whole), out, resume))
+                return self._result(running.run(options, record, tell), weights.whole)
 
-        result = self._with_weights(attempt, is_stored=out is not None)
+        with bar(progress, len(self.cells) * self.batches, self.facts.device) as tell:
+            tell.begin(phases)
+            result = self._with_weights(attempt, phases, is_stored=out is not None)
         return replace(result, verification=result.verify(n=verify)) if verify else result
 
-    def _with_weights(self, attempt: Callable[[Contents], Result], *, is_stored: bool) -> Result:
+    def _with_weights(
+        self, attempt: Callable[[Contents], Result], phases: Phases, *, is_stored: bool
+    ) -> Result:
         """The result of an attempt with the weights that are there.
 
         They are mostly those that were last read, so that is assumed: the attempt reads them at its end. Only
         where they turn out to be others are they read first, and all is done again.
         """
         weights = self.model.weights
-        assumed = None if is_stored else weights.assumed()
+        with phases.during("weights"):
+            assumed = None if is_stored else weights.assumed()
         if assumed is not None:
             try:
                 return attempt(assumed)
             except Exception:
                 if weights.whole_contents().whole == assumed.whole:
                     raise
-        return attempt(weights.whole_contents())
+        with phases.during("weights"):
+            contents = weights.whole_contents()
+        return attempt(contents)
 
     def _result(self, numbers: Numbers, weights: Sums) -> Result:
         base, source, per_prompt = numbers.base, numbers.source, numbers.per_prompt

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+PHASES = ("weights", "planning", "baselines", "passes", "storing")
+"""The phases of a run; what is none of them is `phases.REST`."""
 
 
 @dataclass(slots=True)
@@ -13,6 +16,12 @@ class SweepLedger:
     `peak_bytes` is the most that the process grew by while chunks were computed, on a GPU the most that
     tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
     had from a GPU. None where nothing was computed, or nothing measures it.
+
+    `phases` has the seconds by phase; together they are `seconds`. It is empty in results that were saved
+    before there were any. `weights`: reading their bits. `planning`: finding or compiling the plan.
+    `baselines`: computing base and source, and their metrics. `passes`: computing the worlds, and their
+    metrics. `storing`: reading and writing the folder `out`. `other`: the rest. Phases are what the host
+    waited for: a GPU computes a baseline while the host goes on, and the passes wait for both.
     """
 
     node_evaluations: int = 0
@@ -22,6 +31,7 @@ class SweepLedger:
     compute_seconds: float = 0.0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
+    phases: dict[str, float] = field(default_factory=dict)
 
     def note_memory(self, peak: int | None, reserved: int | None) -> None:
         """Keep the most that was taken."""
