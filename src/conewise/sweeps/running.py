@@ -80,6 +80,7 @@ class Running:
         self._facts = facts_of(model)
         self._metrics = MetricReader(self._facts, spec.metrics, spec.tokens)
         self._ledger = SweepLedger()
+        self._ending: Contents | None = None
 
     def run(self, options: Options, record: Recorder, tell: Callable[[int], None]) -> Numbers:
         """Run all batches. `tell` is told how many worlds were done."""
@@ -175,6 +176,9 @@ class Running:
             ledger.resumed += len(worlds)
             rows.append(stored)
             tell(len(worlds))
+        if number == len(self.batches) - 1 and not record.keeps and self.model.weights.are_on_gpu:
+            # A device reads them behind all that it was given to do, and is waited for once.
+            self._ending = self.model.weights.whole_contents()
         while waiting:
             fetch()
         return rows
@@ -227,7 +231,8 @@ class Running:
         """Raise WeightsChangedError where a weight was written to since the run began."""
         weights = self.model.weights
         with self.phases.during("weights"):
-            changed = weights.changed(self._weights.whole, weights.whole_contents().whole)
+            now, self._ending = self._ending or weights.whole_contents(), None
+            changed = weights.changed(self._weights.whole, now.whole)
         if changed:
             raise WeightsChangedError(
                 f"the weights of {self.model.name} were written to while the sweep ran: {changed}. Its cells "
