@@ -17,10 +17,16 @@ CELLS = {
         import warnings
         warnings.simplefilter("ignore")  # tqdm's, which misses its widgets
         import torch
+        from conewise import status_line
         from tests.sweeps.small import model, prompts, slow_metric, sweep_over
+        status_line.PATIENCE = 600
         small = model()
         bases = [{"input_ids": prompts(number, 2)} for number in range(8)]
         sweep = sweep_over(small, base=bases, source="zero", metric=slow_metric)
+    """,
+    "slow capture": """
+        status_line.PATIENCE = 0
+        _ = model()
     """,
     "bar": "result = sweep.run(evaluator='serial', progress=True)",
     "unwatched": "_ = sweep.run(evaluator='serial', progress=False)",
@@ -64,6 +70,12 @@ def outputs() -> dict[str, list[Any]]:
 def data(outputs: list[Any]) -> Any:
     (output,) = outputs
     return output.data
+
+
+def test_a_capture_is_one_output_with_its_phases(outputs: dict[str, list[Any]]) -> None:
+    (line,) = outputs["slow capture"]
+    assert line.output_type == "display_data"
+    assert line.data["text/plain"].startswith("capturing GPT2LMHeadModel: exporting ")
 
 
 @pytest.mark.parametrize("name", ["bar", "long"])

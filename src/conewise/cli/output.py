@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from conewise import errors
 from conewise.cli.failing import CommandError
 from conewise.files import expect_file, expect_room
+from conewise.status_line import said_by
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,12 +140,13 @@ class Status:
         if self.quiet or not sys.stderr.isatty():
             self(words)
             self._doing = words
-            yield
+            with said_by(lambda _: None):
+                yield
         else:
             from rich.console import Console
 
             self._doing = words
-            with Console(stderr=True).status(words):
+            with Console(stderr=True).status(words) as spinner, said_by(spinner.update):
                 yield
         self._doing = ""
 

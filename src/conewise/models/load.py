@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from conewise.models.gguf import check_complete, converted
 from conewise.models.hub import answer, file_of, why_not_reached
 from conewise.models.weight_files import Find, check_adapter, check_weights, files_in
 from conewise.reading import as_path, is_there
+from conewise.status_line import StatusLine, status_line
 
 # The default model, and the distribution that carries it as a GGUF file. That is installed without
 # what it depends on, so it is never imported: only its files are looked up.
@@ -103,13 +105,20 @@ def load(
     - a name on the Hugging Face hub, at `revision`.
 
     The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
-    `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while.
+    `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while;
+    without it a terminal or a notebook shows these words once they have been true for a second.
     Raises LoadError, which says what was found and what to do.
     """
-    options = _Options(
-        revision, _dtype(dtype), attn_implementation, trust_remote_code, progress or _say_nothing
-    )
-    name = str(name)
+    with nullcontext(progress) if progress is not None else status_line(str(name)) as say:
+        options = _Options(revision, _dtype(dtype), attn_implementation, trust_remote_code, say)
+        loaded = _loaded(str(name), options)
+        if device is not None:
+            say(f"moving it to {device}")
+        _move(loaded, device)
+        return loaded
+
+
+def _loaded(name: str, options: _Options) -> Loaded:
     path = as_path(name)
     if name == DEFAULT:
         options.refuse_revision(name)
@@ -130,7 +139,6 @@ def load(
         raise LoadError(f"there is no file or folder {name!r} (looked in {Path.cwd()}). {_choices(name)}")
     else:
         loaded = _from_hub(name, options)
-    _move(loaded, device)
     return loaded
 
 
@@ -158,10 +166,6 @@ class _Options:
         found: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
         found |= {} if self.revision is None else {"revision": self.revision}
         return found | ({"local_files_only": True} if self.local_only else {})
-
-
-def _say_nothing(what: str) -> None:
-    """The progress of someone who did not ask for it."""
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -269,7 +273,7 @@ def _from_hub(name: str, options: _Options) -> Loaded:
         return file_of(name, file, options.revision, local_only=options.local_only)
 
     # A download may take long: whoever asked for progress sees its bars.
-    bars = options.progress is not _say_nothing
+    bars = not isinstance(options.progress, StatusLine)
     translate = partial(_not_on_hub, name, options, away)
     with translating(translate, doing=f"loading {name}"), quiet(bars=bars):
         if (settings := find("config.json")) is not None:

@@ -18,11 +18,13 @@ from conewise.locations.located import Located
 from conewise.locations.places import PlaceLike, as_place
 from conewise.locations.sites import SiteTable
 from conewise.markup import heading, table
+from conewise.phases import shown_phases
 from conewise.program.build import build_graph
 from conewise.program.records import Program
 from conewise.program.streaming import described_fields, output_names
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Weights
+from conewise.status_line import status_line
 from conewise.structure.views import View
 
 
@@ -40,24 +42,32 @@ class Captured:
         self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, batch_dim: int | None = None
     ) -> None:
         """See `conewise.capture`."""
-        exported = export(module, args, kwargs, batch_dim=batch_dim)
-        self.module = module
-        self.name = exported.program.module_name
-        self.program: Program = exported.program
-        self.signature = exported.signature
-        self.batch_is_fixed = exported.fixed
-        self.graph = build_graph(self.program)
-        self.weights = Weights(self.program, module)
-        self.fidelity = compare(module, exported, self.graph)
+        with status_line(f"capturing {type(module).__name__}") as doing:
+            doing("exporting")
+            exported = export(module, args, kwargs, batch_dim=batch_dim)
+            doing("building")
+            self.module = module
+            self.name = exported.program.module_name
+            self.program: Program = exported.program
+            self.signature = exported.signature
+            self.batch_is_fixed = exported.fixed
+            self.graph = build_graph(self.program)
+            self.weights = Weights(self.program, module)
+            doing("comparing")
+            self.fidelity = compare(module, exported, self.graph)
+            doing("weights")
+            if self.weights.are_on_gpu:
+                self.weights.whole_contents()  # loads what reads them there
+            doing("building")
+            self.site_table = SiteTable(self.program)
+        self.phases = doing.seconds()
+        """The seconds that capturing took: exporting, building, comparing, weights."""
         if not self.fidelity.bitwise:
             warnings.warn(
                 f"{self.name} was captured, but the graph is {self.fidelity}.",
                 InexactCaptureWarning,
                 stacklevel=3,
             )
-        if self.weights.are_on_gpu:
-            self.weights.whole_contents()  # loads what reads them there
-        self.site_table = SiteTable(self.program)
         self._supports: dict[tuple[str, ...], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}
 
@@ -160,5 +170,6 @@ class Captured:
             ("batch size", shape),
             ("kinds of sites", ", ".join(self.site_table.kinds) or "modules and operations only"),
             ("the graph is", str(self.fidelity)),
+            ("captured in", shown_phases(self.phases)),
         ]
         return heading(f"Model of {self.name}") + table(rows) + heading("", "All sites: model.sites")

@@ -19,6 +19,7 @@ from conewise.amounts import shown_bytes
 from conewise.identity.machine import memory_held
 from conewise.markup import progress as progress_line
 from conewise.phases import REST, Phases, shown_phases
+from conewise.status_line import is_notebook, is_terminal, is_watched
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -65,17 +66,6 @@ def bar(progress: Shown, total: int, device: Any) -> Iterator[Told]:
             yield shown
     else:
         yield _Nobody()
-
-
-def is_watched() -> bool:
-    """Whether someone is looking: stderr is a terminal, or this is a notebook."""
-    return is_notebook() or (sys.stderr is not None and sys.stderr.isatty())
-
-
-def is_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel; those of Colab and others are made of Jupyter's."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
 
 
 class PassedOn:
@@ -250,8 +240,7 @@ class _Bar:
 def _drawn(state: _State) -> _Drawn:
     if is_notebook():
         return _NotebookBar(state)
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return _TerminalBar(state) if is_terminal else _Lines(state)
+    return _TerminalBar(state) if is_terminal() else _Lines(state)
 
 
 class _TerminalBar:
