@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -294,3 +296,40 @@ def test_a_metric_may_return_the_same_tensor_at_every_call(evaluator: str) -> No
     for name in ("base_per_prompt", "source_per_prompt", "per_prompt"):
         assert torch.equal(getattr(own, name), getattr(expected, name)), name
     assert not torch.equal(own.base, own.source)
+
+
+def test_inputs_may_be_written_to_after_the_sweep_was_made(captured: Model) -> None:
+    """One tensor for all prompts, filled anew for each: numbers and provenance are of what was given."""
+
+    def pairs(seeds: tuple[int, ...]) -> list[dict[str, Tensor]]:
+        return [{"input_ids": prompts(seed, 2)} for seed in seeds]
+
+    for base, source in ((pairs((1,)), pairs((2,))), (pairs((1, 3)), pairs((2, 4)))):
+        expected = sweep_over(captured, base=base, source=source).run()
+        told = expected.provenance
+        own = [{name: value.clone() for name, value in one.items()} for one in (*base, *source)]
+        sweep = sweep_over(captured, base=own[: len(base)], source=own[len(base) :])
+        for one in own:
+            one["input_ids"].fill_(5)
+        result = sweep.run(verify=2)
+        assert result.verification
+        assert torch.equal(result.per_prompt, expected.per_prompt)
+        assert result.provenance == told
+
+
+def test_a_metric_goes_when_its_results_go(captured: Model) -> None:
+    """What is kept with the model to run the next pair does not hold what was asked by the last."""
+
+    class Own:
+        def __call__(self, outputs: Any) -> Tensor:
+            found: Tensor = outputs.logits[:, -1, 11]
+            return found
+
+    metric = Own()
+    held = weakref.ref(metric)
+    base, source = ({"input_ids": prompts(seed, 2)} for seed in (1, 2))
+    for _ in range(2):
+        sweep_over(captured, base=base, source=source, metric=metric).run(evaluator="wavefront")
+    del metric
+    gc.collect()
+    assert held() is None

@@ -411,6 +411,46 @@ def test_a_mask_among_the_weights_is_read_anew_when_it_was_written_to(is_counted
     assert abs(float(after.base[0] - clean)) < 1e-6
 
 
+@pytest.mark.parametrize("source", ["inputs", "mean"])
+def test_an_interrupted_sweep_leaves_nothing_that_was_found_with_other_weights(
+    monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """It stops before the bits are read that a glance does not see, and the weights are put back."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.scale = nn.Parameter(torch.randn(4096, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.tanh(self.lin(x)) * self.scale.exp().mean(0))  # type: ignore[no-any-return]
+
+    def stop(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    def sweep_over(model: Model) -> Sweep:
+        given_source = {"x": given(2)} if source == "inputs" else cw.mean(model, [{"x": given(3)}])
+        places = [cw.site("lin" if source == "inputs" else "out")]
+        return model.sweep(places, base={"x": given(1)}, source=given_source, metric=total)
+
+    monkeypatch.setattr(reading, "READ_WHOLE_BYTES", 0)
+    torch.manual_seed(0)
+    module = Scaled()
+    model = cw.capture(module, torch.zeros(2, WIDTH))
+    sweep = sweep_over(model)
+    model.weights.whole_contents()
+    kept = module.scale.detach().clone()
+    for _ in range(2):  # the second time with what the first one kept
+        module.scale.data[2:4] += 9
+        with pytest.raises(KeyboardInterrupt):
+            sweep.run(evaluator="wavefront", progress=stop)
+        module.scale.data.copy_(kept)
+    result = sweep.run(evaluator="wavefront")
+    expected = sweep_over(cw.capture(module, torch.zeros(2, WIDTH))).run(evaluator="serial")
+    torch.testing.assert_close(result.table, expected.table, rtol=0, atol=1e-6)
+
+
 # -- replacements --------------------------------------------------------------------------------
 
 

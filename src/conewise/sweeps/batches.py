@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from conewise.errors import SweepError, describe
-from conewise.program.tensors import Tensor
+from conewise.program.tensors import Tensor, copy_of
 from conewise.program.weights import Sums
 from conewise.runs.baseline import bound
 from conewise.runs.captured import Captured
@@ -21,10 +21,14 @@ Base = Reading | Mapping[str, Any] | Iterable[Mapping[str, Any] | Reading]
 
 
 class Batches:
-    """One base, or a list of them, each with its source. Inputs are run when their batch is asked for."""
+    """One base, or a list of them, each with its source. Inputs are run when their batch is asked for.
+
+    Inputs are copied: whatever is written to them later, numbers, provenance and checks are of the same.
+    """
 
     def __init__(self, model: Captured, base: Base, source: Any) -> None:
-        self.model, self._base, self._source = model, base, source
+        copies: dict[int, Any] = {}
+        self.model, self._base, self._source = model, _copied(base, copies), _copied(source, copies)
         self._first: Batch | None = None
 
     def __len__(self) -> int:
@@ -102,6 +106,19 @@ class Batches:
                 where = "base" if len(self) == 1 else f"batch {number} of base"
                 for metric in metrics if inputs else ():
                     expect_prompts(metric, outputs.prompts(inputs), where)
+
+
+def _copied(given: Any, copies: dict[int, Any]) -> Any:
+    """What was given with inputs as copies, each made once; what makes its runs when asked stays as it is."""
+    if isinstance(given, list | tuple):
+        return [_copied(one, copies) for one in given]
+    if not isinstance(given, Mapping):
+        return given
+    if id(given) not in copies:
+        copies[id(given)] = {
+            name: copy_of(value) if isinstance(value, Tensor) else value for name, value in given.items()
+        }
+    return copies[id(given)]
 
 
 def _expect_alike(base: Reading, source: Reading) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from conewise.errors import SweepError, WeightsChangedError
 from conewise.phases import Phases
 from conewise.program.tensors import Tensor
-from conewise.program.weights import Contents
+from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
 from conewise.runs.filling import joined, reordered
 from conewise.sweeps.batches import Batches
@@ -223,9 +223,15 @@ class Running:
                 for reading in readings:
                     reading.check(weights)
                     trusting.enter_context(reading.trusted())
-            if put.begin is not None:
-                put.begin(weights.whole)
-            yield
+            if put.begin is None:
+                yield
+                return
+            put.begin(weights.whole)
+            try:
+                yield
+            except BaseException:
+                put.begin(Sums(()))  # of what weights it found something out is not known
+                raise
 
     def _expect_unchanged(self) -> None:
         """Raise WeightsChangedError where a weight was written to since the run began."""

@@ -229,6 +229,11 @@ class Sweep:
             except Exception:
                 if weights.whole_contents().whole == assumed.whole:
                     raise
+            except BaseException:
+                # Interrupted before the weights were read: what was found may be of others.
+                self.facts.forget()
+                self._batches.forget()
+                raise
         with phases.during("weights"):
             contents = weights.whole_contents()
         return attempt(contents)

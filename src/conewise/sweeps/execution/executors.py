@@ -162,7 +162,8 @@ class WavefrontExecutor:
         pool: GraphPool | None = None,
         budget: int = DEFAULT_MEMORY,
     ) -> None:
-        self.model, self.compiled, self.facts, self.spec = model, compiled, facts, spec
+        self.model, self.compiled, self.facts = model, compiled, facts
+        self.cells, self.precision = spec.cells, spec.precision  # not its metrics, which are their owner's
         self.columns = dict(compiled.columns)
         self.chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
         tables = [table for table in compiled.fills if table.edit is None]
@@ -192,7 +193,7 @@ class WavefrontExecutor:
 
     def over(self, batch: Batch, metrics: MetricReader) -> Execution:
         """Begin with a batch; base and source are computed as one where both are inputs."""
-        with kernels_of_passes(self.facts.device, self.spec.precision):
+        with kernels_of_passes(self.facts.device, self.precision):
             return WavefrontExecution(self, *self._computed(batch), metrics)
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
@@ -208,7 +209,7 @@ class WavefrontExecutor:
             return self._runners[chunk]
         one = self.compiled.passes[chunk]
         program, reads = self.compiled.programs[one.program], tuple(self._reads[one.program])
-        fills = PassFills(self.compiled, one, self.spec.cells, self.model.locate, edits)
+        fills = PassFills(self.compiled, one, self.cells, self.model.locate, edits)
         runner = PassRunner(self._wavefront, program, fills, reads, None if edits else self._record)
         if not edits:
             self._runners[chunk] = runner
@@ -282,7 +283,7 @@ class WavefrontExecution(_Baselines):
             for run in (batch.base, batch.source):
                 if run is not None:
                     trusting.enter_context(run.checked_once())
-            trusting.enter_context(kernels_of_passes(executor.facts.device, executor.spec.precision))
+            trusting.enter_context(kernels_of_passes(executor.facts.device, executor.precision))
             executor.split_weights.prepare(executor.split)
             runner = executor.runner(chunk, batch)
             outputs = runner.run(self._read, self._values, self._columns, watch.room_for, stays=self._stays)

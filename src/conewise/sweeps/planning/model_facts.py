@@ -61,12 +61,17 @@ class ModelFacts:
     def expect_weights(self, now: Sums) -> None:
         """Forget what was found out with other weights than these."""
         if self._found_with != now:
-            for shape in self._shapes.values():
-                shape.forget_values()
-            self.mixing.clear()
-            self.executors.clear()
-            self.split_weights.clear()
+            self.forget()
             self._found_with = now
+
+    def forget(self) -> None:
+        """Forget all that was found out with the weights that were there."""
+        for shape in self._shapes.values():
+            shape.forget_values()
+        self.mixing.clear()
+        self.executors.clear()
+        self.split_weights.clear()
+        self._found_with = None
 
     def shape(self, inputs: Mapping[str, Tensor]) -> ShapeFacts:
         """The facts of runs with inputs of these shapes."""
