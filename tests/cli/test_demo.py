@@ -21,6 +21,7 @@ from conewise.cli.loading import ModelName
 from conewise.cli.run_folder import read_run
 from conewise.drawing.folding import Folded
 from conewise.errors import ConewiseError, LoadError
+from conewise.phases import shown_phases
 from conewise.prompts.questions import Question
 from conewise.report.story import Story
 from conewise.sweeps.result import Result
@@ -95,6 +96,7 @@ def test_the_speed_is_that_of_forwards_that_were_timed(first: Shown) -> None:
     assert f"{ledger.seconds:.3g}" in line
     assert f"{full:.3g}*" in line
     assert f"{full / ledger.seconds:.2f}×" in line
+    assert f"Of the measured seconds: {shown_phases(ledger.phases)}." in first.text
 
 
 @pytest.mark.parametrize(("slowest", "is_busy"), [(1.9, False), (2.1, True)])

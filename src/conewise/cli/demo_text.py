@@ -12,6 +12,7 @@ from rich.text import Text
 
 from conewise.amounts import shown_bytes
 from conewise.cli.output import table
+from conewise.phases import shown_phases
 
 if TYPE_CHECKING:
     from conewise.cli.demo import Demo
@@ -123,6 +124,7 @@ def show_cost(console: Console, found: Demo) -> None:
         f"{found.full_seconds / ledger.seconds:.2f}×",
     )
     console.print(grid)
+    console.print(f"Of the measured seconds: {shown_phases(ledger.phases)}.")
     least, most = min(found.forwards), max(found.forwards)
     console.print(
         f"* {plan.worlds} full forwards of all prompts, at {story.forward_seconds:.3g} s each: the mean of "

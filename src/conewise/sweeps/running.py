@@ -178,7 +178,8 @@ class Running:
             tell(len(worlds))
         if number == len(self.batches) - 1 and not record.keeps and self.model.weights.are_on_gpu:
             # A device reads them behind all that it was given to do, and is waited for once.
-            self._ending = self.model.weights.whole_contents()
+            with during("weights"):
+                self._ending = self.model.weights.whole_contents()
         while waiting:
             fetch()
         return rows

@@ -21,7 +21,8 @@ class SweepLedger:
     before there were any. `weights`: reading their bits. `planning`: finding or compiling the plan.
     `baselines`: computing base and source, and their metrics. `passes`: computing the worlds, and their
     metrics. `storing`: reading and writing the folder `out`. `other`: the rest. Phases are what the host
-    waited for: a GPU computes a baseline while the host goes on, and the passes wait for both.
+    waited for: a GPU is given baselines, passes and the last reading of the weights one behind the other, and
+    the passes wait for most of it.
     """
 
     node_evaluations: int = 0
