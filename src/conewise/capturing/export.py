@@ -20,7 +20,9 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_map
 
+from conewise.capturing.devices import expect_one_device, expect_values
 from conewise.capturing.lowering import lower
+from conewise.capturing.sampling import tensor_leaves
 from conewise.errors import CaptureError, ControlFlowError
 from conewise.program.calls import (
     Call,
@@ -62,6 +64,7 @@ def export(
     RandomnessError where random numbers are drawn (dropout in training mode), and CaptureError
     with torch's reason otherwise.
     """
+    expect_values(module, tensor_leaves((tuple(args), dict(kwargs or {}))))
     forward = inspect.signature(module.forward)
     defaults = hugging_face_defaults(module, forward, last_position_only=last_position_only)
     call = distinct(normal_call(forward, args, {**defaults, **(kwargs or {})}))
@@ -88,6 +91,7 @@ def export(
             program = replace(program, dimensions=find_dimensions(program, given, module, batch_dim))
             fixed = _why_fixed(program, reasons)
             return Exported(program, Signature(forward, call), fixed, answers.reasons)
+    expect_one_device(module, tensor_leaves((call.args, dict(call.kwargs))), failure)
     raise CaptureError(
         f"torch.export cannot capture {name}. It says: {reasons[-1]}\n"
         "Check that `module(*args, **kwargs)` runs with this example; if it does, capture the "

@@ -275,13 +275,13 @@ class _Lowering:
     ) -> Ref:
         """A record of what `node` does; with `view`, of a view that was taken there, taken again."""
         fake = (node if view is None else view).meta.get("val")
-        shape = dtype = None
+        shape = dtype = device = None
         if isinstance(fake, torch.Tensor):
-            shape, dtype = tuple(size_of(size) for size in fake.shape), fake.dtype
+            shape, dtype, device = tuple(size_of(size) for size in fake.shape), fake.dtype, fake.device
         if view is None and (isinstance(target, WriteThrough) or target is not node.target):
             shape, dtype = self._shape_of(args[0]) if isinstance(args[0], Ref) else (shape, dtype)
         record = Record(
-            self._unique(self._name(node)), target, args, kwargs, module_calls(node), shape, dtype
+            self._unique(self._name(node)), target, args, kwargs, module_calls(node), shape, dtype, device
         )
         self.records.append(record)
         return Ref(record.name)

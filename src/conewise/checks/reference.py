@@ -32,12 +32,15 @@ class NoReferenceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A copy of a module that computes in `dtype` on `device`; the module itself computes in `own`."""
+    """A copy of a module that computes in `dtype` on `device`; the module itself computes in `own`.
+
+    Without a device, it computes where the module does: on several.
+    """
 
     module: nn.Module
     own: torch.dtype
     dtype: torch.dtype
-    device: torch.device
+    device: torch.device | None
 
     @property
     def name(self) -> str:
@@ -45,7 +48,7 @@ class Reference:
         return str(self.dtype).removeprefix("torch.")
 
     def lifted(self, value: Any) -> Any:
-        """A tensor as the copy takes it: on its device, numbers in its precision."""
+        """A tensor as the copy takes it: on its device, if it has one, numbers in its precision."""
         return _lifted(value, self.dtype, self.device)
 
     def inputs(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -61,10 +64,13 @@ class Reference:
         """What the copy returned, with random errors as large as those of what the module itself returned."""
         precise, spec = tree_flatten(outputs)
         theirs = tree_flatten(own)[0]
-        generator = torch.Generator(self.device).manual_seed(0)
+        where = {one.device for one in precise if _is_number(one)}
+        generators = {device: torch.Generator(device).manual_seed(0) for device in where}
         for _ in range(draws):
             made = [
-                one + _deviation(one, self.lifted(other)) * _noise(one, generator) if _is_number(one) else one
+                one + _deviation(one, self.lifted(other)) * _noise(one, generators)
+                if _is_number(one)
+                else one
                 for one, other in zip(precise, theirs, strict=True)
             ]
             yield tree_unflatten(made, spec)
@@ -73,19 +79,30 @@ class Reference:
 def reference_of(module: nn.Module, own: torch.dtype) -> Reference:
     """A copy of a module that computes in `own`, in the next higher precision.
 
-    It lies on the module's device, or in main memory where it does not fit there. Raises NoReferenceError.
+    It lies on the module's device, or in main memory where it does not fit there. Of a module that is spread
+    over several devices, each tensor's copy lies where the tensor does. Raises NoReferenceError.
     """
     dtype = _HIGHER.get(own)
     if dtype is None:
         raise NoReferenceError(f"there is no precision above {str(own).removeprefix('torch.')}")
     tensors = [*module.parameters(), *module.buffers()]
-    needed = sum(one.numel() * max(one.itemsize, dtype.itemsize) for one in tensors)
-    device = _with_room(needed, tensors[0].device if tensors else torch.device("cpu"), dtype)
+    needed: dict[torch.device, int] = {}
+    for one in tensors:
+        taken = one.numel() * max(one.itemsize, dtype.itemsize)
+        needed[one.device] = needed.get(one.device, 0) + taken
+    if len(needed) > 1:
+        device = None
+        for there, taken in needed.items():
+            _with_room(taken, (there,), dtype)
+    else:
+        home = next(iter(needed), torch.device("cpu"))
+        device = _with_room(needed.get(home, 0), (home, torch.device("cpu")), dtype)
     try:
         with torch.no_grad():
             # What is in `memo` is taken for a copy that was made already.
             memo: dict[int, Any] = {id(one): _copied(one, dtype, device) for one in tensors}
-            made = copy.deepcopy(module, memo).to(device)
+            made = copy.deepcopy(module, memo)
+            made = made if device is None else made.to(device)
     except Exception as error:  # a module copies itself as it likes
         raise NoReferenceError(f"the module cannot be copied ({type(error).__name__}: {error})") from error
     return Reference(made, own, dtype, device)
@@ -108,13 +125,14 @@ def _deviation(one: Tensor, other: Tensor) -> Tensor:
     return (one - other).square().nanmean().sqrt().nan_to_num()
 
 
-def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+def _noise(like: Tensor, generators: Mapping[torch.device, torch.Generator]) -> Tensor:
+    device = like.device
+    return torch.randn(like.shape, generator=generators[device], device=device, dtype=like.dtype)
 
 
-def _with_room(needed: int, device: torch.device, dtype: torch.dtype) -> torch.device:
-    """The device, or main memory, whichever has room for the copy and some more."""
-    free = {one: memory_free(one) for one in (device, torch.device("cpu"))}
+def _with_room(needed: int, devices: tuple[torch.device, ...], dtype: torch.dtype) -> torch.device:
+    """The first of some devices that has room for the copy and some more."""
+    free = {one: memory_free(one) for one in devices}
     for one, there in free.items():
         if there is None or 1.1 * needed <= there:
             return one
@@ -123,14 +141,14 @@ def _with_room(needed: int, device: torch.device, dtype: torch.dtype) -> torch.d
     raise NoReferenceError(f"a copy in {name} takes {needed / 1e9:.1f} GB, and there are {found} free")
 
 
-def _copied(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _copied(tensor: Tensor, dtype: torch.dtype, device: torch.device | None) -> Tensor:
     made = _lifted(tensor.detach(), dtype, device)
     made = made.clone() if made.data_ptr() == tensor.data_ptr() else made
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
-def _lifted(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def _lifted(value: Any, dtype: torch.dtype, device: torch.device | None) -> Any:
     if not isinstance(value, Tensor):
         return value
     is_lower = value.is_floating_point() and torch.finfo(value.dtype).bits < torch.finfo(dtype).bits
-    return value.to(device, dtype if is_lower else value.dtype)
+    return value.to(device or value.device, dtype if is_lower else value.dtype)

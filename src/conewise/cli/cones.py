@@ -63,7 +63,7 @@ def cone(
     from conewise.runs.answers import token_rows
     from conewise.sweeps.planning.model_facts import facts_of
 
-    base = found.run(input_ids=token_rows([EXAMPLE], facts_of(found).device))
+    base = found.run(input_ids=token_rows([EXAMPLE], facts_of(found).input_device))
     base[place]  # says what is wrong with its part
     folded = fold(found, [place], base=base)
     one = folded.cone(str(place))

@@ -114,7 +114,7 @@ def trace(
     found = captured(loaded, prompts.clean, status, reads_last=True)
     traced = causal_trace(
         found,
-        prompts.inputs_of(0, "clean", facts_of(found).device),
+        prompts.inputs_of(0, "clean", facts_of(found).input_device),
         subject=noised,
         metric=prompts.metric(0, metric),
         kind=kind,

@@ -13,11 +13,16 @@ from conewise.program.records import Program, Record, Ref, SizeRef
 
 
 def home(program: Program) -> tuple[torch.device, torch.dtype]:
-    """The device and the dtype of a program's first floating-point weight; of the CPU without one."""
-    for source in program.sources:
-        if source.value.is_floating_point():
-            return source.value.device, source.value.dtype
-    return torch.device("cpu"), torch.float32
+    """The device and the dtype of a program's first floating-point weight; the CPU without one.
+
+    Where weights lie on the CPU and on CUDA devices, it is the first one on CUDA.
+    """
+    weights = [source.value for source in program.sources if source.value.is_floating_point()]
+    if not weights:
+        return torch.device("cpu"), torch.float32
+    on_cuda = [weight for weight in weights if weight.is_cuda] if len(program.devices) > 1 else []
+    first = (on_cuda or weights)[0]
+    return first.device, first.dtype
 
 
 def inputs_digest(inputs: Mapping[str, torch.Tensor]) -> str:

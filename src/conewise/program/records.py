@@ -50,8 +50,8 @@ class ModuleCall:
 class Record:
     """One operation: `target(*args, **kwargs)` once every reference is replaced by its value.
 
-    `modules` are the calls it was made under, outermost first. `shape` and `dtype` are those of
-    its value, None when the value is not a tensor; a size that varies from run to run is a
+    `modules` are the calls it was made under, outermost first. `shape`, `dtype` and `device` are those
+    of its value, None when the value is not a tensor; a size that varies from run to run is a
     symbolic expression. `inputs` are the names that a rule takes, in order: each name once, and
     `SIZES` last where a size is used. `op` is the operation's bare name: `linear`, `add`, `getitem`.
     """
@@ -63,6 +63,7 @@ class Record:
     modules: tuple[ModuleCall, ...] = ()
     shape: tuple[Size, ...] | None = None
     dtype: torch.dtype | None = None
+    device: torch.device | None = None
     inputs: tuple[str, ...] = field(init=False)
     op: str = field(init=False, repr=False, compare=False)
 
@@ -147,8 +148,8 @@ class Program:
     `written` are the sources that the module itself writes to whenever it runs, as a counter of calls is.
     `dimensions` says what the sizes of its inputs mean.
 
-    The indices are made once, when they are first used: `record_of`, `order`, `readers`, `varying`, `shapes`,
-    `distinct_shapes`, `batch_dims`, `pos_dims`, `dtypes`, `parts`, `several`, `source_values`,
+    The indices are made once, when they are first used: `record_of`, `order`, `readers`, `varying`,
+    `devices`, `shapes`, `distinct_shapes`, `batch_dims`, `pos_dims`, `dtypes`, `parts`, `several`, `source_values`,
     `source_shapes`.
     """
 
@@ -195,6 +196,12 @@ class Program:
             if not found.isdisjoint(record.inputs):
                 found.add(record.name)
         return frozenset(found)
+
+    @cached_property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The devices of what depends on the inputs: several where the weights are spread over several."""
+        found = (record.device for record in self.records if record.name in self.varying)
+        return tuple(dict.fromkeys(device for device in found if device is not None))
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[Size, ...] | None]:

@@ -113,7 +113,7 @@ class Question:
         return self._sweep(0)
 
     def _sweep(self, group: int) -> Sweep:
-        device = facts_of(self.model).device
+        device = facts_of(self.model).input_device
         runs: dict[str, Run] = {}
 
         def run(which: str) -> Run:
@@ -136,7 +136,7 @@ class Question:
     def _put(self) -> Any:
         """What is put at the sites, where it does not come from a run; one for all groups."""
         if self.patch == "mean":
-            return mean(self.model, self.prompts.inputs(self.base, facts_of(self.model).device))
+            return mean(self.model, self.prompts.inputs(self.base, facts_of(self.model).input_device))
         return noise(self.scale, self.seed) if self.patch == "noise" else self.patch
 
     # -- planned and run as one --------------------------------------------------------------
@@ -216,7 +216,7 @@ class Question:
         """What one full forward of all prompts by the module itself takes: the mean of so many, after one."""
         device = facts_of(self.model).device
         module = HookedModule(self.model.module, self.model.program, self.model.signature)
-        inputs = self.prompts.inputs(self.base, device)
+        inputs = self.prompts.inputs(self.base, facts_of(self.model).input_device)
         started = 0.0
         for number in range(times + 1):
             if number == 1:  # the first is not counted: kernels are chosen and memory is taken in it

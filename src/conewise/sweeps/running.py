@@ -105,7 +105,7 @@ class Running:
                 if record.keeps:
                     with during("storing"):
                         record.begin(number, plan, execution.base, execution.source)
-                with watching(self._facts.device, plan.peak_bytes, options.max_memory) as watch:
+                with watching(self._facts.devices, plan.peak_bytes, options.max_memory) as watch:
                     rows = self._chunks(number, executor, execution, watch, record, tell)
                 # Last, since reading them waits for a device.
                 with during("baselines", which):
@@ -256,7 +256,9 @@ def executor_for(model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch
     key = id(compiled), spec.precision
     known = facts.executors.get(key)
     if known is None or known.compiled is not compiled:
-        if facts.device.type == "cuda" and facts.graph_pool is None:
+        # What moves from one device to another cannot be recorded.
+        is_on_one = facts.devices == (facts.device,) == (facts.input_device,)
+        if facts.device.type == "cuda" and is_on_one and facts.graph_pool is None:
             facts.graph_pool = GraphPool(facts.device)
         shape = facts.shape(batch.base.inputs)
         budget = plan.max_memory or DEFAULT_MEMORY

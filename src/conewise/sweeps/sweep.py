@@ -76,7 +76,8 @@ class Sweep:
     ) -> None:
         self.model = model
         self.facts = facts_of(model)
-        expect_precision(precision, self.facts.device, self.facts.dtype)
+        elsewhere = (device for device in self.facts.devices if device.type != "cuda")
+        expect_precision(precision, next(elsewhere, self.facts.device), self.facts.dtype)
         self.precision = precision
         self.selectors = as_selectors(sites)
         self.metrics = tuple(

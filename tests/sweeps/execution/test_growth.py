@@ -158,7 +158,7 @@ SIZE = 64 << 20
 GROWING = f"""
 import json, time, torch
 from conewise.sweeps.execution.growth import INTERVAL, watching
-with watching(torch.device("cpu"), {SIZE}) as watch:
+with watching([torch.device("cpu")], {SIZE}) as watch:
     block = torch.ones({SIZE} // 4)
     time.sleep(20 * INTERVAL)  # it is looked at from time to time
     del block
@@ -211,7 +211,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_gpu_is_measured_by_what_tensors_take_there(gpu: Gpu, pieces: list[int]) -> None:
-    with watching(torch.device("cuda"), 100) as watch:
+    with watching([torch.device("cuda")], 100) as watch:
         watch.room_for(10)
         watch.settle()
         gpu.most, gpu.reserved = 19, 64
@@ -220,7 +220,7 @@ def test_a_gpu_is_measured_by_what_tensors_take_there(gpu: Gpu, pieces: list[int
 
 
 def test_a_graph_that_is_replayed_counts_with_what_it_took(gpu: Gpu, pieces: list[int]) -> None:
-    with watching(torch.device("cuda"), 10) as watch:
+    with watching([torch.device("cuda")], 10) as watch:
         watch.note(30)
         gpu.most = 19
     assert watch.peak == 30
@@ -228,7 +228,18 @@ def test_a_graph_that_is_replayed_counts_with_what_it_took(gpu: Gpu, pieces: lis
 
 def test_a_gpu_gives_back_what_is_beyond_a_budget(gpu: Gpu, pieces: list[int]) -> None:
     for grown, emptied in ((60, 0), (61, 1)):
-        with watching(torch.device("cuda"), 50, budget=60) as watch:
+        with watching([torch.device("cuda")], 50, budget=60) as watch:
             gpu.reserved += grown
         assert (watch.reserved, gpu.emptied) == (grown, emptied)
     assert pieces == [60, 60]
+
+
+def test_a_model_that_is_spread_is_measured_on_all_its_gpus(gpu: Gpu, pieces: list[int]) -> None:
+    spread = [torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)]
+    with watching(spread, 100) as watch:
+        watch.room_for(10)
+        watch.settle()
+        watch.note(5)
+        gpu.most, gpu.reserved = 19, 64
+    assert (watch.peak, watch.reserved) == (2 * 12, 2 * 44)
+    assert pieces == [0, 0]  # nothing is taken in advance: it is not known how much will be taken where

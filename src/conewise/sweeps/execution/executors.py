@@ -272,8 +272,8 @@ class WavefrontExecution(_Baselines):
         super().__init__(batch, metrics)
         self._executor, self._stays = executor, stays
         self._read = executor.reader(batch)
-        device = executor.facts.device
-        self._columns = {node: index_tensor(metrics.tokens, device) for node in executor.columns}
+        where = {node: executor.facts.device_of(node) for node in executor.columns}
+        self._columns = {node: index_tensor(metrics.tokens, device) for node, device in where.items()}
         self._values = BatchValues(batch, executor.sites, executor.site_values if stays else None)
 
     def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:

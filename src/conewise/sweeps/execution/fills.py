@@ -219,8 +219,21 @@ class _Rows:
 
 
 def nan_flags(wholes: Sequence[Tensor]) -> Tensor | None:
-    """Whether there is NaN in each of these; None where none can have any. Waits for nothing."""
+    """Whether there is NaN in each of these; None where none can have any. One device is not waited for."""
     if not wholes:
         return None
+    on: dict[torch.device, list[int]] = {}
+    for number, whole in enumerate(wholes):
+        on.setdefault(whole.device, []).append(number)
+    if len(on) == 1:
+        return _are_nan(wholes)
+    # Fetched at once: a model that lies on several devices waits for them at every boundary.
+    flags = torch.empty(len(wholes), dtype=torch.bool)
+    for numbers in on.values():
+        flags[numbers] = _are_nan([wholes[number] for number in numbers]).cpu()
+    return flags
+
+
+def _are_nan(wholes: Sequence[Tensor]) -> Tensor:
     # The largest magnitude is NaN where any number is; looking at each would take memory.
     return torch.stack(torch._foreach_norm(list(wholes), torch.inf)).isnan()

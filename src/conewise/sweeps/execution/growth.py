@@ -12,8 +12,8 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -58,14 +58,19 @@ class Watch(Protocol):
 
 
 @contextmanager
-def watching(device: torch.device, planned: int, budget: int | None = None) -> Iterator[Watch]:
-    """Watch work on a device that is planned to take so many bytes, of a budget.
+def watching(devices: Sequence[torch.device], planned: int, budget: int | None = None) -> Iterator[Watch]:
+    """Watch work on some devices that is planned to take so many bytes of all of them, of a budget.
 
-    On a CUDA device this resets the peaks that torch keeps. Elsewhere it is the process that is watched, and
-    nothing that others measure is changed.
+    On CUDA devices this resets the peaks that torch keeps; where there are some, they alone are watched.
+    Elsewhere it is the process that is watched, and nothing that others measure is changed.
     """
-    if device.type == "cuda":
-        with DeviceWatch(device, planned, budget) as device_watch:
+    on_cuda = [device for device in devices if device.type == "cuda"]
+    if len(devices) > 1 and on_cuda:
+        with DeviceWatches(on_cuda, budget) as device_watches:
+            yield device_watches
+        return
+    if on_cuda:
+        with DeviceWatch(on_cuda[0], planned, budget) as device_watch:
             yield device_watch
         return
     with process_meter() as meter, ProcessWatch(meter, planned, budget) as process_watch:
@@ -233,6 +238,38 @@ class DeviceWatch:
         self.reserved = stats["reserved_bytes"]["all"]["peak"] - self._reserved
         if self._budget is not None and self.reserved > self._budget:
             torch.cuda.empty_cache()
+
+
+class DeviceWatches:
+    """The watch of CUDA devices on which a model is spread: what they took, each at most, added up.
+
+    How much of a plan is computed on which of them is not planned, so nothing is taken in advance.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], budget: int | None) -> None:
+        self._each = [DeviceWatch(device, 0, budget) for device in devices]
+        self._entered = ExitStack()
+        self.peak: int | None = None
+        self.reserved: int | None = None
+
+    def room_for(self, size: int) -> None:
+        """Torch's allocator uses its holes again."""
+
+    def settle(self) -> None:
+        """Torch's allocator uses its holes again."""
+
+    def note(self, held: int) -> None:
+        """Nothing is replayed where values move between devices."""
+
+    def __enter__(self) -> Self:
+        for one in self._each:
+            self._entered.enter_context(one)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entered.close()
+        self.peak = sum(one.peak or 0 for one in self._each)
+        self.reserved = sum(one.reserved or 0 for one in self._each)
 
 
 def take_at_once(device: torch.device, planned: int, budget: int | None = None) -> None:

@@ -15,7 +15,8 @@ class SweepLedger:
 
     `peak_bytes` is the most that the process grew by while chunks were computed, on a GPU the most that
     tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
-    had from a GPU. None where nothing was computed, or nothing measures it.
+    had from a GPU. Of a model that is spread over several devices, both are sums over its GPUs. None where
+    nothing was computed, or nothing measures it.
 
     `phases` has the seconds by phase; together they are `seconds`. It is empty in results that were saved
     before there were any. `weights`: reading their bits. `planning`: finding or compiling the plan.

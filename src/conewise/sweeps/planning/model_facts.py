@@ -35,8 +35,10 @@ PlanKey = tuple[str, tuple[tuple[str, int], ...], Conditions]
 class ModelFacts:
     """`outputs`: the output nodes; `fields`: those that have a name; `read`: how metrics read them.
 
-    `plans` are compiled sweeps, by all that they depend on; `executors` what runs them, for the weights that
-    are there now, and `split_weights` the parts of these; `rules` and `graph_pool` are what executors share.
+    `device` is where the weights lie, or most of the work is done where they lie on several `devices`;
+    `input_device` is where the inputs have to lie. `plans` are compiled sweeps, by all that they depend on;
+    `executors` what runs them, for the weights that are there now, and `split_weights` the parts of these;
+    `rules` and `graph_pool` are what executors share.
     """
 
     def __init__(self, model: Captured) -> None:
@@ -47,6 +49,8 @@ class ModelFacts:
         self.fields: dict[str, str] = {key: value for key, value in items if isinstance(value, str)}
         self.read = Outputs(program)
         self.device, self.dtype = home(program)
+        self.devices = program.devices or (self.device,)
+        self.input_device = program.inputs[0].device if program.inputs else self.device
         self.fusions = find_fusions(program, self.device)
         self.split_weights = SplitWeights(program)
         self.plans: OrderedDict[PlanKey, tuple[Compiled, Costing]] = OrderedDict()

@@ -69,7 +69,7 @@ def _identified(model: Captured, spec: SweepSpec, given: Given, strict: bool) ->
         )
     return {
         "dtype": str(facts.dtype),
-        "device": str(facts.device),
+        "device": ", ".join(map(str, facts.devices)),
         **({} if spec.precision is None else {"precision": spec.precision}),
         "sites": list(spec.names),
         "metrics": [identify.metric(metric) for metric in spec.metrics],

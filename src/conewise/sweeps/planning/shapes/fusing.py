@@ -39,7 +39,19 @@ def find_fusions(program: Program, device: torch.device) -> tuple[Fusion, ...]:
         for record in program.records:
             chain = norms.ending_in(record) or rotation_ending_in(record, records)
             found.append(None if chain is None else Fusion(record.name, *chain))
-    return tuple(fusion for fusion in found if fusion is not None)
+    fusions = tuple(fusion for fusion in found if fusion is not None)
+    return (
+        fusions if len(program.devices) < 2 else tuple(one for one in fusions if _fits(one, program, device))
+    )
+
+
+def _fits(fusion: Fusion, program: Program, device: torch.device) -> bool:
+    """Whether a chain is computed on one device, of the kind that it was looked for on."""
+    where = {record.name: record.device for record in program.records}
+    where |= {leaf.name: leaf.device for leaf in program.inputs}
+    where |= {name: value.device for name, value in program.source_values.items()}
+    (own, *others) = {where[name] for name in (fusion.node, *fusion.inside, *fusion.inputs)}
+    return not others and own is not None and own.type == device.type
 
 
 def fitting(

@@ -43,7 +43,10 @@ class MemoryLayout:
 
 @torch.no_grad()
 def memory_layout(layout: Layout, device: torch.device) -> MemoryLayout:
-    """How the values of a program lie in memory, for runs of one shape."""
+    """How the values of a program lie in memory, for runs of one shape on this device.
+
+    A record that says on which device it is computed is laid out as on that one.
+    """
     program, walk = layout.program, _Walk(layout, device)
     values: dict[str, _Value | None] = {one.name: walk.new(one.value) for one in program.sources}
     values |= {leaf.name: walk.plain(leaf.name, leaf.dtype) for leaf in program.inputs}
@@ -126,7 +129,8 @@ class _Walk:
         if way == ATTENDED:
             shape = self._layout.shape(record.name)
             assert shape is not None
-            found = self.new(_attended(torch.empty(shape, dtype=record.dtype, device=META), self._device))
+            out = torch.empty(shape, dtype=record.dtype, device=META)
+            found = self.new(_attended(out, record.device or self._device))
         elif way in {POINT, WALKED} and None not in reads:
             known = [read for read in reads if read is not None]
             if way == WALKED or any(read.lies in self._strided for read in known):

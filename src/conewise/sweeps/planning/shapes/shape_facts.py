@@ -42,6 +42,10 @@ class ShapeFacts:
         self._constant_masks: dict[str, Mask] | None = None
         self._independent: dict[str, bool] = {}
 
+    def device_of(self, node: str) -> torch.device:
+        """Where the value of a node lies."""
+        return self.records[node].device or self.device
+
     @cached_property
     def memory_layout(self) -> MemoryLayout:
         """Which values share memory, and which a product has to copy."""

@@ -60,7 +60,7 @@ class Workspace:
             taken += size * self._costs.elements(mask, rows=rows)
         if rows is not None and attention_argument(record, "is_causal"):
             taken += size * query[-2] * key[-2]
-        if self._device.type == "cpu" and len(query) == 4:
+        if (record.device or self._device).type == "cpu" and len(query) == 4:
             queries = min(query[-2], next(tile for least, tile in QUERIES if query[-2] >= least))
             keys = min(key[-2], KEYS)
             tile = max(size, 4) * queries * (keys + 2 + query[-1]) + (
