@@ -34,7 +34,8 @@ def case(request: pytest.FixtureRequest, name: str, devices: tuple[torch.device,
 @pytest.fixture(params=[("gpt2", "by accelerate"), ("llama", "by hand")], ids=lambda param: param[0])
 def own_case(request: pytest.FixtureRequest) -> Case:
     """A model of one test alone."""
-    return Case(*request.param, CPU, CUDA)
+    name, way = request.param
+    return Case(name, way, CPU, CUDA)
 
 
 def test_the_graph_is_the_module(case: Case) -> None:

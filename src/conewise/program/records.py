@@ -149,8 +149,8 @@ class Program:
     `dimensions` says what the sizes of its inputs mean.
 
     The indices are made once, when they are first used: `record_of`, `order`, `readers`, `varying`,
-    `devices`, `shapes`, `distinct_shapes`, `batch_dims`, `pos_dims`, `dtypes`, `parts`, `several`, `source_values`,
-    `source_shapes`.
+    `devices`, `shapes`, `distinct_shapes`, `batch_dims`, `pos_dims`, `dtypes`, `parts`, `several`,
+    `source_values`, `source_shapes`.
     """
 
     records: tuple[Record, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -161,6 +162,18 @@ def test_a_gelu_is_found_however_it_is_written(name: str) -> None:
     model = captured(GELU[name])
     (fusion,) = find_fusions(model.program, CPU)
     assert_equal(model, fusion)
+
+
+def test_a_gelu_of_a_model_that_is_spread_is_found_where_all_of_it_lies_on_one_device() -> None:
+    program = captured(next(iter(GELU.values()))).program
+    (fusion,) = find_fusions(program, CPU)
+    inside, outside = min(fusion.inside), program.records[-1].name
+    assert outside not in {fusion.node, *fusion.inside}
+    for moved, is_found in ((outside, True), (inside, False), (fusion.node, False)):
+        records = [replace(one, device=CUDA if one.name == moved else CPU) for one in program.records]
+        spread = replace(program, records=tuple(records))
+        assert set(spread.devices) == {CPU, CUDA}
+        assert bool(find_fusions(spread, CPU)) == is_found
 
 
 @pytest.mark.parametrize("name", NOT_GELU)
