@@ -216,7 +216,7 @@ def test_a_gpu_is_measured_by_what_tensors_take_there(gpu: Gpu, pieces: list[int
         watch.settle()
         gpu.most, gpu.reserved = 19, 64
     assert (watch.peak, watch.reserved) == (12, 44)
-    assert pieces == [125]
+    assert pieces == [140]
 
 
 def test_a_graph_that_is_replayed_counts_with_what_it_took(gpu: Gpu, pieces: list[int]) -> None:

@@ -197,7 +197,7 @@ def _give_back() -> Callable[[], object] | None:
 # -- a GPU -------------------------------------------------------------------------------------
 
 
-ARENA = 1.25
+ARENA = 1.4
 """How much is taken from the driver at once, relative to the plan: room for holes between blocks."""
 
 
