@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.errors import ConewiseError, MetricError, MissingSiteError, PatchError, SiteError, SweepError
+from conewise.errors import (
+    ConewiseError,
+    MetricError,
+    MissingSiteError,
+    OpError,
+    PatchError,
+    SiteError,
+    SweepError,
+)
 from conewise.model import Model
 from conewise.program.precision import multiplying
 from conewise.runs.answers import answer_diff, answer_prob
@@ -194,6 +202,17 @@ def test_lengths_that_differ(captured: Model) -> None:
         sweep_over(captured, source=source)
     with pytest.raises(SweepError, match=r"\(2, 6\) in the base and \(3, 6\) in the source"):
         sweep_over(captured, source=captured.run(input_ids=prompts(2, 3)))
+
+
+@EVALUATORS
+@pytest.mark.parametrize("where", ["base", "source"])
+def test_tokens_that_are_not_in_the_vocabulary(captured: Model, evaluator: str, where: str) -> None:
+    """They are found out where they are looked up, however base and source are computed."""
+    given = {"base": {"input_ids": prompts(1, 2)}, "source": {"input_ids": prompts(2, 2)}}
+    sweep_over(captured, **given).run(evaluator=evaluator)
+    given[where]["input_ids"][1, 3] = 50
+    with pytest.raises(OpError, match=r"'transformer.wte/embedding' raised IndexError: .* input_ids: Tensor"):
+        sweep_over(captured, **given).run(evaluator=evaluator)
 
 
 def test_runs_of_other_models(captured: Model) -> None:

@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import Any, Protocol
 
+import torch
+
 from conewise.errors import MetricError
 from conewise.program.precision import SPLIT
 from conewise.program.rules import Rule
@@ -226,7 +228,14 @@ class WavefrontExecutor:
         runner = self._baseline(runs)
         if runner is None:
             return batch, False
-        found: list[PassRun] = runner.run(runs)
+        try:
+            found: list[PassRun] = runner.run(runs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            for run in runs:
+                _ = run.world  # one by one they raise what says which operation it was, and what it was given
+            raise
         source: Reading | None = found[1] if len(found) > 1 else None
         put = batch.intervention if source is None else as_intervention(source, self.model)
         return Batch(found[0], source, put), runner.stays
