@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.errors import (
     ConewiseError,
+    InputMismatchError,
     MetricError,
     MissingSiteError,
     OpError,
@@ -202,6 +203,32 @@ def test_lengths_that_differ(captured: Model) -> None:
         sweep_over(captured, source=source)
     with pytest.raises(SweepError, match=r"\(2, 6\) in the base and \(3, 6\) in the source"):
         sweep_over(captured, source=captured.run(input_ids=prompts(2, 3)))
+
+
+@pytest.mark.parametrize("where", ["base", "source"])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"input_ids": prompts(1, 2).float()}, "'input_ids' is torch.float32 on cpu, but torch.int64"),
+        (
+            {"input_ids": prompts(1, 2).to("meta")},
+            "'input_ids' is torch.int64 on meta, but torch.int64 on cpu",
+        ),
+        ({"input_ids": prompts(1, 2)[0]}, r"'input_ids' has shape \(6,\): it was captured with 2 dimensions"),
+        ({"ids": prompts(1, 2)}, "'ids' was not part of the captured call"),
+        ({"input_ids": prompts(1, 2)[:, :4]}, r"base and source differ in shape: 'input_ids' is \(2, [46]\)"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_found_before_any_is_run(
+    captured: Model, where: str, wrong: Any, said: str
+) -> None:
+    given: dict[str, Any] = {
+        "base": [{"input_ids": prompts(seed, 2)} for seed in (1, 2, 3)],
+        "source": [{"input_ids": prompts(seed, 2)} for seed in (4, 5, 6)],
+    }
+    given[where][2] = wrong
+    with pytest.raises((InputMismatchError, SweepError), match=rf"^batch 2 of .*{said}"):
+        sweep_over(captured, **given)
 
 
 @EVALUATORS

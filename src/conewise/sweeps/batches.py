@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from conewise.errors import SweepError, describe
+from conewise.errors import InputMismatchError, SweepError, describe
 from conewise.program.tensors import Tensor, copy_of
 from conewise.program.weights import Sums
-from conewise.runs.baseline import bound
+from conewise.runs.baseline import bound, sizes_of
 from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
 from conewise.runs.interventions import as_intervention
@@ -66,7 +66,7 @@ class Batches:
             raise SweepError(f"base is a run of another model ({base.model.name}), not of {self.model.name}.")
         run = source if isinstance(source, Reading) else None
         if run is not None:
-            _expect_alike(base, run)
+            _expect_alike(base.inputs, run.inputs)
         batch = Batch(base, run, as_intervention(source, self.model))
         if number == 0:
             self._first = batch
@@ -93,19 +93,34 @@ class Batches:
             )
         return InputRun(self.model, bound(self.model, (), given))
 
-    def expect_answers(self, metrics: Sequence[Metric]) -> None:
-        """Raise MetricError where a metric has answers for another number of prompts, before any is run."""
-        if isinstance(self._base, Reading | Mapping | list | tuple):  # others make their runs when asked
-            outputs = facts_of(self.model).read
-            for number, (given, _) in enumerate(self.all_given()):
-                inputs: Mapping[str, Tensor] = {}
-                if isinstance(given, Reading):
-                    inputs = given.inputs
-                elif isinstance(given, Mapping):
-                    inputs = self.model.signature.bind((), given)
-                where = "base" if len(self) == 1 else f"batch {number} of base"
-                for metric in metrics if inputs else ():
-                    expect_prompts(metric, outputs.prompts(inputs), where)
+    def expect_fitting(self, metrics: Sequence[Metric]) -> None:
+        """Raise where inputs do not fit the model or their source, or answers their prompts: before any run.
+
+        Raises InputMismatchError, SweepError or MetricError. What makes its runs when asked is not looked at.
+        """
+        if not isinstance(self._base, Reading | Mapping | list | tuple):
+            return
+        outputs = facts_of(self.model).read
+        for number, (base, source) in enumerate(self.all_given()):
+            of = "" if len(self) == 1 else f"batch {number} of "
+            inputs, others = self._inputs_of(base, f"{of}base"), self._inputs_of(source, f"{of}source")
+            if inputs and others:
+                _expect_alike(inputs, others, of)
+            for metric in metrics if inputs else ():
+                expect_prompts(metric, outputs.prompts(inputs), f"{of}base")
+
+    def _inputs_of(self, given: Any, where: str) -> Mapping[str, Tensor]:
+        """The inputs of what was given; none where they are not known before it is run."""
+        if isinstance(given, Reading):
+            return given.inputs
+        if not isinstance(given, Mapping):
+            return {}
+        try:
+            inputs = self.model.signature.bind((), given)
+            sizes_of(self.model, inputs)
+        except InputMismatchError as error:
+            raise InputMismatchError(f"{where}: {error}") from error
+        return inputs
 
 
 def _copied(given: Any, copies: dict[int, Any]) -> Any:
@@ -121,12 +136,13 @@ def _copied(given: Any, copies: dict[int, Any]) -> Any:
     return copies[id(given)]
 
 
-def _expect_alike(base: Reading, source: Reading) -> None:
-    for name, value in base.inputs.items():
-        other = source.inputs.get(name)
+def _expect_alike(base: Mapping[str, Tensor], source: Mapping[str, Tensor], of: str = "") -> None:
+    """Raise SweepError where inputs differ in shape; `of` says of which batch they are."""
+    for name, value in base.items():
+        other = source.get(name)
         if other is not None and other.shape != value.shape:
             raise SweepError(
-                f"base and source differ in shape: {name!r} is {tuple(value.shape)} in the base and "
+                f"{of}base and source differ in shape: {name!r} is {tuple(value.shape)} in the base and "
                 f"{tuple(other.shape)} in the source. Pad or cut the prompts to one length, so that "
                 "position means the same in both."
             )

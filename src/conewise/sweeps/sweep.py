@@ -89,7 +89,7 @@ class Sweep:
         if len(set(names)) != len(names):
             raise SweepError(f"two metrics are named {names!r}; give each its own with `name=`.")
         self._batches = Batches(model, base, source)
-        self._batches.expect_answers(self.metrics)
+        self._batches.expect_fitting(self.metrics)
         first = self.batch(0)
         self.is_function = first.intervention.is_function
         found = spread(
