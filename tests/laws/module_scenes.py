@@ -104,6 +104,18 @@ class Scene:
         sweep = self.model.sweep(places, base=base, source=source, metric=metric)
         return sweep.run(evaluator=evaluator).per_prompt[0]
 
+    def swept_inputs(self, metric: object) -> tuple[Tensor, Tensor]:
+        """The same from inputs, after another pair: as one batch, and as the last of a list of two.
+
+        What the first pair left with the model is found by the second: plan, executor, the baselines' pass.
+        """
+        places = [place for place, *_ in self.cells]
+        other, base, source = (self.inputs(seed) for seed in (3, 1, 2))
+        several = self.model.sweep(places, base=[other, base], source=[base, source], metric=metric).run()
+        alone = self.model.sweep(places, base=base, source=source, metric=metric).run()
+        prompts = alone.per_prompt.shape[-1]
+        return alone.per_prompt[0], several.per_prompt[0][:, -prompts:]
+
 
 def _cells(choices: Choices, model: Model) -> Iterator[tuple[cw.Place, str, int, int | None]]:
     """Every tap at two positions: by the site's name where it has one, and else by the module's path."""
@@ -145,8 +157,11 @@ def outcome(seed: int, device: str = "cpu") -> str:
     assert torch.equal(scene.swept("serial", own_scores(scene.choices, answer)), expected), scene.choices
     allowed = 8 if scene.choices.dtype.itemsize == 2 else WAVEFRONT
     tolerance = allowed * torch.finfo(scene.choices.dtype).eps * max(1.0, float(expected.abs().max()))
-    auto = scene.swept("auto", own_scores(scene.choices, answer))
-    torch.testing.assert_close(auto, expected, rtol=0, atol=tolerance, msg=lambda m: f"{scene.choices}\n{m}")
+    own = own_scores(scene.choices, answer)
+    for auto in (scene.swept("auto", own), *scene.swept_inputs(own)):
+        torch.testing.assert_close(
+            auto, expected, rtol=0, atol=tolerance, msg=lambda m: f"{scene.choices}\n{m}"
+        )
     try:
         serial = scene.swept("serial", cw.logit(answer))
     except MetricError:
