@@ -226,7 +226,7 @@ class QuestionOptions:
         bool,
         typer.Option(
             "--split",
-            help="Multiply float32 in three bfloat16 parts, on a CUDA device: faster, as exact as float32.",
+            help="Multiply float32 in three bfloat16 parts, on a CUDA device: faster, a few times its error.",
             rich_help_panel=_RUNNING,
         ),
     ] = False
