@@ -61,9 +61,9 @@ def recheck(result: Numbers, rerun: Rerun, n: int, seed: int, *, is_serial: bool
 
     A serial result has to be equal bit for bit, where the module's own base is. Else numbers may differ by
     rounding: in float32 and float64 by `cell_tolerance` of the metric's largest value. In half precision and
-    in TF32 that could hide anything, and products in parts promise little more than float32's error: there they may be no
-    further from the module in a higher precision, nor from its own forwards, than those lie from it, a few
-    times over; see `allowed_error`. Warns of cells that no hook could run.
+    in TF32 that could hide anything, and products in parts promise little more than float32's error: there
+    they may be no further from the module in a higher precision, nor from its own forwards, than those lie
+    from it, a few times over; see `allowed_error`. Warns of cells that no hook could run.
     """
     if n < 1:
         raise SweepError(f"{n} cells to verify; give at least 1.")
