@@ -267,9 +267,12 @@ class WavefrontExecutor:
         if not isinstance(batch.base, PassRun):
             return batch.reader()
         known, constant = batch.base.values, self._constants.value
+        weights = self.facts.program.source_values
 
         def read(name: str) -> Any:
-            return known[name] if name in known else constant(name)
+            if name in known:
+                return known[name]
+            return weights[name] if name in weights else constant(name)
 
         return read
 

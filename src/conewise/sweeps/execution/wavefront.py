@@ -8,6 +8,7 @@ pass was built; here it is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +37,22 @@ ReadValue = Callable[[str], Any]
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
+_STACK, _WEIGHT, _SIZES, _OTHERWISE = range(4)
+"""What a step reads: a stack as it is, a weight, the sizes; or what has to be brought to its worlds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A step, and what is found out about it once."""
+
+    step: Step
+    count: int
+    sizes: tuple[int, ...]
+    rule: Rule
+    reads: tuple[tuple[int, Read], ...]
+    is_aligned: bool
+
+
 class Wavefront:
     """Runs passes over baselines of one shape.
 
@@ -60,6 +77,7 @@ class Wavefront:
         self._constants = Constants(layout, _unread)
         self._split_weights = split_weights
         self._read: ReadValue = _unread
+        self._ready: dict[int, _Ready] = {}
 
     @torch.no_grad()
     def run(
@@ -109,18 +127,40 @@ class Wavefront:
         return {one.node: self._operand(one, program.worlds, stacks) for one in program.targets}
 
     def _computed(self, step: Step, stacks: Mapping[str, Any]) -> Any:
-        count, rows = step.count, step.rows
-        operands = [
-            self.layout.sizes(count, rows) if one.node == SIZES else self._operand(one, count, stacks)
-            for one in step.reads
-        ]
+        ready = self._ready.get(id(step))
+        if ready is None or ready.step is not step:
+            ready = self._ready[id(step)] = self._made_ready(step)
+        operands = []
+        for way, one in ready.reads:
+            if way == _STACK:
+                operands.append(stacks[one.node])
+            elif way == _WEIGHT:
+                operands.append(self._read(one.node))
+            elif way == _SIZES:
+                operands.append(ready.sizes)
+            else:
+                operands.append(self._operand(one, ready.count, stacks))
         if step.node in self._columns:
             operands = [
                 value if one.node in self.layout.varying else self._narrowed(step.node, value)
                 for one, value in zip(step.reads, operands, strict=True)
             ]
-        value = self._rule(step)(*operands)
-        return value if step.align.is_nothing else self._aligned(step.node, value, step.align, rows)
+        value = ready.rule(*operands)
+        return value if ready.is_aligned else self._aligned(step.node, value, step.align, step.rows)
+
+    def _made_ready(self, step: Step) -> _Ready:
+        """All of a step that is the same in each run."""
+        sizes = self.layout.sizes(step.count, step.rows)
+        reads = tuple((self._way(one), one) for one in step.reads)
+        return _Ready(step, step.count, sizes, self._rule(step), reads, step.align.is_nothing)
+
+    def _way(self, one: Read) -> int:
+        if one.node == SIZES:
+            return _SIZES
+        if one.stacked:
+            return _STACK if one.align.is_nothing and one.rows == one.have else _OTHERWISE
+        is_weight = one.node not in self.layout.varying and one.node not in self._records
+        return _WEIGHT if is_weight and self.layout.pos_dim.get(one.node) is None else _OTHERWISE
 
     def _rule(self, step: Step) -> Rule:
         key = step.node, step.rows, step.kernel, step.inside
