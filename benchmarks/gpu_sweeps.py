@@ -20,9 +20,7 @@ import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.cases import Case, random_pair
-from conewise.runs.reader import reader
-from conewise.sweeps.execution.batch import BatchValues
-from conewise.sweeps.execution.executors import WavefrontExecutor
+from conewise.sweeps.execution.executors import WavefrontExecution, WavefrontExecutor
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.running import executor_for
 
@@ -46,10 +44,8 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
     plan = sweep.plan(max_memory="40GiB")
     planning = time.perf_counter() - start
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
     result = sweep.run(evaluator="wavefront", max_memory="40GiB")
-    peak = torch.cuda.max_memory_allocated() - before
+    peak = result.ledger.peak_bytes or 0
     row: dict[str, Any] = {
         "case": name,
         "sites": plan.worlds,
@@ -61,17 +57,18 @@ def measure(name: str, case: Case, *, against_forwards: bool) -> dict[str, Any]:
     batch = sweep.batch(0)
     planned = sweep.plan(max_memory="40GiB", evaluator="wavefront")
     metrics = MetricReader(sweep.facts, sweep.metrics, sweep.spec.tokens)
-    executor = executor_for(sweep.model, sweep.spec, planned, batch, metrics)
+    executor = executor_for(sweep.model, sweep.spec, planned, batch)
     assert isinstance(executor, WavefrontExecutor)
     assert len(executor.chunks) == 1
-    runner = executor._runner(0, batch)
-    values, read = BatchValues(batch, tuple(runner.fills.sites())), reader(batch.base)
+    execution, runner = executor.over(batch, metrics), executor.runner(0, batch)
+    assert isinstance(execution, WavefrontExecution)
+    read, put, columns = execution._read, execution._values, execution._columns
 
     def eager() -> Any:
-        return runner._wavefront.run(runner.program, read, runner.fills, values)
+        return runner._wavefront.run(runner.program, read, runner.fills, put, columns=columns)
 
     def replay() -> Any:
-        return runner.run(read, values)
+        return runner.run(read, put, columns)
 
     eager()
     replay()
