@@ -43,7 +43,7 @@ for later in range(6):
 
 def test_garbage_does_not_wait_for_the_frames_of_threads() -> None:
     """Python makes frames under a lock that locals of threads need to be dropped: a collection then hangs."""
-    subprocess.run([sys.executable, "-c", GARBAGE], check=True, timeout=60)
+    assert subprocess.run([sys.executable, "-c", GARBAGE], check=False, timeout=60).returncode == 0
 
 
 def _returned() -> FrameType:

@@ -293,22 +293,25 @@ class _KernelReader:
 def _kernel_reader(device: torch.device, tensors: Sequence[tuple[int, Tensor]]) -> _KernelReader | None:
     """None where there is no Triton, or no compiler for what it makes: operations of torch do as well."""
     plain = [one for one in tensors if device.type == "cuda" and _is_plain(one[1])]
-    if not plain or device in _NO_KERNEL:
+    if not plain or _HAS_KERNEL.get(device) is False:
         return None
     try:
         reader = _KernelReader(device, plain)
-        reader.read()
+        if device not in _HAS_KERNEL:
+            reader.read()
     except Exception:  # noqa: BLE001  # whatever a compiler says
-        _NO_KERNEL.add(device)
+        _HAS_KERNEL[device] = False
         return None
+    _HAS_KERNEL[device] = True
     return reader
 
 
-_NO_KERNEL: set[torch.device] = set()
+_HAS_KERNEL: dict[torch.device, bool] = {}
+"""Whether the kernel runs on a device: tried once."""
 
 
 class _DeviceReader:
-    """Reads tensors of one device, block by block. On CUDA, all but the first two readings are replays."""
+    """Reads tensors of one device, block by block."""
 
     def __init__(self, device: torch.device, tensors: Sequence[tuple[int, Tensor]]) -> None:
         self.device, self._tensors = device, tensors
@@ -319,10 +322,6 @@ class _DeviceReader:
         numbers, indices = zip(*blocks, strict=True)
         self._numbers = torch.tensor(numbers)
         self._factors = _factors(max(indices) + 1)[torch.tensor(indices)]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._sums: Tensor | None = None
-        self._room: Tensor | None = None
-        self._readings = 0
 
     def _cut(self) -> Iterator[tuple[int, list[Tensor]]]:
         for number, tensor in self._tensors:
@@ -336,24 +335,7 @@ class _DeviceReader:
     @torch.no_grad()
     def read(self) -> Tensor:
         """The sum of each block."""
-        self._readings += 1
-        if self.device.type != "cuda" or self._readings < 3 or torch.cuda.is_current_stream_capturing():
-            return self._read(_scratch(self.device))
-        with torch.cuda.device(self.device):
-            if self._graph is None:
-                # Room of its own: other readings may be under way in other streams.
-                self._room = torch.empty_like(_scratch(self.device))
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    self._sums = self._read(self._room)
-                self._graph = graph
-            assert self._sums is not None
-            self._graph.replay()
-            return self._sums.clone()
-
-    def _read(self, product: Tensor) -> Tensor:
-        keys = _keys(self.device)
+        keys, product = _keys(self.device), _scratch(self.device)
         sums = torch.empty(len(self._numbers), dtype=torch.int64, device=self.device)
         row = 0
         for _, blocks in self._cut():

@@ -253,9 +253,9 @@ class WavefrontExecutor:
             masks = facts.masks(exactly)
             program = baseline_pass(self.model.graph, facts, self._wanted(), masks, worlds)
             nodes = [name for step in program.steps if step.worlds for name in (step.node, *step.inside)]
-            alone = worlds == 1 or (can_stack(facts, program) and not facts.mixing(tuple(nodes), exactly))
+            is_one = worlds == 1 or (can_stack(facts, program) and not facts.mixing(tuple(nodes), exactly))
             runner = BaselineRunner(self._wavefront, program, facts, self._constants.value, self._record)
-            self._baselines[worlds] = runner if alone else None
+            self._baselines[worlds] = runner if is_one else None
         return self._baselines[worlds]
 
     def _wanted(self) -> list[str]:
