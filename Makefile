@@ -3,9 +3,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := $(VENV)/peers312
+TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu bench-gpu-pairs pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu bench-gpu-pairs pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +53,16 @@ test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; mi
 
 test-transformer-lens: $(VENV)/.compare ## sites of the same name, against TransformerLens; minutes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/sweeps/test_transformer_lens.py
+
+# jax and what tracr needs beside it stay out of the environment of all else.
+$(TRACR)/.made: tests/ground_truth/tracr-constraints.txt
+	test -x $(TRACR)/bin/python || $(PYTHON) -m venv $(TRACR)
+	$(TRACR)/bin/python -m pip --disable-pip-version-check --quiet install -c $< tracr-pypi safetensors
+	touch $@
+
+test-tracr: setup $(TRACR)/.made ## compile the RASP programs anew, compare with those kept, find their circuits
+	$(TRACR)/bin/python -m tests.ground_truth.tracr_programs --check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/ground_truth/test_tracr.py
 
 test-architectures: setup ## every architecture, attention and precision, against hooks; named sites of 80; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py tests/capturing/test_coverage.py tests/locations/test_sites.py tests/runs/test_architectures.py tests/sweeps/test_sweep_zoo.py
@@ -116,5 +127,5 @@ train-tiny: setup ## train the tiny model anew, into the package; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m training.tiny --out src/conewise/models/tiny
 
 clean: ## remove the environment, caches and builds
-	rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TRACR) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
