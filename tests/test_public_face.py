@@ -9,6 +9,7 @@ def test_the_public_names_are_these() -> None:
     assert sorted(conewise.__all__) == list(conewise.__all__)
     assert set(conewise.__all__) == {
         "Block",
+        "Circuit",
         "ConewiseError",
         "Event",
         "Graft",

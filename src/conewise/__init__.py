@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from conewise import ops
+    from conewise.circuits.circuit import Circuit
     from conewise.circuits.tracing import causal_trace
     from conewise.engine.ledger import Ledger
     from conewise.engine.plan import Plan
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Block",
+    "Circuit",
     "ConewiseError",
     "Event",
     "Graft",
@@ -74,6 +76,7 @@ __all__ = [
 
 _HOMES = {
     "Block": "conewise.graph.block",
+    "Circuit": "conewise.circuits.circuit",
     "ConewiseError": "conewise.errors",
     "Event": "conewise.engine.world",
     "Graft": "conewise.graph.block",

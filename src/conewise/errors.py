@@ -29,6 +29,7 @@
     ├── MetricError            a metric that cannot be read off the outputs
     ├── SweepError             a sweep that cannot be planned, run or resumed as asked
     │   └── IdentityError          something of which a change would go unseen
+    ├── CircuitError           a circuit that cannot be made, read, compared or evaluated as asked
     ├── LoadError              a model that cannot be loaded
     ├── PromptError            prompts that cannot be read, or asked of a model
     ├── OutOfMemoryError       something that takes more memory than there is
@@ -302,6 +303,10 @@ class IdentityError(SweepError):
     def __init__(self, where: str, what: str, *message: str | Argument) -> None:
         self.where, self.what = where, what
         super().__init__(*(message or [f"{where}: {what}" if where else what]))
+
+
+class CircuitError(ConewiseError):
+    """A circuit that cannot be made, read, compared or evaluated as asked."""
 
 
 class PatchError(SiteError):

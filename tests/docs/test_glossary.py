@@ -16,6 +16,8 @@ import pytest
 import conewise as cw
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.verify import Verification
+from conewise.circuits.comparison import Comparison
+from conewise.circuits.decision import Decision
 from conewise.circuits.tracing import Trace
 from conewise.locations.listing import Listing
 from conewise.locations.selectors import Cell, Selector, Spread
@@ -24,15 +26,16 @@ from conewise.runs.run import RunWorld
 PAGE = Path(__file__).parents[2] / "docs" / "GLOSSARY.md"
 
 # What public functions and methods return, besides what is public itself.
-RETURNED = (Cell, CellCheck, Listing, RunWorld, Selector, Spread, Trace, Verification)
+RETURNED = (Cell, CellCheck, Comparison, Decision, Listing, RunWorld, Selector, Spread, Trace, Verification)
 
 # Words of plain English and of Python, and those of the field, that mean here what they mean everywhere.
 PLAIN = frozenset(
     {
-        "after", "at", "attach", "away", "bitwise", "by", "bytes", "check", "checked", "choices",
-        "clear", "close", "computed", "conewise", "coordinates", "count", "dataframe", "default",
-        "discard", "equals", "error", "estimated", "excess", "facts", "fixed",
+        "after", "array", "at", "attach", "away", "bitwise", "both", "by", "bytes", "check", "checked",
+        "choices", "clear", "close", "compare", "computed", "conewise", "coordinates", "count",
+        "dataframe", "default", "discard", "dot", "equals", "error", "estimated", "excess", "facts", "fixed",
         "function", "hooked", "inputs", "interpreted", "interval", "is", "largest", "list", "load",
+        "log", "made", "method", "only", "second",
         "may", "message", "missing", "module", "name", "names", "not", "note", "notes", "number",
         "numbers", "of", "off", "ok", "once", "output", "outputs", "own", "param", "params",
         "partial", "passed", "per", "plot", "precision", "read", "relative", "removal",

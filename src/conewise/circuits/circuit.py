@@ -1,0 +1,205 @@
+"""Circuit: some edges of a model's graph of components, as a value.
+
+It is made by a search (`cw.acdc`), from scores, or from nodes; it can be drawn, compared, saved and read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conewise.circuits.circuit_data import (
+    CircuitData,
+    between,
+    checked_scores,
+    expect_same_graph,
+    score_array,
+)
+from conewise.circuits.circuit_json import from_json, read_text, to_json, write_text
+from conewise.circuits.comparison import Comparison
+from conewise.circuits.decision import Decision
+from conewise.circuits.eap_graph import eap_json
+from conewise.circuits.selection import chosen, largest_first, pruned
+from conewise.drawing.circuit_dot import dot
+from conewise.errors import Argument, CircuitError
+from conewise.markup import heading, table
+from conewise.reading import as_path
+from conewise.structure.edge_graph import EdgeGraph, Wired
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from conewise.runs.captured import Captured
+
+FORMATS = ("conewise", "eap")
+SHOWN = 10
+"""How many edges a notebook shows."""
+
+
+@dataclass(frozen=True, repr=False)
+class Circuit(CircuitData):
+    """Edges of a model's graph of components, in its order: readers first to last, for each its writers.
+
+    `of` is the model's name, `graph` the graph, `edges` the names of the edges that are in. `scores` are
+    those of all edges that were scored. `method` and `threshold` say how it was found, `log` what was decided
+    in which order. It holds the model that it was made with; one that was read from a file holds none.
+    """
+
+    model: Captured | None = field(default=None, compare=False)
+
+    # -- making ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def made(
+        cls,
+        graph: Wired,
+        edges: Iterable[str],
+        *,
+        of: str = "",
+        method: str | None = None,
+        threshold: float | None = None,
+        scores: Mapping[str, float] | None = None,
+        log: Iterable[Decision] = (),
+        model: Captured | None = None,
+    ) -> Circuit:
+        """A circuit of these edges of a model, or of a graph, by their names, in any order.
+
+        Raises CircuitError for a name that is none.
+        """
+        own, of = EdgeGraph.of(graph), of or ("" if model is None else model.name)
+        names = own.names(own.numbers(edges))
+        known = None if scores is None else checked_scores(own, scores)
+        return cls(of, own, names, method, threshold, known, tuple(log), model)
+
+    @classmethod
+    def from_scores(
+        cls,
+        graph: Wired,
+        scores: Mapping[str, float],
+        *,
+        top: int | None = None,
+        threshold: float | None = None,
+        connected: bool = True,
+        of: str = "",
+        model: Captured | None = None,
+    ) -> Circuit:
+        """The edges with the largest scores, whatever their sign: at most `top`, or all from `threshold` on.
+
+        With `connected`, every edge lies on a path from the input to the logits: of those above a threshold,
+        the ones that do; and the top ones are found by growing from the logits, the largest score first.
+        Without it, they are the largest alone.
+        """
+        own, of = EdgeGraph.of(graph), of or ("" if model is None else model.name)
+        known = checked_scores(own, scores)
+        numbers = chosen(own, score_array(own, known), top=top, threshold=threshold, connected=connected)
+        way = f"top {top}" if top is not None else "threshold"
+        method = f"{way}, connected" if connected else way
+        return cls(of, own, own.names(numbers), method, threshold, known, (), model)
+
+    @classmethod
+    def from_nodes(
+        cls, graph: Wired, nodes: Iterable[str], *, of: str = "", model: Captured | None = None
+    ) -> Circuit:
+        """All edges between these components ("a0.h1", "m3"), and those with the input and the logits."""
+        own, of = EdgeGraph.of(graph), of or ("" if model is None else model.name)
+        return cls(of, own, own.names(between(own, nodes)), "nodes", None, None, (), model)
+
+    def select(
+        self, *, top: int | None = None, threshold: float | None = None, connected: bool = True
+    ) -> Circuit:
+        """Another circuit by the scores of this one; see `from_scores`."""
+        return self.from_scores(
+            self.graph,
+            self._scored("select"),
+            top=top,
+            threshold=threshold,
+            connected=connected,
+            of=self.of,
+            model=self.model,
+        )
+
+    def prune(self) -> Circuit:
+        """The circuit without dead ends: only edges on a path from the input to the logits."""
+        return replace(self, edges=self.graph.names(pruned(self.graph, self.numbers)))
+
+    # -- asking ----------------------------------------------------------------------------------------
+
+    @property
+    def complement(self) -> tuple[str, ...]:
+        """The edges of the graph that are not in the circuit."""
+        return tuple(edge for edge in self.graph.edges if edge not in self)
+
+    def compare(self, other: Circuit) -> Comparison:
+        """Which edges both have, and which only one has. Raises CircuitError where their graphs differ."""
+        expect_same_graph(self.graph, other.graph, "the two circuits cannot be compared")
+        first, second = set(self.numbers.tolist()), set(other.numbers.tolist())
+        names = self.graph.names
+        return Comparison(names(first & second), names(first - second), names(second - first))
+
+    def _scored(self, what: str) -> Mapping[str, float]:
+        if not self.scores:
+            raise CircuitError(f"this circuit has no scores, which `{what}` goes by.")
+        return self.scores
+
+    # -- drawing ---------------------------------------------------------------------------------------
+
+    def plot(self) -> Figure:
+        """A Plotly figure: components by layer, edges by the sign and the size of their scores."""
+        from conewise.drawing.circuit_figure import figure  # noqa: PLC0415  # needs plotly
+
+        return figure(self.of, self.graph, self.edges, self.scores)
+
+    def to_dot(self) -> str:
+        """The circuit in Graphviz' language: `dot -Tsvg` draws it."""
+        return dot(self.of, self.graph, self.edges, self.scores)
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, format: str = "conewise") -> Path:  # noqa: A002 - as people say it
+        """Write it as JSON, whole or not at all; returns the path. `load` reads it.
+
+        The format "eap" is the one that EAP-IG's tools read: every edge with its score and whether it is in.
+        """
+        if format not in FORMATS:
+            raise CircuitError(
+                Argument("format", format), f" is no format of circuits; there are {', '.join(FORMATS)}."
+            )
+        text = to_json(self) if format == "conewise" else eap_json(self)
+        found = as_path(path)
+        write_text(found, text)
+        return found
+
+    @classmethod
+    def load(cls, path: str | Path) -> Circuit:
+        """The circuit of a file: one that `save` wrote, or a graph of EAP-IG's tools.
+
+        Raises CircuitError where the file is none.
+        """
+        given = as_path(path)
+        found = from_json(read_text(given), name=str(given))
+        return cls(found.of, found.graph, found.edges, found.method, found.threshold, found.scores, found.log)
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        how = "" if self.method is None else f" by {self.method}"
+        at = "" if self.threshold is None else f" (threshold {self.threshold:g})"
+        return (
+            f"Circuit of {self.of or 'a model'}: {len(self.edges):,} of {self.graph.count:,} edges, "
+            f"{len(self.nodes):,} nodes{how}{at}"
+        )
+
+    def _repr_html_(self) -> str:
+        title = heading("Circuit", repr(self).removeprefix("Circuit "))
+        if self.scores is None:
+            return title + table([[edge] for edge in self.edges[:SHOWN]], ["edge"]) + self._more()
+        scores = self.scores
+        order = largest_first(score_array(self.graph, {e: scores[e] for e in self.edges if e in scores}))
+        rows = [[name, f"{scores[name]:+.4g}"] for name in (self.graph.edges[at] for at in order[:SHOWN])]
+        return title + table(rows, ["edge", "score"], numbers=[1]) + self._more()
+
+    def _more(self) -> str:
+        left = len(self.edges) - SHOWN
+        return heading("", f"and {left:,} more: circuit.edges") if left > 0 else ""

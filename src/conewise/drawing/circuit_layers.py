@@ -1,0 +1,151 @@
+"""Where the components and edges of a circuit stand: rows from the input down, a column for each head.
+
+Positions are in columns and rows; who draws says how large these are. Keys and values that heads share are a
+box of their own above them, joined to the heads by links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from conewise.structure.edge_graph import EdgeGraph, GraphReader
+
+PORTS = {"q": -0.22, "k": 0.0, "v": 0.22}
+"""Where a head is entered, in columns from its middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A component: `kind` is "input", "head", "kv", "mlp" or "logits"."""
+
+    name: str
+    kind: str
+    layer: int | None
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An edge from one box to another, `port` columns beside its middle."""
+
+    edge: str
+    start: int
+    stop: int
+    slot: str
+    port: float
+    score: float | None
+
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Layered:
+    """The picture: boxes, lines from the weakest to the strongest, and links of shared keys and values."""
+
+    boxes: tuple[Box, ...]
+    lines: tuple[Line, ...]
+    links: tuple[tuple[int, int], ...]
+    columns: int
+    rows: int
+
+    def curve(self, line: Line) -> tuple[Point, Point, Point, Point]:
+        """A line as a Bézier curve. It bends aside where boxes may stand straight below its start."""
+        start, stop = self.boxes[line.start], self.boxes[line.stop]
+        x, y, to_x, to_y = start.x, start.y, stop.x + line.port, stop.y
+        reach = 0.45 * (to_y - y)
+        straight = abs(to_x - x) < 0.5 and to_y - y > 1
+        bend = 0.0 if not straight else 0.42 + 0.03 * min(to_y - y, 8)
+        return (x, y), (x + bend, y + reach), (to_x + bend, to_y - reach), (to_x, to_y)
+
+
+def layered(graph: EdgeGraph, edges: Collection[str], scores: Mapping[str, float] | None) -> Layered:
+    """The picture of some edges, and of the components that they join."""
+    ends = [(edge, *graph.split(edge)) for edge in edges]
+    kinds: dict[str, str] = {}
+    for _, writer, reader in ends:
+        kinds[writer.name] = _kind(writer.layer, writer.head)
+        kinds[_owner(reader)] = _reader_kind(graph, reader)
+    links = _links(graph, kinds)
+    layers = {one.name: one.layer for one in graph.writers} | {
+        _owner(one): one.layer for one in graph.readers
+    }
+    heads = {one.name: one.head for one in graph.writers if one.head is not None}
+    order = {name: number for number, name in enumerate(sorted({heads[n] for n in kinds if n in heads}))}
+    columns = max(len(order), 1)
+    middle = (columns - 1) / 2
+    rows = sorted({_row(layers[name], kind) for name, kind in kinds.items()})
+    groups = {kv: [order[heads[head]] for head in linked] for kv, linked in links.items()}
+
+    def across(name: str, kind: str) -> float:
+        if kind == "head":
+            return float(order[heads[name]])
+        if kind == "kv":
+            return sum(groups[name]) / len(groups[name]) if groups[name] else middle
+        return float(columns) if kind == "mlp" else middle
+
+    names = sorted(kinds, key=lambda name: (_row(layers[name], kinds[name]), across(name, kinds[name]), name))
+    at = {name: number for number, name in enumerate(names)}
+    boxes = tuple(
+        Box(
+            name,
+            kinds[name],
+            layers[name],
+            across(name, kinds[name]),
+            float(rows.index(_row(layers[name], kinds[name]))),
+        )
+        for name in names
+    )
+    lines = [
+        Line(
+            edge,
+            at[writer.name],
+            at[_owner(reader)],
+            reader.slot,
+            PORTS.get(reader.slot, 0.0),
+            None if scores is None else scores.get(edge),
+        )
+        for edge, writer, reader in ends
+    ]
+    lines.sort(key=lambda line: abs(line.score or 0.0))
+    joined = tuple((at[kv], at[head]) for kv, linked in links.items() for head in linked)
+    return Layered(boxes, tuple(lines), joined, columns + 1, len(rows))
+
+
+def _owner(reader: GraphReader) -> str:
+    """The box that a reader is a part of: its head, its MLP, what a group shares, the logits."""
+    return reader.name.partition("<")[0]
+
+
+def _kind(layer: int | None, head: int | None) -> str:
+    return "head" if head is not None else "input" if layer is None else "mlp"
+
+
+def _reader_kind(graph: EdgeGraph, reader: GraphReader) -> str:
+    if reader.slot == "logits":
+        return "logits"
+    if reader.slot not in PORTS:
+        return "mlp"
+    return "head" if graph.is_writer(_owner(reader)) else "kv"
+
+
+def _links(graph: EdgeGraph, kinds: Mapping[str, str]) -> dict[str, list[str]]:
+    """For each box of shared keys and values, the heads of the picture that read them."""
+    found: dict[str, list[str]] = {}
+    for number, reader in enumerate(graph.readers):
+        owner = _owner(reader)
+        if kinds.get(owner) == "kv" and owner not in found:
+            heads = [graph.writers[one].name for one in graph.fed[number]]
+            found[owner] = [head for head in heads if head in kinds]
+    return found
+
+
+def _row(layer: int | None, kind: str) -> tuple[int, int, int]:
+    """Rows from the input down: in a layer, shared keys and values, heads, then the MLP."""
+    if kind == "input":
+        return (0, 0, 0)
+    if kind == "logits":
+        return (2, 0, 0)
+    return (1, -1 if layer is None else layer, ("kv", "head", "mlp").index(kind))
