@@ -46,6 +46,7 @@ WITH_TORCH = (
     "checks",
     "models",
     "sweeps.planning.shapes",
+    "edges",
     "sweeps.planning.passes",
     "sweeps.planning",
     "sweeps.execution",

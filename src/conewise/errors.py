@@ -29,6 +29,7 @@
     ├── MetricError            a metric that cannot be read off the outputs
     ├── SweepError             a sweep that cannot be planned, run or resumed as asked
     │   └── IdentityError          something of which a change would go unseen
+    ├── EdgeError              edges that a model does not have, or whose parts cannot be separated
     ├── CircuitError           a circuit that cannot be made, read, compared or evaluated as asked
     ├── LoadError              a model that cannot be loaded
     ├── PromptError            prompts that cannot be read, or asked of a model
@@ -303,6 +304,10 @@ class IdentityError(SweepError):
     def __init__(self, where: str, what: str, *message: str | Argument) -> None:
         self.where, self.what = where, what
         super().__init__(*(message or [f"{where}: {what}" if where else what]))
+
+
+class EdgeError(ConewiseError):
+    """Edges that a model does not have, or the parts of a stream that cannot be separated."""
 
 
 class CircuitError(ConewiseError):

@@ -8,10 +8,12 @@ from typing import Any
 
 from conewise.capturing.foreign import within_memory
 from conewise.checks.verify import Verification, verify
+from conewise.edges.edge_facts import edge_facts
 from conewise.locations.selectors import SelectorLike
 from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
 from conewise.runs.run import Reading, Run
+from conewise.structure.components import Components
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep
@@ -57,6 +59,13 @@ class Model(Captured):
         function of the outputs. See `Sweep`.
         """
         return Sweep(self, sites, base=base, source=source, metric=metric, precision=precision)
+
+    def components(self, stack: str = "") -> Components:
+        """Who writes into the residual stream, and who reads it: heads, MLPs, what enters and what leaves.
+
+        `stack` says of which stack, where there are several. Raises EdgeError where the model has none.
+        """
+        return edge_facts(self, stack).components
 
     def planned(self, plan: SweepPlan) -> Sweep:
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""

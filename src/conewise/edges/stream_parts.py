@@ -1,0 +1,230 @@
+"""The parts of the residual stream: what each component wrote into it, at each place where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from conewise.edges.head_shares import HeadShares
+from conewise.edges.linear_steps import bent, normed, stepped
+from conewise.edges.stacked_values import Read, StackedValues
+from conewise.edges.stream_views import StreamViews
+from conewise.errors import EdgeError
+from conewise.locations.sites import SiteTable
+from conewise.program.tensors import computing, is_half
+from conewise.runs.reader import reader
+from conewise.runs.run import Reading
+from conewise.structure.affine import Step, Walk, walk_to
+from conewise.structure.components import Components
+from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What some writers in a row have in a value: `stack` is [writer, *the value's shape]."""
+
+    stack: Tensor
+    numbers: range
+
+
+class StreamParts:
+    """What the writers of a model have in the values of its stream.
+
+    The part of a head is its share of the output projection; that of an MLP, or of the stream as it enters,
+    is the term itself. Both are carried through what lies on the way, with the run's own scale where that is
+    a norm. What belongs to no writer, biases and the like, is the constant part. Parts and constant add up to
+    the stream: `check` compares them. `is_carried_unchanged`: parts are the same wherever the stream is read,
+    as in every model that does not norm its sums.
+    """
+
+    def __init__(self, sites: SiteTable, components: Components) -> None:
+        self.components = components
+        self._wiring = components.wiring
+        self._values = StackedValues(components.program)
+        self._views = StreamViews(sites, components)
+        self._heads = [HeadShares(sites, components, heads, self._values) for heads in components.heads]
+        self._of_term = {one.heads.term: one for one in self._heads}
+        self._walks = {entry: self._walk(entry) for entry in components.entries}
+        self.is_carried_unchanged = all(walk.is_unchanged for walk in self._walks.values())
+        steps = {step.record.name: step for walk in self._walks.values() for step in walk.steps}
+        self._steps = [step for name, step in sorted(steps.items(), key=lambda one: self._order(one[0]))]
+        self._affine = {step.record.name: compile_stacked_rule(step.record) for step in self._steps}
+        self._linear = {step.record.name: compile_stacked_rule(step.linear) for step in self._steps}
+
+    def _order(self, name: str) -> int:
+        return self._wiring.order.get(name, -1)
+
+    def _walk(self, entry: str) -> Walk:
+        walk = walk_to(self._wiring, self.components.terms, entry)
+        if walk.bent is not None:
+            raise bent(self.components, walk.bent, f"the stream at {entry!r}")
+        return walk
+
+    def parts(self, read: Read, entry: str | None = None) -> Tensor:
+        """[writer, batch, pos, d_model]: what the writers before `entry` have in the stream there.
+
+        `read` gives the values of a run, or stacks of worlds along the batch. Without `entry`, the parts of
+        all writers, where these do not depend on it; EdgeError where they do.
+        """
+        if entry is None and not self.is_carried_unchanged:
+            raise EdgeError(
+                "this model norms its sums, so what a component has in the stream is another value wherever "
+                "the stream is read. Say where with `entry`, a value of the stream: see `components.entries`."
+            )
+        with computing():
+            if self.is_carried_unchanged:
+                return self._unchanged(read, self._count(entry))
+            return next(parts for at, parts in self._carried(read, entry) if at == entry)
+
+    def by_entry(self, read: Read) -> Iterator[tuple[str, Tensor]]:
+        """The parts at every value of the stream that is read, in order."""
+        with computing():
+            if self.is_carried_unchanged:
+                whole = self._unchanged(read, len(self.components.writers))
+                for entry, readers in self.components.entries.items():
+                    yield entry, whole[: readers[0].writers]
+            else:
+                yield from self._carried(read)
+
+    def stream(self, read: Read, entry: str) -> Tensor:
+        """[batch, pos, d_model]: the stream itself, as a run has it."""
+        return self._shown(read, entry, read(entry)[None])[0]
+
+    def constant(self, read: Read, entry: str) -> Tensor:
+        """[batch, pos, d_model]: what belongs to no writer in the stream at `entry`."""
+        with computing():
+            known: dict[str, Tensor] = {}
+            for term in self.components.terms:
+                if self._order(term) <= self._order(entry):
+                    value = read(term)
+                    shares = self._of_term.get(term)
+                    known[term] = torch.zeros_like(value) if shares is None else shares.constant(read)
+            reading = self._reading(read)
+            for step in self._walks[entry].steps:
+                name, record = step.record.name, step.record
+                if step.is_norm:
+                    known[name] = normed(record, known[step.carried[0]], reading, with_bias=True)
+                else:
+                    inputs = [known[one] if one in step.carried else reading(one) for one in record.inputs]
+                    known[name] = self._affine[name](*inputs)
+            return self._shown(read, entry, known[entry][None])[0]
+
+    def check(self, run: Reading, tolerance: float | None = None) -> float:
+        """Compare parts and constant with the stream wherever it is read; the largest relative difference.
+
+        Raises EdgeError where they differ by more than `tolerance` times the stream's largest value: 1e-4 in
+        float32, 1e-9 in float64, 3e-2 in half precision.
+        """
+        read, worst = reader(run), 0.0
+        for entry, parts in self.by_entry(read):
+            stream = self.stream(read, entry).double()
+            total = parts.double().sum(0) + self.constant(read, entry).double()
+            largest = float(stream.abs().max()) or 1.0
+            apart = float((total - stream).abs().max()) / largest
+            allowed = _tolerance(read(entry)) if tolerance is None else tolerance
+            if not apart <= allowed:
+                who = self.components.entries[entry][0]
+                raise EdgeError(
+                    f"the parts that components wrote do not add up to the stream that {who.name} reads "
+                    f"({entry!r}, {self.components.layer_of(entry)}): they differ by {apart:.1e} of its "
+                    f"largest value, and {allowed:.0e} is allowed. The last to write into it is "
+                    f"{self.components.writers[who.writers - 1].name}."
+                )
+            worst = max(worst, apart)
+        return worst
+
+    # -- parts that stay as they are -----------------------------------------------------------
+
+    def _count(self, entry: str | None) -> int:
+        if entry is None:
+            return len(self.components.writers)
+        return self.components.entries[entry][0].writers
+
+    def _unchanged(self, read: Read, count: int) -> Tensor:
+        """The first so many parts, where all are found in the stream as they are."""
+        last = list(self.components.entries)[-1]
+        dtype = self._wiring.program.dtypes.get(last)
+        first = self._presented(read, self.components.writers[0].node)
+        out = first.new_empty((count, *first.shape[1:]), dtype=dtype)
+        out[:1] = first
+        for term, numbers in self.components.terms.items():
+            if numbers.start and numbers.start < count:
+                shares = self._of_term.get(term)
+                own = out[numbers.start : numbers.stop]
+                if shares is None:
+                    own[:] = self._presented(read, term)
+                elif shares.is_plain:
+                    shares.projected(read, own)
+                else:
+                    own[:] = self._shown(read, term, shares.at_term(read))
+        return out
+
+    def _presented(self, read: Read, node: str) -> Tensor:
+        return self._shown(read, node, read(node)[None])
+
+    def _shown(self, read: Read, node: str, stack: Tensor) -> Tensor:
+        """[writer, batch, pos, d_model] of a stack of values of a node."""
+        sizes = self._sizes(read, node, stack[0]) if self._views.needs_sizes(node) else ()
+        return self._views.shown(node, stack, sizes)
+
+    def _sizes(self, read: Read, node: str, value: Tensor) -> tuple[int, ...]:
+        worlds = self._values.worlds_in(read, node, value)
+        return self._values.layout(read).sizes(worlds)
+
+    def _reading(self, read: Read) -> Read:
+        node = self.components.writers[0].node
+        return self._values.reading(read, self._values.worlds_in(read, node, read(node)))
+
+    # -- parts that are carried through norms --------------------------------------------------
+
+    def _carried(self, read: Read, until: str | None = None) -> Iterator[tuple[str, Tensor]]:
+        known: dict[str, Rows] = {}
+        entries = self.components.entries
+        reading = self._reading(read)
+        pending = list(self.components.terms)
+        for entry in entries:
+            for step in self._steps:
+                name = step.record.name
+                if name in known or self._order(name) > self._order(entry):
+                    continue
+                for term in step.carried:
+                    if term in pending:
+                        known[term] = self._rows_of(read, term)
+                        pending.remove(term)
+                known[name] = self._stepped(step, known, reading)
+            if entry in pending:
+                known[entry] = self._rows_of(read, entry)
+                pending.remove(entry)
+            yield entry, self._shown(read, entry, known[entry].stack)
+            if entry == until:
+                return
+
+    def _rows_of(self, read: Read, term: str) -> Rows:
+        numbers, shares = self.components.terms[term], self._of_term.get(term)
+        return Rows(read(term)[None] if shares is None else shares.at_term(read), numbers)
+
+    def _stepped(self, step: Step, known: dict[str, Rows], reading: Read) -> Rows:
+        """A step for every writer's part at once."""
+        carried = [known[name] for name in step.carried]
+        numbers = range(min(one.numbers.start for one in carried), max(one.numbers.stop for one in carried))
+        stacks = {name: _widened(known[name], numbers) for name in step.carried}
+        return Rows(stepped(step, self._linear[step.record.name], stacks, reading), numbers)
+
+
+def _widened(rows: Rows, numbers: range) -> Tensor:
+    """A stack of more writers, of which the others have no part."""
+    if rows.numbers == numbers:
+        return rows.stack
+    wide = rows.stack.new_zeros((len(numbers), *rows.stack.shape[1:]))
+    wide[rows.numbers.start - numbers.start : rows.numbers.stop - numbers.start] = rows.stack
+    return wide
+
+
+def _tolerance(value: Tensor) -> float:
+    if is_half(value):
+        return 3e-2
+    return 1e-9 if value.dtype == torch.float64 else 1e-4
