@@ -49,14 +49,14 @@ def _forward(
     for number, layer in enumerate(stack.blocks):
         attn = layer.attn
         slices = [slice(head * attn.head_width, (head + 1) * attn.head_width) for head in range(attn.heads)]
-        projected = []
+        qkv = []
         for slot, project in (("q", attn.query), ("k", attn.key), ("v", attn.value)):
             by_head = [
                 read(f"a{number}.h{head}<{slot}>") @ project.weight[rows].T
                 for head, rows in enumerate(slices)
             ]
-            projected.append(torch.cat(by_head, -1))
-        z = attn.mix(*projected)
+            qkv.append(torch.cat(by_head, -1))
+        z = attn.mix(*qkv)
         for head, rows in enumerate(slices):
             wrote[f"a{number}.h{head}"] = z[..., rows] @ attn.out.weight[:, rows].T
         if layer.mlp is not None:

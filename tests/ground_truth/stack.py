@@ -22,15 +22,21 @@ class Attention(nn.Module):
         written: Tensor = self.out(self.mix(self.query(x), self.key(x), self.value(x)))
         return written
 
-    def mix(self, *qkv: Tensor) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The values of all heads, mixed by where they look. All are [batch, pos, head * head_width]."""
-        q, k, v = (x.view(*x.shape[:2], self.heads, self.head_width).transpose(1, 2) for x in qkv)
-        scores = q @ k.transpose(-1, -2) / self.head_width**0.5
+        z: Tensor = self.pattern(q, k) @ self._by_head(v)
+        return z.transpose(1, 2).flatten(2)
+
+    def pattern(self, q: Tensor, k: Tensor) -> Tensor:
+        """Where each head looks, [batch, head, query, key]."""
+        scores: Tensor = self._by_head(q) @ self._by_head(k).transpose(-1, -2) / self.head_width**0.5
         if self.is_causal:
             hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(hidden, -1e30)
-        z: Tensor = scores.softmax(-1) @ v
-        return z.transpose(1, 2).flatten(2)
+        return scores.softmax(-1)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, self.head_width).transpose(1, 2)
 
 
 class Layer(nn.Module):
@@ -108,4 +114,4 @@ def of_weights(weights: dict[str, Tensor], *, heads: int, is_causal: bool) -> St
         is_causal=is_causal,
     )
     stack.load_state_dict(weights)
-    return stack.eval()
+    return stack.requires_grad_(False).eval()

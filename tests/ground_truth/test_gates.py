@@ -1,0 +1,64 @@
+"""Gates set by hand: what one edge at a time can show of redundant inputs, and what pairs show.
+
+The base has both bits set, the source none. AND needs both: each of the edges on the way of a bit matters. OR
+needs either: no edge on these ways matters alone, greedy search drops the first that it tries and keeps the
+other, and only pairs show that there are two.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from torch import Tensor
+
+from tests.ground_truth import by_hand
+from tests.ground_truth.gates import answer, bits, gate
+
+FIRST = ("input->a0.h0<v>", "a0.h0->m0")
+SECOND = ("input->a0.h1<v>", "a0.h1->m0")
+LAST = "m0->logits"
+# What attention to the other positions may change: its weight is exp(-40).
+SMALL = 1e-6
+THRESHOLD = 0.1
+
+BASE, SOURCE = bits(1, 1), bits(0, 0)
+
+
+def error(outputs: Tensor) -> Tensor:
+    """How far the answer is from that of the base, 1."""
+    return (answer(outputs) - 1.0).abs()
+
+
+@pytest.mark.parametrize(("name", "table"), [("or", [0, 1, 1, 1]), ("and", [0, 0, 0, 1])])
+def test_a_gate_has_its_truth_table(name: str, table: list[int]) -> None:
+    answers = [float(answer(gate(name)(bits(a, b)))) for a, b in itertools.product((0, 1), repeat=2)]
+    assert answers == pytest.approx(table)
+
+
+class TestByHand:
+    def test_of_and_every_edge_matters(self) -> None:
+        effects = by_hand.effects(gate("and"), BASE, SOURCE, error)
+        assert {edge for edge, effect in effects.items() if effect > SMALL} == {*FIRST, *SECOND, LAST}
+
+    def test_of_or_none_of_the_redundant_edges_matters_alone(self) -> None:
+        effects = by_hand.effects(gate("or"), BASE, SOURCE, error)
+        assert {edge for edge, effect in effects.items() if effect > SMALL} == {LAST}
+
+    def test_of_or_greedy_search_keeps_one_of_two(self) -> None:
+        left = by_hand.left_by_acdc(gate("or"), BASE, SOURCE, error, THRESHOLD)
+        assert set(left) in ({*FIRST, LAST}, {*SECOND, LAST})
+
+    def test_of_and_greedy_search_keeps_both(self) -> None:
+        left = by_hand.left_by_acdc(gate("and"), BASE, SOURCE, error, THRESHOLD)
+        assert set(left) == {*FIRST, *SECOND, LAST}
+
+    def test_pairs_show_that_or_has_two_inputs(self) -> None:
+        stack = gate("or")
+        pairs = itertools.combinations([edge for edge in by_hand.edges(stack) if edge != LAST], 2)
+        matter = {pair for pair in pairs if error(by_hand.outputs(stack, BASE, SOURCE, pair)) > SMALL}
+        assert {frozenset(pair) for pair in matter} == ALONE_TOGETHER
+
+
+# One edge on the way of each bit.
+ALONE_TOGETHER = {frozenset(pair) for pair in itertools.product(FIRST, SECOND)}
