@@ -5,7 +5,8 @@ own token. So a head looks one back, and the keys of a later head read what it b
 token stands before the answer, and nothing else differs: the way of that token is the circuit.
 
 The head that looks one back looks at its own position a little, so that a position also says its own token,
-and the keys take that off again. So the next edge, from the input into the same keys, has a part of the effect.
+and the keys take that off again. So the next edge, from the input into the same keys, has a part of the
+effect.
 """
 
 from __future__ import annotations
