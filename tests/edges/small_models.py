@@ -15,12 +15,14 @@ LENGTH = 6
 
 
 def stirred(module: nn.Module, seed: int = 1) -> nn.Module:
-    """The module with larger weights, and with biases and norms that are neither 0 nor 1."""
+    """The module with weights of unit gain, and with biases and norms that are neither 0 nor 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in module.parameters():
             noise = torch.randn(weight.shape, generator=generator).to(weight.dtype)
-            weight.copy_(weight + 0.3 * noise if weight.ndim == 1 else 3 * weight)
+            weight.copy_(
+                weight + 0.3 * noise if weight.ndim == 1 else 1.5 * min(weight.shape) ** -0.5 * noise
+            )
     return module
 
 
