@@ -200,9 +200,14 @@ class WavefrontExecutor:
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
         """Count what a pass computes."""
-        program = self.compiled.programs[self.compiled.passes[chunk].program]
-        ledger.node_evaluations += program.node_evaluations
-        ledger.launches += program.launches
+        node_evaluations, launches = self._counts[self.compiled.passes[chunk].program]
+        ledger.node_evaluations += node_evaluations
+        ledger.launches += launches
+
+    @cached_property
+    def _counts(self) -> list[tuple[int, int]]:
+        """What each program computes, and how many operations it launches."""
+        return [(one.node_evaluations, one.launches) for one in self.compiled.programs]
 
     def runner(self, chunk: int, batch: Batch) -> PassRunner:
         """What runs a pass; kept, but where edits stand in the base."""

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -143,29 +143,45 @@ class _Rows:
         self._numbered = {
             axis: [along[number] for number in numbers] for axis, along in zip(axes, table.index, strict=True)
         }
+        order = [view.axes.index(axis) for axis in self._selected]
+        self._order = (*order, *(dim for dim in range(len(view.axes)) if dim not in order))
         self._device = device
         self._index: tuple[Tensor, ...] | None = None
         self._at = brought(torch.tensor(list(places), dtype=torch.long), device)
+        self._written: tuple[Tensor, ...] = ()
+        self._form: tuple[Any, ...] | None = None
+        self._target: tuple[Any, ...] = (), (), 0
 
     def write(self, stack: Tensor, values: Values, sizes: Sequence[int]) -> None:
-        shown = self._view.present(stack, sizes, leading=1)
         table = self._table.table
+        whole = None if table.edit is not None else values.whole(table.site)
+        if whole is not None:
+            target = self._selected_first(stack, sizes)
+            source = whole.permute(self._order)
+            target[self._written] = source[self._index] if self._index else source
+            return
+        shown = self._view.present(stack, sizes, leading=1)
         if table.edit is not None:
             again = values.edit(table.edit).part
             self._each(shown, lambda _: again)
             return
-        whole = values.whole(table.site)
-        if whole is None:
-            self._each(shown, lambda number: values.part(self._table.place_of(number)))
-            return
-        order = [self._view.axes.index(axis) for axis in self._selected]
-        rest = [dim for dim in range(len(self._view.axes)) if dim not in order]
-        target = shown.permute(0, *(1 + dim for dim in order), *(1 + dim for dim in rest))
-        index = self._indices(shown.shape[1:])
-        at = self._at.reshape(-1, *[1] * (index[0].dim() - 1 if index else 0))
-        source = whole.permute(*order, *rest)
-        put = source[index] if index else source
-        target[(at, *index)] = put
+        self._each(shown, lambda number: values.part(self._table.place_of(number)))
+
+    def _selected_first(self, stack: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The stack in natural axes, the selected ones first behind the worlds; it shares memory with it.
+
+        How it lies in memory depends on the stack's own shape and strides alone, and is found out once.
+        """
+        form = stack.shape, stack.stride()
+        if form != self._form:
+            shown = self._view.present(stack, sizes, leading=1)
+            index = self._indices(shown.shape[1:])
+            self._written = (self._at.reshape(-1, *[1] * (index[0].dim() - 1 if index else 0)), *index)
+            target = shown.permute(0, *(1 + dim for dim in self._order))
+            offset = target.storage_offset() - stack.storage_offset()
+            self._form, self._target = form, (target.shape, target.stride(), offset)
+        shape, strides, offset = self._target
+        return stack.as_strided(shape, strides, stack.storage_offset() + offset)
 
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where one of these rows puts NaN in, of those that put from `sites`."""
@@ -173,10 +189,8 @@ class _Rows:
         whole = None if table.edit is not None or table.site not in sites else values.whole(table.site)
         if whole is None:
             return
-        order = [self._view.axes.index(axis) for axis in self._selected]
-        rest = [dim for dim in range(len(self._view.axes)) if dim not in order]
         index = self._indices(whole.shape)
-        source = whole.permute(*order, *rest)
+        source = whole.permute(self._order)
         put = source[index] if index else source
         for row, number in enumerate(self._numbers):
             if bool(torch.isnan(put[row] if self._numbered else put).any()):

@@ -8,7 +8,7 @@ pass was built; here it is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,16 @@ from conewise.program.precision import SPLIT
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
 from conewise.sweeps.execution.fills import PassFills, Values
+from conewise.sweeps.execution.ready_pass import (
+    Held,
+    Operand,
+    Operands,
+    Places,
+    ReadyPass,
+    ReadyStep,
+    all_of,
+    each_of,
+)
 from conewise.sweeps.planning.passes.instructions import Alignment, PassProgram, Put, Read, Step
 from conewise.sweeps.planning.passes.worlds import Ranges, count_of
 from conewise.sweeps.planning.shapes.attention_rules import causal_rule, repeated_rule, unmasked_rule
@@ -35,22 +45,6 @@ Tensor = torch.Tensor
 ReadValue = Callable[[str], Any]
 """The baseline's value of a node, by its name."""
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
-
-
-_STACK, _WEIGHT, _SIZES, _OTHERWISE = range(4)
-"""What a step reads: a stack as it is, a weight, the sizes; or what has to be brought to its worlds."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A step, and what is found out about it once."""
-
-    step: Step
-    count: int
-    sizes: tuple[int, ...]
-    rule: Rule
-    reads: tuple[tuple[int, Read], ...]
-    is_aligned: bool
 
 
 class Wavefront:
@@ -77,7 +71,7 @@ class Wavefront:
         self._constants = Constants(layout, _unread)
         self._split_weights = split_weights
         self._read: ReadValue = _unread
-        self._ready: dict[int, _Ready] = {}
+        self._ready: dict[int, ReadyPass] = {}
 
     @torch.no_grad()
     def run(
@@ -99,7 +93,10 @@ class Wavefront:
         self._read, self._columns = read, columns
         self._constants.rebase(read)
         try:
-            return self._run(program, dict(given), fills, values, room_for or _no_watch)
+            ready = self._ready.get(id(program))
+            if ready is None or ready.program is not program or ready.narrowed != tuple(columns):
+                ready = self._ready[id(program)] = self._made_ready(program)
+            return self._run(ready, ready.held(read, given), fills, values, room_for or _no_watch)
         finally:
             # A dataset is streamed: no baseline is kept for the next.
             self._read, self._columns = _unread, NOTHING
@@ -107,60 +104,74 @@ class Wavefront:
 
     def _run(
         self,
-        program: PassProgram,
-        stacks: dict[str, Any],
+        ready: ReadyPass,
+        held: Held,
         fills: PassFills | None,
         values: Values | None,
         room_for: Callable[[int], None],
     ) -> dict[str, Tensor]:
-        for step, rise in zip(program.steps, program.rises, strict=True):
+        for rise, place, rule, operands, put, drop in ready.steps:
             room_for(rise)
-            if step.worlds:
-                stacks[step.node] = self._computed(step, stacks)
-            if step.put is not None:
+            if rule is not None:
+                held[place] = rule(*operands(held))
+            if put is not None:
                 assert fills is not None
                 assert values is not None
-                stacks[step.node] = self._put(step.put, stacks.pop(step.node, None), fills, values)
-            for name in step.drop:
-                del stacks[name]
-        room_for(program.reading)
-        return {one.node: self._operand(one, program.worlds, stacks) for one in program.targets}
+                held[place] = self._put(put, _taken(held, place), fills, values)
+            for dropped in drop:
+                held[dropped] = None
+        room_for(ready.program.reading)
+        return {node: operand(held) for node, operand in ready.targets}
 
-    def _computed(self, step: Step, stacks: Mapping[str, Any]) -> Any:
-        ready = self._ready.get(id(step))
-        if ready is None or ready.step is not step:
-            ready = self._ready[id(step)] = self._made_ready(step)
-        operands = []
-        for way, one in ready.reads:
-            if way == _STACK:
-                operands.append(stacks[one.node])
-            elif way == _WEIGHT:
-                operands.append(self._read(one.node))
-            elif way == _SIZES:
-                operands.append(ready.sizes)
-            else:
-                operands.append(self._operand(one, ready.count, stacks))
-        if step.node in self._columns:
-            operands = [
-                value if one.node in self.layout.varying else self._narrowed(step.node, value)
-                for one, value in zip(step.reads, operands, strict=True)
+    # -- what is found out once ------------------------------------------------------------------
+
+    def _made_ready(self, program: PassProgram) -> ReadyPass:
+        """All of a pass that is the same in each run."""
+        at = Places()
+        risen = zip(program.steps, program.rises, strict=True)
+        steps = tuple(self._ready_step(step, rise, at) for step, rise in risen)
+        targets = tuple((one.node, self._operand(one, program.worlds, at)) for one in program.targets)
+        return ReadyPass(program, tuple(self._columns), steps, targets, at.stacks, at.weights, at.beginning)
+
+    def _ready_step(self, step: Step, rise: int, at: Places) -> ReadyStep:
+        place, drop = at.of_stack(step.node), tuple(map(at.of_stack, step.drop))
+        if not step.worlds:
+            return rise, place, None, all_of(()), step.put, drop
+        rule = self._rule(step)
+        if not step.align.is_nothing:
+            rule = self._then_aligned(rule, step)
+        return rise, place, rule, self._operands(step, at), step.put, drop
+
+    def _then_aligned(self, rule: Rule, step: Step) -> Rule:
+        return lambda *operands: self._aligned(step.node, rule(*operands), step.align, step.rows)
+
+    def _operands(self, step: Step, at: Places) -> Operands:
+        """What a step gets for all of its inputs."""
+        count, is_narrow = step.count, step.node in self._columns
+        places = [self._place_of(one, step, at) for one in step.reads]
+        known = [place for place in places if place is not None]
+        if len(known) == len(places) and not is_narrow:
+            return all_of(known)
+        found = [
+            self._operand(one, count, at) if place is None else itemgetter(place)
+            for one, place in zip(step.reads, places, strict=True)
+        ]
+        if is_narrow:
+            found = [
+                operand if one.node in self.layout.varying else self._narrowed(step.node, operand)
+                for one, operand in zip(step.reads, found, strict=True)
             ]
-        value = ready.rule(*operands)
-        return value if ready.is_aligned else self._aligned(step.node, value, step.align, step.rows)
+        return each_of(found)
 
-    def _made_ready(self, step: Step) -> _Ready:
-        """All of a step that is the same in each run."""
-        sizes = self.layout.sizes(step.count, step.rows)
-        reads = tuple((self._way(one), one) for one in step.reads)
-        return _Ready(step, step.count, sizes, self._rule(step), reads, step.align.is_nothing)
-
-    def _way(self, one: Read) -> int:
+    def _place_of(self, one: Read, step: Step, at: Places) -> int | None:
+        """Where what a step reads stands as it is; None where it has to be brought to the step's worlds."""
         if one.node == SIZES:
-            return _SIZES
+            return at.of_sizes(self.layout.sizes(step.count, step.rows))
         if one.stacked:
-            return _STACK if one.align.is_nothing and one.rows == one.have else _OTHERWISE
+            is_alike = one.align.is_nothing and one.rows == one.have
+            return at.of_stack(one.node) if is_alike else None
         is_weight = one.node not in self.layout.varying and one.node not in self._records
-        return _WEIGHT if is_weight and self.layout.pos_dim.get(one.node) is None else _OTHERWISE
+        return at.of_weight(one.node) if is_weight and self.layout.pos_dim.get(one.node) is None else None
 
     def _rule(self, step: Step) -> Rule:
         key = step.node, step.rows, step.kernel, step.inside
@@ -197,13 +208,20 @@ class Wavefront:
 
     # -- what a step reads -----------------------------------------------------------------------
 
-    def _operand(self, one: Read, count: int, stacks: Mapping[str, Any]) -> Any:
+    def _operand(self, one: Read, count: int, at: Places) -> Operand:
         """What a step of `count` worlds gets for one of its inputs."""
         if not one.stacked:
-            return self._baseline(one.node, count, one.rows)
-        value, have = stacks[one.node], one.have
+            return lambda _: self._baseline(one.node, count, one.rows)
+        place = at.of_stack(one.node)
+        if one.align.is_nothing and one.rows == one.have:
+            return itemgetter(place)
+        return lambda held: self._brought(one, held[place])
+
+    def _brought(self, one: Read, value: Any) -> Any:
+        """A stack brought to what a reader wants of it."""
         if not isinstance(value, torch.Tensor):
             return value
+        have = one.have
         if one.rows is not None and one.rows != have:
             value = self.layout.tail(one.node, value, one.rows, have)
             have = one.rows
@@ -237,9 +255,15 @@ class Wavefront:
             return value
         return repeated(value, dim, count)
 
-    def _narrowed(self, node: str, weight: Any) -> Any:
+    def _narrowed(self, node: str, operand: Operand) -> Operand:
         """The rows of a weight that make the wanted columns."""
-        return weight.index_select(0, self._columns[node]) if isinstance(weight, torch.Tensor) else weight
+
+        def narrowed(held: Held) -> Any:
+            weight = operand(held)
+            is_tensor = isinstance(weight, torch.Tensor)
+            return weight.index_select(0, self._columns[node]) if is_tensor else weight
+
+        return narrowed
 
     def _base_value(self, name: str, rows: int | None) -> Any:
         value = self._read(name)
@@ -279,7 +303,7 @@ class Wavefront:
         rows = repeated(base, dim, count)
         if count == 1 or base.shape[dim] == 1:
             rows = rows.clone(memory_format=torch.contiguous_format)  # else it is a copy already
-        each = rows.unflatten(dim, (-1, base.shape[dim])).movedim(dim, 0)  # type: ignore[no-untyped-call]
+        each = by_world(rows, dim, base.shape[dim])
         fills.write(node, each, put.fresh, values, layout.sizes(1))
         return rows if put.rows is None else layout.tail(node, rows, put.rows)
 
@@ -292,7 +316,7 @@ class Wavefront:
         whole = value if put.rows is None else layout.extended(node, base, value, put.rows)
         if whole is value:  # it may be a view of another node's stack
             whole = value.clone()
-        each = whole.unflatten(dim, (-1, base.shape[dim])).movedim(dim, 0)  # type: ignore[no-untyped-call]
+        each = by_world(whole, dim, base.shape[dim])
         if len(put.places) == 1 and put.places[0] == (0, each.shape[0]):
             fills.write(node, each, put.again, values, layout.sizes(1))
         elif len(put.places) == 1:
@@ -305,6 +329,13 @@ class Wavefront:
             each.index_copy_(0, at, own)
             del own
         return whole if put.rows is None else layout.tail(node, whole, put.rows)
+
+
+def by_world(stack: Tensor, dim: int, each: int) -> Tensor:
+    """A stack as [world, ...], where each world has `each` rows along `dim`; it shares memory with it."""
+    if dim == 0:
+        return stack.view(-1, each, *stack.shape[1:])
+    return torch.unflatten(stack, dim, (-1, each)).movedim(dim, 0)
 
 
 def picked(value: Tensor, dim: int, each: int, places: Ranges) -> Tensor:
@@ -327,6 +358,12 @@ def _index_of(places: Ranges, each: int, device: torch.device) -> Tensor:
         rows = [torch.arange(start * each, stop * each) for start, stop in places]
         _INDICES[key] = torch.cat(rows).to(device)
     return _INDICES[key]
+
+
+def _taken(held: Held, place: int) -> Any:
+    """What stands at a place; it stands there no more."""
+    value, held[place] = held[place], None
+    return value
 
 
 def _unread(name: str) -> Any:

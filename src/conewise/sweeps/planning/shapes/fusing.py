@@ -125,13 +125,13 @@ def product_then_bias(record: Record) -> Rule | None:
 
 
 def _addmm(bias: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if bias.dim() != 1 or not _is_narrow(value, *weight.shape):
+    if not value.is_cuda or bias.dim() != 1 or not _is_narrow(value, *weight.shape):
         return torch.addmm(bias, value, weight)
     return torch.mm(value, weight).add_(bias)
 
 
 def _linear(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    if not _is_narrow(value, weight.shape[1], weight.shape[0]):
+    if not value.is_cuda or not _is_narrow(value, weight.shape[1], weight.shape[0]):
         return torch.nn.functional.linear(value, weight, bias)
     return torch.nn.functional.linear(value, weight).add_(bias)
 
@@ -139,7 +139,7 @@ def _linear(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> to
 def _is_narrow(value: torch.Tensor, inner: int, columns: int) -> bool:
     """Whether a device multiplies faster without a bias: on an H200 up to twice as fast."""
     rows = value.numel() // max(inner, 1)
-    return value.is_cuda and columns <= 1024 and (inner > columns or rows <= 1024)
+    return columns <= 1024 and (inner > columns or rows <= 1024)
 
 
 def _gelu(value: torch.Tensor) -> torch.Tensor:
