@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from tests.ground_truth.stack import Stack
+from tests.ground_truth.stack import Outputs, Stack
 
-Metric = Callable[[Tensor], Tensor]
+Metric = Callable[[Outputs], Tensor]
 
 
 def edges(stack: Stack) -> list[str]:
@@ -30,7 +30,7 @@ def edges(stack: Stack) -> list[str]:
 
 
 @torch.no_grad()
-def outputs(stack: Stack, ids: Tensor, source: Tensor, cut: Collection[str] = ()) -> Tensor:
+def outputs(stack: Stack, ids: Tensor, source: Tensor, cut: Collection[str] = ()) -> Outputs:
     """The outputs for `ids`, with the edges in `cut` carrying what their writers wrote for `source`."""
     _, ablated = _forward(stack, source, {}, frozenset())
     found, _ = _forward(stack, ids, ablated, frozenset(cut))
@@ -39,7 +39,7 @@ def outputs(stack: Stack, ids: Tensor, source: Tensor, cut: Collection[str] = ()
 
 def _forward(
     stack: Stack, ids: Tensor, ablated: dict[str, Tensor], cut: frozenset[str]
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Outputs, dict[str, Tensor]]:
     wrote = {"input": stack.entry(ids)}
 
     def read(reader: str) -> Tensor:
@@ -61,7 +61,7 @@ def _forward(
             wrote[f"a{number}.h{head}"] = z[..., rows] @ attn.out.weight[:, rows].T
         if layer.mlp is not None:
             wrote[f"m{number}"] = layer.mlp(read(f"m{number}"))
-    return stack.unembed(read("logits")), wrote
+    return Outputs(stack.unembed(read("logits"))), wrote
 
 
 def effects(stack: Stack, ids: Tensor, source: Tensor, metric: Metric) -> dict[str, float]:

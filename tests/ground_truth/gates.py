@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.ground_truth.stack import Stack, of_weights
+from tests.ground_truth.stack import Outputs, Stack, of_weights
 
 BIT, IS_0, IS_1, ONE, FIRST, SECOND, ANSWER = range(7)
 WIDTH = 7
@@ -65,6 +65,6 @@ def bits(first: int, second: int) -> Tensor:
     return torch.tensor([[first, second, QUERY]])
 
 
-def answer(outputs: Tensor) -> Tensor:
+def answer(outputs: Outputs) -> Tensor:
     """What is put out at the position that asks."""
-    return outputs[:, -1, 0]
+    return outputs.logits[:, -1, 0]

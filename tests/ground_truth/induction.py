@@ -89,7 +89,7 @@ def train() -> Stack:
         for group in optimiser.param_groups:
             group["lr"] = RATE * min(1.0, step / 50) * max(0.05, 1.0 - step / STEPS)
         texts = _texts(drawn)
-        outputs = model(texts)[:, DIFFERENT:-1:2]
+        outputs = model(texts).logits[:, DIFFERENT:-1:2]
         loss = functional.cross_entropy(outputs.flatten(0, 1), texts[:, DIFFERENT + 1 :: 2].flatten())
         optimiser.zero_grad()
         torch.autograd.backward(loss + PRICE * _size_of_heads(model))

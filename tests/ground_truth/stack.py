@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -56,8 +58,14 @@ class Layer(nn.Module):
         return x if self.mlp is None else x + self.mlp(x)
 
 
+class Outputs(NamedTuple):
+    """What a stack puts out, [batch, pos, value]."""
+
+    logits: Tensor
+
+
 class Stack(nn.Module):
-    """`ids` [batch, pos] to outputs [batch, pos, value], by tokens, positions and some layers."""
+    """`ids` [batch, pos] to a number for each value, by tokens, positions and some layers."""
 
     def __init__(
         self,
@@ -80,13 +88,12 @@ class Stack(nn.Module):
         )
         self.unembed = nn.Linear(width, outputs, bias=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Outputs:
         """What is read off the stream at each position."""
         x = self.entry(ids)
         for layer in self.layers:
             x = layer(x)
-        outputs: Tensor = self.unembed(x)
-        return outputs
+        return Outputs(self.unembed(x))
 
     def entry(self, ids: Tensor) -> Tensor:
         """The stream as it enters layer 0."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.ground_truth import by_hand
 from tests.ground_truth.gates import answer, bits, gate
+from tests.ground_truth.stack import Outputs
 
 FIRST = ("input->a0.h0<v>", "a0.h0->m0")
 SECOND = ("input->a0.h1<v>", "a0.h1->m0")
@@ -25,7 +26,7 @@ THRESHOLD = 0.1
 BASE, SOURCE = bits(1, 1), bits(0, 0)
 
 
-def error(outputs: Tensor) -> Tensor:
+def error(outputs: Outputs) -> Tensor:
     """How far the answer is from that of the base, 1."""
     return (answer(outputs) - 1.0).abs()
 

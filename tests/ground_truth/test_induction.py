@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.ground_truth import by_hand
 from tests.ground_truth.induction import Prompts, induction, prompts
-from tests.ground_truth.stack import Stack
+from tests.ground_truth.stack import Outputs, Stack
 
 NUMBER = 16
 
@@ -44,9 +44,9 @@ class Scene:
             x = layer(x)
         return found
 
-    def metric(self, outputs: Tensor) -> Tensor:
+    def metric(self, outputs: Outputs) -> Tensor:
         """The logit of the answer."""
-        return outputs[:, -1].gather(1, self.prompts.answers[:, None])[:, 0]
+        return outputs.logits[:, -1].gather(1, self.prompts.answers[:, None])[:, 0]
 
     @property
     def path(self) -> tuple[str, str, str]:
@@ -65,8 +65,8 @@ def scene() -> Scene:
 
 def test_the_model_knows_what_came_after(scene: Scene) -> None:
     model, asked = scene.model, scene.prompts
-    assert torch.equal(model(asked.base)[:, -1].argmax(-1), asked.answers)
-    assert float((model(asked.source)[:, -1].argmax(-1) == asked.answers).float().mean()) < 0.5
+    assert torch.equal(model(asked.base).logits[:, -1].argmax(-1), asked.answers)
+    assert float((model(asked.source).logits[:, -1].argmax(-1) == asked.answers).float().mean()) < 0.5
 
 
 def test_one_head_looks_one_back_and_one_at_the_answer(scene: Scene) -> None:

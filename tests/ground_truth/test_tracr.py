@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from tests.ground_truth import by_hand
+from tests.ground_truth.stack import Outputs
 from tests.ground_truth.tracr_model import FOLDER, Compiled
 
 CIRCUITS = {
@@ -69,10 +70,10 @@ class Question:
         self.source = self.base.roll(1, 0)
         self.wanted = self.program.example_outputs
 
-    def metric(self, outputs: Tensor) -> Tensor:
+    def metric(self, outputs: Outputs) -> Tensor:
         """The squared error of each example, over all positions at which the program has an answer."""
         first = 1 + sum(value is None for value in self.program.examples[0][1])
-        return (outputs - self.wanted)[:, first:].square().sum((-1, -2))
+        return (outputs.logits - self.wanted)[:, first:].square().sum((-1, -2))
 
 
 def test_every_program_that_is_kept_is_asked() -> None:
@@ -83,7 +84,7 @@ def test_every_program_that_is_kept_is_asked() -> None:
 def test_the_torch_module_computes_what_tracrs_model_does(program: str) -> None:
     question = Question(program)
     outputs = question.module(question.base)
-    assert torch.allclose(outputs, question.wanted, rtol=0.0, atol=1e-6)
+    assert torch.allclose(outputs.logits, question.wanted, rtol=0.0, atol=1e-6)
     for decoded, (_, answer) in zip(question.program.decode(outputs), question.program.examples, strict=True):
         for got, value in zip(decoded, answer, strict=True):
             assert value is None or got == pytest.approx(value)
@@ -93,9 +94,9 @@ def test_the_torch_module_computes_what_tracrs_model_does(program: str) -> None:
 def test_cutting_all_edges_or_none_gives_source_or_base(program: str) -> None:
     question = Question(program)
     module, base, source = question.module, question.base, question.source
-    assert torch.allclose(by_hand.outputs(module, base, source), module(base), atol=1e-6)
+    torch.testing.assert_close(by_hand.outputs(module, base, source), module(base))
     every = by_hand.edges(module)
-    assert torch.allclose(by_hand.outputs(module, base, source, every), module(source), atol=1e-6)
+    torch.testing.assert_close(by_hand.outputs(module, base, source, every), module(source))
 
 
 @every_program

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.ground_truth.stack import of_weights
+from tests.ground_truth.stack import Outputs, of_weights
 
 FOLDER = Path(__file__).parent / "tracr"
 
@@ -41,8 +41,9 @@ class Compiled:
         """Inputs of one length as numbers, with tracr's first token in front."""
         return torch.tensor([[self.numbers[token] for token in ("BOS", *tokens)] for tokens in inputs])
 
-    def decode(self, outputs: Tensor) -> list[list[Any]]:
+    def decode(self, outputs: Outputs) -> list[list[Any]]:
         """What the program puts out, without the first position."""
+        found = outputs.logits[:, 1:]
         if self.values is None:
-            return [[number.item() for number in row] for row in outputs[:, 1:, 0]]
-        return [[self.values[number] for number in row] for row in outputs[:, 1:].argmax(-1)]
+            return [[number.item() for number in row] for row in found[..., 0]]
+        return [[self.values[number] for number in row] for row in found.argmax(-1)]
