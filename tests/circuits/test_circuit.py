@@ -467,11 +467,12 @@ def test_an_empty_circuit_is_drawn() -> None:
 
 def test_a_figure_tells_every_edge_and_component() -> None:
     scores = random_scores(GROUPED, 2)
-    circuit = Circuit.from_scores(GROUPED, scores, threshold=1.25, of="<b>mine</b>")
+    circuit = Circuit.from_scores(GROUPED, scores, top=20, of="<b>mine</b>")
     made = circuit.plot()
     traces = {trace.name: trace for trace in made.data if trace.name}
-    told = {text.partition("<br>")[0] for text in traces["edges"].text}
-    assert told == {edge.replace(">", "&gt;").replace("<", "&lt;") for edge in circuit.edges}
+    told = dict(traces["edges"].customdata)
+    assert set(told) == {edge.replace(">", "&gt;").replace("<", "&lt;") for edge in circuit.edges}
+    assert float(told["a0.h2-&gt;logits"].split()[1]) == scores["a0.h2->logits"]
     assert set(circuit.nodes) <= set(traces["components"].text)
     assert "&lt;b&gt;mine" in made.layout.title.text
     heights = dict(zip(traces["components"].text, traces["components"].y, strict=True))

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from conewise.circuits.circuit_data import (
     CircuitData,
     between,
@@ -21,19 +23,25 @@ from conewise.circuits.circuit_json import from_json, read_text, to_json, write_
 from conewise.circuits.comparison import Comparison
 from conewise.circuits.decision import Decision
 from conewise.circuits.eap_graph import eap_json
-from conewise.circuits.selection import chosen, largest_first, pruned
+from conewise.circuits.selection import chosen, largest_first, levels, pruned, stops
 from conewise.drawing.circuit_dot import dot
+from conewise.edges.edge_facts import edge_facts
 from conewise.errors import Argument, CircuitError
 from conewise.markup import heading, table
 from conewise.reading import as_path
+from conewise.report.curve import Curve, CurvePoint
+from conewise.runs.captured import Captured
 from conewise.structure.edge_graph import EdgeGraph, Wired
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from conewise.runs.captured import Captured
+    from conewise.report.story import Story
 
 FORMATS = ("conewise", "eap")
+POINTS, MORE, FEW = 24, 4, 60
+"""How many thresholds a curve has, and how many times the circuit's edges, or how many at least."""
+
 SHOWN = 10
 """How many edges a notebook shows."""
 
@@ -44,7 +52,8 @@ class Circuit(CircuitData):
 
     `of` is the model's name, `graph` the graph, `edges` the names of the edges that are in. `scores` are
     those of all edges that were scored. `method` and `threshold` say how it was found, `log` what was decided
-    in which order. It holds the model that it was made with; one that was read from a file holds none.
+    in which order. It holds the model that it was made with; one that was read from a file holds none, until
+    it is given one by `bind`.
     """
 
     model: Captured | None = field(default=None, compare=False)
@@ -54,7 +63,7 @@ class Circuit(CircuitData):
     @classmethod
     def made(
         cls,
-        graph: Wired,
+        graph: Wired | Captured,
         edges: Iterable[str],
         *,
         of: str = "",
@@ -68,7 +77,7 @@ class Circuit(CircuitData):
 
         Raises CircuitError for a name that is none.
         """
-        own, of = EdgeGraph.of(graph), of or ("" if model is None else model.name)
+        own, of, model = _home(graph, of, model)
         names = own.names(own.numbers(edges))
         known = None if scores is None else checked_scores(own, scores)
         return cls(of, own, names, method, threshold, known, tuple(log), model)
@@ -76,7 +85,7 @@ class Circuit(CircuitData):
     @classmethod
     def from_scores(
         cls,
-        graph: Wired,
+        graph: Wired | Captured,
         scores: Mapping[str, float],
         *,
         top: int | None = None,
@@ -91,7 +100,7 @@ class Circuit(CircuitData):
         the ones that do; and the top ones are found by growing from the logits, the largest score first.
         Without it, they are the largest alone.
         """
-        own, of = EdgeGraph.of(graph), of or ("" if model is None else model.name)
+        own, of, model = _home(graph, of, model)
         known = checked_scores(own, scores)
         numbers = chosen(own, score_array(own, known), top=top, threshold=threshold, connected=connected)
         way = f"top {top}" if top is not None else "threshold"
@@ -100,10 +109,10 @@ class Circuit(CircuitData):
 
     @classmethod
     def from_nodes(
-        cls, graph: Wired, nodes: Iterable[str], *, of: str = "", model: Captured | None = None
+        cls, graph: Wired | Captured, nodes: Iterable[str], *, of: str = "", model: Captured | None = None
     ) -> Circuit:
         """All edges between these components ("a0.h1", "m3"), and those with the input and the logits."""
-        own, of = EdgeGraph.of(graph), of or ("" if model is None else model.name)
+        own, of, model = _home(graph, of, model)
         return cls(of, own, own.names(between(own, nodes)), "nodes", None, None, (), model)
 
     def select(
@@ -138,6 +147,12 @@ class Circuit(CircuitData):
         names = self.graph.names
         return Comparison(names(first & second), names(first - second), names(second - first))
 
+    def bind(self, model: Captured) -> Circuit:
+        """The same circuit of a model, to be evaluated. Raises CircuitError where it has other components."""
+        graph = graph_of(model)
+        expect_same_graph(self.graph, graph, f"the circuit does not fit {model.name}")
+        return replace(self, graph=graph, of=self.of or model.name, model=model)
+
     def _scored(self, what: str) -> Mapping[str, float]:
         if not self.scores:
             raise CircuitError(f"this circuit has no scores, which `{what}` goes by.")
@@ -154,6 +169,34 @@ class Circuit(CircuitData):
     def to_dot(self) -> str:
         """The circuit in Graphviz' language: `dot -Tsvg` draws it."""
         return dot(self.of, self.graph, self.edges, self.scores)
+
+    def report(self, path: str | Path, *, curve: Curve | None = None, story: Story | None = None) -> Path:
+        """Write a page of it, one file that opens without a network; returns its path.
+
+        It has the layered picture, and a slider of the threshold, with the faithfulness of each where a
+        `curve` is given. `story` says what was asked. Raises CircuitError where the file cannot be written.
+        """
+        from conewise.report.circuit_page import DrawnCircuit, write_circuit_page  # noqa: PLC0415  # for pages alone
+
+        level = levels(self.graph, self.score_array())
+        drawn = DrawnCircuit(
+            of=self.of,
+            graph=self.graph,
+            edges=self.edges,
+            nodes=len(self.nodes),
+            method=self.method,
+            threshold=self.threshold,
+            scores=self.scores,
+            levels={self.graph.edges[at]: float(level[at]) for at in np.flatnonzero(level >= 0)},
+            curve=self._curve_of(level) if curve is None else curve,
+            story=story,
+        )
+        return write_circuit_page(as_path(path), drawn)
+
+    def _curve_of(self, level: np.ndarray) -> Curve:
+        """Thresholds to choose by, of which nothing is measured."""
+        found = stops(level, POINTS, max(MORE * len(self.edges), FEW))
+        return Curve(tuple(CurvePoint(threshold, edges) for threshold, edges in found))
 
     # -- files -----------------------------------------------------------------------------------------
 
@@ -172,14 +215,17 @@ class Circuit(CircuitData):
         return found
 
     @classmethod
-    def load(cls, path: str | Path) -> Circuit:
+    def load(cls, path: str | Path, model: Captured | None = None) -> Circuit:
         """The circuit of a file: one that `save` wrote, or a graph of EAP-IG's tools.
 
-        Raises CircuitError where the file is none.
+        With a model, it is one of that model, and can be evaluated. Raises CircuitError where the file is
+        none, or of a model with other components.
         """
+        graph = None if model is None else graph_of(model)
         given = as_path(path)
-        found = from_json(read_text(given), name=str(given))
-        return cls(found.of, found.graph, found.edges, found.method, found.threshold, found.scores, found.log)
+        found = from_json(read_text(given), graph, str(given))
+        made = cls(found.of, found.graph, found.edges, found.method, found.threshold, found.scores, found.log)
+        return made if model is None else made.bind(model)
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -203,3 +249,17 @@ class Circuit(CircuitData):
     def _more(self) -> str:
         left = len(self.edges) - SHOWN
         return heading("", f"and {left:,} more: circuit.edges") if left > 0 else ""
+
+
+def _home(given: Wired | Captured, of: str, model: Captured | None) -> tuple[EdgeGraph, str, Captured | None]:
+    """The graph that a circuit is made in, the name of its model, and the model, if one is given."""
+    if isinstance(given, Captured):
+        return graph_of(given), of or given.name, given
+    return EdgeGraph.of(given), of or ("" if model is None else model.name), model
+
+
+def graph_of(model: Captured) -> EdgeGraph:
+    """The graph of a model's components. Raises EdgeError where it has none."""
+    components = edge_facts(model).components
+    shape = model.program.shapes[components.readers[-1].entry]
+    return EdgeGraph.of(components, width=None if shape is None else int(shape[-1]))

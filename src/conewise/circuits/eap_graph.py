@@ -141,6 +141,8 @@ def _translated(theirs: EdgeGraph, edge: int, own: EdgeGraph) -> str:
     if own is theirs:
         return name
     reader = theirs.readers[theirs.edge_readers[edge]]
+    if reader.slot == "logits":
+        return f"{name.partition(ARROW)[0]}{ARROW}{own.readers[-1].name}"
     if reader.slot not in ("k", "v"):
         return name
     head = own.writer_number(f"a{reader.layer}.h{reader.head}")

@@ -150,3 +150,20 @@ def growing(graph: EdgeGraph, scores: np.ndarray) -> Iterator[list[int]]:
                     reached += waiting[fed]
                     waiting[fed] = []
         yield group
+
+
+def stops(level: np.ndarray, points: int, most: int) -> list[tuple[float, int]]:
+    """Falling thresholds, and how many edges each keeps: at most so many points, at most so many edges.
+
+    `level` is what `levels` returns. The sizes are spread evenly in their logarithms; the first threshold has
+    the fewest edges that there can be, even where these are more than `most`.
+    """
+    values, counts = np.unique(level[level > 0], return_counts=True)
+    if not values.size:
+        return []
+    values, sizes = values[::-1], np.cumsum(counts[::-1])
+    fitting = max(1, int(np.searchsorted(sizes, most, side="right")))
+    values, sizes = values[:fitting], sizes[:fitting]
+    wanted = np.geomspace(sizes[0], sizes[-1], max(points, 1))
+    picked = np.unique(np.clip(np.searchsorted(sizes, np.round(wanted)), 0, len(sizes) - 1))
+    return [(float(values[at]), int(sizes[at])) for at in picked]

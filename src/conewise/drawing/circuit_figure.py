@@ -13,6 +13,9 @@ from conewise.structure.edge_graph import EdgeGraph
 MOST_LINES = 4000
 """How many edges a figure shows, the strongest of them: with more, one sees none."""
 
+SPREAD = 0.3
+"""Heads are small dots here, so edges enter them close together."""
+
 STEPS = 14
 """How many pieces a curve is drawn in."""
 
@@ -90,7 +93,7 @@ def _paths(drawn: Layered, lines: list[Line]) -> tuple[list[float | None], list[
 
 def _point(drawn: Layered, line: Line, share: float) -> tuple[float, float]:
     """Where a curve is after a share of its way."""
-    points, rest = drawn.curve(line), 1 - share
+    points, rest = drawn.curve(line, SPREAD), 1 - share
     weights = (rest**3, 3 * rest**2 * share, 3 * rest * share**2, share**3)
     x = sum(weight * point[0] for weight, point in zip(weights, points, strict=True))
     y = sum(weight * point[1] for weight, point in zip(weights, points, strict=True))
@@ -101,7 +104,7 @@ def _middles(drawn: Layered) -> go.Scatter:
     """Invisible points in the middle of the edges: what the pointer finds."""
     middles = [_point(drawn, line, 0.5) for line in drawn.lines]
     told = [
-        _plain(line.edge) + ("" if line.score is None else f"<br>score {line.score:+.6g}")
+        [_plain(line.edge), "no score" if line.score is None else f"score {line.score:+.6g}"]
         for line in drawn.lines
     ]
     return go.Scatter(
@@ -109,8 +112,8 @@ def _middles(drawn: Layered) -> go.Scatter:
         y=[y for _, y in middles],
         mode="markers",
         marker={"size": 9, "color": [colour(line.score) for line in drawn.lines], "opacity": 0},
-        text=told,
-        hovertemplate="%{text}<extra></extra>",
+        customdata=told,
+        hovertemplate="%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
         name="edges",
     )
 

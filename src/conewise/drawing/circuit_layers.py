@@ -51,10 +51,13 @@ class Layered:
     columns: int
     rows: int
 
-    def curve(self, line: Line) -> tuple[Point, Point, Point, Point]:
-        """A line as a Bézier curve. It bends aside where boxes may stand straight below its start."""
+    def curve(self, line: Line, spread: float = 1.0) -> tuple[Point, Point, Point, Point]:
+        """A line as a Bézier curve. It bends aside where boxes may stand straight below its start.
+
+        `spread` says how far apart queries, keys and values enter a head, of what a box is wide.
+        """
         start, stop = self.boxes[line.start], self.boxes[line.stop]
-        x, y, to_x, to_y = start.x, start.y, stop.x + line.port, stop.y
+        x, y, to_x, to_y = start.x, start.y, stop.x + spread * line.port, stop.y
         reach = 0.45 * (to_y - y)
         straight = abs(to_x - x) < 0.5 and to_y - y > 1
         bend = 0.0 if not straight else 0.42 + 0.03 * min(to_y - y, 8)

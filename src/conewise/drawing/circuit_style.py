@@ -1,4 +1,4 @@
-"""How an edge of a circuit looks: blue adds to the metric, red takes from it, the larger the wider."""
+"""How an edge of a circuit looks: blue for a score above 0, red for one below, the larger the wider."""
 
 from __future__ import annotations
 

@@ -1,31 +1,15 @@
-// The page itself: light and dark, the two views, what the address remembers, and the start.
+// The page itself: the two views, what the address remembers, and the start.
 "use strict";
 (function (conewise) {
   const { data, names, state } = conewise;
-  const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
 
   // -- light and dark ------------------------------------------------------------------------------
-  const THEMES = ["auto", "light", "dark"];
-  const button = document.getElementById("theme");
-  conewise.isDark = () => root.dataset.theme === "dark" || (root.dataset.theme !== "light" && system.matches);
-  function redress() {
+  conewise.whenDressed(() => {
     conewise.maps.redraw();
     conewise.site.show();
     speeds();
-  }
-  function dress(theme) {
-    if (theme === "auto") delete root.dataset.theme; else root.dataset.theme = theme;
-    button.querySelector("span").textContent = theme;
-    try { localStorage.setItem("conewise-theme", theme); } catch { /* a page from disk may have no storage */ }
-  }
-  button.addEventListener("click", () => {
-    dress(THEMES[(THEMES.indexOf(root.dataset.theme || "auto") + 1) % 3]);
-    redress();
   });
-  let kept = "auto";
-  try { kept = localStorage.getItem("conewise-theme") || "auto"; } catch { /* as above */ }
-  dress(THEMES.includes(kept) ? kept : "auto");
-  system.addEventListener("change", redress);
 
   // -- the two views -------------------------------------------------------------------------------
   const tabs = ["results", "graph"].map(name => document.getElementById(`tab-${name}`));

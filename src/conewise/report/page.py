@@ -41,7 +41,7 @@ KINDS = {
 }
 """What a part of a sweep is called in a title: one, and many."""
 
-SCRIPTS = ("page_data.js", "page_maps.js", "page_table.js", "page_site.js", "page.js")
+SCRIPTS = ("page_theme.js", "page_data.js", "page_maps.js", "page_table.js", "page_site.js", "page.js")
 
 
 def write_page(

@@ -66,17 +66,20 @@ def question(result: Swept, story: Story | None) -> dict[str, Any]:
     """The prompts with their tokens, the metric, and which run is changed."""
     if story is None:
         return {"story": None, "runs": _runs(result, None)}
+    return {"story": story, "runs": _runs(result, story), **prompt_pairs(story, result)}
+
+
+def prompt_pairs(story: Story, result: Swept | None = None) -> dict[str, Any]:
+    """The prompts of a story: the first, the rest, how many are not written; with a result, its values."""
     pairs = [_pair(pair, number, story, result) for number, pair in enumerate(story.prompts[:MOST])]
     return {
-        "story": story,
         "first": pairs[:FIRST],
         "rest": pairs[FIRST:],
         "unwritten": max(len(story.prompts) - MOST, 0),
-        "runs": _runs(result, story),
     }
 
 
-def _pair(pair: TokenizedPair, number: int, story: Story, result: Swept) -> dict[str, Any]:
+def _pair(pair: TokenizedPair, number: int, story: Story, result: Swept | None) -> dict[str, Any]:
     runs = []
     for name in ("clean", "corrupted"):
         is_clean = name == "clean"
@@ -89,11 +92,12 @@ def _pair(pair: TokenizedPair, number: int, story: Story, result: Swept) -> dict
             tokens = tuple(Visible.of(token, differs=place in marked) for place, token in enumerate(own))
             runs.append(RunText(name, role, text, tokens))
     answers = (("right", pair.answers), ("wrong", pair.wrong_answers))
+    is_measured = result is not None and len(story.prompts) == result.per_prompt.shape[-1] > 1
     return {
         "number": number + 1 if len(story.prompts) > 1 else None,
         "runs": runs,
         "answers": [(kind, list(map(Visible.of, words))) for kind, words in answers if words],
-        "values": _values(result, number) if len(story.prompts) == result.per_prompt.shape[-1] > 1 else [],
+        "values": _values(result, number) if result is not None and is_measured else [],
     }
 
 

@@ -18,6 +18,9 @@ from conewise.structure.stream import Stream
 from conewise.structure.views import View
 from conewise.structure.wiring import Wiring
 
+EXAMPLE = "a0.h1->a3.h2<q>"
+"""An edge as people write it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Writer:
@@ -128,9 +131,7 @@ class Components:
         """The two ends of an edge, `a0.h1->a3.h2<q>`. Raises EdgeError where it joins nothing."""
         before, arrow, behind = name.partition("->")
         if not arrow:
-            raise EdgeError(
-                f"{name!r} names no edge: an edge is a writer and a reader, as in 'a0.h1->a3.h2<q>'."
-            )
+            raise EdgeError(f"{name!r} names no edge: an edge is a writer and a reader, as in {EXAMPLE!r}.")
         writer, reader = self.writer(before.strip()), self.reader(behind.strip())
         if writer.number >= reader.writers:
             last = self.writers[reader.writers - 1].name
