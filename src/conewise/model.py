@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from conewise.capturing.foreign import within_memory
 from conewise.checks.verify import Verification, verify
 from conewise.edges.edge_facts import edge_facts
+from conewise.locations.edges import Edges, as_positions, edges_of
 from conewise.locations.selectors import SelectorLike
 from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
@@ -66,6 +67,20 @@ class Model(Captured):
         `stack` says of which stack, where there are several. Raises EdgeError where the model has none.
         """
         return edge_facts(self, stack).components
+
+    def edges(self, *, pos: int | Sequence[int] | None = None, stack: str = "") -> Edges:
+        """Every edge between components: what a head, an MLP or the logits read of what another one wrote.
+
+        With `pos`, a number or several, there is an edge for each of these positions: the reader sees another
+        part there alone. `stack` tells encoder from decoder where there are two. Raises EdgeError where the
+        architecture has no such edges, and says which feature is in the way.
+        """
+        components = edge_facts(self, stack).components
+        key = stack, None if pos is None else as_positions(pos)
+        kept: dict[object, Edges] = vars(self).setdefault("_edges", {})
+        if key not in kept:
+            kept[key] = edges_of(components, key[1])
+        return kept[key]
 
     def planned(self, plan: SweepPlan) -> Sweep:
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""

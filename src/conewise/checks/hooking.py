@@ -7,7 +7,7 @@ hook changes it for all who read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,15 +52,24 @@ class HookedModule:
         self._program = program
         self._signature = signature
 
-    def find(self, values: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Hook]:
+    def find(
+        self,
+        values: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        readers: Mapping[str, Collection[str]] | None = None,
+    ) -> dict[str, Hook]:
         """A hook for each node of `values` that has one.
+
+        A change there reaches all who read the node; or at least its `readers`, where these are given.
 
         The graph says at which call of a module a node can be seen, its shape and dtype say which tensor of
         that call it is. Where several are alike, it is the one whose value in the run of `inputs` is by far
         the nearest to the node's own. Values need not be equal: a module may round otherwise than its graph.
         A node without a boundary of its own, or that resembles nothing there, has none.
         """
-        candidates = {node: tuple(boundaries(self._program, node)) for node in values}
+        candidates = {
+            node: tuple(boundaries(self._program, node, (readers or {}).get(node))) for node in values
+        }
         seen: dict[Boundary, list[Any]] = {}
 
         def record(boundary: Boundary) -> Leaves:
@@ -140,8 +149,11 @@ def _remove(handles: Iterable[Any]) -> None:
         handle.remove()
 
 
-def boundaries(program: Program, node: str) -> Iterator[Boundary]:
-    """The boundaries at which a change of the node's value reaches all of its readers, and nothing else."""
+def boundaries(program: Program, node: str, only: Collection[str] | None = None) -> Iterator[Boundary]:
+    """The boundaries at which a change of the node's value reaches all of its readers, and nothing else.
+
+    With `only`, it has to reach these readers; whether others see it does not matter.
+    """
     readers = program.readers[node]
     made_under = program.record_of[node].modules if node in program.record_of else ()
     is_returned = Ref(node) in program.outputs
@@ -149,7 +161,10 @@ def boundaries(program: Program, node: str) -> Iterator[Boundary]:
         inside = sum(port.call in reader.modules for reader in readers)
         if node in port.outputs and port.call in made_under and not inside:
             yield Boundary(port.call, is_output=True)
-        if node in port.inputs and port.call not in made_under and inside == len(readers) and not is_returned:
+        is_whole = inside == len(readers) and not is_returned
+        if only is not None:
+            is_whole = set(only) <= {reader.name for reader in readers if port.call in reader.modules}
+        if node in port.inputs and port.call not in made_under and is_whole:
             yield Boundary(port.call, is_output=False)
 
 

@@ -15,7 +15,7 @@ from conewise.capturing.sampling import tensor_leaves
 from conewise.checks.hooking import Hook, HookedModule
 from conewise.checks.reference import Reference
 from conewise.errors import SweepError
-from conewise.locations.places import Place
+from conewise.locations.places import EdgePlace, Place
 from conewise.locations.selectors import Cell
 from conewise.program.interpret import Interpreter
 from conewise.program.precision import multiplying
@@ -42,6 +42,9 @@ class Batch(Protocol):
     @property
     def intervention(self) -> Intervention:
         """What is put in a place."""
+
+    def seen_more(self, place: EdgePlace) -> Tensor:
+        """What the reader of an edge sees more than in the base, shaped like its entry's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +109,15 @@ class Witness:
             for outputs in self._reference.shaken(plain, module.outputs[number]):
                 self.shaken.append((true, self._of_module(batch, outputs)))
         given = self._source_values(batch, hooks)
-        own = self._edits(batch, (), given)
+        own = self._edits(batch, (), given, hooks)
         if own.keys() <= hooks.keys():
             outputs = self._outputs(inputs, {hooks[node]: own[node] for node in own}) if own else plain
             self.base.append(self._of_module(batch, outputs))
         for number, rows in self.cells.items():
-            changes = self._edits(batch, self._rerun.cells[number].places, given)
-            if changes.keys() <= hooks.keys():
+            places = self._rerun.cells[number].places
+            changes = self._edits(batch, places, given, hooks)
+            entries = {_entry(place.entry) for place in places if isinstance(place, EdgePlace)}
+            if changes.keys() | entries <= hooks.keys():
                 outputs = self._outputs(inputs, {hooks[node]: changes[node] for node in changes})
                 rows.append(self._of_module(batch, outputs))
             else:
@@ -127,7 +132,47 @@ class Witness:
         places = [place for number in self.cells for place in self._rerun.cells[number].places]
         nodes = {model.locate(place).node for place in places} | {edit.node for edit in base.edits}
         values = dict(zip(nodes, _unpatched(base).demand(nodes), strict=True))
-        return self._module.find(values, base.inputs)
+        found = self._module.find(values, base.inputs)
+        edges = [place for place in places if isinstance(place, EdgePlace)]
+        for entry in dict.fromkeys(place.entry for place in edges):
+            sites = [model.locate(place).node for place in edges if place.entry == entry]
+            (value,) = _unpatched(base).demand([entry])
+            for hook in self._module.find(
+                {entry: value}, base.inputs, {entry: self._reading(entry, sites)}
+            ).values():
+                found[_entry(entry)] = hook
+        return found
+
+    def _reading(self, entry: str, sites: Sequence[str]) -> set[str]:
+        """Who reads an entry on the way to these sites."""
+        graph = self._rerun.model.graph
+        above = graph.table.support(graph.numbers(sites), (graph.number(entry),))
+        readers = self._rerun.model.program.readers[entry]
+        return {reader.name for reader in readers if graph.number(reader.name) in above}
+
+    def _of_edge(self, batch: Batch, place: EdgePlace, hooks: Mapping[str, Hook]) -> Tensor:
+        """A reader's part as the module itself makes it, where its entry is changed by hooks."""
+        base, found = batch.base, batch.base.model.locate(place)
+        more: Tensor = self._lifted(batch.seen_more(place))
+        changes = self._edits(batch, (), {}, hooks)
+
+        def changed(value: Tensor) -> Tensor:
+            return value + more
+
+        entry = _entry(place.entry)
+        if {entry, found.node} | changes.keys() <= hooks.keys():
+            seen: list[Tensor] = []
+
+            def keep(value: Tensor) -> Tensor:
+                seen.append(value.clone())
+                return value
+
+            edits = {hooks[node]: change for node, change in changes.items()}
+            edits |= {hooks[found.node]: keep, hooks[entry]: changed}
+            self._outputs(self._inputs(base), edits)
+            return found.read(seen[-1], base._sizes)
+        values = self._interpreter.values(self._inputs(base), edits={**changes, place.entry: changed})
+        return found.read(values[found.node], base._sizes)
 
     def _source_values(self, batch: Batch, hooks: Mapping[str, Hook]) -> dict[str, Tensor]:
         """The source's values at nodes, as far as hooks read them off the module."""
@@ -138,7 +183,11 @@ class Witness:
         return {node: seen[hook] for node, hook in hooks.items()}
 
     def _edits(
-        self, batch: Batch, places: Sequence[Place], given: Mapping[str, Tensor]
+        self,
+        batch: Batch,
+        places: Sequence[Place],
+        given: Mapping[str, Tensor],
+        hooks: Mapping[str, Hook],
     ) -> dict[str, Callable[[Tensor], Tensor]]:
         """What a world changes, by node: the base's own edits, then those at the places of a cell."""
         base = batch.base
@@ -147,11 +196,12 @@ class Witness:
             edits.setdefault(edit.node, []).append(Edit(edit.place, edit.found, self._lifted(edit.part)))
         for place in places:
             found = base.model.locate(place)
-            part = (
-                found.read(given[found.node], base._sizes)
-                if found.node in given
-                else self._lifted(batch.intervention.part(place, base))
-            )
+            if isinstance(place, EdgePlace):
+                part = self._of_edge(batch, place, hooks)
+            elif found.node in given:
+                part = found.read(given[found.node], base._sizes)
+            else:
+                part = self._lifted(batch.intervention.part(place, base))
             edits.setdefault(found.node, []).append(Edit(place, found, part))
         return {node: partial(_changed, own, base._sizes) for node, own in edits.items()}
 
@@ -185,6 +235,11 @@ class Witness:
                     stack = self._read.arranged(node, target(node), 1, prompts)
                     found.append(measured(metric, stack)[0])
         return stacked(found)
+
+
+def _entry(node: str) -> str:
+    """The name of the hook that changes a node for readers of edges alone."""
+    return f"{node} as it enters"
 
 
 def _unpatched(base: Reading) -> Reading:

@@ -65,6 +65,10 @@ class ReaderValues:
             ]
             return {slot: torch.cat([one[slot] for one in each], 0) for slot in steps.nodes}
 
+    def count(self, entry: str, slots: Collection[str]) -> int:
+        """How many records are computed for one stream."""
+        return len(self._between(entry, tuple(dict.fromkeys(slots))).records)
+
     def _computed(self, steps: _Steps, entry: str, value: Tensor, reading: Read) -> dict[str, Tensor]:
         known: dict[str, Any] = {entry: value}
         for record, rule, done in steps.records:

@@ -38,6 +38,28 @@ class Place:
         return as_written("site", self.name, {"layer": self.layer, "stack": self.stack or None, **self.part})
 
 
+@dataclass(frozen=True)
+class EdgePlace(Place):
+    """The place of a reader, and an edge into it: what its site would be if another part were written there.
+
+    `edge` is its name, `writer` the number of who writes the part, `entry` the node at which the reader reads
+    the sum of all parts.
+    """
+
+    edge: str = ""
+    writer: int = 0
+    entry: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.edge, self.writer, self.entry))
+
+    def __str__(self) -> str:
+        return self.edge
+
+    def __repr__(self) -> str:
+        return f"<edge {self.edge}>"
+
+
 def site(name: str, *, layer: int | None = None, stack: str = "", **part: Index) -> Place:
     """A place: `site("z", layer=2, head=1)`, `site("mlp_out", layer=0, pos=-1)`, `site("lm_head")`.
 

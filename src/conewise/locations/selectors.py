@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from conewise.errors import SiteError
+from conewise.locations.edges import Edges
 from conewise.locations.places import Place, PlaceLike, as_numbers, as_place, as_written
 
 Choice = int | str | Sequence[int]
@@ -62,11 +63,15 @@ class Selector:
 class Selectors:
     """A sum of selectors: the cells of the first, then those of the second, and so on."""
 
-    parts: tuple[Selector | tuple[tuple[Place, ...], ...], ...]
+    parts: tuple[Selector | Edges | tuple[tuple[Place, ...], ...], ...]
 
     def __repr__(self) -> str:
         return " + ".join(
-            repr(part) if isinstance(part, Selector) else f"[{len(part)} cells by name]"
+            f"[{len(part)} cells by name]"
+            if isinstance(part, tuple)
+            else f"[{part!r}]"
+            if isinstance(part, Edges)
+            else repr(part)
             for part in self.parts
         )
 
@@ -77,7 +82,9 @@ class Selectors:
         return as_selectors(other) + self
 
 
-SelectorLike = Selector | Selectors | PlaceLike | Iterable["Selector | PlaceLike | Iterable[PlaceLike]"]
+SelectorLike = (
+    Selector | Selectors | Edges | PlaceLike | Iterable["Selector | PlaceLike | Iterable[PlaceLike]"]
+)
 
 
 def sites(name: str, *, stack: str = "", **choices: Choice) -> Selector:
@@ -113,6 +120,10 @@ def as_selectors(given: SelectorLike) -> Selectors:
     if isinstance(given, Selectors):
         return given
     if isinstance(given, Selector):
+        return Selectors((given,))
+    if isinstance(given, Edges):
+        if not len(given):
+            raise SiteError("a sweep over no edges: choose at least one.")
         return Selectors((given,))
     if _is_place(given):
         return Selectors((((as_place(given),),),))

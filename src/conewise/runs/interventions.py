@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from conewise.errors import PatchError, describe
@@ -14,8 +15,11 @@ from conewise.program.tensors import Tensor, zeros_like
 from conewise.program.weights import Sums
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
-from conewise.runs.filling import added, averaged, has_nan, noised, resampled, spread_out
+from conewise.runs.filling import added, averaged, has_nan, noised, resampled, spread_out, stacked
 from conewise.runs.run import Reading
+
+PartsOf = Callable[[Reading], Tensor]
+"""What the writers of a model put into its residual stream in a run: [writer, batch, pos, d_model]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +33,9 @@ class Intervention:
 
     `whole(site, base)`, where there is one, is the value of a whole site, of which parts are taken, many at
     once. With `is_run` it is a run's own value, in which NaN is refused.
+
+    `written(parts_of, base)` is what writers put into the residual stream instead of their own parts, where
+    edges are patched: `parts_of(run)` are the parts of a run, [writer, batch, pos, d_model].
     """
 
     name: str
@@ -39,6 +46,7 @@ class Intervention:
     begin: Callable[[Sums], None] | None = None
     whole: Callable[[Place, Reading], Tensor] | None = None
     is_run: bool = False
+    written: Callable[[PartsOf, Reading], Tensor] | None = None
 
 
 def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
@@ -65,6 +73,7 @@ def add(vector: Tensor, scale: float = 1.0) -> Intervention:
         lambda place, _: lambda present: added(present, vector, scale, str(place)),
         ("add", scale, vector),
         is_function=True,
+        written=lambda parts_of, base: added(parts_of(base), vector, scale, "what is written"),
     )
 
 
@@ -78,7 +87,12 @@ def noise(scale: float, seed: int = 0) -> Intervention:
         drawn = f"{seed}/{place}/{inputs_digest(base.inputs)}"
         return lambda present: noised(present, scale, drawn)
 
-    return Intervention(f"noise(scale={scale}, seed={seed})", part, ("noise", scale, seed), is_function=True)
+    def written(parts_of: PartsOf, base: Reading) -> Tensor:
+        return noised(parts_of(base), scale, f"{seed}/parts/{inputs_digest(base.inputs)}")
+
+    return Intervention(
+        f"noise(scale={scale}, seed={seed})", part, ("noise", scale, seed), is_function=True, written=written
+    )
 
 
 def resample(run: Reading, seed: int = 0) -> Intervention:
@@ -97,8 +111,11 @@ def resample(run: Reading, seed: int = 0) -> Intervention:
             )
         return resampled(run.read(place), base.read(place), axes.index("batch"), str(seed))
 
+    def written(parts_of: PartsOf, base: Reading) -> Tensor:
+        return resampled(parts_of(run), parts_of(base), 1, str(seed))
+
     described = ("resample", seed, run)
-    return Intervention(f"resample(seed={seed})", part, described, runs=(run,))
+    return Intervention(f"resample(seed={seed})", part, described, runs=(run,), written=written)
 
 
 def mean(
@@ -138,8 +155,18 @@ def mean(
             gather(whole)
         return spread_out(means[str(whole)], base.read(whole), base.model.locate(place).view.axes, place.part)
 
+    def written(parts_of: PartsOf, base: Reading) -> Tensor:
+        present = parts_of(base)
+        total: tuple[Tensor, int] | None = None
+        axes = ("writer", "batch", "pos", "d_model")
+        for batch in batches:
+            total = averaged(total, parts_of(baseline(model, (), batch)), axes, over, "what is written")
+        if total is None:
+            raise PatchError("the mean over a dataset without a batch: give at least one.")
+        return spread_out(total[0] / total[1], present, axes, {})
+
     described = ("mean", per_position, batches, model)
-    return Intervention("mean over a dataset", part, described, begin=begin, whole=part)
+    return Intervention("mean over a dataset", part, described, begin=begin, whole=part, written=written)
 
 
 def _alike(model: Captured, place: Place) -> list[Place]:
@@ -156,12 +183,13 @@ def as_intervention(given: Any, model: Captured) -> Intervention:
     if isinstance(given, Reading):
         return _from(given, model)
     if isinstance(given, str) and given == "zero":
-        return Intervention("zero", _zeros, ("zero",), whole=_zeros)
+        return Intervention("zero", _zeros, ("zero",), whole=_zeros, written=_nothing_written)
     if isinstance(given, str) and given == "mean":
-        return Intervention("mean", _own_mean, ("mean",), whole=_own_mean)
+        return Intervention("mean", _own_mean, ("mean",), whole=_own_mean, written=_mean_written)
     if callable(given):
         name = getattr(given, "__name__", "function")
-        return Intervention(name, lambda *_: given, ("function", given), is_function=True)
+        written = partial(_function_written, given)
+        return Intervention(name, lambda *_: given, ("function", given), is_function=True, written=written)
     raise PatchError(
         f"cannot patch with {given!r}: source is a run, 'zero', 'mean', `noise(...)`, `add(...)`, "
         "`resample(...)`, `mean(...)` or a function of what would have been there."
@@ -181,11 +209,41 @@ def _from(source: Reading, model: Captured) -> Intervention:
             raise PatchError(f"the source's value at {place} has NaN in it; nothing was patched.")
         return value
 
-    return Intervention("source", part, ("source",), whole=lambda place, _: source.read(place), is_run=True)
+    return Intervention(
+        "source",
+        part,
+        ("source",),
+        whole=lambda place, _: source.read(place),
+        is_run=True,
+        written=lambda parts_of, _: parts_of(source),
+    )
 
 
 def _zeros(place: Place, base: Reading) -> Tensor:
     return zeros_like(base.read(place))
+
+
+def _nothing_written(parts_of: PartsOf, base: Reading) -> Tensor:
+    return zeros_like(parts_of(base))
+
+
+def _mean_written(parts_of: PartsOf, base: Reading) -> Tensor:
+    """The mean of each writer's part over the base's own prompts and positions."""
+    own = parts_of(base)
+    return own.mean((1, 2), keepdim=True).expand_as(own)
+
+
+def _function_written(function: Callable[[Tensor], Tensor], parts_of: PartsOf, base: Reading) -> Tensor:
+    own = parts_of(base)
+    changed = [function(part.clone()) for part in own]
+    for part, present in zip(changed, own, strict=True):
+        shape = getattr(part, "shape", None), getattr(part, "dtype", None)
+        if shape != (present.shape, present.dtype):
+            raise PatchError(
+                f"the function for what is written returned {describe(part)}; it has to return a tensor of "
+                f"shape {tuple(present.shape)}, {present.dtype} (batch, pos, d_model)."
+            )
+    return stacked(changed)
 
 
 def _own_mean(place: Place, base: Reading) -> Tensor:

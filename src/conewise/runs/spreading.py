@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from conewise.errors import SiteError
+from conewise.errors import EdgeError, SiteError
+from conewise.locations.edges import Edges
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.selectors import AXES, Cell, Selector, Selectors, Spread, chosen
@@ -42,6 +43,9 @@ def spread(selectors: Selectors, model: Captured, lengths: Lengths) -> Spreading
     Cells are kept with the model by what was selected and what that stands for, so that another pair of
     prompts makes none.
     """
+    for part in selectors.parts:
+        if isinstance(part, Edges):
+            _expect_own(part, model)
     along = [
         _chosen_along(part, model, lengths) if isinstance(part, Selector) else None
         for part in selectors.parts
@@ -61,6 +65,9 @@ def _key(selectors: Selectors, along: Sequence[Along | None]) -> Hashable:
     """What cells depend on; None where places were listed one by one."""
     parts: list[Hashable] = []
     for part, found in zip(selectors.parts, along, strict=True):
+        if isinstance(part, Edges):
+            parts.append(part)
+            continue
         if not isinstance(part, Selector) or found is None:
             return None
         is_open = tuple(not isinstance(part.choices[axis], int) for axis in found)
@@ -72,6 +79,8 @@ def _spread(selectors: Selectors, along: Sequence[Along | None]) -> Spreading:
     spreads = tuple(
         _spread_selector(part, number, found or {})
         if isinstance(part, Selector)
+        else _spread_edges(part, number)
+        if isinstance(part, Edges)
         else _spread_list(part, number)
         for number, (part, found) in enumerate(zip(selectors.parts, along, strict=True))
     )
@@ -85,6 +94,28 @@ def _spread_list(places: tuple[tuple[Place, ...], ...], selector: int) -> Spread
         for group in places
     )
     return Spread("sites", ("site",), (tuple(range(len(cells))),), cells)
+
+
+def _expect_own(edges: Edges, model: Captured) -> None:
+    """Raise EdgeError where edges are of another model."""
+    known = model.program.record_of
+    inputs = {leaf.name for leaf in model.program.inputs}
+    for entry in {place.entry for place in edges.places}:
+        if entry not in known and entry not in inputs:
+            raise EdgeError(
+                f"these edges are of another model: {model.name} has no value {entry!r}. Take them from "
+                "`model.edges()` of the model that is swept."
+            )
+
+
+def _spread_edges(edges: Edges, selector: int) -> Spread:
+    # Edges into one reader are at the same coordinates, and share them.
+    at: dict[int, MappingProxyType[str, int]] = {}
+    for place in edges.places:
+        if id(place.part) not in at:
+            at[id(place.part)] = MappingProxyType(_coordinates(place))
+    cells = tuple([Cell((place,), selector, at[id(place.part)]) for place in edges.places])
+    return Spread("edges", ("edge",), (tuple(range(len(cells))),), cells)
 
 
 def _coordinates(place: Place) -> dict[str, int]:

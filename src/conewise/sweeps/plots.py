@@ -54,6 +54,9 @@ def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[fl
     told = [
         [cell.name, value, effect] for cell, value, effect in zip(part.cells, values, effects, strict=True)
     ]
+    if part.axes == ("edge",):
+        _edges_panel(drawn, part, effects, told, column)
+        return
     if len(part.axes) < 2:
         axis = part.axes[0] if part.axes else "site"
         labels = (
@@ -86,6 +89,36 @@ def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[fl
     # The first layer stands at the top, as in the tables.
     title = " × ".join(part.axes[:-1])
     drawn.update_yaxes(title_text=title, type="category", autorange="reversed", row=1, col=column)
+
+
+def _edges_panel(
+    drawn: go.Figure, part: Spread, effects: list[float], told: list[list[Any]], column: int
+) -> None:
+    """Writers by readers; what is no edge stays empty."""
+    ends = [cell.name.split("->", 1) for cell in part.cells]
+    rows, columns = (
+        {name: at for at, name in enumerate(dict.fromkeys(one))} for one in zip(*ends, strict=True)
+    )
+    heat: list[list[float | None]] = [[None] * len(columns) for _ in rows]
+    hover: list[list[Any]] = [[["", None, None]] * len(columns) for _ in rows]
+    for (writer, reader), effect, one in zip(ends, effects, told, strict=True):
+        heat[rows[writer]][columns[reader]] = effect
+        hover[rows[writer]][columns[reader]] = one
+    drawn.add_trace(
+        go.Heatmap(
+            z=heat,
+            x=list(columns),
+            y=list(rows),
+            customdata=hover,
+            hovertemplate=HOVER,
+            hoverongaps=False,
+            coloraxis="coloraxis",
+        ),
+        row=1,
+        col=column,
+    )
+    drawn.update_xaxes(title_text="reader", type="category", row=1, col=column)
+    drawn.update_yaxes(title_text="writer", type="category", autorange="reversed", row=1, col=column)
 
 
 def _columns(part: Spread) -> int:

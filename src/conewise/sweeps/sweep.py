@@ -14,7 +14,7 @@ from conewise.amounts import as_bytes
 from conewise.capturing.foreign import within_memory
 from conewise.checks.witness import Rerun
 from conewise.errors import NoEffectWarning, SweepError
-from conewise.locations.selectors import Cell, SelectorLike, Spread, as_selectors
+from conewise.locations.selectors import Cell, Selector, SelectorLike, Spread, as_selectors
 from conewise.markup import heading
 from conewise.phases import Phases
 from conewise.program.precision import expect_precision
@@ -278,7 +278,11 @@ class Sweep:
 
     def __repr__(self) -> str:
         parts = " + ".join(
-            str(part) if not isinstance(part, tuple) else f"{len(part)} sites"
+            str(part)
+            if isinstance(part, Selector)
+            else f"{len(part)} sites"
+            if isinstance(part, tuple)
+            else repr(part)
             for part in self.selectors.parts
         )
         metrics = ", ".join(metric.name for metric in self.metrics)

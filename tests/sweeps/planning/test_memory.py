@@ -33,6 +33,9 @@ class Sizes:
     def scratch(self, node: str, rows: int | None, kernel: str, worlds: int) -> int:
         return 0
 
+    def of_edges(self, node: str, worlds: int) -> int:
+        return 0
+
     def part(self, node: str) -> int:
         return self.parts.get(node, 0)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from conewise.locations.places import Place
+from conewise.locations.places import EdgePlace, Place
 from conewise.program.tensors import Tensor
 from conewise.runs.interventions import Intervention
 from conewise.runs.reader import reader
 from conewise.runs.run import Edit, Reading
+from conewise.sweeps.execution.edge_values import EdgeValues
 from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, nan_flags
 
 
@@ -25,6 +27,21 @@ class Batch:
     def reader(self) -> Callable[[str], Any]:
         """Reads values of the base by the graph's own names, each once."""
         return reader(self.base)
+
+    @cached_property
+    def edges(self) -> EdgeValues:
+        """What edges put in."""
+        return EdgeValues(self.base, self.intervention)
+
+    def part(self, place: Place) -> Tensor | PartFunction:
+        """What a world puts at one place."""
+        if isinstance(place, EdgePlace):
+            return self.edges.part(place)
+        return self.intervention.part(place, self.base)
+
+    def seen_more(self, place: EdgePlace) -> Tensor:
+        """What the reader of an edge sees more than in the base, shaped like its entry's value."""
+        return self.edges.seen_more(place)
 
 
 class BatchValues:
@@ -66,10 +83,14 @@ class BatchValues:
             self._wholes[site] = found
         return self._wholes[site]
 
+    def of_edges(self, site: Site, writers: Sequence[int], at_once: int) -> Tensor:
+        """A site as edges from these writers make it."""
+        return self.batch.edges.of_edges(site, writers, at_once)
+
     def part(self, place: Place) -> Tensor | PartFunction:
         """What is put at one place."""
         base = self.batch.base
-        part = self.batch.intervention.part(place, base)
+        part = self.batch.part(place)
         if isinstance(part, Tensor):
             base.model.locate(place).expect(part, base.read(place), place)
         return part

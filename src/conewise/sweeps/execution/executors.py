@@ -36,6 +36,7 @@ from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.passes.baseline_pass import baseline_pass, can_stack, read_of_base
 from conewise.sweeps.planning.passes.compiled import Compiled
+from conewise.sweeps.planning.reader_work import read_in
 from conewise.sweeps.planning.shapes.layout import Constants, index_tensor
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
@@ -104,6 +105,7 @@ class SerialExecutor:
 
     def __init__(self, compiled: Compiled, spec: SweepSpec) -> None:
         self.compiled, self.spec = compiled, spec
+        self.has_edges = any(table.edges is not None for table in compiled.fills)
         worlds = len(compiled.order)
         self.chunks = [
             range(first, min(first + SERIAL_GROUP, worlds)) for first in range(0, worlds, SERIAL_GROUP)
@@ -119,6 +121,9 @@ class SerialExecutor:
         for _, worlds in self.compiled.steps:
             done = sum(max(0, min(stop, own.stop) - max(start, own.start)) for start, stop in worlds)
             ledger.node_evaluations += done
+        for world in own:
+            for one in read_in(self.compiled.fills, range(world, world + 1)):
+                ledger.node_evaluations += one.writers * one.work
         ledger.launches = ledger.node_evaluations
 
 
@@ -135,10 +140,12 @@ class _SerialExecution(_Baselines):
         for world in executor.chunks[chunk]:
             with batch.base.fork() as fork:
                 for place in executor.spec.cells[executor.compiled.order[world]]:
-                    fork.patch(place, batch.intervention.part(place, batch.base))
+                    fork.patch(place, batch.part(place))
                 rows.append(self._metrics.of_run(fork))
                 ledger.node_evaluations += fork.ledger.count("recomputed")
             watch.settle()
+        if executor.has_edges:
+            ledger.node_evaluations += batch.edges.counted()[0]
         ledger.launches = ledger.node_evaluations
         ledger.compute_seconds += time.perf_counter() - started
         return lambda: stacked(rows)
@@ -167,8 +174,9 @@ class WavefrontExecutor:
         self.model, self.compiled, self.facts = model, compiled, facts
         self.cells, self.precision = spec.cells, spec.precision  # not its metrics, which are their owner's
         self.columns = dict(compiled.columns)
+        self.has_edges = any(table.edges is not None for table in compiled.fills)
         self.chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
-        tables = [table for table in compiled.fills if table.edit is None]
+        tables = [table for table in compiled.fills if table.edit is None and table.edges is None]
         self.sites = tuple(dict.fromkeys(table.site for table in tables))
         self.site_values: dict[Site, Tensor | None] = {}
         """The source's values that lie in the memory of a graph, where each next source's will lie."""
@@ -200,6 +208,20 @@ class WavefrontExecutor:
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
         """Count what a pass computes."""
+        self._count_steps(chunk, ledger)
+        for one in read_in(self.compiled.fills, self.chunks[chunk]):
+            ledger.node_evaluations += one.writers * one.work
+            ledger.launches += one.calls * one.work
+
+    def count_done(self, chunk: int, batch: Batch, ledger: SweepLedger) -> None:
+        """Count what a pass has computed: its steps, and what readers of edges were counted to compute."""
+        self._count_steps(chunk, ledger)
+        if self.has_edges:
+            evaluations, calls = batch.edges.counted()
+            ledger.node_evaluations += evaluations
+            ledger.launches += calls
+
+    def _count_steps(self, chunk: int, ledger: SweepLedger) -> None:
         node_evaluations, launches = self._counts[self.compiled.passes[chunk].program]
         ledger.node_evaluations += node_evaluations
         ledger.launches += launches
@@ -313,7 +335,7 @@ class WavefrontExecution(_Baselines):
             self._explain(runner)
             raise
         ledger.compute_seconds += time.perf_counter() - started
-        executor.count(chunk, ledger)
+        executor.count_done(chunk, self._batch, ledger)
 
         def fetch() -> Tensor:
             started = time.perf_counter()

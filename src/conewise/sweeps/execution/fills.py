@@ -32,6 +32,9 @@ class Values(Protocol):
     def whole(self, site: Site) -> Tensor | None:
         """The value of a whole site, in natural axes, of which parts are taken; None where there is none."""
 
+    def of_edges(self, site: Site, writers: Sequence[int], at_once: int) -> Tensor:
+        """A site in natural axes as edges from these writers make it, computed in slices: [writer, ...]."""
+
     def part(self, place: Place) -> Tensor | PartFunction:
         """What is put at one place, where there is no whole value."""
 
@@ -48,6 +51,7 @@ class PassTable:
     worlds: tuple[int, ...]
     index: tuple[tuple[int, ...], ...]
     places: Callable[[int], Place]
+    writers: tuple[int, ...] | None = None
 
     def place_of(self, number: int) -> Place:
         """The place of the world that stands at `number` here, as it was written."""
@@ -76,15 +80,20 @@ class PassFills:
                 index = tuple(along[begin:end] for along in table.index)
                 own = compiled.order[one.first : one.first + one.worlds]
                 places = partial(_place, cells, own, table.ordinal)
+                writers = None if table.edges is None else table.edges.writers[begin:end]
                 self._tables.setdefault(table.node, []).append(
-                    PassTable(table, located, worlds, index, places)
+                    PassTable(table, located, worlds, index, places, writers)
                 )
         self._rows: dict[tuple[str, Ranges], list[_Rows]] = {}
 
     def sites(self) -> list[Site]:
         """The sites whose whole values are read."""
         found = (one.table for tables in self._tables.values() for one in tables)
-        return list(dict.fromkeys(table.site for table in found if table.edit is None))
+        return list(dict.fromkeys(t.site for t in found if t.edit is None and t.edges is None))
+
+    def has_edges(self) -> bool:
+        """Whether worlds are those of edges: what they put in is computed while the pass runs."""
+        return any(one.writers is not None for tables in self._tables.values() for one in tables)
 
     def has_edits(self) -> bool:
         """Whether edits that stand in the base are made again."""
@@ -146,6 +155,14 @@ class _Rows:
         order = [view.axes.index(axis) for axis in self._selected]
         self._order = (*order, *(dim for dim in range(len(view.axes)) if dim not in order))
         self._device = device
+        self._writers: list[int] = []
+        self._from: Tensor | None = None
+        if table.writers is not None:
+            own = [table.writers[number] for number in numbers]
+            self._writers = sorted(set(own))
+            row_of = {writer: row for row, writer in enumerate(self._writers)}
+            rows = torch.tensor([row_of[writer] for writer in own], dtype=torch.long)
+            self._from = brought(rows, device)
         self._index: tuple[Tensor, ...] | None = None
         self._at = brought(torch.tensor(list(places), dtype=torch.long), device)
         self._written: tuple[Tensor, ...] = ()
@@ -154,6 +171,10 @@ class _Rows:
 
     def write(self, stack: Tensor, values: Values, sizes: Sequence[int]) -> None:
         table = self._table.table
+        if self._from is not None:
+            assert table.edges is not None
+            self._write_edges(stack, sizes, values.of_edges(table.site, self._writers, table.edges.at_once))
+            return
         whole = None if table.edit is not None else values.whole(table.site)
         if whole is not None:
             target = self._selected_first(stack, sizes)
@@ -183,10 +204,19 @@ class _Rows:
         shape, strides, offset = self._target
         return stack.as_strided(shape, strides, stack.storage_offset() + offset)
 
+    def _write_edges(self, stack: Tensor, sizes: Sequence[int], by_writer: Tensor) -> None:
+        """Write for each world what its writer's edge makes of the site."""
+        assert self._from is not None
+        target = self._selected_first(stack, sizes)
+        at, *index = self._written
+        source = by_writer.permute(0, *(1 + dim for dim in self._order))
+        target[self._written] = source[(self._from.reshape(at.shape), *index)]
+
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where one of these rows puts NaN in, of those that put from `sites`."""
         table = self._table.table
-        whole = None if table.edit is not None or table.site not in sites else values.whole(table.site)
+        is_whole = table.edit is None and table.edges is None and table.site in sites
+        whole = values.whole(table.site) if is_whole else None
         if whole is None:
             return
         index = self._indices(whole.shape)

@@ -6,7 +6,7 @@ repeat: chunks of one size, prompts of one length, the same sweep run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class PassRunner:
         self, read: ReadValue, values: Values, columns: Mapping[str, Tensor]
     ) -> dict[str, Tensor] | None:
         """All that changes from run to run, by name; None where some of it is no tensor."""
-        if self.fills.has_edits():
+        if self.fills.has_edits() or self.fills.has_edges():
             return None
         found: dict[str, Any] = {name: read(name) for name in self._names}
         found |= {_site_slot(site): values.whole(site) for site in self.fills.sites()}
@@ -128,6 +128,9 @@ class _Slotted:
 
     def whole(self, site: Site) -> Tensor | None:
         return self._slots[site]
+
+    def of_edges(self, site: Site, writers: Sequence[int], at_once: int) -> Tensor:
+        return self._values.of_edges(site, writers, at_once)
 
     def part(self, place: Place) -> Tensor | PartFunction:
         return self._values.part(place)

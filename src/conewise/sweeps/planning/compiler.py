@@ -21,12 +21,14 @@ from conewise.sweeps.planning.first_change import first_changes
 from conewise.sweeps.planning.ordering import LAUNCH_FLOPS, WorldOrder, ordered
 from conewise.sweeps.planning.passes.build_pass import Chain, build_pass
 from conewise.sweeps.planning.passes.compiled import Compiled, Costing, Pass
+from conewise.sweeps.planning.passes.fill_tables import FillTable
 from conewise.sweeps.planning.passes.instructions import PassProgram
 from conewise.sweeps.planning.passes.memory import measured
 from conewise.sweeps.planning.passes.node_sizes import NodeSizes
 from conewise.sweeps.planning.passes.schedule import Schedule
 from conewise.sweeps.planning.passes.worlds import ranges_of
 from conewise.sweeps.planning.patching import Patching, turned
+from conewise.sweeps.planning.reader_work import ReaderRead, read_in
 from conewise.sweeps.planning.readout import ReadOut
 from conewise.sweeps.planning.shapes.costs import Costs
 from conewise.sweeps.planning.shapes.fusing import fitting
@@ -243,6 +245,7 @@ class Compilation:
             regions,
             frozenset(own.patched),
             self.patching.part,
+            self.patching.of_edges,
             self._is_causal,
             self.splitting,
         )
@@ -288,9 +291,11 @@ class Compilation:
 
     def _held(self, own: Schedule) -> int:
         """Bytes of what worlds put in, and that no run holds: one value for each site."""
+        edges = self.patching.edge_groups
+        parts = self.patching.parts if not edges.keys().isdisjoint(own.patched) else 0
         if self.from_run or self.is_function:
-            return 0
-        return sum(map(self.patching.whole, own.patched))
+            return parts
+        return parts + sum(self.patching.whole(node) for node in own.patched if node not in edges)
 
     # -- the cut -----------------------------------------------------------------------------------
 
@@ -338,6 +343,12 @@ class Compilation:
 
     # -- the whole ---------------------------------------------------------------------------------
 
+    def _readers(self, fills: Sequence[FillTable], chunks: Sequence[range]) -> list[ReaderRead]:
+        """What readers of edges compute, chunk by chunk."""
+        if not self.patching.edge_groups:
+            return []
+        return [one for chunk in chunks for one in read_in(fills, chunk)]
+
     def compiled(self) -> tuple[Compiled, Costing]:
         """The passes, and what they cost."""
         stored, budget = self.conditions.cut, self.conditions.max_memory
@@ -370,6 +381,14 @@ class Compilation:
             launches = self.schedule.node_evaluations
             if budget is not None and peak > budget:
                 raise no_room(peak, budget)
+        fills = self.patching.tables(turned(cells))
+        evaluations = self.schedule.node_evaluations
+        chunks = [range(one.first, one.first + one.worlds) for one in passes]
+        for read in self._readers(fills, chunks or [range(world, world + 1) for world in range(len(cells))]):
+            nodes = self.patching.reader_work(read.node).nodes
+            evaluations += read.writers * read.work
+            flops += read.writers * sum(self.flops(node, None) for node in nodes)
+            launches += read.calls * read.work
         compiled = Compiled(
             tuple(facts.layout.symbols.items()),
             self.readout.targets,
@@ -377,14 +396,14 @@ class Compilation:
             tuple((node, ranges_of(mask)) for node, mask in steps),
             tuple(passes),
             tuple(programs),
-            self.patching.tables(turned(cells)),
+            fills,
             tuple(self.columns.items()) if stacked else (),
         )
         computed = self.asked.computed
         full = sum([self.flops(node, None) for node in computed])
         worlds = len(self.names)
         return compiled, Costing(
-            self.schedule.node_evaluations,
+            evaluations,
             len(computed) * worlds,
             launches,
             flops,

@@ -8,8 +8,10 @@ from functools import cached_property
 
 from conewise.graph.graph import Graph
 from conewise.locations.located import Located
+from conewise.locations.places import EdgePlace
 from conewise.sweeps.planning.conditions import StandingEdit
 from conewise.sweeps.planning.passes.fill_tables import (
+    EdgeFill,
     FillTable,
     PlaceGroup,
     counted_from_front,
@@ -18,6 +20,7 @@ from conewise.sweeps.planning.passes.fill_tables import (
 )
 from conewise.sweeps.planning.passes.schedule import Schedule, schedule
 from conewise.sweeps.planning.passes.worlds import mask_of_members
+from conewise.sweeps.planning.reader_work import ReaderWork, reader_work
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 
 
@@ -40,6 +43,7 @@ class Patching:
         self.graph, self.facts, self.groups, self.cells = graph, facts, groups, cells
         self.edits, self.is_function = edits, is_function
         self._again: dict[tuple[str, ...], tuple[StandingEdit, ...]] = {}
+        self._reader_work: dict[str, ReaderWork] = {}
 
     @cached_property
     def lengths(self) -> list[dict[str, int]]:
@@ -107,7 +111,12 @@ class Patching:
             FillTable(edit.node, edit.site, -1, tuple(sorted(own)), edit=edit.number)
             for edit, own in sorted(edited.items(), key=lambda item: item[0].number)
         ]
-        return (*fill_tables(self.groups, self.numbers, world_of), *again)
+        return (*fill_tables(self.groups, self.numbers, world_of, self._edge_fill), *again)
+
+    def _edge_fill(self, group: PlaceGroup, writers: tuple[int, ...]) -> EdgeFill:
+        work = self.reader_work(group.node)
+        assert isinstance(group.place, EdgePlace)
+        return EdgeFill(writers, group.place.entry, len(work.nodes), work.at_once)
 
     # -- how much ------------------------------------------------------------------------------
 
@@ -118,6 +127,52 @@ class Patching:
     def whole(self, node: str) -> int:
         """Bytes of a whole value of a site of a node that is put into, the largest one."""
         return self._bytes[1].get(node, 0)
+
+    # -- edges -----------------------------------------------------------------------------------
+
+    @cached_property
+    def edge_groups(self) -> dict[str, list[PlaceGroup]]:
+        """The groups of places into which edges lead, by node."""
+        found: dict[str, list[PlaceGroup]] = {}
+        for group in self.groups:
+            if group.writers is not None:
+                found.setdefault(group.node, []).append(group)
+        return found
+
+    def reader_work(self, node: str) -> ReaderWork:
+        """What is computed for one writer's edge into a node."""
+        if node not in self._reader_work:
+            place = self.edge_groups[node][0].place
+            assert isinstance(place, EdgePlace)
+            size = self.facts.costs.bytes_of_copy
+            self._reader_work[node] = reader_work(self.graph, place.entry, node, size)
+        return self._reader_work[node]
+
+    def of_edges(self, node: str, worlds: int) -> int:
+        """Bytes of what edges make of a node, for all writers of so many worlds; 0 where there are none."""
+        if node not in self.edge_groups:
+            return 0
+        writers = min(worlds, self._writers[node])
+        return writers * self.facts.costs.bytes_of_copy(node) + self.reader_work(node).taken(writers)
+
+    @cached_property
+    def _writers(self) -> dict[str, int]:
+        """How many writers have edges into a node."""
+        return {
+            node: max(len(set(group.writers or ())) for group in groups)
+            for node, groups in self.edge_groups.items()
+        }
+
+    @cached_property
+    def parts(self) -> int:
+        """Bytes of the parts that writers are given in place of their own, for all edges together."""
+        written: dict[str, set[int]] = {}
+        for groups in self.edge_groups.values():
+            for group in groups:
+                assert isinstance(group.place, EdgePlace)
+                written.setdefault(group.place.entry, set()).update(group.writers or ())
+        size = self.facts.costs.bytes_of_copy
+        return max((len(writers) * size(entry) for entry, writers in written.items()), default=0)
 
     @cached_property
     def _bytes(self) -> tuple[dict[str, int], dict[str, int]]:

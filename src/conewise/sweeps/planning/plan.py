@@ -12,6 +12,7 @@ from conewise.errors import SweepError
 from conewise.markup import table
 from conewise.reading import parse_json
 from conewise.sweeps.planning.passes.compiled import Compiled
+from conewise.sweeps.planning.reader_work import read_in
 from conewise.sweeps.planning.passes.worlds import count_of
 
 
@@ -173,6 +174,9 @@ class SweepPlan(PlanCosts):
             counted = sum(compiled.programs[one.program].node_evaluations for one in compiled.passes)
         else:
             counted = sum(count_of(worlds) for _, worlds in compiled.steps)
+        chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
+        chunks = chunks or [range(world, world + 1) for world in range(len(compiled.order))]
+        counted += sum(read.writers * read.work for one in chunks for read in read_in(compiled.fills, one))
         assert counted * self.batches == self.node_evaluations, "the steps are what is counted"
 
 

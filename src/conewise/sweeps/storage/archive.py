@@ -28,7 +28,7 @@ from conewise.capturing.foreign import within_memory
 from conewise.checks.cell_check import CellCheck
 from conewise.errors import Argument, SweepError
 from conewise.files import conewise_version, write_whole
-from conewise.locations.places import Index, Place
+from conewise.locations.places import EdgePlace, Index, Place
 from conewise.locations.selectors import Cell, Spread
 from conewise.program.tensors import Tensor
 from conewise.reading import read_json
@@ -319,7 +319,11 @@ def _expect(is_so: bool, otherwise: str) -> None:
 
 
 def _place(place: Place) -> dict[str, Any]:
+    edge: dict[str, Any] = {}
+    if isinstance(place, EdgePlace):
+        edge = {"edge": place.edge, "writer": place.writer, "entry": place.entry}
     return {
+        **edge,
         "name": place.name,
         "layer": place.layer,
         "stack": place.stack,
@@ -331,11 +335,22 @@ def _as_place(given: Any, where: str) -> Place:
     _expect(
         isinstance(given, dict) and isinstance(given["part"], dict), f"a place of {where} is not an object"
     )
-    return Place(
+    place = Place(
         decoded(given["name"], str, f"a place's name in {where}"),
         decoded(given["layer"], int | None, f"a place's layer in {where}"),
         decoded(given["stack"], str, f"a place's stack in {where}"),
         MappingProxyType({axis: _as_index(index, where) for axis, index in given["part"].items()}),
+    )
+    if "edge" not in given:
+        return place
+    return EdgePlace(
+        place.name,
+        place.layer,
+        place.stack,
+        place.part,
+        decoded(given["edge"], str, f"an edge's name in {where}"),
+        decoded(given["writer"], int, f"an edge's writer in {where}"),
+        decoded(given["entry"], str, f"an edge's entry in {where}"),
     )
 
 

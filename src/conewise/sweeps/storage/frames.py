@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from conewise.locations.places import EdgePlace
 from conewise.program.tensors import Tensor
 from conewise.sweeps.storage.result_data import ResultData
 
@@ -46,6 +47,12 @@ def prompts_frame(result: ResultData) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
+def _ends(name: str) -> tuple[str, str]:
+    """Writer and reader of an edge, by its name."""
+    writer, _, reader = name.partition("->")
+    return writer, reader.partition("@")[0]
+
+
 def _frame(result: ResultData, table: Tensor, base: Tensor | None, source: Tensor | None) -> pd.DataFrame:
     cells, metrics = result.cells, result.metrics
     places: dict[str, list[Any]] = {
@@ -65,4 +72,13 @@ def _frame(result: ResultData, table: Tensor, base: Tensor | None, source: Tenso
     found["effect"] = found["value"] - found["base"]
     span = found["source"] - found["base"]
     found["normalised"] = found["effect"] / span.where(span != 0)
-    return found[list(TYPES)]
+    ordered = found[list(TYPES)]
+    if any(isinstance(place, EdgePlace) for cell in cells for place in cell.places[:1]):
+        is_edge = [isinstance(cell.places[0], EdgePlace) for cell in cells]
+        ends = [
+            _ends(name) if one else (None, None) for name, one in zip(places["site"], is_edge, strict=True)
+        ]
+        for at, (name, column) in enumerate((("writer", 0), ("reader", 1)), start=1):
+            values = pd.Series([end[column] for end in ends] * len(metrics), dtype="str", index=ordered.index)
+            ordered.insert(at, name, values)
+    return ordered

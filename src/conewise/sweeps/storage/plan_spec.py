@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from conewise.errors import SweepError
-from conewise.locations.places import Place
+from conewise.locations.edges import Edges
+from conewise.locations.places import EdgePlace, Place
 from conewise.locations.selectors import Selector, Selectors
 from conewise.runs import metrics as known_metrics
 from conewise.runs.metrics import Metric
@@ -70,14 +71,27 @@ def asked_by(spec: Mapping[str, Any], run: Callable[[Mapping[str, Tensor]], Read
     }
 
 
-def _selector_to_plain(part: Selector | tuple[tuple[Place, ...], ...]) -> Any:
+def _selector_to_plain(part: Selector | Edges | tuple[tuple[Place, ...], ...]) -> Any:
+    if isinstance(part, Edges):
+        rows = zip(part.places, part.writers, part.readers, strict=True)
+        return {
+            "edges": [[*_place_to_plain(p), p.edge, p.writer, p.entry, one, other] for p, one, other in rows]
+        }
     if isinstance(part, Selector):
         choices = {axis: list(c) if isinstance(c, tuple) else c for axis, c in part.choices.items()}
         return {"name": part.name, "stack": part.stack, "choices": choices}
     return [[_place_to_plain(place) for place in group] for group in part]
 
 
-def _selector(plain: Any) -> Selector | tuple[tuple[Place, ...], ...]:
+def _selector(plain: Any) -> Selector | Edges | tuple[tuple[Place, ...], ...]:
+    if isinstance(plain, Mapping) and "edges" in plain:
+        places, writers, readers = [], [], []
+        for *place, edge, number, entry, writer, reader in plain["edges"]:
+            found = _place(place)
+            places.append(EdgePlace(found.name, found.layer, found.stack, found.part, edge, number, entry))
+            writers.append(writer)
+            readers.append(reader)
+        return Edges(tuple(places), tuple(writers), tuple(readers))
     if isinstance(plain, Mapping):
         choices = {a: tuple(c) if isinstance(c, list) else c for a, c in plain["choices"].items()}
         return Selector(plain["name"], plain["stack"], choices)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conewise.sweeps.planning.passes.fill_tables import FillTable
+from conewise.sweeps.planning.passes.fill_tables import EdgeFill, FillTable
 from conewise.sweeps.planning.passes.instructions import PassProgram, pass_program, to_plain
 from conewise.sweeps.planning.passes.worlds import Ranges
 
@@ -97,6 +97,8 @@ def _table_to_plain(table: FillTable) -> dict[str, Any]:
         "index": [list(along) for along in table.index],
         "fixed": [[axis, [kind, list(one)]] for axis, (kind, one) in table.fixed],
     }
+    if (edges := table.edges) is not None:
+        plain["edges"] = [list(edges.writers), edges.entry, edges.work, edges.at_once]
     return plain if table.edit is None else {**plain, "edit": table.edit}
 
 
@@ -111,4 +113,5 @@ def _table(plain: Mapping[str, Any]) -> FillTable:
         tuple(tuple(along) for along in plain["index"]),
         tuple((axis, (kind, tuple(one))) for axis, (kind, one) in plain["fixed"]),
         plain.get("edit"),
+        None if plain.get("edges") is None else EdgeFill(tuple(plain["edges"][0]), *plain["edges"][1:]),
     )

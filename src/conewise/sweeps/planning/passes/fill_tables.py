@@ -12,11 +12,24 @@ from typing import Any
 
 from conewise.errors import SweepError
 from conewise.locations.located import Located
-from conewise.locations.places import Place
+from conewise.locations.places import EdgePlace, Place
 from conewise.structure.selections import resolved, selected
 
 Fixed = tuple[tuple[str, Any], ...]
 """What is selected alike in a whole group: axes, and the list or the slice as (start, stop, step)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeFill:
+    """What worlds of edges put in: the `writers` of each, and where their readers read: `entry`.
+
+    `work` is how many nodes are computed for one writer, `at_once` for how many writers they are at a time.
+    """
+
+    writers: tuple[int, ...]
+    entry: str
+    work: int
+    at_once: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +39,8 @@ class FillTable:
     `axes` are those along which each world selects one number, `index` has these numbers, axis by axis.
     `fixed` is what all of them select besides. `ordinal` is which of its world's places it is: later ones
     are written over earlier ones. With `edit`, what is put in is not the intervention's, but the edit of that
-    number that stands in the base, made again.
+    number that stands in the base, made again. With `edges`, each world puts in what the site is when its
+    reader sees another part of one writer.
     """
 
     node: str
@@ -37,6 +51,7 @@ class FillTable:
     index: tuple[tuple[int, ...], ...] = ()
     fixed: Fixed = ()
     edit: int | None = None
+    edges: EdgeFill | None = None
 
     @property
     def part(self) -> dict[str, Any]:
@@ -46,7 +61,10 @@ class FillTable:
 
 @dataclass(slots=True)
 class PlaceGroup:
-    """Places of one site that are selected alike, cell by cell. `located` is the site with the fixed part."""
+    """Places of one site that are selected alike, cell by cell. `located` is the site with the fixed part.
+
+    `writers` has those of edges, cell by cell; None where the places are no edges' readers.
+    """
 
     located: Located
     place: Place
@@ -55,6 +73,7 @@ class PlaceGroup:
     fixed: Fixed
     cells: list[int] = field(default_factory=list)
     index: list[tuple[int, ...]] = field(default_factory=list)
+    writers: list[int] | None = None
 
     @property
     def node(self) -> str:
@@ -78,11 +97,17 @@ def place_groups(cells: Sequence[Sequence[Place]], locate: Callable[[Place], Loc
                     numbers.append((axis, part))
                 else:
                     fixed.append((axis, _plain(part)))
-            key = place.name, place.layer, place.stack, ordinal, tuple(axis for axis, _ in numbers), (*fixed,)
+            is_edge = type(place) is EdgePlace
+            axes = tuple([axis for axis, _ in numbers])
+            key = place.name, place.layer, place.stack, ordinal, axes, (*fixed,), is_edge
             group = groups.get(key)
             if group is None:
-                group = groups[key] = PlaceGroup(locate(place), place, ordinal, key[4], key[5])
+                group = groups[key] = PlaceGroup(locate(place), place, ordinal, axes, key[5])
+                group.writers = [] if is_edge else None
             group.cells.append(number)
+            if group.writers is not None:
+                assert isinstance(place, EdgePlace)
+                group.writers.append(place.writer)
             group.index.append(tuple(part for _, part in numbers))
     return list(groups.values())
 
@@ -123,21 +148,27 @@ def fill_tables(
     groups: Sequence[PlaceGroup],
     numbers: Sequence[Sequence[tuple[int, ...]]],
     world_of: Sequence[int],
+    edge_fill: Callable[[PlaceGroup, tuple[int, ...]], EdgeFill],
 ) -> list[FillTable]:
-    """The tables of all worlds: `numbers` has those of each group, `world_of` the world of each cell."""
+    """The tables of all worlds: `numbers` has those of each group, `world_of` the world of each cell.
+
+    `edge_fill` makes what is said of edges, given the writer of each world.
+    """
     found = []
     for group, own in zip(groups, numbers, strict=True):
-        rows = sorted(zip((world_of[cell] for cell in group.cells), own, strict=True))
+        writers = [0] * len(group.cells) if group.writers is None else group.writers
+        rows = sorted(zip((world_of[cell] for cell in group.cells), own, writers, strict=True))
         place = group.place
         found.append(
             FillTable(
                 group.node,
                 (place.name, place.layer, place.stack),
                 group.ordinal,
-                tuple(world for world, _ in rows),
+                tuple([world for world, _, _ in rows]),
                 group.axes,
-                tuple(zip(*(index for _, index in rows), strict=True)) if group.axes else (),
+                tuple(zip(*(index for _, index, _ in rows), strict=True)) if group.axes else (),
                 group.fixed,
+                edges=None if group.writers is None else edge_fill(group, tuple([one for _, _, one in rows])),
             )
         )
     return found

@@ -28,6 +28,9 @@ class Sizes(Protocol):
     def part(self, node: str) -> int:
         """Of the part of it that a world puts in."""
 
+    def of_edges(self, node: str, worlds: int) -> int:
+        """Of what edges make of it in so many worlds while it is put in, for all writers together."""
+
     def alias(self, node: str) -> str | None:
         """The node whose memory its value shares, where it takes none of its own."""
 
@@ -185,7 +188,7 @@ class _Walk:
         copy = memory.take(whole * count)
         memory.release(front)
         apart = memory.take(whole * again if len(put.places) > 1 else 0)
-        memory.release(memory.take(self._sizes.part(node) * again))
+        self._gather(node, again)
         memory.release(apart)
         copy = self._cut(node, copy, put.rows, count)
         memory.release(self._blocks[node])
@@ -206,8 +209,14 @@ class _Walk:
     def _filled(self, node: str, size: int, count: int) -> int:
         """Rows of the baseline; what the worlds put in is gathered before it is written there."""
         rows = self.memory.take(size * count)
-        self.memory.release(self.memory.take(self._sizes.part(node) * count))
+        self._gather(node, count)
         return rows
+
+    def _gather(self, node: str, count: int) -> None:
+        """What so many worlds put into a node, before it is written there."""
+        made = self.memory.take(self._sizes.of_edges(node, count))
+        self.memory.release(self.memory.take(self._sizes.part(node) * count))
+        self.memory.release(made)
 
     def _operand(self, read: Read, count: int) -> int | None:
         """The block that a reader of `count` worlds gets; None where it takes no memory."""

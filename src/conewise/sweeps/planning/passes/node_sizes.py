@@ -14,7 +14,8 @@ from conewise.sweeps.planning.shapes.splitting import Splitting
 class NodeSizes:
     """Bytes of one world's values; see `memory.Sizes`.
 
-    `patched` are the nodes that worlds put something into, `put` says how many bytes of a node that are.
+    `patched` are the nodes that worlds put something into, `put` says how many bytes of a node that are,
+    `of_edges` how many edges make of one.
     `splitting` is for products in parts, where these were asked for.
     """
 
@@ -25,11 +26,13 @@ class NodeSizes:
         regions: Regions,
         patched: frozenset[str],
         put: Callable[[str], int],
+        of_edges: Callable[[str, int], int],
         is_causal: Callable[[str], bool],
         splitting: Splitting | None = None,
     ) -> None:
         self._costs, self._regions, self._patched = costs, regions, patched
         self._put, self._is_causal, self._splitting = put, is_causal, splitting
+        self._of_edges = of_edges
         self._layout, self._space = facts.memory_layout, facts.workspace(costs)
         self._shape = facts.layout
 
@@ -58,6 +61,10 @@ class NodeSizes:
     def part(self, node: str) -> int:
         """Of the part of it that a world puts in."""
         return self._put(node)
+
+    def of_edges(self, node: str, worlds: int) -> int:
+        """Of what edges make of it in so many worlds, for all writers together."""
+        return self._of_edges(node, worlds)
 
     def alias(self, node: str) -> str | None:
         """The node whose memory its value shares."""

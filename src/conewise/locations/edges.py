@@ -1,0 +1,144 @@
+"""Edges: what one component of a model reads of what another one wrote, as a table that can be swept."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from conewise.errors import EdgeError
+from conewise.locations.places import EdgePlace, Index, Place, as_numbers
+from conewise.structure.components import Components, Reader
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = 8
+"""How many edges of a table are printed."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Edges:
+    """Edges, each with the names of its writer and of its reader; `places` say where they are patched.
+
+    They are a selector: `model.sweep(edges, ...)` has one world for each. `edges["a0.h1->m2"]` is one of
+    them, `edges[:100]` are some, `edges.select(writer="a0.*", reader="*<k>")` those with such names.
+    """
+
+    places: tuple[EdgePlace, ...]
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the edges, in order: those into earlier readers come first."""
+        return tuple([place.edge for place in self.places])
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __getitem__(self, chosen: int | slice | str | Sequence[str]) -> Edges:
+        """Some of the edges: by number, by a slice, by a name or a list of names."""
+        if isinstance(chosen, int):
+            return self._picked([range(len(self))[chosen]])
+        if isinstance(chosen, slice):
+            return self._picked(range(len(self))[chosen])
+        numbers = {name: number for number, name in enumerate(self.names)}
+        wanted = [chosen] if isinstance(chosen, str) else list(chosen)
+        for name in wanted:
+            if name not in numbers:
+                near = difflib.get_close_matches(str(name), numbers, n=3, cutoff=0.5)
+                nearest = f" Nearest: {', '.join(near)}." if near else ""
+                raise EdgeError(f"no edge {name!r} among these {len(self)}.{nearest}")
+        return self._picked([numbers[name] for name in wanted])
+
+    def select(self, *, writer: str = "*", reader: str = "*") -> Edges:
+        """The edges whose writer and reader have names like these; * is anything: "a0.*", "*<q>", "m?"."""
+        pairs = zip(self.writers, self.readers, strict=True)
+        found = [
+            number
+            for number, (one, other) in enumerate(pairs)
+            if fnmatch.fnmatchcase(one, writer) and fnmatch.fnmatchcase(other, reader)
+        ]
+        if not found:
+            raise EdgeError(f"no edge from {writer!r} to {reader!r} among these {len(self)}.")
+        return self._picked(found)
+
+    def _picked(self, numbers: Sequence[int]) -> Edges:
+        return Edges(
+            tuple([self.places[number] for number in numbers]),
+            tuple([self.writers[number] for number in numbers]),
+            tuple([self.readers[number] for number in numbers]),
+        )
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row for each edge: its name, its writer, its reader, the site that is patched."""
+        import pandas as pd  # noqa: PLC0415  # tables alone need it
+
+        sites = [place.name for place in self.places]
+        layers = pd.array([place.layer for place in self.places], dtype="Int64")
+        columns: dict[str, Any] = {"edge": list(self.names), "writer": list(self.writers)}
+        return pd.DataFrame({**columns, "reader": list(self.readers), "site": sites, "layer": layers})
+
+    def __repr__(self) -> str:
+        writers, readers = len(set(self.writers)), len(set(self.readers))
+        return f"{len(self):,} edges from {writers} writers to {readers} readers"
+
+    def __str__(self) -> str:
+        names = list(self.names)
+        shown = names if len(names) <= SHOWN else [*names[: SHOWN // 2], "...", *names[-SHOWN // 2 :]]
+        return "\n".join([repr(self), *(f"  {name}" for name in shown)])
+
+
+def as_positions(pos: object) -> tuple[int, ...]:
+    """Positions as plain numbers. Raises EdgeError for what are none."""
+    try:
+        found = as_numbers(pos)
+    except TypeError:
+        raise EdgeError(
+            f"pos is a number or a list of numbers, as in range(5), and {pos!r} is neither."
+        ) from None
+    numbers = (found,) if isinstance(found, int) else found
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise EdgeError(f"pos has to name one position or several different ones, not {pos!r}.")
+    return numbers
+
+
+def place_of(reader: Reader) -> Place:
+    """The place of a model at which a reader is patched."""
+    part: dict[str, Index] = {}
+    if reader.axis is not None and reader.head is not None:
+        part[reader.axis] = reader.head
+    return Place(*reader.site, MappingProxyType(part))
+
+
+def edges_of(components: Components, pos: Sequence[int] | None = None) -> Edges:
+    """All edges between components, reader by reader; with `pos`, one for each of these positions."""
+    places: list[EdgePlace] = []
+    writers: list[str] = []
+    readers: list[str] = []
+    for reader in components.readers:
+        place = place_of(reader)
+        ways: list[tuple[str, dict[str, Index]]] = [("", {})]
+        if pos is not None:
+            ways = [(f"@{one}", {"pos": one}) for one in pos]
+        parts = [(end, MappingProxyType({**place.part, **way})) for end, way in ways]
+        for writer in components.writers[: reader.writers]:
+            for end, part in parts:
+                name = f"{writer.name}->{reader.name}{end}"
+                edge = EdgePlace(
+                    place.name, place.layer, place.stack, part, name, writer.number, reader.entry
+                )
+                places.append(edge)
+                writers.append(writer.name)
+                readers.append(reader.name)
+    return Edges(tuple(places), tuple(writers), tuple(readers))

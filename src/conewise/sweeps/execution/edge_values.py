@@ -1,0 +1,154 @@
+"""What edges put into the sites of their readers, for many writers at once.
+
+In the world of an edge its reader sees the stream plus what its writer's part would be more. What lies
+between the stream and the reader's site is computed for all writers together; then it is a patch like others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from conewise.edges.edge_facts import EdgeFacts, edge_facts
+from conewise.edges.stream_views import StreamViews
+from conewise.errors import EdgeError, PatchError
+from conewise.locations.places import EdgePlace, Place
+from conewise.runs.interventions import Intervention
+from conewise.runs.reader import reader
+from conewise.runs.run import Reading
+from conewise.structure.components import Reader
+from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.shapes.layout import Layout
+
+Tensor = torch.Tensor
+Site = tuple[str, int | None, str]
+
+
+class EdgeValues:
+    """What the edges of a model put into one base, by an intervention on what their writers wrote."""
+
+    def __init__(self, base: Reading, intervention: Intervention) -> None:
+        self._base, self._intervention = base, intervention
+        self._read = reader(base)
+        self._more: dict[str, Tensor] = {}
+        self._last: tuple[str, tuple[int, ...], Tensor] | None = None
+        self._evaluations = self._calls = 0
+
+    def counted(self) -> tuple[int, int]:
+        """How many nodes were computed, and by how many calls, since this was last asked.
+
+        It is asked behind every pass: nothing is kept for the next.
+        """
+        self._last = None
+        found = self._evaluations, self._calls
+        self._evaluations = self._calls = 0
+        return found
+
+    def part(self, place: EdgePlace) -> Tensor:
+        """What the world of one edge puts in."""
+        located = self._base.model.locate(place)
+        site = place.name, place.layer, place.stack
+        node = self._computed(site, (place.writer,), 1)
+        self._last = None
+        return located.read(node, self._base._sizes)
+
+    def seen_more(self, place: EdgePlace) -> Tensor:
+        """What the reader of an edge sees more than in the base, shaped like its entry's value."""
+        facts = self._facts_at(place.entry)
+        return self._views(facts).as_node(place.entry, self._changes(facts, place.entry)[place.writer])
+
+    @torch.no_grad()
+    def of_edges(self, site: Site, writers: Sequence[int], at_once: int) -> Tensor:
+        """A site in natural axes as edges from these writers make it: [writer, ...]."""
+        located = self._base.model.locate(Place(*site))
+        stack = self._computed(site, tuple(writers), at_once)
+        dim = self._layout.batch_dim[located.node]
+        assert dim is not None
+        each = stack.unflatten(dim, (len(writers), -1)).movedim(dim, 0)  # type: ignore[no-untyped-call]
+        return located.view.present(each, self._layout.sizes(1), leading=1)
+
+    @torch.no_grad()
+    def _computed(self, site: Site, writers: tuple[int, ...], at_once: int) -> Tensor:
+        """The node of a site for streams that hold another part of each of these writers, stacked."""
+        one, facts = self._reader_of(site)
+        if self._last is not None and self._last[:2] == (one.node, writers):
+            return self._last[2]
+        self._last = None
+        stream = facts.parts.stream(self._read, one.entry)
+        changes = self._changes(facts, one.entry)
+        made: list[Tensor] = []
+        for first in range(0, len(writers), at_once):
+            own = list(writers[first : first + at_once])
+            rows = (stream + changes[own]).flatten(0, 1)
+            made.append(facts.readers.values(one.entry, (one.slot,), rows, self._read)[one.slot])
+            steps = facts.readers.count(one.entry, (one.slot,))
+            self._evaluations += steps * len(own)
+            self._calls += steps
+        dim = self._layout.batch_dim[one.node]
+        assert dim is not None
+        stack = made[0] if len(made) == 1 else torch.cat(made, dim)
+        self._last = one.node, writers, stack
+        return stack
+
+    def _changes(self, facts: EdgeFacts, entry: str) -> Tensor:
+        """What each writer would write more than in the base, at a value of the stream."""
+        parts = facts.parts
+        key = "" if parts.is_carried_unchanged else entry
+        if key not in self._more:
+            put, at = self._intervention, key or None
+            if put.written is None:
+                raise EdgeError(
+                    f"edges cannot be patched with {put.name}: it does not say what a component would write "
+                    "instead. Give a run, 'zero', 'mean', `mean(...)`, `noise(...)`, `add(...)`, a function."
+                )
+            with torch.no_grad():
+                given = put.written(lambda run: parts.parts(self._reading(run), at), self._base)
+                more = given - parts.parts(self._read, at)
+            if bool(torch.isnan(more).any()):
+                raise PatchError("what is written instead has NaN in it; nothing was patched.")
+            if key:
+                self._more.clear()
+            self._more[key] = more
+        return self._more[key]
+
+    def _reading(self, run: Reading) -> Callable[[str], Any]:
+        return self._read if run is self._base else reader(run)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return facts_of(self._base.model).shape(self._base.inputs).layout
+
+    @cached_property
+    def _known(self) -> dict[str, EdgeFacts]:
+        """The facts of each stack, by the values of its stream that are read."""
+        model = self._base.model
+        found: dict[str, EdgeFacts] = {}
+        for stack in dict.fromkeys(layer.stack for layer in model.site_table.model_layers):
+            try:
+                facts = edge_facts(model, stack)
+            except EdgeError:
+                continue
+            found |= dict.fromkeys(facts.components.entries, facts)
+        return found
+
+    @cached_property
+    def _readers(self) -> dict[Site, tuple[Reader, EdgeFacts]]:
+        """One of the readers that are patched at each site: all read the stream in the same place."""
+        stacks = {id(facts): facts for facts in self._known.values()}.values()
+        return {one.site: (one, facts) for facts in stacks for one in facts.components.readers}
+
+    def _reader_of(self, site: Site) -> tuple[Reader, EdgeFacts]:
+        if site not in self._readers:
+            raise EdgeError(f"no edge of this model leads into {Place(*site)}: it was made for another one.")
+        return self._readers[site]
+
+    def _facts_at(self, entry: str) -> EdgeFacts:
+        if entry not in self._known:
+            raise EdgeError(f"no edge of this model reads the stream at {entry!r}: it was made for another.")
+        return self._known[entry]
+
+    def _views(self, facts: EdgeFacts) -> StreamViews:
+        return StreamViews(self._base.model.site_table, facts.components)
