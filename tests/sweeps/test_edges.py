@@ -208,6 +208,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 def test_a_result_of_edges_is_saved_and_read_back(tmp_path: Path) -> None:
     _, result = swept("llama")
     loaded = cw.load(str(result.save(tmp_path / "edges")))
+    assert isinstance(loaded, Result)
     assert loaded.equals(result)
     table = loaded.to_dataframe()
     assert list(table.columns[:4]) == ["site", "writer", "reader", "kind"]
@@ -226,8 +227,8 @@ def test_edges_are_drawn_as_writers_by_readers() -> None:
     drawn = swept("gpt2")[1].plot()
     (heat,) = drawn.data
     assert heat.type == "heatmap"
-    assert list(heat.y)[0] == "input"
-    assert list(heat.x)[-1] == "logits"
+    assert heat.y[0] == "input"
+    assert heat.x[-1] == "logits"
 
 
 def test_edges_are_chosen_by_name() -> None:
@@ -258,7 +259,7 @@ def test_what_is_no_edge_is_refused() -> None:
     with pytest.raises(EdgeError, match="several different"):
         model_of("gpt2").edges(pos=[1, 1])
     with pytest.raises(EdgeError, match="a number or a list"):
-        model_of("gpt2").edges(pos=":")  # type: ignore[arg-type]
+        model_of("gpt2").edges(pos=":")
 
 
 def test_edges_of_another_model_are_refused() -> None:

@@ -12,8 +12,8 @@ from conewise.errors import SweepError
 from conewise.markup import table
 from conewise.reading import parse_json
 from conewise.sweeps.planning.passes.compiled import Compiled
-from conewise.sweeps.planning.reader_work import read_in
 from conewise.sweeps.planning.passes.worlds import count_of
+from conewise.sweeps.planning.reader_work import read_in
 
 
 @dataclass(frozen=True, slots=True)
