@@ -65,6 +65,7 @@ def test_what_a_group_shares_is_a_part_of_all_its_heads() -> None:
         ("a0.h0", "'a0.h0' is no edge in this graph of 7 writers, 15 readers.*writer, arrow, reader"),
         ("a0.h9->m1", r"no writer 'a0.h9'\. Nearest: a0.h"),
         ("a0.h1->a1.h0", r"no reader 'a1.h0'\. Nearest: a1.h0<"),
+        ("a0.h1->m1@3", "'a0.h1->m1@3' is an edge at one position, and this graph has edges at all"),
         (
             "m1->a1.h0<q>",
             "a1.h0<q> reads what was written before it, 4 writers, the last of them m0; m1 writes",

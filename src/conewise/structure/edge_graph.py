@@ -166,6 +166,8 @@ class EdgeGraph:
             return f"{edge!r} is no edge {here}: an edge is written 'a0.h1->m2', writer, arrow, reader."
         if writer not in self._writers:
             return f"no edge {edge!r} {here}: no writer {writer!r}.{_nearest(writer, self._writers)}"
+        if reader.partition("@")[0] in self._readers and "@" in reader:
+            return f"{edge!r} is an edge at one position, and this graph has edges at all positions."
         if reader not in self._readers:
             return f"no edge {edge!r} {here}: no reader {reader!r}.{_nearest(reader, self._readers)}"
         reads = self.readers[self._readers[reader]].writers
