@@ -7,9 +7,11 @@ import pytest
 
 import conewise as cw
 from conewise.circuits.circuit import graph_of
-from conewise.errors import CircuitError
+from conewise.errors import CircuitError, SweepError
+from conewise.model import Model
+from conewise.sweeps.result import Result
 from tests.circuits.graphs import graph, random_scores
-from tests.edges.small_models import model_of
+from tests.edges.small_models import model_of, run_of
 
 SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {}),
@@ -54,3 +56,49 @@ def test_a_circuit_of_another_model_is_refused(tmp_path: Path, kind: str) -> Non
         cw.Circuit.load(path, model_of("gpt2"))
     with pytest.raises(CircuitError, match=r"does not fit GPT2LMHead.*a2.h0<q> here, logits there"):
         cw.Circuit.load(path).bind(model_of("gpt2"))
+
+
+def own_model(name: str) -> Model:
+    """The model that the runs are of."""
+    model = run_of(name, 0).model
+    assert isinstance(model, Model)
+    return model
+
+
+def edge_sweep(name: str) -> Result:
+    """Every edge of a small model."""
+    model = own_model(name)
+    metrics = [cw.logit_diff(answer=3, wrong=5), cw.logit(7)]
+    return model.sweep(model.edges(), base=run_of(name, 0), source=run_of(name, 1), metric=metrics).run()
+
+
+def test_the_result_of_a_sweep_over_edges_makes_circuits(tmp_path: Path) -> None:
+    result = edge_sweep("llama")
+    circuit = result.circuit(top=12)
+    assert circuit.model is run_of("llama", 0).model
+    assert 0 < len(circuit) <= 12
+    assert circuit.prune() == circuit
+    assert circuit.scores is not None
+    assert list(circuit.scores) == list(circuit.graph.edges)
+    effects = (result.table[0] - result.base[0]).tolist()
+    assert list(circuit.scores.values()) == effects
+    largest = result.circuit(top=3, connected=False)
+    assert set(largest.edges) == {cell.name for cell, _, _ in result.strongest(count=3)}
+    other = result.circuit(threshold=0.0, metric="logit")
+    assert other.scores is not None
+    assert list(other.scores.values()) == (result.table[1] - result.base[1]).tolist()
+    assert len(other) == circuit.graph.count
+    loaded = cw.load(result.save(tmp_path / "saved"))
+    assert isinstance(loaded, Result)
+    with pytest.raises(SweepError, match="a loaded result has no model at hand, which a circuit is one of"):
+        loaded.circuit(top=12)
+    assert loaded.circuit(top=12, model=run_of("llama", 0).model) == circuit
+
+
+def test_what_is_no_edge_makes_no_circuit() -> None:
+    model = own_model("gpt2")
+    runs: dict[str, Any] = {"base": run_of("gpt2", 0), "source": run_of("gpt2", 1), "metric": cw.logit(7)}
+    with pytest.raises(SweepError, match=r"z\[layer=0, head=0\] is no edge, and circuits are made of edges"):
+        model.sweep(cw.sites("z", layer=0, head=0), **runs).run().circuit(top=1)
+    with pytest.raises(CircuitError, match="is an edge at one position, and this graph has edges at all"):
+        model.sweep(model.edges(pos=2)[:3], **runs).run().circuit(top=1)

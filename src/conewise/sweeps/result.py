@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from conewise.amounts import shown_bytes
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.recheck import recheck
-from conewise.errors import SweepError, WeightsChangedError
+from conewise.errors import Argument, SweepError, WeightsChangedError
+from conewise.locations.places import EdgePlace
 from conewise.locations.selectors import Cell
 from conewise.markup import heading, table, verdict
 from conewise.phases import shown_phases
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
+    from conewise.circuits.circuit import Circuit
     from conewise.report.story import Story
+    from conewise.runs.captured import Captured
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,6 +114,42 @@ class Result(ResultData):
         from conewise.sweeps.plots import figure  # noqa: PLC0415  # needs plotly
 
         return figure(self if metric is None else self.select(metric))
+
+    def circuit(
+        self,
+        *,
+        top: int | None = None,
+        threshold: float | None = None,
+        connected: bool = True,
+        metric: str | None = None,
+        model: Captured | None = None,
+    ) -> Circuit:
+        """The circuit of the edges with the largest effects, after a sweep over edges: see `Circuit`.
+
+        At most the `top` ones, or those of at least `threshold`; `connected` as in `Circuit.from_scores`. The
+        effects of a metric, the first unless it is named, are its scores. A result that was loaded has no model
+        at hand: give it as `model`.
+        """
+        from conewise.circuits.circuit import Circuit  # noqa: PLC0415  # for circuits alone
+
+        own = model if model is not None or self.sweep is None else self.sweep.model
+        if own is None:
+            raise SweepError(
+                "a loaded result has no model at hand, which a circuit is one of; give it: ",
+                Argument("model"),
+                ".",
+            )
+        row = 0 if metric is None else self._number(metric)
+        effects = (self.table[row] - self.base[row]).tolist()
+        scores: dict[str, float] = {}
+        for cell, effect in zip(self.cells, effects, strict=True):
+            place = cell.places[0]
+            if len(cell.places) != 1 or not isinstance(place, EdgePlace):
+                raise SweepError(
+                    f"{cell.name} is no edge, and circuits are made of edges: sweep over `model.edges()`."
+                )
+            scores[place.edge] = effect
+        return Circuit.from_scores(own, scores, top=top, threshold=threshold, connected=connected)
 
     def save(self, folder: str | Path) -> Path:
         """Write the values (Parquet) and a manifest (JSON) to a folder; `cw.load(folder)` reads them."""
