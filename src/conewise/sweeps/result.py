@@ -127,8 +127,8 @@ class Result(ResultData):
         """The circuit of the edges with the largest effects, after a sweep over edges: see `Circuit`.
 
         At most the `top` ones, or those of at least `threshold`; `connected` as in `Circuit.from_scores`. The
-        effects of a metric, the first unless it is named, are its scores. A result that was loaded has no model
-        at hand: give it as `model`.
+        effects of a metric, the first unless it is named, are its scores. A result that was loaded has no
+        model at hand: give it as `model`.
         """
         from conewise.circuits.circuit import Circuit  # noqa: PLC0415  # for circuits alone
 
