@@ -12,7 +12,7 @@ import itertools
 import pytest
 from torch import Tensor
 
-from tests.ground_truth import by_hand
+from tests.ground_truth import by_conewise, by_hand
 from tests.ground_truth.gates import answer, bits, gate
 from tests.ground_truth.stack import Outputs
 
@@ -22,6 +22,8 @@ LAST = "m0->logits"
 # What attention to the other positions may change: its weight is exp(-40).
 SMALL = 1e-6
 THRESHOLD = 0.1
+# One edge on the way of each bit.
+ONE_OF_EACH = {frozenset(pair) for pair in itertools.product(FIRST, SECOND)}
 
 BASE, SOURCE = bits(1, 1), bits(0, 0)
 
@@ -58,8 +60,12 @@ class TestByHand:
         stack = gate("or")
         pairs = itertools.combinations([edge for edge in by_hand.edges(stack) if edge != LAST], 2)
         matter = {pair for pair in pairs if error(by_hand.outputs(stack, BASE, SOURCE, pair)) > SMALL}
-        assert {frozenset(pair) for pair in matter} == ALONE_TOGETHER
+        assert {frozenset(pair) for pair in matter} == ONE_OF_EACH
 
 
-# One edge on the way of each bit.
-ALONE_TOGETHER = {frozenset(pair) for pair in itertools.product(FIRST, SECOND)}
+@pytest.mark.parametrize(("name", "matter"), [("or", {LAST}), ("and", {*FIRST, *SECOND, LAST})])
+def test_the_exact_sweep_shows_what_matters_alone(name: str, matter: set[str]) -> None:
+    stack = gate(name)
+    effects = by_conewise.effects(stack, BASE, SOURCE, error)
+    assert {edge for edge, effect in effects.items() if abs(effect) > SMALL} == matter
+    assert effects == pytest.approx(by_hand.effects(stack, BASE, SOURCE, error), abs=SMALL)

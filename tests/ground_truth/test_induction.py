@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ground_truth import by_hand
+import conewise as cw
+from tests.ground_truth import by_conewise, by_hand
 from tests.ground_truth.induction import Prompts, induction, prompts
 from tests.ground_truth.stack import Outputs, Stack
 
@@ -77,6 +78,14 @@ def test_one_head_looks_one_back_and_one_at_the_answer(scene: Scene) -> None:
 def test_by_hand_the_edge_into_the_keys_stands_out(scene: Scene) -> None:
     effects = by_hand.effects(scene.model, scene.prompts.base, scene.prompts.source, scene.metric)
     _expect_that_it_stands_out(scene, effects)
+
+
+def test_the_exact_sweep_shows_the_edge_into_the_keys(scene: Scene) -> None:
+    model, asked = scene.model, scene.prompts
+    effects = by_conewise.effects(model, asked.base, asked.source, cw.logit(asked.answers))
+    _expect_that_it_stands_out(scene, effects)
+    by_hands = by_hand.effects(model, asked.base, asked.source, scene.metric)
+    assert effects == pytest.approx(by_hands, abs=1e-4)
 
 
 def _expect_that_it_stands_out(scene: Scene, effects: dict[str, float]) -> None:

@@ -31,7 +31,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ground_truth import by_hand
+from tests.ground_truth import by_conewise, by_hand
 from tests.ground_truth.stack import Outputs
 from tests.ground_truth.tracr_model import FOLDER, Compiled
 
@@ -106,3 +106,18 @@ def test_by_hand_the_edges_of_the_program_matter_and_no_others(program: str) -> 
     assert {edge for edge, effect in effects.items() if abs(effect) > SMALL} == set(CIRCUITS[program])
     left = by_hand.left_by_acdc(question.module, question.base, question.source, question.metric, THRESHOLD)
     assert set(left) == set(CIRCUITS[program])
+
+
+@every_program
+def test_the_edges_are_those_of_the_module(program: str) -> None:
+    module = Question(program).module
+    assert by_conewise.edges(module) == by_hand.edges(module)
+
+
+@every_program
+def test_the_exact_sweep_finds_the_circuit(program: str) -> None:
+    question = Question(program)
+    asked = (question.module, question.base, question.source, question.metric)
+    effects = by_conewise.effects(*asked)
+    assert {edge for edge, effect in effects.items() if abs(effect) > SMALL} == set(CIRCUITS[program])
+    assert effects == pytest.approx(by_hand.effects(*asked), abs=SMALL)

@@ -1,0 +1,31 @@
+"""What the library says of the edges of a `Stack`: the same questions as in `by_hand`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor
+
+import conewise as cw
+from tests.ground_truth.stack import Stack
+
+
+@functools.cache
+def captured(stack: Stack) -> cw.Model:
+    """The model of a stack, one for each."""
+    return cw.capture(stack, next(stack.parameters()).new_zeros(2, 3).long())
+
+
+def edges(stack: Stack) -> list[str]:
+    """Every edge."""
+    return list(captured(stack).edges())
+
+
+def effects(stack: Stack, ids: Tensor, source: Tensor, metric: Any) -> dict[str, float]:
+    """For each edge: what the metric becomes when it alone is patched, less what it is; by a sweep."""
+    model = captured(stack)
+    result = model.sweep(model.edges(), base={"ids": ids}, source={"ids": source}, metric=metric).run(
+        progress=False
+    )
+    return dict(zip(model.edges(), (result.values - result.base).tolist(), strict=True))
