@@ -44,9 +44,10 @@ $(VENV)/.peers: $(VENV)/.dev
 demo: setup ## take SmolLM2-135M apart: every head and MLP, one page; demo-report/index.html
 	$(BIN)/python -m conewise.cli demo
 
-# Two workers with one thread each: more threads than cores make small ops slower.
+# Two workers with one thread each: more threads than cores make small ops slower. Tests start many
+# processes: what Python compiled for one is kept for the next.
 test: setup ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
 test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/runs/test_smollm2.py tests/sweeps/test_sweep_smollm2.py tests/docs/test_blocks.py

@@ -3,6 +3,7 @@
 `CONEWISE_HYPOTHESIS=thorough make test` searches longer, from a new seed each time.
 """
 
+import gc
 import os
 
 import pytest
@@ -29,3 +30,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("CONEWISE_HYPOTHESIS", "ci"))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made is there to the end: the garbage collector need not look at it each time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

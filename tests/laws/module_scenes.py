@@ -66,7 +66,8 @@ class Scene:
         choices = Choices.draw(seed)
         built = network(choices).to(device)
         example = {name: value.to(device) for name, value in inputs_of(choices, 0).items()}
-        with without_fast_path():
+        # A network this small repeats nothing: torch's cache of what it traced takes longer than tracing.
+        with without_fast_path(), torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
             model = cw.capture(built, **example)
         return cls(choices, built, model, tuple(_cells(choices, model)), device)
 

@@ -237,6 +237,8 @@ def test_only_one_batch_of_a_dataset_is_held_at_a_time(monkeypatch: pytest.Monke
         alive.add(run)
 
     monkeypatch.setattr(InputRun, "__init__", making)
+    gc.collect()
+    gc.freeze()  # what is there before is not looked at each time
     dataset = [{"input_ids": prompts(2, seed=seed)} for seed in range(6)]
     result = swept("zero", base=dataset)
     assert result.per_prompt.shape[-1] == 12
