@@ -24,12 +24,11 @@ from conewise.checks.cell_check import CellCheck
 from conewise.checks.verify import Verification
 from conewise.cli.commands import app
 from conewise.cli.failing import as_option
-from conewise.cli.loading import ModelName
-from conewise.cli.output import Status
 from conewise.cli.schemas import names
 from conewise.errors import Argument, SweepError
 from conewise.prompts.pairs import Pair
 from conewise.prompts.questions import Question
+from tests.cli.captured_once import captured_once
 from tests.cli.commands import (
     CLEAN,
     COMMAND,
@@ -44,30 +43,25 @@ from tests.damage import LONG, count, drawn_from
 from tests.doors import all_ours
 from tests.prompts.written import write_pairs
 
-EVERY = ("sweep", "plan", "sites", "verify", "report", "trace", "reproduce", "cone", "demo", "schema")
+EVERY = (
+    "sweep",
+    "plan",
+    "edges",
+    "sites",
+    "verify",
+    "report",
+    "trace",
+    "reproduce",
+    "cone",
+    "demo",
+    "schema",
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _captured_once() -> Iterator[None]:
     """The commands of this module share the tiny model and what was captured of it: most only read it."""
-    with pytest.MonkeyPatch.context() as patched:
-        given_load, given_capture = ModelName.load, model.capture
-        loads: dict[ModelName, Any] = {}
-        captures: dict[tuple[int, tuple[str, ...]], Any] = {}
-
-        def load(named: ModelName, status: Status) -> Any:
-            if named not in loads:
-                loads[named] = given_load(named, status)
-            return loads[named]
-
-        def capture(module: Any, **given: Any) -> Any:
-            key = id(module), tuple(given)
-            if key not in captures:
-                captures[key] = given_capture(module, **given)
-            return captures[key]
-
-        patched.setattr(ModelName, "load", load)
-        patched.setattr(model, "capture", capture)
+    with captured_once():
         yield
 
 

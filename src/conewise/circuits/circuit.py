@@ -26,7 +26,7 @@ from conewise.circuits.eap_graph import eap_json
 from conewise.circuits.selection import chosen, largest_first, levels, pruned, stops
 from conewise.drawing.circuit_dot import dot
 from conewise.edges.edge_facts import edge_facts
-from conewise.errors import Argument, CircuitError
+from conewise.errors import CircuitError
 from conewise.markup import heading, table
 from conewise.reading import as_path
 from conewise.report.curve import Curve, CurvePoint
@@ -206,9 +206,7 @@ class Circuit(CircuitData):
         The format "eap" is the one that EAP-IG's tools read: every edge with its score and whether it is in.
         """
         if format not in FORMATS:
-            raise CircuitError(
-                Argument("format", format), f" is no format of circuits; there are {', '.join(FORMATS)}."
-            )
+            raise CircuitError(f"{format=} is no format of circuits; there are {', '.join(FORMATS)}.")
         text = to_json(self) if format == "conewise" else eap_json(self)
         found = as_path(path)
         write_text(found, text)

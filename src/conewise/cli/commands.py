@@ -13,6 +13,7 @@ from conewise import __version__
 from conewise.cli import (
     cones,
     demonstrating,
+    edge_sweeping,
     listing,
     reporting,
     reproducing,
@@ -81,6 +82,7 @@ def conewise(
 
 
 for module in (
-    sweeping, listing, cones, verifying, tracing, reporting, reproducing, demonstrating, schemas,
+    sweeping, edge_sweeping, listing, cones, verifying, tracing, reporting, reproducing, demonstrating,
+    schemas,
 ):  # fmt: skip
     module.register(app)

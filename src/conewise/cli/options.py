@@ -98,6 +98,10 @@ Pos = Annotated[
         rich_help_panel=_CHANGE,
     ),
 ]
+Plan = Annotated[
+    bool,
+    typer.Option("--plan", help="Say what it would cost, and run nothing of it.", rich_help_panel=_RUNNING),
+]
 Seed = Annotated[
     int,
     typer.Option("--seed", metavar="N", help="For all that is drawn at random.", rich_help_panel=_RUNNING),
@@ -111,8 +115,8 @@ Json = Annotated[
 
 
 @dataclass(frozen=True)
-class QuestionOptions:
-    """What a sweep is about: the prompts, the sites, what is put there and what is read."""
+class PromptOptions:
+    """The prompts, and what the model should say to each."""
 
     clean: Annotated[
         str | None,
@@ -166,6 +170,12 @@ class QuestionOptions:
             show_default=False,
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class SiteChoice:
+    """Which sites a sweep patches."""
+
     sites: Annotated[
         str,
         typer.Option(
@@ -178,6 +188,27 @@ class QuestionOptions:
             rich_help_panel=_CHANGE,
         ),
     ] = "z,mlp_out"
+
+
+@dataclass(frozen=True)
+class EdgeChoice:
+    """Which edges a sweep patches."""
+
+    edges: Annotated[
+        str,
+        typer.Option(
+            "--edges",
+            metavar="NAMES",
+            help="Which edges, as WRITER->READER with * for anything: 'a0.*->*', '*->*<k>', 'm?->logits'.",
+            rich_help_panel=_CHANGE,
+        ),
+    ] = "*->*"
+
+
+@dataclass(frozen=True)
+class ChangeOptions:
+    """What is put at a site or an edge, in which run, and what is read."""
+
     pos: Pos = None
     patch: Annotated[
         Patch,
@@ -230,6 +261,17 @@ class QuestionOptions:
             rich_help_panel=_RUNNING,
         ),
     ] = False
+
+
+# The fields of the last base come first.
+@dataclass(frozen=True)
+class QuestionOptions(ChangeOptions, SiteChoice, PromptOptions):
+    """What a sweep is about: the prompts, the sites, what is put there and what is read."""
+
+
+@dataclass(frozen=True)
+class EdgeOptions(ChangeOptions, EdgeChoice, PromptOptions):
+    """What a sweep over edges is about: the prompts, the edges, what is put there and what is read."""
 
 
 @dataclass(frozen=True)

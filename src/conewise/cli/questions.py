@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from conewise.cli.failing import CommandError
 from conewise.cli.loading import ModelName, captured, model_json
-from conewise.cli.options import Direction, Metric, Patch, QuestionOptions
+from conewise.cli.options import (
+    Direction,
+    EdgeOptions,
+    Metric,
+    Patch,
+    PromptOptions,
+    QuestionOptions,
+)
 from conewise.cli.output import Status
-from conewise.cli.selecting import selected
+from conewise.cli.selecting import chosen_edges, selected
 from conewise.errors import PromptError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from conewise.locations.selectors import SelectorLike
+    from conewise.model import Model
     from conewise.models.load import Loaded
     from conewise.prompts.pairs import Pair
     from conewise.prompts.questions import Question
+    from conewise.prompts.tokenized import TokenizedPrompts
 
 EXAMPLE = (
     "conewise sweep smollm2-135m --clean 'When Mary and John went to the store, John gave a drink to' "
@@ -25,8 +36,11 @@ EXAMPLE = (
 )
 
 
-def pairs_of(name: str, options: QuestionOptions) -> list[Pair]:
-    """The pairs of prompts: those of the options, of the file, or those that come with the model."""
+def pairs_of(name: str, options: PromptOptions, needed: Sequence[str]) -> list[Pair]:
+    """The pairs of prompts: those of the options, of the file, or those that come with the model.
+
+    `needed` are the options that one pair takes.
+    """
     from conewise.prompts.pairs import Pair, read_pairs
 
     answers, wrong = tuple(options.answer or ()), tuple(options.wrong or ())
@@ -45,7 +59,7 @@ def pairs_of(name: str, options: QuestionOptions) -> list[Pair]:
         from conewise.models.tiny import PROMPTS
 
         return read_pairs(PROMPTS)
-    missing = [option for option in _needed(options) if not written[option]]
+    missing = [option for option in needed if not written[option]]
     if missing:
         what = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
         raise CommandError(
@@ -56,20 +70,65 @@ def pairs_of(name: str, options: QuestionOptions) -> list[Pair]:
     return [Pair(options.clean, options.corrupted or options.clean, answers, wrong, "the options")]
 
 
-def _needed(options: QuestionOptions) -> list[str]:
-    reads_both = options.patch is Patch.SOURCE or options.direction is Direction.DENOISE
+def needed_options(metric: Metric, *, reads_both: bool) -> list[str]:
+    """What has to be said of a pair of prompts, for what is read of which runs."""
     needed = ["--clean", "--corrupted"] if reads_both else ["--clean"]
-    needed += ["--answer"] if options.metric is not Metric.KL else []
-    return needed + (["--wrong"] if options.metric is Metric.LOGIT_DIFF else [])
+    needed += ["--answer"] if metric is not Metric.KL else []
+    return needed + (["--wrong"] if metric is Metric.LOGIT_DIFF else [])
 
 
-def ask(model: ModelName, options: QuestionOptions, seed: int, status: Status) -> tuple[Loaded, Question]:
+def ask(
+    model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, status: Status
+) -> tuple[Loaded, Question]:
     """Load the model, read the prompts in its tokens, and make the question."""
-    pairs = pairs_of(model.name, options)
+    reads_both = options.patch is Patch.SOURCE or options.direction is Direction.DENOISE
+    pairs = pairs_of(model.name, options, needed_options(options.metric, reads_both=reads_both))
     if options.tf32 and options.split:
         raise CommandError("--tf32 and --split both say how float32 is multiplied; leave one of them out.")
-    loaded = model.load(status)
+    is_last = isinstance(options, QuestionOptions) or options.pos is None
+    loaded, prompts, graph = read_prompts(
+        model,
+        pairs,
+        options,
+        options.metric,
+        status,
+        reads_both=options.patch is Patch.SOURCE,
+        reads_last=is_last,  # an edge into the logits has a position of its own
+    )
     from conewise.prompts.questions import Question, default_direction
+
+    if isinstance(options, EdgeOptions):
+        sites: SelectorLike = chosen_edges(options.edges, options.pos, graph, prompts.lengths)
+    else:
+        sites = selected(options.sites, options.pos, graph)
+    return loaded, Question(
+        graph,
+        prompts,
+        sites,
+        options.direction.value if options.direction else default_direction(options.patch.value),
+        options.patch.value,
+        options.metric.word,
+        options.noise_scale,
+        seed,
+        "tf32" if options.tf32 else "split" if options.split else None,
+    )
+
+
+def read_prompts(
+    model: ModelName,
+    pairs: Sequence[Pair],
+    options: PromptOptions,
+    metric: Metric,
+    status: Status,
+    *,
+    reads_both: bool,
+    reads_last: bool = True,
+) -> tuple[Loaded, TokenizedPrompts, Model]:
+    """Load the model, read the prompts in its tokens, and capture it with one of them.
+
+    `reads_both`: what one run has is put into the other, so they have to differ. `reads_last`: as `captured`.
+    """
+    loaded = model.load(status)
     from conewise.prompts.tokenized import tokenize
 
     prompts = tokenize(
@@ -81,26 +140,15 @@ def ask(model: ModelName, options: QuestionOptions, seed: int, status: Status) -
     )
     for note in prompts.notes:
         status.warn(note)
-    prompts.expect_answers(options.metric.word)
-    if options.patch is Patch.SOURCE and prompts.clean == prompts.corrupted:
+    prompts.expect_answers(metric.word)
+    if reads_both and prompts.clean == prompts.corrupted:
         raise PromptError(
             "clean and corrupted have the same tokens in every pair, so patching one into the other "
             "changes nothing."
         )
     # Two prompts show what many would: a capture computes its example.
     example = [prompts.clean[number] for number in prompts.groups[0][:2]]
-    graph = captured(loaded, example, status, reads_last=True)
-    return loaded, Question(
-        graph,
-        prompts,
-        selected(options.sites, options.pos, graph),
-        options.direction.value if options.direction else default_direction(options.patch.value),
-        options.patch.value,
-        options.metric.word,
-        options.noise_scale,
-        seed,
-        "tf32" if options.tf32 else "split" if options.split else None,
-    )
+    return loaded, prompts, captured(loaded, example, status, reads_last=reads_last)
 
 
 def question_json(loaded: Loaded, question: Question) -> dict[str, Any]:
@@ -125,8 +173,8 @@ def question_json(loaded: Loaded, question: Question) -> dict[str, Any]:
     }
 
 
-def show_question(console: Console, loaded: Loaded, question: Question) -> None:
-    """The question, for people: the first pair, what is changed, what is read."""
+def show_question(console: Console, loaded: Loaded, question: Question, unit: str = "site") -> None:
+    """The question, for people: the first pair, what is changed (`unit`s, one by one), what is read."""
     from rich.markup import escape
 
     from conewise.prompts.tokenized import METRICS
@@ -156,9 +204,9 @@ def show_question(console: Console, loaded: Loaded, question: Question) -> None:
     way = ways[question.direction] if question.source else f"ablation in the {question.base} run"
     put = {
         "source": f"the {question.source} run's values are put into the {question.base} run",
-        "zero": "sites are set to zero",
-        "mean": "sites are set to their mean over prompts and positions",
-        "noise": f"Gaussian noise of standard deviation {question.scale:g} is added to sites",
+        "zero": f"{unit}s are set to zero",
+        "mean": f"{unit}s are set to their mean over prompts and positions",
+        "noise": f"Gaussian noise of standard deviation {question.scale:g} is added to {unit}s",
     }[question.patch]
-    console.print(f"  {way}: {put}, one site at a time")
+    console.print(f"  {way}: {put}, one {unit} at a time")
     console.print(f"  metric: {METRICS[question.metric]}, at the last position\n")

@@ -67,16 +67,16 @@ def show_plan(console: Console, plan: SweepPlan) -> None:
     console.print(grid)
 
 
-def show_result(console: Console, result: Result, story: Story, top: int) -> None:
-    """The strongest sites, what they cost, and how they were checked."""
+def show_result(console: Console, result: Result, story: Story, top: int, unit: str = "site") -> None:
+    """The strongest sites, or what else one `unit` is, what they cost, and how they were checked."""
     base = float(result.base[0])
     source = None if result.source is None else float(result.source[0])
     span = None if source is None else source - base
     ends = "" if source is None else f", in the source {source:.4g}"
     console.print(f"{result.metrics[0]} in the base {base:.4g}{ends}\n", markup=False)
-    columns = ["", "site", "effect", *(["of base → source"] if span else []), "value"]
+    columns = ["", unit, "effect", *(["of base → source"] if span else []), "value"]
     cells = len(result.cells)
-    grid = table(f"The strongest {min(top, cells)} of {cells} sites", columns, right=(0, 2, 3, 4))
+    grid = table(f"The strongest {min(top, cells)} of {cells} {unit}s", columns, right=(0, 2, 3, 4))
     for rank, (cell, effect, value) in enumerate(result.strongest(count=top), 1):
         share = [f"{effect / span:+.1%}"] if span else []
         add_row(grid, str(rank), cell.name, f"{effect:+.4f}", *share, f"{value:.4f}")

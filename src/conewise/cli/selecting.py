@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from conewise.cli.failing import CommandError
+from conewise.locations.edges import Edges
 from conewise.locations.places import Place, site
-from conewise.locations.selectors import AXES, Choice, Selectors, as_selectors, sites
+from conewise.locations.selectors import AXES, Choice, Selectors, as_selectors, chosen, sites
 
 if TYPE_CHECKING:
     from conewise.model import Model
@@ -18,14 +20,32 @@ _CHOICE = re.compile(r"-?\d+|-?\d*:-?\d*(?::-?\d*)?")
 
 def selected(text: str, pos: str | None, model: Model) -> Selectors:
     """The sites of `--sites` and `--pos`, every layer and head of a kind unless its part says otherwise."""
-    chosen: Selectors | None = None
+    found: Selectors | None = None
     for name, part in _written(text):
         choices = _usual(model, name, pos) | part
         selector = as_selectors(sites(name, stack="", **choices))
-        chosen = selector if chosen is None else chosen + selector
-    if chosen is None:
+        found = selector if found is None else found + selector
+    if found is None:
         raise CommandError("--sites names none; write, for one, --sites z,mlp_out.")
-    return chosen
+    return found
+
+
+def chosen_edges(text: str, pos: str | None, model: Model, lengths: Collection[int]) -> Edges:
+    """The edges of `--edges` and `--pos`, of prompts of these lengths."""
+    writer, arrow, reader = (word.strip() for word in text.partition("->"))
+    if not arrow:
+        raise CommandError(
+            f"--edges {text!r} has no arrow; write WRITER->READER with * for anything, as 'a0.*->*<k>'."
+        )
+    if pos is None:
+        return model.edges().select(writer=writer or "*", reader=reader or "*")
+    if len(set(lengths)) > 1:
+        raise CommandError(
+            f"--pos {pos}: the prompts have {' or '.join(map(str, sorted(set(lengths))))} tokens, so that a "
+            "position does not mean the same in all of them. Give prompts of one length, or leave --pos out."
+        )
+    positions = chosen(as_choice(pos), min(lengths), "pos", "the edges")
+    return model.edges(pos=list(positions)).select(writer=writer or "*", reader=reader or "*")
 
 
 def placed(text: str, model: Model) -> Place:

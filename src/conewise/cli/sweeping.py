@@ -82,6 +82,26 @@ def sweep(
     loading: opt.LoadOptions,
 ) -> None:
     """Patch every site in a world of its own; see `SWEEP_HELP`."""
+    run_question(
+        ctx, "sweep", model, options,
+        running=running, results=results, storing=storing, output=output, loading=loading,
+    )  # fmt: skip
+
+
+def run_question(
+    ctx: typer.Context,
+    name: str,
+    model: str,
+    options: opt.QuestionOptions | opt.EdgeOptions,
+    *,
+    running: opt.RunOptions,
+    results: opt.ResultOptions,
+    storing: opt.StoreOptions,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
+    unit: str = "site",
+) -> None:
+    """Ask, run, keep, draw and print: what the commands that sweep do. `unit` is what a world changes."""
     if storing.resume and storing.out is None:
         raise CommandError("--resume without --out: say in which folder the run was stored.")
     if results.report is not None:
@@ -105,6 +125,7 @@ def sweep(
         finish(
             loaded, question, result, shell_command(command),
             stored=stored, report=results.report, status=status, as_json=output.json, top=results.top,
+            name=name, unit=unit,
         )  # fmt: skip
 
 
@@ -117,16 +138,30 @@ def plan(
     loading: opt.LoadOptions,
 ) -> None:
     """Say what a sweep would cost; see `PLAN_HELP`."""
+    plan_question("plan", model, options, running=running, output=output, loading=loading)
+
+
+def plan_question(
+    name: str,
+    model: str,
+    options: opt.QuestionOptions | opt.EdgeOptions,
+    *,
+    running: opt.RunOptions,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
+    unit: str = "site",
+) -> None:
+    """Ask, plan and print what it would cost."""
     status = Status(output.quiet)
     loaded, question = ask(ModelName(model, loading), options, running.seed, status)
     with status.doing("planning"):
         progress = status.counter("prompts planned")
         found = question.plan(running.max_memory, running.evaluator.value, progress)
     if output.json:
-        print_json("plan", {**question_json(loaded, question), "plan": plan_json(found)})
+        print_json(name, {**question_json(loaded, question), "plan": plan_json(found)})
         return
     console = stdout()
-    show_question(console, loaded, question)
+    show_question(console, loaded, question, unit)
     show_plan(console, found)
 
 
@@ -189,6 +224,8 @@ def finish(
     status: Status,
     as_json: bool,
     top: int,
+    name: str = "sweep",
+    unit: str = "site",
 ) -> None:
     """Keep, draw and print a result; fail when its check failed."""
     story = question.story(loaded.name, command, FORWARDS)
@@ -206,13 +243,13 @@ def finish(
     files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
     if as_json:
         print_json(
-            "sweep",
+            name,
             {**question_json(loaded, question), **result_json(result, story), "files": files},
         )
     else:
         console = stdout()
-        show_question(console, loaded, question)
-        show_result(console, result, story, top)
+        show_question(console, loaded, question, unit)
+        show_result(console, result, story, top, unit)
     check = result.verification
     if check is not None and not check.ok:
         status.warn(f"verification {check}")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from conewise.errors import EdgeError
 from conewise.locations.places import EdgePlace, Index, Place, as_numbers
-from conewise.structure.components import Components, Reader
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from conewise.structure.components import Components, Reader  # torch, which selectors do without
 
 SHOWN = 8
 """How many edges of a table are printed."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conewise.amounts import shown_bytes
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.recheck import recheck
-from conewise.errors import Argument, SweepError, WeightsChangedError
+from conewise.errors import SweepError, WeightsChangedError
 from conewise.locations.places import EdgePlace
 from conewise.locations.selectors import Cell
 from conewise.markup import heading, table, verdict
@@ -135,9 +135,7 @@ class Result(ResultData):
         own = model if model is not None or self.sweep is None else self.sweep.model
         if own is None:
             raise SweepError(
-                "a loaded result has no model at hand, which a circuit is one of; give it: ",
-                Argument("model"),
-                ".",
+                "a loaded result has no model at hand, which a circuit is one of; give it with `model=`."
             )
         row = 0 if metric is None else self._number(metric)
         effects = (self.table[row] - self.base[row]).tolist()

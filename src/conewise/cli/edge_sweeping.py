@@ -1,0 +1,57 @@
+"""`conewise edges`: what every edge between components does to the metric."""
+
+from __future__ import annotations
+
+import typer
+
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError
+from conewise.cli.groups import flat
+from conewise.cli.help_texts import help_text
+from conewise.cli.sweeping import plan_question, run_question
+
+HELP = """Patch every edge between components, each in a world of its own, and say what it does to the metric.
+
+An edge is what one component (the input, a head, an MLP) wrote and another one (the queries, keys or values
+of a head, an MLP, the logits) reads: a0.h1->a3.h2<q>, m5->logits. That reader alone sees the change.
+
+\b
+Examples:
+  conewise edges tiny
+  conewise edges tiny --plan
+  conewise edges smollm2-135m --prompts pairs.json --edges '*->*<k>' --top 20
+  conewise edges openai-community/gpt2 --prompts pairs.json --out run --report edges.html
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        "edges",
+        help=help_text(HELP),
+        short_help="Patch every edge between heads and MLPs, and say what each does.",
+    )(flat(edges))
+
+
+def edges(
+    ctx: typer.Context,
+    model: opt.Model,
+    *,
+    options: opt.EdgeOptions,
+    plan: opt.Plan = False,
+    running: opt.RunOptions,
+    results: opt.ResultOptions,
+    storing: opt.StoreOptions,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
+) -> None:
+    """Patch every edge in a world of its own; see `HELP`."""
+    if plan:
+        if storing.out is not None or storing.resume or results.report is not None:
+            raise CommandError("--plan runs nothing, so there is nothing for --out, --resume or --report.")
+        plan_question("edges", model, options, running=running, output=output, loading=loading, unit="edge")
+        return
+    run_question(
+        ctx, "edges", model, options,
+        running=running, results=results, storing=storing, output=output, loading=loading, unit="edge",
+    )  # fmt: skip
