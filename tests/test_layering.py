@@ -55,6 +55,7 @@ WITH_TORCH = (
     "report",
     "circuits",
     "sweeps",
+    "circuits.acdc",
     "circuits.tracing",
     "prompts",
     "model",

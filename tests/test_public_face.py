@@ -24,6 +24,8 @@ def test_the_public_names_are_these() -> None:
         "Sweep",
         "SweepPlan",
         "World",
+        "acdc",
+        "acdc_plan",
         "add",
         "block",
         "capture",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from conewise import ops
+    from conewise.circuits.acdc import acdc, acdc_plan
     from conewise.circuits.circuit import Circuit
     from conewise.circuits.tracing import causal_trace
     from conewise.engine.ledger import Ledger
@@ -52,6 +53,8 @@ __all__ = [
     "Sweep",
     "SweepPlan",
     "World",
+    "acdc",
+    "acdc_plan",
     "add",
     "block",
     "capture",
@@ -91,6 +94,8 @@ _HOMES = {
     "Sweep": "conewise.sweeps.sweep",
     "SweepPlan": "conewise.sweeps.planning.plan",
     "World": "conewise.engine.world",
+    "acdc": "conewise.circuits.acdc",
+    "acdc_plan": "conewise.circuits.acdc",
     "add": "conewise.runs.interventions",
     "block": "conewise.graph.building_blocks",
     "capture": "conewise.model",

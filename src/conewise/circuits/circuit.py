@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from conewise.circuits.circuit_json import from_json, read_text, to_json, write_
 from conewise.circuits.comparison import Comparison
 from conewise.circuits.decision import Decision
 from conewise.circuits.eap_graph import eap_json
+from conewise.circuits.evaluation import Evaluation, evaluate
 from conewise.circuits.selection import chosen, largest_first, levels, pruned, stops
 from conewise.drawing.circuit_dot import dot
 from conewise.edges.edge_facts import edge_facts
@@ -152,6 +153,36 @@ class Circuit(CircuitData):
         graph = graph_of(model)
         expect_same_graph(self.graph, graph, f"the circuit does not fit {model.name}")
         return replace(self, graph=graph, of=self.of or model.name, model=model)
+
+    def evaluate(
+        self,
+        *,
+        base: Any,
+        source: Any = None,
+        metric: Any,
+        ablation: str = "resample",
+        minimality: bool = True,
+        max_memory: int | str | None = None,
+    ) -> Evaluation:
+        """How much of what the model does in `base` the circuit does, with all other edges ablated.
+
+        `source` has what removed edges carry; see `conewise.circuits.evaluation.evaluate`. A circuit that
+        was read from a file is bound to its model first: `circuit.bind(model)`.
+        """
+        if self.model is None:
+            raise CircuitError(
+                "this circuit holds no model to run it in: `circuit.bind(model).evaluate(...)`."
+            )
+        return evaluate(
+            self.model,
+            self.edges,
+            base=base,
+            source=source,
+            metric=metric,
+            ablation=ablation,
+            minimality=minimality,
+            max_memory=max_memory,
+        )
 
     def _scored(self, what: str) -> Mapping[str, float]:
         if not self.scores:

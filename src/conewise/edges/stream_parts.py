@@ -13,7 +13,7 @@ from conewise.edges.stacked_values import Read, StackedValues
 from conewise.edges.stream_views import StreamViews
 from conewise.errors import EdgeError
 from conewise.locations.sites import SiteTable
-from conewise.program.tensors import computing, is_half
+from conewise.program.tensors import computing
 from conewise.runs.reader import reader
 from conewise.runs.run import Reading
 from conewise.structure.affine import Step, Walk, walk_to
@@ -125,7 +125,7 @@ class StreamParts:
             total = parts.double().sum(0) + self.constant(read, entry).double()
             largest = float(stream.abs().max()) or 1.0
             apart = float((total - stream).abs().max()) / largest
-            allowed = _tolerance(read(entry)) if tolerance is None else tolerance
+            allowed = self._tolerance(entry) if tolerance is None else tolerance
             if not apart <= allowed:
                 who = self.components.entries[entry][0]
                 raise EdgeError(
@@ -136,6 +136,19 @@ class StreamParts:
                 )
             worst = max(worst, apart)
         return worst
+
+    def _tolerance(self, entry: str) -> float:
+        """How far parts may be off the stream: by the coarsest numbers on the way to it.
+
+        A norm may be computed in float32 where the stream is float64.
+        """
+        wiring = self._wiring
+        names = set(self.components.carrying(entry)) | {entry}
+        for one in self.components.heads:
+            if one.rows.start < self.components.entries[entry][0].writers:
+                names |= wiring.above(one.term, frozenset(wiring.records), frozenset({one.node}))
+        dtypes = {self.components.program.dtypes.get(name) for name in names}
+        return max(tolerance for dtype, tolerance in _TOLERANCES.items() if dtype in dtypes)
 
     # -- parts that stay as they are -----------------------------------------------------------
 
@@ -224,7 +237,5 @@ def _widened(rows: Rows, numbers: range) -> Tensor:
     return wide
 
 
-def _tolerance(value: Tensor) -> float:
-    if is_half(value):
-        return 3e-2
-    return 1e-9 if value.dtype == torch.float64 else 1e-4
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-2}
+"""How far parts may be off the stream, relative to its largest value."""

@@ -78,8 +78,10 @@ def walk_to(wiring: Wiring, starts: Collection[str], end: str) -> Walk:
     bent: dict[str, Record] = {}
     for name in sorted(above, key=wiring.order.__getitem__):
         record = wiring.records[name]
-        carried = tuple(read for read in record.inputs if read in begun or read in steps)
-        curved = tuple(read for read in record.inputs if read in bent)
+        # Of what type_as reads, the second says a dtype, and no number.
+        reads = record.inputs[:1] if record.op == "type_as" else record.inputs
+        carried = tuple(read for read in reads if read in begun or read in steps)
+        curved = tuple(read for read in reads if read in bent)
         if not carried and not curved:
             continue
         step = (

@@ -1,0 +1,120 @@
+"""The forward of worlds with removed edges that fits a model and its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conewise.amounts import as_bytes
+from conewise.circuits.ablation import Ablated
+from conewise.circuits.masked_forward import Forward, Mask, MaskedForward
+from conewise.circuits.pruned_forward import PrunedForward
+from conewise.edges.edge_facts import edge_facts
+from conewise.errors import Argument, CircuitError, describe
+from conewise.runs.baseline import baseline
+from conewise.runs.captured import Captured
+from conewise.runs.metrics import Metric, as_metric, expect_prompts
+from conewise.runs.run import Reading
+from conewise.structure.edge_graph import EdgeGraph
+from conewise.sweeps.planning.model_facts import facts_of
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of worlds with removed edges: runs, a metric, what removed edges carry."""
+
+    model: Captured
+    graph: EdgeGraph
+    base: Reading
+    source: Reading | None
+    metric: Metric
+    ablation: str
+    max_memory: int | None
+
+    @contextmanager
+    def forward(self) -> Iterator[Forward]:
+        """The forward; weights and runs are checked before and after."""
+        facts = edge_facts(self.model)
+        with ExitStack() as checked:
+            for run in dict.fromkeys(one for one in (self.base, self.source) if one is not None):
+                checked.enter_context(run.checked_once())
+                facts.parts.check(run)
+            ablated = Ablated(facts, self.ablation, self.base, self.source)
+            kind = PrunedForward if facts.parts.is_carried_unchanged else MaskedForward
+            yield kind(facts, self.base, ablated, self.metric, self.max_memory)
+
+    @property
+    def there(self) -> Mask:
+        """Which writers each reader reads, [reader, writer]."""
+        counts = np.array([one.writers for one in self.graph.readers])
+        found: Mask = np.arange(len(self.graph.writers)) < counts[:, None]
+        return found
+
+    def removed_without(self, edges: Iterable[str]) -> Mask:
+        """What is removed where these edges are all that is kept. Raises CircuitError for what is no edge."""
+        kept = np.zeros_like(self.there)
+        numbers = self.graph.numbers(edges)
+        kept[self.graph.edge_readers[numbers], self.graph.edge_writers[numbers]] = True
+        found: Mask = self.there & ~kept
+        return found
+
+
+def asked(
+    model: Captured,
+    *,
+    base: Any,
+    source: Any,
+    metric: Any,
+    ablation: str = "resample",
+    max_memory: int | str | None = None,
+) -> Asked:
+    """Look at all that was given before anything is computed. Raises CircuitError, EdgeError, MetricError."""
+    if isinstance(metric, list | tuple):
+        raise CircuitError("a circuit is found and evaluated by one metric; give one, not a list.")
+    one = as_metric(metric)
+    runs = {"base": _run(model, base, "base"), "source": _run(model, source, "source")}
+    base, source = runs["base"], runs["source"]
+    if base is None:
+        raise CircuitError("there is no ", Argument("base"), ": give the run whose behaviour is to be kept.")
+    if base.edits:
+        raise CircuitError(
+            f"something is patched in the base ({base.edits[0].place}); edges are removed from a plain run. "
+            "Give `model.run(...)`."
+        )
+    if source is not None and ablation == "resample":
+        _expect_alike(base, source)
+    expect_prompts(one, facts_of(model).read.prompts(base.inputs), "base")
+    graph = EdgeGraph.of(edge_facts(model).components)
+    return Asked(model, graph, base, source, one, ablation, as_bytes(max_memory))
+
+
+def _run(model: Captured, given: Any, name: str) -> Reading | None:
+    if isinstance(given, Mapping):
+        given = baseline(model, (), given)
+    if given is not None and not isinstance(given, Reading):
+        raise CircuitError(
+            Argument(name),
+            f" is a run, or the inputs of one, and {describe(given)} is neither. Several prompts are one "
+            "batch: `model.run(input_ids=...)` with a row for each.",
+        )
+    if given is not None and given.model is not model:
+        raise CircuitError(
+            f"{name} is a run of another model ({given.model.name}), not of {model.name}: make it with "
+            "`model.run`."
+        )
+    return given
+
+
+def _expect_alike(base: Reading, source: Reading) -> None:
+    for name, value in base.inputs.items():
+        other = source.inputs.get(name)
+        if other is not None and other.shape != value.shape:
+            raise CircuitError(
+                f"base and source differ in shape: {name!r} is {tuple(value.shape)} in the base and "
+                f"{tuple(other.shape)} in the source. Pad or cut the prompts to one length, so that a "
+                "position means the same in both."
+            )

@@ -1,0 +1,225 @@
+"""Worlds with removed edges: each reader that lost edges sees the stream of its world, corrected.
+
+A reader sees entry + Σ (ablated part − current part) over the writers whose edges to it are removed. The
+current part moves with the world, so this is no patch with a fixed value: it is a graft, one correction in
+front of each reader that lost edges. Here it is computed node by node, for a stack of worlds, of any model
+whose stream has parts. `PrunedForward` computes the same faster where parts are carried unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conewise.circuits.ablation import Ablated
+from conewise.circuits.dependence import moved_by
+from conewise.circuits.stages import Stage, stages_of
+from conewise.edges.edge_facts import EdgeFacts
+from conewise.edges.stacked_values import Read, StackedValues
+from conewise.errors import CircuitError
+from conewise.locations.places import Place
+from conewise.program.tensors import computing
+from conewise.runs.metrics import Metric
+from conewise.runs.reader import reader
+from conewise.runs.run import Reading
+from conewise.structure.components import Reader
+from conewise.structure.views import View
+from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
+from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
+
+Tensor = torch.Tensor
+Mask = NDArray[np.bool_]
+"""Removed edges: [reader, writer], or with worlds in front."""
+Numbers = NDArray[np.float64]
+
+
+class Forward(Protocol):
+    """Computes a metric in worlds with removed edges.
+
+    One of the worlds is the current one: what is computed `below` a stage reads the values of that world.
+    `node_evaluations` counts the values computed so far, corrections included.
+    """
+
+    stages: tuple[Stage, ...]
+    node_evaluations: int
+    epsilon: float
+    """The unit of rounding of the model's numbers."""
+    moved: tuple[tuple[int, ...], ...]
+    """For each reader, the writers whose parts depend on what it sees."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many readers and writers there are."""
+
+    def most(self, stage: int) -> int:
+        """How many worlds that differ from a stage on fit into memory at once."""
+
+    def values(self, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds with edges [world, reader, writer] removed, computed from the base."""
+
+    def begin(self, removed: Mask) -> Numbers:
+        """Let the world with edges [reader, writer] removed be the current one; its metric as [prompt]."""
+
+    def below(self, stage: int, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds that are the current one but for edges into the readers of one stage.
+
+        Edges [world, reader of the stage, writer] are removed; at most `most(stage)` worlds.
+        """
+
+    def adopt(self, stage: int, removed: Mask) -> None:
+        """Let the world that has edges [reader of the stage, writer] removed be the current one."""
+
+
+class MaskedForward:
+    """Node by node, over the values of `base`: what others are compared with."""
+
+    def __init__(
+        self, facts: EdgeFacts, base: Reading, ablated: Ablated, metric: Metric, max_memory: int | None = None
+    ) -> None:
+        model = base.model
+        self.components, self.ablated = facts.components, ablated
+        self.stages = stages_of(self.components.readers)
+        self.node_evaluations = 0
+        self.epsilon = torch.finfo(ablated.at(self.components.readers[-1].entry).dtype).eps
+        self.moved = moved_by(model, facts)
+        self._facts, self._model = facts, model
+        self._read = reader(base)
+        self._values = StackedValues(model.program)
+        self._layout = self._values.layout(self._read)
+        swept = facts_of(model)
+        self._metrics = MetricReader(swept, (metric,))
+        self._targets = swept.targets((metric,))
+        support = set(model.graph.names(model.support(self._targets)))
+        self._records = [record for record in model.program.records if record.name in support]
+        self._rules = {record.name: compile_stacked_rule(record) for record in self._records}
+        self._views = {
+            one.node: _view(model.locate(Place(*one.site)).view, one) for one in self.components.readers
+        }
+        self._bytes = sum(model.estimated_bytes(base.inputs).values())
+        self._budget = max_memory or DEFAULT_MEMORY
+        self._is_stackable = bool(model.program.dimensions.batch) and not swept.shape(base.inputs).mixing(
+            tuple(record.name for record in self._records if record.name in model.program.varying), self._read
+        )
+        self._removed: Mask = np.zeros(self.shape, dtype=bool)
+        self._current: Mapping[str, Any] = {}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many readers and writers there are."""
+        return len(self.components.readers), len(self.components.writers)
+
+    def most(self, stage: int) -> int:
+        """How many worlds fit into memory at once: each takes a run, and its parts twice."""
+        del stage
+        if not self._is_stackable:
+            return 1
+        parts = self.ablated.at(self.components.readers[-1].entry)
+        each = self._bytes + 3 * parts.numel() * parts.element_size()
+        return max(1, self._budget // each)
+
+    def values(self, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds with edges [world, reader, writer] removed."""
+        many = self.most(0)
+        found = [self._metric(removed[at : at + many], {}, 0)[0] for at in range(0, len(removed), many)]
+        return np.concatenate(found) if found else np.zeros((0, self._layout.batch))
+
+    def begin(self, removed: Mask) -> Numbers:
+        """Let a world be the current one."""
+        found, stacks = self._metric(removed[None], {}, 0)
+        self._removed, self._current = removed.copy(), stacks
+        values: Numbers = found[0]
+        return values
+
+    def below(self, stage: int, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds that are the current one but for edges into one stage."""
+        whole = np.repeat(self._removed[None], len(removed), 0)
+        whole[:, self.stages[stage].rows] = removed
+        return self._metric(whole, self._current, self.stages[stage].first)[0]
+
+    def adopt(self, stage: int, removed: Mask) -> None:
+        """Let the world with these edges removed be the current one."""
+        whole = self._removed.copy()
+        whole[self.stages[stage].rows] = removed
+        if not np.array_equal(whole, self._removed):
+            self.begin(whole)
+
+    # -- one stack of worlds -----------------------------------------------------------------------
+
+    def _metric(
+        self, removed: Mask, current: Mapping[str, Any], first: int
+    ) -> tuple[Numbers, dict[str, Any]]:
+        with computing():
+            stacks = dict(self._walked(removed, current, first))
+            read = self._reading(stacks, current, len(removed))
+            outputs = {name: read(name) for name in self._targets}
+            found = self._metrics.of_stack(outputs, len(removed), self._layout, {})()
+        return found[:, 0].numpy(), stacks
+
+    def _reading(self, stacks: Mapping[str, Any], current: Mapping[str, Any], worlds: int) -> Read:
+        def read(name: str) -> Any:
+            if name in stacks:
+                return stacks[name]
+            return current[name] if name in current else self._read(name)
+
+        return self._values.reading(read, worlds)
+
+    def _walked(self, removed: Mask, current: Mapping[str, Any], first: int) -> Iterator[tuple[str, Any]]:
+        """Every value that is another one than in the current world, in order, for a stack of worlds.
+
+        Readers before number `first` have what they have there.
+        """
+        worlds = len(removed)
+        corrected: dict[str, list[int]] = {}
+        for number, one in enumerate(self.components.readers):
+            if number >= first and removed[:, number].any():
+                corrected.setdefault(one.node, []).append(number)
+        stacks: dict[str, Any] = {}
+        read = self._reading(stacks, current, worlds)
+        for record in self._records:
+            name = record.name
+            if any(one in stacks for one in record.inputs):
+                stacks[name] = self._rules[name](*[read(one) for one in record.inputs])
+                self.node_evaluations += worlds
+            if name in corrected:
+                stacks[name] = self._corrected(corrected[name], removed, read)
+                self.node_evaluations += worlds * len(corrected[name])
+            if name in stacks:
+                yield name, stacks[name]
+
+    def _corrected(self, numbers: Sequence[int], removed: Mask, read: Read) -> Tensor:
+        """The value at the node of some readers, each of them computed from a stream of its own."""
+        readers = [self.components.readers[number] for number in numbers]
+        node, entry, slot = readers[0].node, readers[0].entry, readers[0].slot
+        value: Tensor = read(node).clone(memory_format=torch.contiguous_format)
+        parts, stream = self._facts.parts.parts(read, entry), self._facts.parts.stream(read, entry)
+        ablated = self.ablated.at(entry)
+        worlds, (batch, *rest) = len(removed), ablated.shape[1:]
+        apart = ablated[:, None] - parts.reshape(len(parts), worlds, batch, *rest)
+        sizes = self._layout.sizes(worlds)
+        for number, one in zip(numbers, readers, strict=True):
+            lost = torch.from_numpy(removed[:, number, : len(parts)]).to(apart)
+            own = stream + torch.einsum("kw,wkbpd->kbpd", lost, apart).reshape(stream.shape)
+            found = self._facts.readers.values(entry, [slot], own, self._read)[slot]
+            view = self._views[node]
+            if view is None or one.head is None:
+                return found
+            at = view.axes.index(str(one.axis))
+            view.present(value, sizes).select(at, one.head).copy_(
+                view.present(found, sizes).select(at, one.head)
+            )
+        return value
+
+
+def _view(view: View, one: Reader) -> View | None:
+    """How heads lie in a reader's node; None where the reader is all of it."""
+    if one.axis is None:
+        return None
+    if one.axis not in view.axes:
+        raise CircuitError(f"{one.name}: where its heads lie in {one.node!r} is not known.")
+    return view

@@ -1,0 +1,605 @@
+"""Worlds with removed edges by what still reads what: a component is computed where its input is another one.
+
+Where parts are carried unchanged (every model that does not norm its sums), reader r sees in world k
+
+    base's stream + Σ removed w (ablated part − base's part) + Σ kept w (part in k − base's part)
+
+so no stream has to be carried along. A reader that no changed writer reaches over kept edges has the value
+of the current world, and what nobody reads is not computed: the more edges are removed, the less there is to
+do. Where the metric reads the last position, so do those that only lead there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conewise.circuits.ablation import Ablated
+from conewise.circuits.dependence import moved_by
+from conewise.circuits.head_slices import HeadSlices, by_head, head_slices
+from conewise.circuits.masked_forward import Mask, Numbers
+from conewise.circuits.stacked_walk import Walk, Walks
+from conewise.circuits.stages import Stage, stages_of
+from conewise.edges.edge_facts import EdgeFacts
+from conewise.edges.head_shares import HeadShares
+from conewise.edges.stacked_values import StackedValues
+from conewise.edges.stream_views import StreamViews
+from conewise.errors import CircuitError
+from conewise.locations.places import Place
+from conewise.program.tensors import computing
+from conewise.runs.captured import Captured
+from conewise.runs.metrics import Metric
+from conewise.runs.reader import reader
+from conewise.runs.run import Reading
+from conewise.structure.components import HeadWriters, Reader
+from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.views import View
+from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
+from conewise.sweeps.planning.model_facts import ModelFacts, facts_of
+from conewise.sweeps.planning.readout import readout
+from conewise.sweeps.planning.shapes.layout import index_tensor, repeated
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.spec import SweepSpec
+
+Tensor = torch.Tensor
+
+NOTHING, LAST, ALL = range(3)
+"""At which positions a value is read."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Queries, keys or values of a layer: the node, how heads lie in it, the number of the first reader."""
+
+    node: str
+    view: View
+    axis: str
+    first: int
+    slices: HeadSlices | None
+
+
+@dataclass(slots=True)
+class _Attention:
+    """The attention of a layer: from the nodes of its slots to z, or to the term where norms lie behind z.
+
+    `output` is the output projection by head, [head, d_head, d_model], where the term is nothing more.
+    `constant` is the number that stands for what no head wrote, where that is another value in other worlds.
+    """
+
+    slots: dict[str, _Slot]
+    heads: HeadWriters
+    walk: Walk
+    shares: HeadShares
+    output: Tensor | None
+    constant: int | None
+
+
+@dataclass(slots=True)
+class _Changes:
+    """How far parts of some writers are off the base's: [writer, world, batch, pos, d_model]."""
+
+    writers: list[int] = field(default_factory=list)
+    stacks: list[Tensor] = field(default_factory=list)
+
+    def add(self, writers: Sequence[int], stack: Tensor) -> None:
+        self.writers += writers
+        self.stacks.append(stack)
+
+    def whole(self) -> Tensor:
+        if len(self.stacks) > 1:
+            self.stacks = [torch.cat(self.stacks)]
+        return self.stacks[0]
+
+
+@dataclass(slots=True)
+class _State:
+    """A world: what is removed, its metric, how parts are off the base's, nodes of readers that are others.
+
+    `full` are parts at all positions, `last` those that are known at the last one only: [batch, pos,
+    d_model].
+    """
+
+    removed: Mask
+    value: Numbers
+    full: dict[int, Tensor] = field(default_factory=dict)
+    last: dict[int, Tensor] = field(default_factory=dict)
+    nodes: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Stack:
+    """Worlds under way: those of `own` differ from `state` in what the readers of some stages lost.
+
+    `kept` are the edges that some world keeps, `need` says where readers and writers are read.
+    """
+
+    state: _State
+    own: Mapping[int, Mask]
+    worlds: int
+    kept: Mask
+    need_reader: NDArray[np.int8]
+    need_writer: NDArray[np.int8]
+    changed: NDArray[np.bool_]
+    full: _Changes = field(default_factory=_Changes)
+    last: _Changes = field(default_factory=_Changes)
+    nodes: dict[str, Tensor] = field(default_factory=dict)
+    values: Numbers | None = None
+
+
+class PrunedForward:
+    """Metrics of worlds with removed edges, over the values of `base`."""
+
+    def __init__(
+        self, facts: EdgeFacts, base: Reading, ablated: Ablated, metric: Metric, max_memory: int | None = None
+    ) -> None:
+        model = base.model
+        if not facts.parts.is_carried_unchanged:
+            raise CircuitError("this model norms its sums: what is written is not read as it was written.")
+        self.components, self._facts = facts.components, facts
+        self.graph = EdgeGraph.of(facts.components)
+        self.stages = stages_of(self.components.readers)
+        self.node_evaluations = 0
+        self.moved = moved_by(model, facts)
+        self._budget = max_memory or DEFAULT_MEMORY
+        self._read = reader(base)
+        self._views = StreamViews(model.site_table, self.components)
+        swept = facts_of(model)
+        shape = swept.shape(base.inputs)
+        self._layout = shape.layout
+        self._values = StackedValues(model.program)
+        self._walks = Walks(model.program, self.components.wiring, self._layout, shape.fusions, self._read)
+        self._bytes = model.estimated_bytes(base.inputs)
+        with computing():
+            self._prepare_parts(ablated)
+            self._prepare_metric(swept, shape, metric)
+            self._attentions = {
+                stage.number: self._attention(stage, model)
+                for stage in self.stages
+                if stage.kind == "attention"
+            }
+            none = np.zeros(self.shape, dtype=bool)
+            self._base = _State(none, np.zeros(0))
+            stack = self._stacked(self._base, {len(self.stages) - 1: none[None, -1:]})
+            self._finish(self.stages[-1], stack, [0])
+            assert stack.values is not None
+            self._base.value = stack.values[0]
+        self._state: _State = self._base
+        self._stack: _Stack | None = None
+        nodes = tuple(name for name in model.program.record_of if name in model.program.varying)
+        self._is_stackable = bool(model.program.dimensions.batch) and not shape.mixing(nodes, self._read)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many readers and writers there are."""
+        return len(self.components.readers), len(self.components.writers)
+
+    # -- what is known before any world --------------------------------------------------------------
+
+    def _prepare_parts(self, ablated: Ablated) -> None:
+        parts = self._facts.parts
+        self._parts = parts.parts(self._read)
+        self.epsilon = torch.finfo(self._parts.dtype).eps
+        self._apart = ablated.whole - self._parts
+        self._apart_last = self._apart[:, :, -1:].contiguous()
+        self._entries = {entry: parts.stream(self._read, entry) for entry in self.components.entries}
+        counts = np.array([one.writers for one in self.components.readers])
+        self._there = np.arange(self.shape[1]) < counts[:, None]
+
+    def _prepare_metric(self, swept: ModelFacts, shape: ShapeFacts, metric: Metric) -> None:
+        spec = SweepSpec((), (), (metric,))
+        read = readout(swept, spec, shape)
+        self._targets, self._reads_last = read.targets, read.last
+        self._columns = {node: index_tensor(spec.tokens, shape.device_of(node)) for node, _ in read.columns}
+        self._metrics = MetricReader(swept, (metric,), spec.tokens)
+        last = self.components.readers[-1]
+        if last.slot != "logits":
+            raise CircuitError("this stack has no logits that a metric could be read off.")
+        outside = [name for name in self._targets if name not in self.components.wiring.cone(last.entry)]
+        if outside:
+            raise CircuitError(
+                f"the metric {metric.name!r} reads {outside[0]!r}, which is not computed from the logits' "
+                "stream; in a world with removed edges, only what the unembedding leads to is known."
+            )
+        self._readout = self._walks.walk([last.entry], self._targets)
+
+    def _attention(self, stage: Stage, model: Captured) -> _Attention:
+        (heads,) = [one for one in self.components.heads if one.layer.number == stage.readers[0].layer]
+        slots: dict[str, _Slot] = {}
+        for at, one in enumerate(stage.readers):
+            if one.slot not in slots:
+                view = model.locate(Place(*one.site)).view
+                assert one.axis is not None
+                slices = head_slices(
+                    self.components.wiring,
+                    self._walks,
+                    self._layout,
+                    self._read,
+                    one.entry,
+                    one.node,
+                    view,
+                    one.axis,
+                )
+                slots[one.slot] = _Slot(one.node, view, one.axis, stage.first + at, slices)
+        shares = HeadShares(model.site_table, self.components, heads, self._values)
+        starts = [slot.node for slot in slots.values()]
+        if shares.is_plain:
+            result = model.site_table.find("result", heads.layer.number, heads.layer.stack).result
+            assert result is not None
+            weight = self._read(result.weight)
+            z = by_head(heads.view, self._read(heads.node), self._layout.sizes(1), "head")
+            output = (weight.T if result.out_in else weight).unflatten(0, z.shape[-2:])
+            return _Attention(slots, heads, self._walks.walk(starts, [heads.node]), shares, output, None)
+        wiring = self.components.wiring
+        behind = wiring.above(heads.term, frozenset(wiring.records), frozenset({heads.node}))
+        walk = self._walks.walk(starts, [heads.term], keep=[heads.node, *behind])
+        term = self._views.shown(heads.term, self._read(heads.term)[None], self._layout.sizes(1))[0]
+        rest = term - self._parts[heads.rows.start : heads.rows.stop].sum(0)
+        is_there = bool(rest.abs().max() > 1e-5 * term.abs().max())
+        return _Attention(
+            slots, heads, walk, shares, None, self.shape[1] + stage.number if is_there else None
+        )
+
+    # -- worlds ------------------------------------------------------------------------------------
+
+    def most(self, stage: int) -> int:
+        """How many worlds that differ from a stage on fit into memory at once."""
+        if not self._is_stackable:
+            return 1
+        each = self._bytes_below(stage)
+        return max(1, self._budget // each)
+
+    def _bytes_below(self, stage: int) -> int:
+        """What one world takes: parts that are others, streams of one slot, what a walk holds."""
+        kept = ~self._state.removed & self._there
+        _, need = self._needs(kept)
+        first = min(
+            (w for one in self.graph.fed[self.stages[stage].first :] for w in one), default=self.shape[1]
+        )
+        positions = self._parts.shape[2]
+        own = self._parts[0].numel() * self._parts.element_size()
+        changed = sum(own if at == ALL else own // positions for at in need[first:] if at)
+        below = self.stages[stage:]
+        widest = max((len(one.readers) for one in below if one.kind == "attention"), default=3) // 3 + 1
+        largest = max((size for name, size in self._bytes.items() if name not in self._targets), default=own)
+        read = sum(self._bytes.get(name, own) for name in self._targets)
+        if self._columns:
+            read = own
+        elif self._reads_last:
+            read = read // positions + own
+        return 2 * changed + 4 * widest * own + 6 * largest + 5 * read + 8 * own
+
+    def values(self, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds with edges [world, reader, writer] removed, computed from the base."""
+        state, self._state = self._state, self._base
+        try:
+            many = self.most(0)
+        finally:
+            self._state = state
+        found = []
+        for at in range(0, len(removed), many):
+            some = removed[at : at + many]
+            own = {stage.number: some[:, stage.rows] for stage in self.stages}
+            found.append(self._evaluated(self._base, own).values)
+        return np.concatenate(
+            [one for one in found if one is not None] or [np.zeros((0, len(self._base.value)))]
+        )
+
+    def begin(self, removed: Mask) -> Numbers:
+        """Let the world with edges [reader, writer] removed be the current one; its metric as [prompt]."""
+        own = {stage.number: removed[None, stage.rows] for stage in self.stages}
+        self._state = self._taken(self._evaluated(self._base, own), 0)
+        return self._state.value
+
+    def below(self, stage: int, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds that are the current one but for edges into the readers of one stage."""
+        self._stack = self._evaluated(self._state, {stage: removed})
+        assert self._stack.values is not None
+        return self._stack.values
+
+    def adopt(self, stage: int, removed: Mask) -> None:
+        """Let the world that has edges [reader of the stage, writer] removed be the current one."""
+        rows = self.stages[stage].rows
+        if np.array_equal(removed, self._state.removed[rows]):
+            return
+        stack, at = self._stack, []
+        if stack is not None and stack.state is self._state and list(stack.own) == [stage]:
+            at = np.flatnonzero((stack.own[stage] == removed).all((1, 2))).tolist()
+        if stack is None or not at:
+            stack, at = self._evaluated(self._state, {stage: removed[None]}), [0]
+        self._state, self._stack = self._taken(stack, at[0]), None
+
+    def _taken(self, stack: _Stack, world: int) -> _State:
+        """One world of a stack as a state: copies, so that the stack goes."""
+        old = stack.state
+        removed = old.removed.copy()
+        for stage, masks in stack.own.items():
+            removed[self.stages[stage].rows] = masks[world]
+        assert stack.values is not None
+        state = _State(removed, stack.values[world], dict(old.full), dict(old.last), dict(old.nodes))
+        for changes, parts in ((stack.full, state.full), (stack.last, state.last)):
+            if changes.writers:
+                parts.update(zip(changes.writers, changes.whole()[:, world].clone(), strict=True))
+        for node, value in stack.nodes.items():
+            dim = self._layout.batch_dim[node]
+            assert dim is not None
+            each = value.shape[dim] // stack.worlds
+            state.nodes[node] = value.narrow(dim, world * each, each).clone()
+        return state
+
+    def _stacked(self, state: _State, own: Mapping[int, Mask]) -> _Stack:
+        kept = ~state.removed & self._there
+        for stage, masks in own.items():
+            rows = self.stages[stage].rows
+            kept[rows] = (~masks).any(0) & self._there[rows]
+        changed = np.zeros(self.shape[1] + len(self.stages), dtype=bool)
+        return _Stack(state, own, len(next(iter(own.values()))), kept, *self._needs(kept), changed)
+
+    def _needs(self, kept: Mask) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+        """Where readers and writers are read, over kept edges: nowhere, at the last position, at all."""
+        readers, writers = (np.zeros(n, dtype=np.int8) for n in self.shape)
+        for stage in reversed(self.stages):
+            for number, one in enumerate(stage.readers, stage.first):
+                if one.slot == "logits":
+                    readers[number] = LAST if self._reads_last else ALL
+                    continue
+                need = max((writers[writer] for writer in self.moved[number]), default=NOTHING)
+                readers[number] = ALL if need and one.slot in ("k", "v") else need
+            rows = stage.rows
+            np.maximum(writers, (kept[rows] * readers[rows][:, None]).max(0), out=writers)
+        return readers, writers
+
+    def _evaluated(self, state: _State, own: Mapping[int, Mask]) -> _Stack:
+        """A stack of worlds, all computed that is another value than in `state`."""
+        with computing():
+            stack = self._stacked(state, own)
+            for stage in self.stages[min(own) :]:
+                todo = self._todo(stage, stack)
+                if not todo:
+                    continue
+                if stage.kind == "attention":
+                    self._attend(stage, stack, todo)
+                elif stage.kind == "mlp":
+                    self._compute_mlp(stage, stack)
+                else:
+                    self._finish(stage, stack, todo)
+        if stack.values is None:
+            stack.values = np.repeat(state.value[None], stack.worlds, 0)
+        return stack
+
+    def _todo(self, stage: Stage, stack: _Stack) -> list[int]:
+        """The readers of a stage that see another stream than in the state, and that something reads."""
+        rows, count = stage.rows, self.shape[1]
+        found = (stack.kept[rows] & stack.changed[:count]).any(1)
+        for at in np.flatnonzero(stack.changed[count:]):
+            heads = self._attentions[int(at)].heads
+            found |= np.array([heads.rows.stop <= one.writers for one in stage.readers])
+        masks = stack.own.get(stage.number)
+        if masks is not None:
+            found |= (masks != stack.state.removed[rows]).any((0, 2))
+        found &= stack.need_reader[rows] != NOTHING
+        todo: list[int] = np.flatnonzero(found).tolist()
+        lost = stack.state.removed[rows].any(1) if masks is None else masks.any((0, 2))
+        self.node_evaluations += stack.worlds * int((lost & found).sum())
+        return todo
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    def _streams(self, stack: _Stack, one: Reader, lost: Mask, *, at_last: bool) -> Tensor:
+        """[row, batch, pos, d_model]: streams in which nothing is another one but what [row, writer] lost.
+
+        That is: what a reader at that entry sees where all writers have the parts that they have in the
+        state.
+        """
+        count = one.writers
+        apart = (self._apart_last if at_last else self._apart)[:count]
+        entry = self._entries[one.entry]
+        out = self._mixed(lost[:, :count], apart) + (entry[:, -1:] if at_last else entry)
+        parts = dict(stack.state.full)
+        if at_last:
+            parts = {w: part[:, -1:] for w, part in parts.items()} | stack.state.last
+        written = [w for w in parts if self._is_seen(w, one) and not stack.changed[w]]
+        if written:
+            keeps = self._keeps(lost, written)
+            if keeps.any():
+                out += self._mixed(keeps, torch.stack([parts[w] for w in written]))
+        return out
+
+    def _moving(self, stack: _Stack, one: Reader, lost: Mask, *, at_last: bool) -> Tensor | None:
+        """[reader, world, batch, pos, d_model]: what changed writers add where [reader, writer] are lost.
+
+        With worlds in front, [world, reader, writer], each world has lost edges of its own. None is nothing.
+        """
+        found: Tensor | None = None
+        for changes in (stack.full, stack.last) if at_last else (stack.full,):
+            seen = [at for at, writer in enumerate(changes.writers) if self._is_seen(writer, one)]
+            if not seen:
+                continue
+            keeps = self._keeps(lost, [changes.writers[at] for at in seen])
+            used: Mask = np.logical_or.reduce(keeps.reshape(-1, len(seen)))
+            if not used.any():
+                continue
+            whole = changes.whole()
+            at = [place for place, is_used in zip(seen, used, strict=True) if is_used]
+            if len(at) < len(whole):
+                whole = whole[at]
+            if at_last and whole.shape[3] > 1:
+                whole = whole[:, :, :, -1:]
+            keeps = keeps[..., used]
+            if keeps.ndim == 2:
+                added = self._mixed(keeps, whole)
+            else:
+                matrix = torch.from_numpy(keeps).to(whole)
+                by_world = whole.transpose(0, 1).flatten(2)
+                added = torch.bmm(matrix, by_world).transpose(0, 1)
+                added = added.reshape(*added.shape[:2], *whole.shape[2:])
+            found = added if found is None else found + added
+        return found
+
+    def _mixed(self, weights: Mask, parts: Tensor) -> Tensor:
+        """[row, ...]: for each row the sum over [row, writer] of parts [writer, ...]."""
+        matrix = torch.from_numpy(np.ascontiguousarray(weights)).to(parts)
+        return torch.mm(matrix, parts.reshape(len(parts), -1)).view(len(weights), *parts.shape[1:])
+
+    def _keeps(self, lost: Mask, writers: Sequence[int]) -> Mask:
+        """Whether edges from some writers are kept; a constant always is."""
+        count = self.shape[1]
+        found = np.ones((*lost.shape[:-1], len(writers)), dtype=bool)
+        for at, writer in enumerate(writers):
+            if writer < count:
+                found[..., at] = ~lost[..., writer]
+        return found
+
+    def _is_seen(self, writer: int, one: Reader) -> bool:
+        if writer < self.shape[1]:
+            return writer < one.writers
+        return self._attentions[writer - self.shape[1]].heads.rows.stop <= one.writers
+
+    def _seen(self, stage: Stage, stack: _Stack, at: Sequence[int], *, at_last: bool) -> Tensor:
+        """[reader, world, batch, pos, d_model]: the streams that some readers of a stage see."""
+        one, masks = stage.readers[at[0]], stack.own.get(stage.number)
+        if masks is None:
+            lost = stack.state.removed[stage.rows][at]
+            still = self._streams(stack, one, lost, at_last=at_last)[:, None]
+        else:
+            lost = masks[:, at]
+            rows = lost.transpose(1, 0, 2).reshape(-1, lost.shape[2])
+            still = self._streams(stack, one, rows, at_last=at_last)
+            still = still.view(len(at), stack.worlds, *still.shape[1:])
+        moving = self._moving(stack, one, lost, at_last=at_last)
+        if moving is None:
+            return still.expand(len(at), stack.worlds, *still.shape[2:])
+        return moving.add_(still) if moving.is_contiguous() else moving + still
+
+    # -- components --------------------------------------------------------------------------------
+
+    def _attend(self, stage: Stage, stack: _Stack, todo: Sequence[int]) -> None:
+        attention = self._attentions[stage.number]
+        given: dict[str, Tensor] = {}
+        for slot in attention.slots.values():
+            own = [at for at in todo if stage.readers[at].node == slot.node]
+            value = stack.state.nodes.get(slot.node)
+            value = self._read(slot.node) if value is None else value
+            dim = self._layout.batch_dim[slot.node]
+            given[slot.node] = repeated(value, 0 if dim is None else dim, stack.worlds)
+            if own:
+                given[slot.node] = self._with_heads(stage, stack, slot, own, given[slot.node])
+                stack.nodes[slot.node] = given[slot.node]
+        found = self._walks.run(attention.walk, given, stack.worlds)
+        self.node_evaluations += stack.worlds * attention.walk.records
+        fed = {writer for at in todo for writer in self.graph.fed[stage.first + at]}
+        if attention.output is None:
+            self._write_shares(stack, attention, found)
+            return
+        z = by_head(
+            attention.heads.view, found[attention.heads.node], self._layout.sizes(stack.worlds), "head"
+        )
+        for need, changes in ((ALL, stack.full), (LAST, stack.last)):
+            writers = [writer for writer in sorted(fed) if stack.need_writer[writer] == need]
+            if not writers:
+                continue
+            own = [writer - attention.heads.rows.start for writer in writers]
+            rows = (z if need == ALL else z[:, -1:])[:, :, own].permute(2, 0, 1, 3)
+            wrote = torch.bmm(rows.reshape(len(own), -1, z.shape[-1]), attention.output[own])
+            self._note(stack, changes, writers, wrote)
+
+    def _note(self, stack: _Stack, changes: _Changes, writers: Sequence[int], wrote: Tensor) -> None:
+        """Take note of what writers wrote in each world; `wrote` begins with [writer, world]."""
+        parts = self._parts[list(writers)]
+        if changes is stack.last:
+            parts = parts[:, :, -1:]
+        apart = wrote.reshape(len(writers), stack.worlds, *parts.shape[1:]) - parts[:, None]
+        changes.add(list(writers), apart)
+        stack.changed[list(writers)] = True
+
+    def _with_heads(
+        self, stage: Stage, stack: _Stack, slot: _Slot, at: Sequence[int], value: Tensor
+    ) -> Tensor:
+        """The value at a slot's node, with some heads computed from the streams that they see."""
+        need = stack.need_reader[[stage.first + one for one in at]].max()
+        at_last = bool(need == LAST)
+        heads = [one - (slot.first - stage.first) for one in at]
+        value = value.clone(memory_format=torch.contiguous_format)
+        target = by_head(slot.view, value, self._layout.sizes(stack.worlds), slot.axis)
+        target = target[:, -1:] if at_last else target
+        masks = stack.own.get(stage.number)
+        if masks is not None and not stack.changed.any():
+            for head, own in zip(heads, at, strict=True):
+                lost, which = np.unique(masks[:, own], axis=0, return_inverse=True)
+                streams = self._streams(stack, stage.readers[own], lost, at_last=at_last)[None]
+                made = self._projected(slot, stage.readers[own], streams, [head], at_last=at_last)
+                index = torch.from_numpy(which.reshape(-1)).to(made.device)
+                target[:, :, head] = made[0, index].flatten(0, 1)
+            return value
+        streams = self._seen(stage, stack, at, at_last=at_last)
+        made = self._projected(slot, stage.readers[at[0]], streams, heads, at_last=at_last)
+        target[:, :, heads] = made.flatten(1, 2).permute(1, 2, 0, 3)
+        return value
+
+    def _projected(
+        self, slot: _Slot, one: Reader, streams: Tensor, heads: Sequence[int], *, at_last: bool
+    ) -> Tensor:
+        """[head, world, batch, pos, d_head] of streams [head, world, batch, pos, d_model]."""
+        lead = streams.shape[:4]
+        count, rows = lead[0] * lead[1], 1 if at_last else None
+        given = {one.entry: self._views.as_node(one.entry, streams.flatten(0, 2))}
+        if slot.slices is None:
+            whole = self._walks.walk([one.entry], [slot.node])
+            values = self._walks.run(whole, given, count, rows)[slot.node]
+            shown = by_head(slot.view, values, self._layout.sizes(count, rows), slot.axis)
+            shown = shown.reshape(*lead[:3], *shown.shape[1:])
+            return torch.stack([shown[place, :, :, :, head] for place, head in enumerate(heads)])
+        operand = self._walks.run(slot.slices.norm, given, count, rows)[slot.slices.operand]
+        by_row = operand.reshape(lead[0], -1, operand.shape[-1])
+        return slot.slices.project(by_row, heads).view(*lead, -1)
+
+    def _write_shares(self, stack: _Stack, attention: _Attention, found: Mapping[str, Any]) -> None:
+        """The parts of all heads of a layer behind whose output projection lie norms: all move together."""
+        heads, sizes = attention.heads, self._layout.sizes(stack.worlds)
+
+        def read(name: str) -> Any:
+            return found[name] if name in found else self._read(name)
+
+        shape = (stack.worlds, *self._parts.shape[1:])
+        shares = self._views.shown(heads.term, attention.shares.at_term(read), sizes)
+        shares = shares.reshape(len(heads.rows), *shape)
+        for need, changes in ((ALL, stack.full), (LAST, stack.last)):
+            writers = [writer for writer in heads.rows if stack.need_writer[writer] == need]
+            if writers:
+                own = shares[[writer - heads.rows.start for writer in writers]]
+                self._note(stack, changes, writers, own if need == ALL else own[:, :, :, -1:])
+        if attention.constant is not None:
+            term = self._views.shown(heads.term, found[heads.term][None], sizes)[0].reshape(shape)
+            rest = term - shares.sum(0)
+            base = self._views.shown(heads.term, self._read(heads.term)[None], self._layout.sizes(1))[0]
+            base = base - self._parts[heads.rows.start : heads.rows.stop].sum(0)
+            stack.full.add([attention.constant], (rest - base)[None])
+            stack.changed[attention.constant] = True
+
+    def _compute_mlp(self, stage: Stage, stack: _Stack) -> None:
+        (one,) = stage.readers
+        (writer,) = self.graph.fed[stage.first]
+        at_last = bool(stack.need_reader[stage.first] == LAST)
+        rows = 1 if at_last else None
+        stream = self._seen(stage, stack, [0], at_last=at_last)[0].flatten(0, 1)
+        walk = self._walks.walk([one.entry], [one.node])
+        found = self._walks.run(walk, {one.entry: self._views.as_node(one.entry, stream)}, stack.worlds, rows)
+        self.node_evaluations += stack.worlds * walk.records
+        wrote = self._views.shown(one.node, found[one.node][None], self._layout.sizes(stack.worlds, rows))
+        self._note(stack, stack.last if at_last else stack.full, [writer], wrote)
+
+    def _finish(self, stage: Stage, stack: _Stack, todo: Sequence[int]) -> None:
+        one, rows = stage.readers[todo[0]], 1 if self._reads_last else None
+        stream = self._seen(stage, stack, todo, at_last=self._reads_last)[0].flatten(0, 1)
+        given = {one.entry: self._views.as_node(one.entry, stream)}
+        found = self._walks.run(self._readout, given, stack.worlds, rows, self._columns)
+        self.node_evaluations += stack.worlds * self._readout.records
+        outputs = {name: found[name] for name in self._targets}
+        columns = {node: len(index) for node, index in self._columns.items()}
+        numbers = self._metrics.of_stack(outputs, stack.worlds, self._layout, columns)()
+        stack.values = numbers[:, 0].numpy()

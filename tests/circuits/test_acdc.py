@@ -1,0 +1,276 @@
+"""ACDC against the published algorithm, one edge at a time over plain PyTorch; speculative against serial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import conewise as cw
+from conewise import theory
+from conewise.circuits.acdc import Search, acdc, acdc_plan
+from conewise.circuits.circuit import Circuit
+from conewise.edges.edge_facts import edge_facts
+from conewise.errors import CircuitError
+from conewise.theory.grafts import GraftAt
+from tests.circuits.removed_oracle import KINDS, published_acdc
+from tests.circuits.small_models import Small, small
+
+METRIC = cw.logit_diff(answer=3, wrong=5)
+
+
+def logit_diff(logits: torch.Tensor) -> float:
+    return float((logits[:, -1, 3] - logits[:, -1, 5]).mean())
+
+
+def kl_from(given: Small) -> Callable[[torch.Tensor], float]:
+    reference = given.plain.forward(given.ids)[0][:, -1].log_softmax(-1)
+
+    def kl(logits: torch.Tensor) -> float:
+        ours = logits[:, -1].log_softmax(-1)
+        return float((reference.exp() * (reference - ours)).sum(-1).mean())
+
+    return kl
+
+
+def log_of(circuit: Circuit) -> list[tuple[str, bool]]:
+    return [(one.edge, one.kept) for one in circuit.log]
+
+
+@pytest.mark.parametrize("kind", ["logit difference", "kl"])
+@pytest.mark.parametrize("name", KINDS)
+def test_the_published_algorithm_decides_the_same_in_the_same_order(name: str, kind: str) -> None:
+    given = small(name)
+    base, source = given.base, given.source
+    metric, plain = (cw.kl_to(base), kl_from(given)) if kind == "kl" else (METRIC, logit_diff)
+    logits, ablated = given.plain.forward(given.other)
+    threshold = 0.02 * abs(plain(logits) - plain(given.plain.forward(given.ids)[0]))
+    expected = published_acdc(
+        given.plain, given.ids, ablated, plain, threshold, absolute=kind == "logit difference"
+    )
+    found = acdc(given.model, base=base, source=source, metric=metric, threshold=threshold)
+    assert log_of(found) == [(f"{writer}->{reader}", kept) for writer, reader, kept in expected]
+    assert 0 < len(found.edges) < len(expected)
+    alone = acdc(given.model, base=base, source=source, metric=metric, threshold=threshold, speculative=False)
+    assert log_of(alone) == log_of(found)
+    assert alone.edges == found.edges
+    changes = [one.change for one in alone.log]
+    assert [one.change for one in found.log] == pytest.approx(changes, rel=1e-4, abs=1e-6)
+
+
+def test_speculative_and_one_at_a_time_are_equal_for_many_thresholds_and_prompts() -> None:
+    given = small("gpt2")
+    sizes = set()
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        base, source = (
+            given.model.run(input_ids=ids) for ids in torch.randint(0, 200, (2, 2, 6), generator=generator)
+        )
+        for threshold in (1e-6, 0.003, 0.02, 0.1, 0.5, 4.0):
+            for ablation in ("resample", "zero") if threshold == 0.02 else ("resample",):
+                asked: dict[str, Any] = {
+                    "base": base,
+                    "source": source,
+                    "metric": METRIC,
+                    "threshold": threshold,
+                    "ablation": ablation,
+                }
+                together, alone = (
+                    Search(given.model, **asked),
+                    Search(given.model, **asked, speculative=False),
+                )
+                found = together.run()
+                assert log_of(found) == log_of(alone.run())
+                assert alone.spent.in_vain == 0
+                assert together.spent.stacks <= alone.spent.stacks
+                sizes.add(len(found.edges))
+    assert len(sizes) > 8
+
+
+def test_a_model_that_norms_its_sums_is_searched_node_by_node() -> None:
+    module = _bert()
+    ids, other = torch.randint(0, 200, (2, 2, 5), generator=torch.Generator().manual_seed(0))
+    model = cw.capture(module, input_ids=ids)
+    base, source = model.run(input_ids=ids), model.run(input_ids=other)
+    assert not edge_facts(model).parts.is_carried_unchanged
+    asked: dict[str, Any] = {"base": base, "source": source, "metric": METRIC, "threshold": 0.05}
+    found, alone = acdc(model, **asked), acdc(model, **asked, speculative=False)
+    assert log_of(found) == log_of(alone)
+    assert 0 < len(found.edges) < len(found.log)
+
+
+def _bert() -> torch.nn.Module:
+    from transformers import BertConfig, BertForMaskedLM  # noqa: PLC0415
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, vocab_size=211
+    )
+    module: torch.nn.Module = BertForMaskedLM(config).double().eval()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return module
+
+
+def test_heads_are_visited_as_published_either_way() -> None:
+    given = small("gpt2")
+    asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
+    logits = [one.edge for one in acdc(given.model, **asked).log][:7]
+    assert logits == [f"{w}->logits" for w in ("m1", "a1.h1", "a1.h0", "m0", "a0.h1", "a0.h0", "input")]
+    logits = [one.edge for one in acdc(given.model, **asked, heads="ascending").log][:7]
+    assert logits == [f"{w}->logits" for w in ("m1", "a1.h0", "a1.h1", "m0", "a0.h0", "a0.h1", "input")]
+
+
+def test_edges_into_what_nothing_reads_are_removed_unseen() -> None:
+    given = small("gpt2")
+    asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 1e9}
+    search = Search(given.model, **asked)
+    found = search.run()
+    assert found.edges == ()
+    writers = len(edge_facts(given.model).components.writers)
+    # The logits are read; nothing else is, once they lost all.
+    assert [one.change for one in found.log[writers:]] == [0.0] * (len(found.log) - writers)
+    assert search.spent.worlds < 2 * writers + 2
+
+
+def test_what_counts_as_harm() -> None:
+    given = small("gpt2")
+    base, source = given.base, given.source
+    asked: dict[str, Any] = {"base": base, "source": source, "threshold": 0.05}
+    down = acdc(given.model, **asked, metric=METRIC, harm="decrease")
+    up = acdc(given.model, **asked, metric=cw.logit_diff(answer=5, wrong=3), harm="increase")
+    assert log_of(down) == log_of(up)
+    assert log_of(down) != log_of(acdc(given.model, **asked, metric=METRIC))
+    kl = Search(given.model, **asked, metric=cw.kl_to(base))
+    assert (kl.harm, Search(given.model, **asked, metric=METRIC).harm) == ("increase", "either")
+
+
+# -- keeping and going on --------------------------------------------------------------------------
+
+
+class _StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 20, 40])
+def test_a_search_that_was_cut_off_goes_on_to_the_same_circuit(tmp_path: Path, after: int) -> None:
+    given = small("gpt2")
+    asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
+    whole = acdc(given.model, **asked)
+    path = tmp_path / "search.json"
+
+    def stop(done: int, total: int) -> None:
+        assert total == len(whole.log)
+        if done >= after:
+            raise _StoppedError
+
+    with pytest.raises(_StoppedError) as stopped:
+        acdc(given.model, **asked, out=path, progress=stop)
+    assert "resume=True" in str(stopped.value.__notes__)
+    kept = len(json.loads(path.read_text())["decisions"])
+    assert after <= kept < len(whole.log)
+    search = Search(given.model, **asked)
+    again = search.run(out=path, resume=True)
+    assert log_of(again) == log_of(whole)
+    assert again.edges == whole.edges
+    finished = Search(given.model, **asked)
+    assert log_of(finished.run(out=path, resume=True)) == log_of(whole)
+    assert finished.spent.worlds == 0
+
+
+def test_a_file_of_another_search_is_refused_and_stays(tmp_path: Path) -> None:
+    given = small("gpt2")
+    asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC}
+    path = tmp_path / "search.json"
+    acdc(given.model, **asked, threshold=0.5, out=path)
+    before = path.read_bytes()
+    for options, words in (
+        ({"threshold": 0.5}, "resume=True"),
+        ({"threshold": 0.4, "resume": True}, "another one"),
+        ({"threshold": 0.5, "harm": "increase", "resume": True}, "another one"),
+    ):
+        with pytest.raises(CircuitError, match=words):
+            acdc(given.model, **asked, **options, out=path)
+    assert path.read_bytes() == before
+    path.write_text("[1]")
+    with pytest.raises(CircuitError, match="no file of a search"):
+        acdc(given.model, **asked, threshold=0.5, out=path, resume=True)
+    with pytest.raises(CircuitError, match="say in which file"):
+        acdc(given.model, **asked, threshold=0.5, resume=True)
+
+
+# -- what is asked for -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"threshold": 0.0}, "above 0"),
+        ({"threshold": float("nan")}, "above 0"),
+        ({"ablation": "noise"}, "'resample', 'zero', 'mean'"),
+        ({"source": None}, "there is no `source`"),
+        ({"harm": "worse"}, "'increase', 'decrease', 'either'"),
+        ({"heads": "random"}, "'descending', 'ascending'"),
+        ({"metric": [METRIC]}, "one metric"),
+        ({"base": 3}, "base.* is a run, or the inputs of one"),
+    ],
+)
+def test_what_cannot_be_searched_says_why(options: dict[str, Any], words: str) -> None:
+    given = small("gpt2")
+    asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
+    with pytest.raises(CircuitError, match=words):
+        acdc(given.model, **(asked | options))
+
+
+def test_runs_of_other_shapes_models_and_with_patches_are_refused() -> None:
+    given, other = small("gpt2"), small("llama")
+    base, source = given.base, given.source
+    asked: dict[str, Any] = {"metric": METRIC, "threshold": 0.1}
+    with pytest.raises(CircuitError, match="differ in shape"):
+        acdc(given.model, base=base, source=given.model.run(input_ids=given.ids[:, :4]), **asked)
+    with pytest.raises(CircuitError, match="of another model"):
+        acdc(given.model, base=base, source=other.source, **asked)
+    with base.fork() as world:
+        world.patch(("z", 0), source)
+        with pytest.raises(CircuitError, match="something is patched in the base"):
+            acdc(given.model, base=world, source=source, **asked)
+
+
+def test_base_and_source_may_be_inputs() -> None:
+    given = small("gpt2")
+    inputs: dict[str, Any] = {"base": {"input_ids": given.ids}, "source": {"input_ids": given.other}}
+    runs: dict[str, Any] = {"base": given.base, "source": given.source}
+    found = [acdc(given.model, **one, metric=METRIC, threshold=0.1).edges for one in (inputs, runs)]
+    assert found[0] == found[1]
+
+
+# -- what it costs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
+def test_the_plan_is_what_the_theory_of_interleaved_grafts_says(name: str) -> None:
+    """One correction for each reader that lost edges, grafted behind its node, the last reader first."""
+    given = small(name)
+    model, readers = given.model, edge_facts(given.model).components.readers
+    plan = acdc_plan(model)
+    grafts = [GraftAt(one.node, 1) for one in reversed(readers)]
+    costs = theory.interleaved_cost(model.graph, grafts, demand=[model.program.outputs[0].name]).costs
+    expected = sum(int(cost) * one.writers for cost, one in zip(costs, reversed(readers), strict=True))
+    assert plan.node_evaluations == expected
+    assert plan.edges == plan.worlds == len(given.plain.edges())
+    assert str(plan).startswith(f"ACDC over {plan.edges:,} edges")
+
+
+def test_a_search_takes_no_more_than_its_plan_but_for_guesses_and_ties() -> None:
+    given = small("gpt2")
+    asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
+    search = Search(given.model, **asked, speculative=False)
+    search.run()
+    plan = acdc_plan(given.model)
+    assert search.spent.worlds <= plan.worlds
+    assert search.node_evaluations <= plan.node_evaluations

@@ -1,0 +1,158 @@
+"""Worlds with removed edges against plain PyTorch, one reader at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import conewise as cw
+from conewise.circuits.ablation import Ablated
+from conewise.circuits.masked_forward import Forward, Mask, MaskedForward
+from conewise.circuits.pruned_forward import PrunedForward
+from conewise.edges.edge_facts import edge_facts
+from tests.circuits.removed_oracle import KINDS
+from tests.circuits.small_models import Small, small
+
+METRIC = cw.logit_diff(answer=3, wrong=5)
+
+
+def expected(given: Small, removed: Mask, ablated: dict[str, torch.Tensor]) -> list[float]:
+    """The metric of each prompt in a world of the oracle."""
+    facts = edge_facts(given.model)
+    writers, readers = facts.components.writers, facts.components.readers
+    lost = {(writers[w].name, readers[r].name) for r, w in np.argwhere(removed)}
+    logits, _ = given.plain.forward(given.ids, lost, ablated)
+    return (logits[:, -1, 3] - logits[:, -1, 5]).tolist()
+
+
+def random_masks(given: Small, count: int, seed: int = 0) -> Mask:
+    """Removed edges of some worlds: none, all, and random ones of all densities."""
+    components = edge_facts(given.model).components
+    rng = np.random.default_rng(seed)
+    shape = (count, len(components.readers), len(components.writers))
+    removed = rng.random(shape) < rng.random((count, 1, 1))
+    removed[0], removed[1] = False, True
+    there = np.arange(shape[2]) < np.array([one.writers for one in components.readers])[:, None]
+    found: Mask = removed & there
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_edges_are_those_of_the_oracle(name: str) -> None:
+    given = small(name)
+    components = edge_facts(given.model).components
+    found = [(w.name, r.name) for r in components.readers for w in components.writers[: r.writers]]
+    assert found == given.plain.edges()
+
+
+@pytest.mark.parametrize("ablation", ["resample", "zero", "mean"])
+@pytest.mark.parametrize("name", KINDS)
+def test_removed_edges_as_in_plain_pytorch(name: str, ablation: str) -> None:
+    given = small(name)
+    base, source = given.base, given.source
+    facts = edge_facts(given.model)
+    ablated = Ablated(facts, ablation, base, source)
+    forwards: list[Forward] = [kind(facts, base, ablated, METRIC) for kind in (MaskedForward, PrunedForward)]
+    removed = random_masks(given, 6)
+    parts = given.plain.forward(given.other)[1]
+    if ablation == "zero":
+        parts = {name: torch.zeros_like(part) for name, part in parts.items()}
+    elif ablation == "mean":
+        parts = {name: part.mean((0, 1), keepdim=True).expand_as(part) for name, part in parts.items()}
+    wanted = [expected(given, world, parts) for world in removed]
+    # A norm of a stream of which all is taken away enlarges what rounding left, by 1/√ε.
+    close = 2e-4 if ablation == "zero" else 1e-6
+    for forward in forwards:
+        assert forward.values(removed) == pytest.approx(np.array(wanted), rel=1e-5, abs=close)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_worlds_below_a_stage_are_those_with_all_that_was_removed_before(name: str) -> None:
+    """The current world's values are read where nothing changes: the numbers are those from the base."""
+    given = small(name)
+    base, source = given.base, given.source
+    facts = edge_facts(given.model)
+    ablated = Ablated(facts, "resample", base, source)
+    forwards: list[Forward] = [kind(facts, base, ablated, METRIC) for kind in (MaskedForward, PrunedForward)]
+    removed, other = random_masks(given, 6)[4:]
+    for stage in reversed(forwards[0].stages):
+        current = removed.copy()
+        current[: stage.first] = False
+        worlds = np.repeat(current[None], 4, 0)
+        worlds[1, stage.rows], worlds[2, stage.rows] = other[stage.rows], False
+        worlds[3, stage.first] = other[stage.first]
+        wanted = forwards[1].values(worlds)
+        for forward in forwards:
+            assert forward.begin(current) == pytest.approx(wanted[0], rel=1e-6, abs=1e-7)
+            assert forward.below(stage.number, worlds[:, stage.rows]) == pytest.approx(
+                wanted, rel=1e-6, abs=1e-7
+            )
+        # One of these worlds becomes the current one: what is computed from there on is the same.
+        forwards[1].adopt(stage.number, worlds[1, stage.rows])
+        again = forwards[1].below(stage.number, worlds[:, stage.rows])
+        assert again == pytest.approx(wanted, rel=1e-6, abs=1e-7)
+
+
+def test_what_nothing_reads_is_not_computed() -> None:
+    """Theory of grafts: a correction for each reader that lost edges, and the cone behind it, pruned."""
+    given = small("gpt2")
+    base, source = given.base, given.source
+    facts = edge_facts(given.model)
+    forward = PrunedForward(facts, base, Ablated(facts, "resample", base, source), METRIC)
+    plain = MaskedForward(facts, base, Ablated(facts, "resample", base, source), METRIC)
+    removed = np.zeros((1, *forward.shape), dtype=bool)
+    removed[0, -1, 1:] = True  # the logits read the input alone
+    forward.begin(removed[0])
+    spent = forward.node_evaluations
+    masks = np.zeros((3, *removed[0, forward.stages[0].rows].shape), dtype=bool)
+    masks[1:, :, 0] = True
+    values = forward.below(0, masks)
+    assert forward.node_evaluations == spent
+    assert np.array_equal(values, np.repeat(values[:1], 3, 0))
+    plain.begin(removed[0])
+    assert plain.below(0, masks) == pytest.approx(values, rel=1e-6, abs=1e-7)
+
+
+def test_slices_of_projections_are_used_and_are_what_whole_projections_are() -> None:
+    for name in KINDS:
+        given = small(name)
+        base = given.base
+        facts = edge_facts(given.model)
+        forward = PrunedForward(facts, base, Ablated(facts, "resample", base, given.source), METRIC)
+        removed = random_masks(given, 5)
+        sliced = forward.values(removed)
+        slots = [slot for attention in forward._attentions.values() for slot in attention.slots.values()]
+        assert all(slot.slices is not None for slot in slots), name
+        for slot in slots:
+            slot.slices = None
+        assert forward.values(removed) == pytest.approx(sliced, rel=1e-6, abs=1e-7)
+
+
+def test_memory_is_kept_by_cutting_stacks() -> None:
+    given = small("gpt2")
+    base = given.base
+    facts = edge_facts(given.model)
+    ablated = Ablated(facts, "resample", base, given.source)
+    roomy, tight = (PrunedForward(facts, base, ablated, METRIC, most) for most in (1 << 30, 1 << 18))
+    assert roomy.most(0) > 100 > tight.most(0)
+    removed = random_masks(given, 20)
+    assert tight.values(removed) == pytest.approx(roomy.values(removed), rel=1e-9)
+
+
+def test_a_metric_of_all_positions_and_one_of_all_outputs() -> None:
+    given = small("gpt2")
+    base = given.base
+    facts = edge_facts(given.model)
+    ablated = Ablated(facts, "resample", base, given.source)
+    removed = random_masks(given, 5)
+    targets = torch.roll(given.ids, -1, 1)
+
+    def loss(outputs: object) -> torch.Tensor:
+        logits: torch.Tensor = outputs.logits  # type: ignore[attr-defined]
+        flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return flat.view(targets.shape).mean(1)
+
+    for metric in (cw.cross_entropy(targets), cw.metric(loss, key="mean loss")):
+        found = PrunedForward(facts, base, ablated, metric).values(removed)
+        assert found == pytest.approx(MaskedForward(facts, base, ablated, metric).values(removed), rel=1e-6)
