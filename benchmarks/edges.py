@@ -1,9 +1,9 @@
 """`python -m benchmarks.edges`: every edge of a model, exactly, against one hooked forward for each edge.
 
-Rows: `gpt2` (the shape of GPT-2 small: 32,491 edges), `sample` (1,000 of them, drawn uniformly), `smollm2` (its
-shape: 270 heads with grouped queries). What is timed of ours is everything after the capture: the table of
-edges, planning, both baselines, all worlds; kernels were loaded by another length on both sides. Of the hooked
-forwards a stated number is timed and scaled. Answers are compared.
+Rows: `gpt2` (the shape of GPT-2 small: 32,491 edges), `sample` (1,000 of them, drawn uniformly), `smollm2`
+(its shape: 270 heads with grouped queries). What is timed of ours is everything after the capture: the table
+of edges, planning, both baselines, all worlds; kernels were loaded by another length on both sides. Of the
+hooked forwards a stated number is timed and scaled. Answers are compared.
 """
 
 from __future__ import annotations

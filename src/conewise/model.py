@@ -9,6 +9,7 @@ from typing import Any
 from conewise.capturing.foreign import within_memory
 from conewise.checks.verify import Verification, verify
 from conewise.edges.edge_facts import edge_facts
+from conewise.garbage import uncollected
 from conewise.locations.edges import Edges, as_positions, edges_of
 from conewise.locations.selectors import SelectorLike
 from conewise.runs.baseline import Keep, baseline
@@ -79,7 +80,8 @@ class Model(Captured):
         key = stack, None if pos is None else as_positions(pos)
         kept: dict[object, Edges] = vars(self).setdefault("_edges", {})
         if key not in kept:
-            kept[key] = edges_of(components, key[1])
+            with uncollected():
+                kept[key] = edges_of(components, key[1])
         return kept[key]
 
     def planned(self, plan: SweepPlan) -> Sweep:

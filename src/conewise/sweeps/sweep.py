@@ -14,6 +14,7 @@ from conewise.amounts import as_bytes
 from conewise.capturing.foreign import within_memory
 from conewise.checks.witness import Rerun
 from conewise.errors import NoEffectWarning, SweepError
+from conewise.garbage import uncollected
 from conewise.locations.selectors import Cell, Selector, SelectorLike, Spread, as_selectors
 from conewise.markup import heading
 from conewise.phases import Phases
@@ -64,6 +65,7 @@ class Sweep:
 
     @_unreported()
     @within_memory("the baseline of this sweep")
+    @uncollected()
     def __init__(
         self,
         model: Captured,
@@ -154,14 +156,15 @@ class Sweep:
         self, batch: Batch, max_memory: int | None, evaluator: str, cut: StoredCut | None = None
     ) -> SweepPlan:
         """The plan for a batch; `cut` is how a run that is resumed was cut."""
-        plan = self._planner.plan(
-            batch.base,
-            batch.source,
-            batches=self.batches,
-            max_memory=max_memory,
-            evaluator=evaluator,
-            cut=cut,
-        )
+        with uncollected():
+            plan = self._planner.plan(
+                batch.base,
+                batch.source,
+                batches=self.batches,
+                max_memory=max_memory,
+                evaluator=evaluator,
+                cut=cut,
+            )
         seconds = calibration_of(self.model).seconds(plan.evaluator, plan.flops)
         return replace(plan, seconds=seconds, spec=Lazy(self._plain_spec), sweep=self)
 

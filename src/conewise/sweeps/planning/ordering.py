@@ -42,7 +42,8 @@ def ordered(
     candidates = _few(sorted(set(starts)))
     if len(candidates) == 1:
         return WorldOrder(tuple(order), (len(order),))
-    begins = [max(one for one in candidates if one <= start) for start in starts]
+    begin_of = {start: max(one for one in candidates if one <= start) for start in set(starts)}
+    begins = [begin_of[start] for start in starts]
     amounts = work()
     held = {start: sum(amounts[cell] for cell in order if begins[cell] == start) for start in candidates}
     first_of = _cut(candidates, held, share, overhead)

@@ -60,8 +60,9 @@ class Patching:
         """The nodes that each cell patches."""
         found: list[tuple[str, ...]] = [()] * self.cells
         for group in self.groups:
+            own = (group.node,)
             for cell in group.cells:
-                found[cell] = (*found[cell], group.node)
+                found[cell] = found[cell] + own if found[cell] else own
         return found
 
     @cached_property

@@ -89,27 +89,37 @@ class PlaceGroup:
 def place_groups(cells: Sequence[Sequence[Place]], locate: Callable[[Place], Located]) -> list[PlaceGroup]:
     """All places of all cells, in groups. `cells` has the places of each."""
     groups: dict[tuple[Any, ...], PlaceGroup] = {}
+    known: dict[int, _Selected] = {}  # many places share the mapping that says which part is meant
     for number, places in enumerate(cells):
         for ordinal, place in enumerate(places):
-            numbers, fixed = [], []
-            for axis, part in place.part.items():
-                if type(part) is int:
-                    numbers.append((axis, part))
-                else:
-                    fixed.append((axis, _plain(part)))
+            part = known.get(id(place.part))
+            if part is None:
+                part = known[id(place.part)] = _Selected(place)
             is_edge = type(place) is EdgePlace
-            axes = tuple([axis for axis, _ in numbers])
-            key = place.name, place.layer, place.stack, ordinal, axes, (*fixed,), is_edge
+            key = place.name, place.layer, place.stack, ordinal, part.axes, part.fixed, is_edge
             group = groups.get(key)
             if group is None:
-                group = groups[key] = PlaceGroup(locate(place), place, ordinal, axes, key[5])
+                group = groups[key] = PlaceGroup(locate(place), place, ordinal, part.axes, part.fixed)
                 group.writers = [] if is_edge else None
             group.cells.append(number)
             if group.writers is not None:
-                assert isinstance(place, EdgePlace)
-                group.writers.append(place.writer)
-            group.index.append(tuple(part for _, part in numbers))
+                group.writers.append(place.writer)  # type: ignore[attr-defined]
+            group.index.append(part.numbers)
     return list(groups.values())
+
+
+class _Selected:
+    """What a place selects: one number along some axes, and what is fixed along others."""
+
+    __slots__ = ("axes", "fixed", "numbers")
+
+    def __init__(self, place: Place) -> None:
+        single = [(axis, part) for axis, part in place.part.items() if type(part) is int]
+        self.axes = tuple([axis for axis, _ in single])
+        self.numbers = tuple([part for _, part in single])
+        self.fixed: Fixed = tuple(
+            [(axis, _plain(part)) for axis, part in place.part.items() if type(part) is not int]
+        )
 
 
 def _plain(part: Any) -> tuple[str, tuple[Any, ...]]:
