@@ -29,3 +29,22 @@ def effects(stack: Stack, ids: Tensor, source: Tensor, metric: Any) -> dict[str,
         progress=False
     )
     return dict(zip(model.edges(), (result.values - result.base).tolist(), strict=True))
+
+
+def circuit(stack: Stack, ids: Tensor, source: Tensor, metric: Any, threshold: float) -> cw.Circuit:
+    """What ACDC leaves, many edges at once; one at a time leaves the same."""
+    model = captured(stack)
+    found, again = (
+        cw.acdc(
+            model,
+            base={"ids": ids},
+            source={"ids": source},
+            metric=metric,
+            threshold=threshold,
+            speculative=speculative,
+            progress=False,
+        )
+        for speculative in (True, False)
+    )
+    assert found.edges == again.edges
+    return found

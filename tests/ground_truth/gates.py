@@ -11,6 +11,8 @@ what head 1 brought, and the answer.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,7 @@ QUERY = 2
 LOOKS = 40.0  # what a score exceeds the others by: the weight of the others is exp(-40), 4e-18
 
 
+@functools.cache
 def gate(name: str) -> Stack:
     """The model of `"or"` or `"and"`."""
     heads = 2

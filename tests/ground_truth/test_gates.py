@@ -69,3 +69,10 @@ def test_the_exact_sweep_shows_what_matters_alone(name: str, matter: set[str]) -
     effects = by_conewise.effects(stack, BASE, SOURCE, error)
     assert {edge for edge, effect in effects.items() if abs(effect) > SMALL} == matter
     assert effects == pytest.approx(by_hand.effects(stack, BASE, SOURCE, error), abs=SMALL)
+
+
+def test_of_or_acdc_keeps_one_of_two_and_of_and_both() -> None:
+    of_or = by_conewise.circuit(gate("or"), BASE, SOURCE, error, THRESHOLD)
+    assert set(of_or.edges) in ({*FIRST, LAST}, {*SECOND, LAST})
+    of_and = by_conewise.circuit(gate("and"), BASE, SOURCE, error, THRESHOLD)
+    assert set(of_and.edges) == {*FIRST, *SECOND, LAST}

@@ -11,6 +11,8 @@ effect.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
@@ -49,6 +51,11 @@ class Scene:
         """The logit of the answer."""
         return outputs.logits[:, -1].gather(1, self.prompts.answers[:, None])[:, 0]
 
+    @functools.cached_property
+    def effects(self) -> dict[str, float]:
+        """What each edge does to the logit, by hand."""
+        return by_hand.effects(self.model, self.prompts.base, self.prompts.source, self.metric)
+
     @property
     def path(self) -> tuple[str, str, str]:
         """What the circuit is: the token, one back, into the keys, out."""
@@ -76,16 +83,21 @@ def test_one_head_looks_one_back_and_one_at_the_answer(scene: Scene) -> None:
 
 
 def test_by_hand_the_edge_into_the_keys_stands_out(scene: Scene) -> None:
-    effects = by_hand.effects(scene.model, scene.prompts.base, scene.prompts.source, scene.metric)
-    _expect_that_it_stands_out(scene, effects)
+    _expect_that_it_stands_out(scene, scene.effects)
 
 
 def test_the_exact_sweep_shows_the_edge_into_the_keys(scene: Scene) -> None:
     model, asked = scene.model, scene.prompts
     effects = by_conewise.effects(model, asked.base, asked.source, cw.logit(asked.answers))
     _expect_that_it_stands_out(scene, effects)
-    by_hands = by_hand.effects(model, asked.base, asked.source, scene.metric)
-    assert effects == pytest.approx(by_hands, abs=1e-4)
+    assert effects == pytest.approx(scene.effects, abs=1e-4)
+
+
+def test_acdc_leaves_the_path_alone(scene: Scene) -> None:
+    """At a threshold of a thirteenth of the difference, which is 13."""
+    asked = scene.prompts
+    circuit = by_conewise.circuit(scene.model, asked.base, asked.source, cw.logit(asked.answers), 1.0)
+    assert set(circuit.edges) == set(scene.path)
 
 
 def _expect_that_it_stands_out(scene: Scene, effects: dict[str, float]) -> None:

@@ -55,16 +55,11 @@ THRESHOLD = 1e-3
 every_program = pytest.mark.parametrize("program", CIRCUITS)
 
 
-@functools.cache
-def compiled(program: str) -> Compiled:
-    return Compiled(program)
-
-
 class Question:
     """A compiled program, examples as base, each with another as its source, and the error of answers."""
 
     def __init__(self, program: str) -> None:
-        self.program = compiled(program)
+        self.program = Compiled(program)
         self.module = self.program.module
         self.base = self.program.example_ids
         self.source = self.base.roll(1, 0)
@@ -75,6 +70,16 @@ class Question:
         first = 1 + sum(value is None for value in self.program.examples[0][1])
         return (outputs.logits - self.wanted)[:, first:].square().sum((-1, -2))
 
+    @functools.cached_property
+    def effects(self) -> dict[str, float]:
+        """What each edge does to the error, by hand."""
+        return by_hand.effects(self.module, self.base, self.source, self.metric)
+
+
+@functools.cache
+def question_of(program: str) -> Question:
+    return Question(program)
+
 
 def test_every_program_that_is_kept_is_asked() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(CIRCUITS)
@@ -82,7 +87,7 @@ def test_every_program_that_is_kept_is_asked() -> None:
 
 @every_program
 def test_the_torch_module_computes_what_tracrs_model_does(program: str) -> None:
-    question = Question(program)
+    question = question_of(program)
     outputs = question.module(question.base)
     assert torch.allclose(outputs.logits, question.wanted, rtol=0.0, atol=1e-6)
     for decoded, (_, answer) in zip(question.program.decode(outputs), question.program.examples, strict=True):
@@ -92,7 +97,7 @@ def test_the_torch_module_computes_what_tracrs_model_does(program: str) -> None:
 
 @every_program
 def test_cutting_all_edges_or_none_gives_source_or_base(program: str) -> None:
-    question = Question(program)
+    question = question_of(program)
     module, base, source = question.module, question.base, question.source
     torch.testing.assert_close(by_hand.outputs(module, base, source), module(base))
     every = by_hand.edges(module)
@@ -101,23 +106,35 @@ def test_cutting_all_edges_or_none_gives_source_or_base(program: str) -> None:
 
 @every_program
 def test_by_hand_the_edges_of_the_program_matter_and_no_others(program: str) -> None:
-    question = Question(program)
-    effects = by_hand.effects(question.module, question.base, question.source, question.metric)
-    assert {edge for edge, effect in effects.items() if abs(effect) > SMALL} == set(CIRCUITS[program])
+    question = question_of(program)
+    assert {edge for edge, effect in question.effects.items() if abs(effect) > SMALL} == set(
+        CIRCUITS[program]
+    )
     left = by_hand.left_by_acdc(question.module, question.base, question.source, question.metric, THRESHOLD)
     assert set(left) == set(CIRCUITS[program])
 
 
 @every_program
 def test_the_edges_are_those_of_the_module(program: str) -> None:
-    module = Question(program).module
+    module = question_of(program).module
     assert by_conewise.edges(module) == by_hand.edges(module)
 
 
 @every_program
 def test_the_exact_sweep_finds_the_circuit(program: str) -> None:
-    question = Question(program)
-    asked = (question.module, question.base, question.source, question.metric)
-    effects = by_conewise.effects(*asked)
+    question = question_of(program)
+    effects = by_conewise.effects(question.module, question.base, question.source, question.metric)
     assert {edge for edge, effect in effects.items() if abs(effect) > SMALL} == set(CIRCUITS[program])
-    assert effects == pytest.approx(by_hand.effects(*asked), abs=SMALL)
+    assert effects == pytest.approx(question.effects, abs=SMALL)
+
+
+@every_program
+def test_acdc_finds_the_circuit(program: str) -> None:
+    question = question_of(program)
+    circuit = by_conewise.circuit(question.module, question.base, question.source, question.metric, THRESHOLD)
+    assert set(circuit.edges) == set(CIRCUITS[program])
+    found = circuit.evaluate(
+        base={"ids": question.base}, source={"ids": question.source}, metric=question.metric
+    )
+    assert found.faithfulness == pytest.approx(1.0, abs=SMALL)
+    assert found.completeness == pytest.approx(0.0, abs=SMALL)
