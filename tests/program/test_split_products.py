@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.cuda.jiterator import _CodeParser
 
 from conewise.program import split_products
 from conewise.program.split_products import (
@@ -153,5 +152,16 @@ def test_parts_of_a_factor_serve_several_products() -> None:
         assert torch.equal(split_product(value, weight, parts), split_product(value, weight))
 
 
-def test_the_kernel_is_written_as_torch_reads_it() -> None:
-    assert _CodeParser(split_products._KERNEL).function_name == "conewise_split"
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
+@pytest.mark.parametrize("inner", [1, 33, 512, 513, 1024, 2752, 4096])
+def test_the_largest_terms_are_added_up_in_short_sums(arrangement: Arrangement, inner: int) -> None:
+    """All terms once, in order; what is cut is the last part, which has the largest of them."""
+    sums = arrangement.sums(inner)
+    ends = [(left + at, right + at) for left, right, terms in sums for at in (0, terms)]
+    for left, right, count in arrangement.products:
+        assert (left * inner, right * inner) in ends
+        assert ((left + count) * inner, (right + count) * inner) in ends
+    assert sum(terms for *_, terms in sums) == 6 * inner
+    largest = [terms for left, _, terms in sums if left >= arrangement.left.index(3) * inner]
+    assert sum(largest) == inner
+    assert max(largest) <= split_products.TERMS

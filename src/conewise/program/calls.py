@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,6 +45,11 @@ class Signature:
         Constants of the captured example (numbers, flags, None) may be left out; given, they
         must be equal to the captured ones, for they are part of the graph.
         """
+        plain = self._plain
+        if plain is not None and not args and kwargs.keys() == plain.keys():
+            found = {name: kwargs[name] for name in plain}
+            if all(map(_is_of_the_kind, found.values(), plain.values())):
+                return found
         given = normal_call(self.forward, args, kwargs)
         unknown = [key for key in given.kwargs if key not in self.example.kwargs]
         if unknown:
@@ -62,9 +68,27 @@ class Signature:
         ordered = Call(complete.args, {key: complete.kwargs[key] for key in self.example.kwargs})
         return self._tensors(ordered)
 
+    @cached_property
+    def _leaves(self) -> tuple[list[tuple[str, Any]], TreeSpec]:
+        return self.example.leaves()
+
+    @cached_property
+    def _plain(self) -> dict[str, torch.Tensor] | None:
+        """The tensors of the captured call, where they are all that has to be given, each by its own name."""
+        tensors = {name: leaf for name, leaf in self._leaves[0] if isinstance(leaf, torch.Tensor)}
+        optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [
+            name
+            for name, one in self.forward.parameters.items()
+            if one.default is inspect.Parameter.empty and one.kind not in optional
+        ]
+        own = self.example.kwargs
+        are_alone = not self.example.args and all(own.get(name) is leaf for name, leaf in tensors.items())
+        return tensors if are_alone and tensors.keys() >= set(needed) else None
+
     def _tensors(self, given: Call) -> dict[str, torch.Tensor]:
         found, spec = given.leaves()
-        captured, captured_spec = self.example.leaves()
+        captured, captured_spec = self._leaves
         if spec != captured_spec:
             raise InputMismatchError(
                 f"the arguments are nested otherwise than in the captured call: found {spec}, "
@@ -146,6 +170,12 @@ def _constants(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in kwargs.items()
         if not any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(value)[0])
     }
+
+
+def _is_of_the_kind(value: Any, example: torch.Tensor) -> bool:
+    """Whether a value is a tensor as one was captured."""
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and value.dtype == example.dtype and value.device == example.device
 
 
 def _equal_constants(value: Any, example: Any) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -176,11 +178,16 @@ def test_a_process_is_measured() -> None:
         assert 0 < meter.held() <= meter.record() + SMALL
 
 
+TOTAL, MIB = 1 << 30, 1 << 20
+HALF = TOTAL // 2
+
+
 class Gpu:
-    """What `torch.cuda` says of a device."""
+    """What `torch.cuda` says of a device, and is told of it."""
 
     def __init__(self) -> None:
-        self.allocated, self.most, self.reserved, self.emptied = 7, 50, 20, 0
+        self.allocated, self.most, self.reserved, self.split, self.emptied = 7, 50, 20, 3, 0
+        self.fraction = 0.5
 
     def reset_peak_memory_stats(self, _: torch.device) -> None:
         self.most = self.allocated
@@ -189,10 +196,20 @@ class Gpu:
         return {
             "allocated_bytes": {"all": {"current": self.allocated, "peak": self.most}},
             "reserved_bytes": {"all": {"current": self.reserved, "peak": self.reserved}},
+            "inactive_split_bytes": {"all": {"current": self.split, "peak": self.split}},
         }
 
     def empty_cache(self) -> None:
         self.emptied += 1
+
+    def get_device_properties(self, _: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=TOTAL)
+
+    def get_per_process_memory_fraction(self, _: torch.device) -> float:
+        return self.fraction
+
+    def set_per_process_memory_fraction(self, fraction: float, _: torch.device) -> None:
+        self.fraction = fraction
 
 
 @pytest.fixture
@@ -203,38 +220,102 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 @pytest.fixture
-def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of all pieces that are taken at once."""
-    taken: list[int] = []
-    monkeypatch.setattr(torch, "empty", lambda size, **_: taken.append(size))
+def pieces(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The sizes of all pieces that are asked for, and what the allocator may have of the device then."""
+    taken: list[tuple[int, int]] = []
+
+    def empty(size: int, **_: Any) -> None:
+        limit = round(gpu.fraction * TOTAL)
+        taken.append((size, limit))
+        if gpu.reserved + size > limit:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "empty", empty)
     return taken
 
 
-def test_a_gpu_is_measured_by_what_tensors_take_there(gpu: Gpu, pieces: list[int]) -> None:
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What torch's allocator is told of its segments."""
+    found: list[str] = []
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append, raising=False)
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "", raising=False)
+    return found
+
+
+def test_a_gpu_is_measured_by_what_tensors_take_there(gpu: Gpu, pieces: list[tuple[int, int]]) -> None:
     with watching([torch.device("cuda")], 100) as watch:
         watch.room_for(10)
         watch.settle()
         gpu.most, gpu.reserved = 19, 64
     assert (watch.peak, watch.reserved) == (12, 44)
-    assert pieces == [140]
+    assert pieces == [(140, HALF)]
 
 
-def test_a_graph_that_is_replayed_counts_with_what_it_took(gpu: Gpu, pieces: list[int]) -> None:
+def test_a_graph_that_is_replayed_counts_with_what_it_took(gpu: Gpu, pieces: list[tuple[int, int]]) -> None:
     with watching([torch.device("cuda")], 10) as watch:
         watch.note(30)
         gpu.most = 19
     assert watch.peak == 30
 
 
-def test_a_gpu_gives_back_what_is_beyond_a_budget(gpu: Gpu, pieces: list[int]) -> None:
+def test_a_roomy_budget_is_taken_as_one_piece(
+    gpu: Gpu, pieces: list[tuple[int, int]], told: list[str]
+) -> None:
+    with watching([torch.device("cuda")], 10 * MIB, budget=40 * MIB) as watch:
+        watch.room_for(5 * MIB)
+    assert pieces == [(14 * MIB, HALF)]
+    assert told == []
+
+
+def test_under_a_tight_budget_the_allocator_has_no_more(
+    gpu: Gpu, pieces: list[tuple[int, int]], told: list[str]
+) -> None:
+    """Holes are given back where it would take more; nobody else is refused anything."""
+    limit = gpu.allocated + gpu.split + 30 * MIB
+    with watching([torch.device("cuda")], 10 * MIB, budget=30 * MIB) as watch:
+        assert told == ["expandable_segments:True"]
+        watch.room_for(5 * MIB)
+        watch.room_for(100)
+        assert pieces == [(5 * MIB, limit)], "small blocks lie elsewhere"
+        assert gpu.fraction == 0.5
+    assert told == ["expandable_segments:True", "expandable_segments:False", ""]
+
+
+def test_what_is_in_use_lifts_the_limit(gpu: Gpu, pieces: list[tuple[int, int]], told: list[str]) -> None:
+    with watching([torch.device("cuda")], 10 * MIB, budget=30 * MIB) as watch:
+        gpu.reserved = 28 * MIB
+        watch.room_for(5 * MIB)
+        assert gpu.fraction == 0.5
+        watch.room_for(5 * MIB)
+    (_, before), (_, after) = pieces
+    assert before < gpu.reserved + 5 * MIB <= after
+
+
+@pytest.mark.parametrize("settings", ["expandable_segments:False", "backend:cudaMallocAsync"])
+def test_segments_are_left_as_the_user_wants_them(
+    settings: str, gpu: Gpu, pieces: list[tuple[int, int]], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: settings)
+    with watching([torch.device("cuda")], 10 * MIB, budget=30 * MIB):
+        assert told == []
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "max_split_size_mb:64")
+    with watching([torch.device("cuda")], 10 * MIB, budget=30 * MIB):
+        assert told == ["max_split_size_mb:64,expandable_segments:True"]
+    assert told[-1] == "max_split_size_mb:64"
+
+
+def test_a_gpu_gives_back_what_is_beyond_a_budget(
+    gpu: Gpu, pieces: list[tuple[int, int]], told: list[str]
+) -> None:
     for grown, emptied in ((60, 0), (61, 1)):
         with watching([torch.device("cuda")], 50, budget=60) as watch:
             gpu.reserved += grown
         assert (watch.reserved, gpu.emptied) == (grown, emptied)
-    assert pieces == [60, 60]
 
 
-def test_a_model_that_is_spread_is_measured_on_all_its_gpus(gpu: Gpu, pieces: list[int]) -> None:
+def test_a_model_that_is_spread_is_measured_on_all_its_gpus(gpu: Gpu, pieces: list[tuple[int, int]]) -> None:
     spread = [torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)]
     with watching(spread, 100) as watch:
         watch.room_for(10)
@@ -242,4 +323,6 @@ def test_a_model_that_is_spread_is_measured_on_all_its_gpus(gpu: Gpu, pieces: li
         watch.note(5)
         gpu.most, gpu.reserved = 19, 64
     assert (watch.peak, watch.reserved) == (2 * 12, 2 * 44)
-    assert pieces == [0, 0]  # nothing is taken in advance: it is not known how much will be taken where
+    assert (
+        pieces == [(0, HALF)] * 2
+    )  # nothing is taken in advance: it is not known how much will be taken where

@@ -26,7 +26,7 @@ from conewise.sweeps.execution.baselines import BaselineRunner
 from conewise.sweeps.execution.batch import Batch, BatchValues
 from conewise.sweeps.execution.cuda_graph import GraphPool, Record, replay_pays
 from conewise.sweeps.execution.fills import PassFills, Site
-from conewise.sweeps.execution.growth import ARENA, Watch
+from conewise.sweeps.execution.growth import ARENA, Watch, is_roomy
 from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.pass_runner import PassRunner
@@ -70,9 +70,6 @@ class Executor(Protocol):
     def count(self, chunk: int, ledger: SweepLedger) -> None:
         """Count what a chunk computes that was computed before, and is resumed."""
 
-
-TWICE = 2 * ARENA
-"""What is reserved, relative to the plan, where passes are recorded after they were run once."""
 
 SERIAL_GROUP = 16
 """How many worlds of a serial run are one chunk, so that storing is cheap."""
@@ -191,7 +188,7 @@ class WavefrontExecutor:
         self._constants = Constants(facts.layout, facts.program.source_values.__getitem__)
         self._record: Record | None = None
         peak = max(program.peak for program in compiled.programs)
-        if pool is not None and self._replay_pays() and TWICE * peak <= budget:
+        if pool is not None and self._replay_pays() and is_roomy(peak, budget):
             pool.reserve(int(ARENA * peak))
             self._record = pool.record
 

@@ -1,4 +1,4 @@
-"""How much memory work takes: measured, and on the CPU kept to what was planned.
+"""How much memory work takes: measured, and kept to what was planned, or to a budget.
 
 On the CPU it is the process that grows. The C library keeps what is freed, in holes that later blocks may not
 fit, so that a process can grow by twice what its tensors hold. glibc gives holes back when it is told to, and
@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from conewise.identity.machine import memory_held
+from conewise.sweeps.execution.device_limit import DeviceLimit, expandable_segments
 
 SMALL = 16 << 20
 """A process grows by this much for reasons of its own: what is planned to take less is measured, not held."""
@@ -200,23 +201,36 @@ def _give_back() -> Callable[[], object] | None:
 ARENA = 1.4
 """How much is taken from the driver at once, relative to the plan: room for holes between blocks."""
 
+ROOMY = 4.0
+"""A budget of so many times the plan, or none, leaves room for all holes, and for a pass that is recorded."""
+
+
+def is_roomy(planned: int, budget: int | None) -> bool:
+    """Whether a budget is so large that nothing has to be done to keep it."""
+    return budget is None or ROOMY * planned <= budget
+
 
 class DeviceWatch:
     """The watch of a CUDA device: what torch's tensors take there, exactly.
 
-    What is planned is taken from the driver as one piece, and given to torch's allocator to cut blocks from.
-    Else each stack that is larger than those before it would get a piece of its own, and all of them would be
-    kept. A budget is kept too: what the allocator has beyond it is given back.
+    With a roomy budget, what is planned is taken from the driver as one piece, and given to torch's allocator
+    to cut blocks from. Else each stack that is larger than those before it would get a piece of its own, and
+    all of them would be kept. A tight budget is kept by a limit: what the allocator has, beyond what is in
+    use when the watch begins, stays under it.
     """
 
     def __init__(self, device: torch.device, planned: int, budget: int | None) -> None:
         self._device, self._planned, self._budget = device, planned, budget
         self._allocated = self._reserved = self._noted = 0
+        self._limit: DeviceLimit | None = None
+        self._entered = ExitStack()
         self.peak: int | None = None
         self.reserved: int | None = None
 
     def room_for(self, size: int) -> None:
-        """Torch's allocator uses its holes again."""
+        """Before so many bytes are taken, let the allocator give holes back where it would exceed a limit."""
+        if self._limit is not None:
+            self._limit.room_for(size)
 
     def settle(self) -> None:
         """Torch's allocator uses its holes again."""
@@ -226,13 +240,20 @@ class DeviceWatch:
         self._noted = max(self._noted, held)
 
     def __enter__(self) -> Self:
-        self._reserved = _stats(self._device)["reserved_bytes"]["all"]["current"]
-        take_at_once(self._device, self._planned, self._budget)
+        stats = _stats(self._device)
+        self._reserved = stats["reserved_bytes"]["all"]["current"]
+        if self._budget is None or is_roomy(self._planned, self._budget):
+            take_at_once(self._device, self._planned)
+        else:
+            used = [stats[kind]["all"]["current"] for kind in ("allocated_bytes", "inactive_split_bytes")]
+            self._limit = DeviceLimit(self._device, sum(used) + self._budget)
+            self._entered.enter_context(expandable_segments())
         torch.cuda.reset_peak_memory_stats(self._device)
         self._allocated = _stats(self._device)["allocated_bytes"]["all"]["current"]
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._entered.close()
         stats = _stats(self._device)
         self.peak = max(stats["allocated_bytes"]["all"]["peak"] - self._allocated, self._noted)
         self.reserved = stats["reserved_bytes"]["all"]["peak"] - self._reserved
@@ -272,12 +293,10 @@ class DeviceWatches:
         self.reserved = sum(one.reserved or 0 for one in self._each)
 
 
-def take_at_once(device: torch.device, planned: int, budget: int | None = None) -> None:
+def take_at_once(device: torch.device, planned: int) -> None:
     """Let the allocator have one piece for all that is planned, and free it there."""
-    size = int(planned * ARENA)
-    size = size if budget is None else max(planned, min(size, budget))
     try:
-        torch.empty(size, dtype=torch.uint8, device=device)
+        torch.empty(int(planned * ARENA), dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:  # then pieces as they come
         return
 

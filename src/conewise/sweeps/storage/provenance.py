@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from conewise.identity.digests import inputs_digest
@@ -33,7 +34,10 @@ def provenance(
 
 
 def lazy_provenance(model: Captured, spec: SweepSpec, given: Given, weights: Sums) -> Mapping[str, Any]:
-    """The same for a run that was made with these weights; they are hashed when it is first read."""
+    """The same for a run that was made with these weights; they are hashed when it is first read.
+
+    So are inputs, which are the sweep's own. What others may change meanwhile is identified now.
+    """
     identified = _identified(model, spec, given, strict=False)
 
     def made() -> dict[str, Any]:
@@ -44,17 +48,22 @@ def lazy_provenance(model: Captured, spec: SweepSpec, given: Given, weights: Sum
 
 def _with_model(model: Captured, identified: dict[str, Any], weights: Sums | None) -> dict[str, Any]:
     digest = model_digest(model, weights)
+    batches = [
+        {name: one() if callable(one) else one for name, one in batch.items()}
+        for batch in identified["batches"]
+    ]
     return {
         "model": model.name,
         "program": digest.program,
         "weights": digest.weights,
         **({"constants": digest.constants} if digest.constants else {}),
         **identified,
+        "batches": batches,
     }
 
 
 def _identified(model: Captured, spec: SweepSpec, given: Given, strict: bool) -> dict[str, Any]:
-    """All that the numbers depend on besides the model."""
+    """All that the numbers depend on besides the model; digests of inputs are made when they are called."""
     identify, facts = Identifying(strict), facts_of(model)
     batches = []
     for base, source in given:
@@ -78,10 +87,13 @@ def _identified(model: Captured, spec: SweepSpec, given: Given, strict: bool) ->
     }
 
 
-def _digest(model: Captured, given: Reading | Mapping[str, Any], identify: Identifying) -> str:
+def _digest(
+    model: Captured, given: Reading | Mapping[str, Any], identify: Identifying
+) -> str | Callable[[], str]:
     """A digest of the inputs, and of what is patched in them; nothing is run for it."""
     if not isinstance(given, Reading):
-        return inputs_digest(model.signature.bind((), given))
+        digest = partial(inputs_digest, model.signature.bind((), given))
+        return digest if all(isinstance(value, Tensor) for value in given.values()) else digest()
     values, functions = dict(given.inputs), []
     for number, edit in enumerate(given.edits):
         if isinstance(edit.part, Tensor):

@@ -50,7 +50,7 @@ def split_pays(rows: int, inner: int, columns: int) -> bool:
     if min(rows, inner, columns) < LEAST or inner % 8 or columns % 8:
         return False
     work = 2 * rows * inner * columns
-    passes = 2 * len(CHOSEN.products) - 1  # each product writes the result, all but the first read it
+    passes = 2 * len(CHOSEN.sums(inner)) - 1  # each sum writes the result, all but the first read it
     moved = rows * inner * (4 + 2 * len(CHOSEN.left)) + rows * columns * 4 * passes
     return work / PARTS_RATE + moved / BANDWIDTH + LAUNCHING < work / FLOAT32_RATE
 
