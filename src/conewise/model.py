@@ -16,6 +16,7 @@ from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
 from conewise.runs.run import Reading, Run
 from conewise.structure.components import Components
+from conewise.sweeps.execution.loading_kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep
@@ -107,4 +108,6 @@ def capture(module: Any, /, *args: Any, batch_dim: Any = None, **kwargs: Any) ->
     if batch_dim is not None and "batch_dim" in inspect.signature(module.forward).parameters:
         kwargs, batch_dim = {**kwargs, "batch_dim": batch_dim}, None
     with within_memory("capturing this module"):
-        return Model(module, args, kwargs, batch_dim=batch_dim)
+        model = Model(module, args, kwargs, batch_dim=batch_dim)
+        load_kernels(model)
+    return model

@@ -38,12 +38,11 @@ def _split(value, out, inner, down, across, parts: tl.constexpr, count: tl.const
     third = _nearest(rest - second)
     begin = out + row * count * inner + column
     for place in tl.static_range(count):
-        part: tl.constexpr = (parts >> (2 * place)) & 3
-        if part == 0:
+        if (parts >> (2 * place)) & 3 == 0:
             made = tl.where(is_finite, bits, 0)
-        elif part == 1:
+        elif (parts >> (2 * place)) & 3 == 1:
             made = second.to(tl.int32, bitcast=True)
-        elif part == 2:
+        elif (parts >> (2 * place)) & 3 == 2:
             made = third.to(tl.int32, bitcast=True)
         else:
             made = tl.where(is_nan, 0x7FC00000, bits)

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from conewise.errors import SweepError, WeightsChangedError
+from conewise.garbage import uncollected
 from conewise.phases import Phases
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
@@ -24,7 +26,7 @@ from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.conditions import StoredCut
-from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.model_facts import ModelFacts, facts_of
 from conewise.sweeps.planning.plan import SweepPlan, of_batches
 from conewise.sweeps.planning.planner import Planner
 from conewise.sweeps.planning.spec import SweepSpec
@@ -95,12 +97,12 @@ class Running:
                 batch = self.batches[number]
             ledger, resumed = self._ledger, self._ledger.resumed
             with self._trusting(batch):
-                with during("planning", f"{len(self.spec.cells):,} worlds"):
+                with during("planning", f"{len(self.spec.cells):,} worlds"), uncollected():
                     cut = record.cut(number, options.evaluator)
                     plan = self._plan_for(number, batch, options, cut)
                     executor = executor_for(self.model, self.spec, plan, batch)
                 plans.append(plan)
-                with during("baselines", which):
+                with during("baselines", which), uncollected():
                     execution = executor.over(batch, self._metrics)
                 if record.keeps:
                     with during("storing"):
@@ -258,11 +260,19 @@ def executor_for(model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch
     if known is None or known.compiled is not compiled:
         # What moves from one device to another cannot be recorded.
         is_on_one = facts.devices == (facts.device,) == (facts.input_device,)
-        if facts.device.type == "cuda" and is_on_one and facts.graph_pool is None:
-            facts.graph_pool = GraphPool(facts.device)
+        can_record = facts.device.type == "cuda" and is_on_one
         shape = facts.shape(batch.base.inputs)
         budget = plan.max_memory or DEFAULT_MEMORY
-        known = WavefrontExecutor(model, compiled, shape, spec, facts.rules, facts.graph_pool, budget)
+        pool = partial(_graph_pool, facts) if can_record else None
+        known = WavefrontExecutor(model, compiled, shape, spec, facts.rules, pool, budget)
         facts.keep_executor(key, known)
     executor: WavefrontExecutor = known
     return executor
+
+
+def _graph_pool(facts: ModelFacts) -> GraphPool:
+    """The memory of a model's graphs, made when the first is recorded."""
+    if facts.graph_pool is None:
+        facts.graph_pool = GraphPool(facts.device)
+    pool: GraphPool = facts.graph_pool
+    return pool

@@ -60,7 +60,7 @@ class Sweep:
     sweep.
 
     `precision="tf32"` multiplies float32 on a CUDA device in TF32, as a wavefront; nothing does so unasked.
-    `precision="split"` multiplies it in three bfloat16 parts where that is faster, at a few times its error.
+    `precision="split"` multiplies it in three bfloat16 parts where that is faster, at about its error.
     """
 
     @_unreported()

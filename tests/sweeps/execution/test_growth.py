@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from conewise.sweeps.execution.device_limit import MARGIN
 from conewise.sweeps.execution.growth import SMALL, Meter, ProcessWatch, process_meter, watching
 
 MB = 1_000_000
@@ -159,6 +160,7 @@ def test_a_system_that_tells_its_record_alone_measures_how_far_it_was_broken() -
 SIZE = 64 << 20
 GROWING = f"""
 import json, time, torch
+from conewise.sweeps.execution.device_limit import MARGIN
 from conewise.sweeps.execution.growth import INTERVAL, watching
 with watching([torch.device("cpu")], {SIZE}) as watch:
     block = torch.ones({SIZE} // 4)
@@ -273,8 +275,8 @@ def test_under_a_tight_budget_the_allocator_has_no_more(
     gpu: Gpu, pieces: list[tuple[int, int]], told: list[str]
 ) -> None:
     """Holes are given back where it would take more; nobody else is refused anything."""
-    limit = gpu.allocated + gpu.split + 30 * MIB
-    with watching([torch.device("cuda")], 10 * MIB, budget=30 * MIB) as watch:
+    limit = gpu.allocated + gpu.split + 300 * MIB - MARGIN
+    with watching([torch.device("cuda")], 100 * MIB, budget=300 * MIB) as watch:
         assert told == ["expandable_segments:True"]
         watch.room_for(5 * MIB)
         watch.room_for(100)
@@ -283,14 +285,28 @@ def test_under_a_tight_budget_the_allocator_has_no_more(
     assert told == ["expandable_segments:True", "expandable_segments:False", ""]
 
 
-def test_what_is_in_use_lifts_the_limit(gpu: Gpu, pieces: list[tuple[int, int]], told: list[str]) -> None:
-    with watching([torch.device("cuda")], 10 * MIB, budget=30 * MIB) as watch:
-        gpu.reserved = 28 * MIB
+def test_a_limit_is_not_lifted_by_what_the_run_holds(
+    gpu: Gpu, pieces: list[tuple[int, int]], told: list[str]
+) -> None:
+    with watching([torch.device("cuda")], 100 * MIB, budget=300 * MIB) as watch:
+        gpu.allocated, gpu.reserved = 250 * MIB, 258 * MIB
         watch.room_for(5 * MIB)
         assert gpu.fraction == 0.5
         watch.room_for(5 * MIB)
     (_, before), (_, after) = pieces
-    assert before < gpu.reserved + 5 * MIB <= after
+    assert before == after < gpu.reserved + 5 * MIB
+
+
+def test_what_graphs_keep_for_themselves_is_not_of_the_budget(
+    gpu: Gpu, pieces: list[tuple[int, int]], told: list[str]
+) -> None:
+    gpu.fraction = 1.0
+    with watching([torch.device("cuda")], 100 * MIB, budget=300 * MIB) as watch:
+        gpu.reserved = 400 * MIB
+        for _ in range(3):
+            watch.room_for(5 * MIB)
+    (_, before), (_, after), (_, then) = pieces
+    assert after == then == before + gpu.reserved - gpu.allocated - gpu.split
 
 
 @pytest.mark.parametrize("settings", ["expandable_segments:False", "backend:cudaMallocAsync"])

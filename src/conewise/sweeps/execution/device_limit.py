@@ -21,15 +21,22 @@ SMALL_BLOCK = 1 << 20
 PAGE = 20 << 20
 """What the allocator takes at least for larger ones."""
 
+MARGIN = 2 * PAGE
+"""What of a budget is left for pages that a block does not fill."""
+
 EXPANDABLE = "expandable_segments"
 
 
 class DeviceLimit:
-    """Keeps what the allocator has of a device at `most` bytes, as far as what is in use allows."""
+    """Keeps what the allocator has of a device, beyond what is in use at the beginning, under a budget."""
 
-    def __init__(self, device: torch.device, most: int) -> None:
-        self._device, self._most = device, most
-        self._total: int = torch.cuda.get_device_properties(device).total_memory
+    def __init__(self, device: torch.device, budget: int) -> None:
+        self._device, self._total = device, int(torch.cuda.get_device_properties(device).total_memory)
+        stats = _stats(device)
+        self._split = stats["inactive_split_bytes"]["all"]["current"]  # there to stay, between others' blocks
+        used = stats["allocated_bytes"]["all"]["current"] + self._split
+        self._most = used + max(budget - MARGIN, budget // 2)
+        self._pooled = max(budget // 4, 8 * PAGE)
 
     def room_for(self, size: int) -> None:
         """Let the allocator have a free piece of so many bytes; first it gives back what it has to.
@@ -42,8 +49,14 @@ class DeviceLimit:
             with self._limited():
                 torch.empty(size, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError:
-            # Nothing is left that it could give back: what is in use is there to stay.
-            self._most = max(self._most, reserved(self._device) + size + PAGE)
+            # It has given back all that it can. Much that is left unused lies in the pools of graphs.
+            stats = _stats(self._device)
+            reserved, allocated = (
+                stats[f"{kind}_bytes"]["all"]["current"] for kind in ("reserved", "allocated")
+            )
+            unused = reserved - allocated - self._split
+            if unused > self._pooled:
+                self._most, self._pooled = self._most + unused, self._total
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
@@ -84,7 +97,5 @@ def _with(settings: str, *, is_expandable: bool) -> str:
     return f"{settings},{own}" if settings else own
 
 
-def reserved(device: torch.device) -> int:
-    """What the allocator has of a device now, in bytes."""
-    found: int = torch.cuda.memory_stats_as_nested_dict(device)["reserved_bytes"]["all"]["current"]
-    return found
+def _stats(device: torch.device) -> Any:
+    return torch.cuda.memory_stats_as_nested_dict(device)

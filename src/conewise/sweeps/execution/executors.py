@@ -154,8 +154,8 @@ class _SerialExecution(_Baselines):
 class WavefrontExecutor:
     """All worlds of a pass at once. It is kept: baselines of the same shape and weights run it again.
 
-    `rules` are those that other executors of the model made already. `pool` is where graphs of a CUDA device
-    keep what they compute, beside what a first run takes: both have to fit into the budget.
+    `rules` are those that other executors of the model made already. `pool` gives the memory in which
+    graphs of a CUDA device keep what they compute, beside what a first run takes: both fit the budget.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class WavefrontExecutor:
         facts: ShapeFacts,
         spec: SweepSpec,
         rules: dict[str, Rule],
-        pool: GraphPool | None = None,
+        pool: Callable[[], GraphPool] | None = None,
         budget: int = DEFAULT_MEMORY,
     ) -> None:
         self.model, self.compiled, self.facts = model, compiled, facts
@@ -189,8 +189,9 @@ class WavefrontExecutor:
         self._record: Record | None = None
         peak = max(program.peak for program in compiled.programs)
         if pool is not None and self._replay_pays() and is_roomy(peak, budget):
-            pool.reserve(int(ARENA * peak))
-            self._record = pool.record
+            own = pool()
+            own.reserve(int(ARENA * peak))
+            self._record = own.record
 
     def _replay_pays(self) -> bool:
         programs = [self.compiled.programs[one.program] for one in self.compiled.passes]

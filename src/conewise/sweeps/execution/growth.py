@@ -240,13 +240,11 @@ class DeviceWatch:
         self._noted = max(self._noted, held)
 
     def __enter__(self) -> Self:
-        stats = _stats(self._device)
-        self._reserved = stats["reserved_bytes"]["all"]["current"]
+        self._reserved = _stats(self._device)["reserved_bytes"]["all"]["current"]
         if self._budget is None or is_roomy(self._planned, self._budget):
             take_at_once(self._device, self._planned)
         else:
-            used = [stats[kind]["all"]["current"] for kind in ("allocated_bytes", "inactive_split_bytes")]
-            self._limit = DeviceLimit(self._device, sum(used) + self._budget)
+            self._limit = DeviceLimit(self._device, self._budget)
             self._entered.enter_context(expandable_segments())
         torch.cuda.reset_peak_memory_stats(self._device)
         self._allocated = _stats(self._device)["allocated_bytes"]["all"]["current"]
