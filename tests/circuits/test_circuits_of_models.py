@@ -9,6 +9,7 @@ import conewise as cw
 from conewise.circuits.circuit import graph_of
 from conewise.errors import CircuitError, SweepError
 from conewise.model import Model
+from conewise.report.sections import number
 from conewise.sweeps.result import Result
 from tests.circuits.graphs import graph, random_scores
 from tests.edges.small_models import model_of, run_of
@@ -102,3 +103,37 @@ def test_what_is_no_edge_makes_no_circuit() -> None:
         model.sweep(cw.sites("z", layer=0, head=0), **runs).run().circuit(top=1)
     with pytest.raises(CircuitError, match="is an edge at one position, and this graph has edges at all"):
         model.sweep(model.edges(pos=2)[:3], **runs).run().circuit(top=1)
+
+
+def test_a_curve_has_the_faithfulness_of_the_circuits_of_its_thresholds(tmp_path: Path) -> None:
+    runs: dict[str, Any] = {
+        "base": run_of("llama", 0),
+        "source": run_of("llama", 1),
+        "metric": cw.logit_diff(answer=3, wrong=5),
+    }
+    circuit = edge_sweep("llama").circuit(top=12)
+    curve = circuit.curve(**runs, points=5)
+    assert curve.metric == "logit_diff"
+    assert curve.faithfulness == pytest.approx(circuit.evaluate(**runs).faithfulness, abs=1e-6)
+    assert len(curve.points) == 5
+    for point in curve.points:
+        chosen = circuit.select(threshold=point.threshold)
+        assert point.edges == len(chosen)
+        assert point.faithfulness == pytest.approx(chosen.evaluate(**runs).faithfulness, abs=1e-5)
+    assert [point.edges for point in curve.points] == sorted(point.edges for point in curve.points)
+    assert curve.points[-1].edges <= 60
+    assert circuit.curve(**runs, most=82).points[-1].edges == 82
+    assert circuit.curve(**runs, most=82).points[-1].faithfulness == pytest.approx(1, abs=1e-5)
+    page = circuit.report(tmp_path / "page.html", curve=curve, evaluation=circuit.evaluate(**runs))
+    text = page.read_text("utf-8")
+    assert "The edge that is needed least is" in text
+    assert f"<dd>{number(curve.faithfulness or 0)}</dd><dt>faithfulness</dt>" in text
+
+
+def test_without_a_model_or_scores_nothing_is_evaluated() -> None:
+    circuit = cw.Circuit.made(graph(2, 2), ["input->logits"])
+    runs: dict[str, Any] = {"base": run_of("gpt2", 0), "metric": cw.logit(3), "ablation": "zero"}
+    with pytest.raises(CircuitError, match=r"holds no model to run it in: `circuit.bind\(model\).evaluate"):
+        circuit.evaluate(**runs)
+    with pytest.raises(CircuitError, match="has no scores, which `curve` goes by"):
+        circuit.curve(**runs)

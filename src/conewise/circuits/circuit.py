@@ -23,7 +23,7 @@ from conewise.circuits.circuit_json import from_json, read_text, to_json, write_
 from conewise.circuits.comparison import Comparison
 from conewise.circuits.decision import Decision
 from conewise.circuits.eap_graph import eap_json
-from conewise.circuits.evaluation import Evaluation, evaluate
+from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
 from conewise.circuits.selection import chosen, largest_first, levels, pruned, stops
 from conewise.drawing.circuit_dot import dot
 from conewise.edges.edge_facts import edge_facts
@@ -32,6 +32,7 @@ from conewise.markup import heading, table
 from conewise.reading import as_path
 from conewise.report.curve import Curve, CurvePoint
 from conewise.runs.captured import Captured
+from conewise.runs.metrics import as_metric
 from conewise.structure.edge_graph import EdgeGraph, Wired
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from conewise.report.story import Story
 
 FORMATS = ("conewise", "eap")
+Points = tuple[CurvePoint, ...]
+
 POINTS, MORE, FEW = 24, 4, 60
 """How many thresholds a curve has, and how many times the circuit's edges, or how many at least."""
 
@@ -169,12 +172,8 @@ class Circuit(CircuitData):
         `source` has what removed edges carry; see `conewise.circuits.evaluation.evaluate`. A circuit that
         was read from a file is bound to its model first: `circuit.bind(model)`.
         """
-        if self.model is None:
-            raise CircuitError(
-                "this circuit holds no model to run it in: `circuit.bind(model).evaluate(...)`."
-            )
         return evaluate(
-            self.model,
+            self._own_model("evaluate"),
             self.edges,
             base=base,
             source=source,
@@ -183,6 +182,46 @@ class Circuit(CircuitData):
             minimality=minimality,
             max_memory=max_memory,
         )
+
+    def curve(
+        self,
+        *,
+        base: Any,
+        source: Any = None,
+        metric: Any,
+        ablation: str = "resample",
+        points: int = POINTS,
+        most: int | None = None,
+        max_memory: int | str | None = None,
+    ) -> Curve:
+        """How faithful circuits of falling thresholds are, and this one: for the slider of `report`.
+
+        Circuits of a threshold have the edges of such scores that lie on a path over them, as `select` finds
+        them: at most `points` of them, of at most `most` edges, or of four times those of this one. See
+        `evaluate` for the rest.
+        """
+        self._scored("curve")
+        level = levels(self.graph, self.score_array())
+        found = self._points(level, points, most)
+        circuits = [self.graph.names(np.flatnonzero(level >= point.threshold)) for point in found]
+        own, *faithful = faithfulness_of(
+            self._own_model("curve"),
+            [self.edges, *circuits],
+            base=base,
+            source=source,
+            metric=metric,
+            ablation=ablation,
+            max_memory=max_memory,
+        )
+        measured = (replace(point, faithfulness=one) for point, one in zip(found, faithful, strict=True))
+        return Curve(tuple(measured), as_metric(metric).name, own)
+
+    def _own_model(self, what: str) -> Captured:
+        if self.model is None:
+            raise CircuitError(
+                f"this circuit holds no model to run it in: `circuit.bind(model).{what}(...)`."
+            )
+        return self.model
 
     def _scored(self, what: str) -> Mapping[str, float]:
         if not self.scores:
@@ -201,13 +240,21 @@ class Circuit(CircuitData):
         """The circuit in Graphviz' language: `dot -Tsvg` draws it."""
         return dot(self.of, self.graph, self.edges, self.scores)
 
-    def report(self, path: str | Path, *, curve: Curve | None = None, story: Story | None = None) -> Path:
+    def report(
+        self,
+        path: str | Path,
+        *,
+        curve: Curve | None = None,
+        evaluation: Evaluation | None = None,
+        story: Story | None = None,
+    ) -> Path:
         """Write a page of it, one file that opens without a network; returns its path.
 
         It has the layered picture, and a slider of the threshold, with the faithfulness of each where a
-        `curve` is given. `story` says what was asked. Raises CircuitError where the file cannot be written.
+        `curve` is given. `evaluation` is what `evaluate` found, `story` says what was asked. Raises
+        CircuitError where the file cannot be written.
         """
-        from conewise.report.circuit_page import DrawnCircuit, write_circuit_page  # noqa: PLC0415  # for pages alone
+        from conewise.report.circuit_page import DrawnCircuit, write_circuit_page  # noqa: PLC0415  # for pages
 
         level = levels(self.graph, self.score_array())
         drawn = DrawnCircuit(
@@ -219,15 +266,17 @@ class Circuit(CircuitData):
             threshold=self.threshold,
             scores=self.scores,
             levels={self.graph.edges[at]: float(level[at]) for at in np.flatnonzero(level >= 0)},
-            curve=self._curve_of(level) if curve is None else curve,
+            curve=Curve(self._points(level)) if curve is None else curve,
+            measured=() if evaluation is None else _measured(evaluation),
+            notes=() if evaluation is None else _notes(evaluation),
             story=story,
         )
         return write_circuit_page(as_path(path), drawn)
 
-    def _curve_of(self, level: np.ndarray) -> Curve:
+    def _points(self, level: np.ndarray, points: int = POINTS, most: int | None = None) -> Points:
         """Thresholds to choose by, of which nothing is measured."""
-        found = stops(level, POINTS, max(MORE * len(self.edges), FEW))
-        return Curve(tuple(CurvePoint(threshold, edges) for threshold, edges in found))
+        limit = max(MORE * len(self.edges), FEW) if most is None else most
+        return tuple(CurvePoint(threshold, edges) for threshold, edges in stops(level, points, limit))
 
     # -- files -----------------------------------------------------------------------------------------
 
@@ -278,6 +327,24 @@ class Circuit(CircuitData):
     def _more(self) -> str:
         left = len(self.edges) - SHOWN
         return heading("", f"and {left:,} more: circuit.edges") if left > 0 else ""
+
+
+def _measured(found: Evaluation) -> list[tuple[str, float]]:
+    """An evaluation as the rows of a page."""
+    return [
+        ("faithfulness", found.faithfulness),
+        ("completeness", found.completeness),
+        *([] if found.minimality is None else [("minimality", found.minimality)]),
+        (f"{found.metric} of the model", found.full),
+        (f"{found.metric} of the circuit", found.circuit),
+        (f"{found.metric} of the complement", found.complement),
+        (f"{found.metric} with all edges removed", found.ablated),
+    ]
+
+
+def _notes(found: Evaluation) -> list[str]:
+    weakest = [] if found.weakest is None else [f"The edge that is needed least is {found.weakest}."]
+    return [f"Removed edges: {found.ablation}.", *weakest]
 
 
 def _home(given: Wired | Captured, of: str, model: Captured | None) -> tuple[EdgeGraph, str, Captured | None]:
