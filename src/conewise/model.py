@@ -11,6 +11,7 @@ from conewise.checks.verify import Verification, verify
 from conewise.edges.edge_facts import edge_facts
 from conewise.garbage import uncollected
 from conewise.locations.edges import Edges, as_positions, edges_of
+from conewise.locations.paths import Receivers, Senders, paths_of
 from conewise.locations.selectors import SelectorLike
 from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
@@ -84,6 +85,29 @@ class Model(Captured):
             with uncollected():
                 kept[key] = edges_of(components, key[1])
         return kept[key]
+
+    def paths(
+        self,
+        senders: Senders,
+        receivers: Receivers,
+        *,
+        freeze: str = "all",
+        base: Reading | Mapping[str, Any] | Iterable[Reading | Mapping[str, Any]],
+        source: Any,
+        metric: Any,
+        stack: str = "",
+    ) -> Sweep:
+        """Path patching: what goes from each sender to each receiver, and then on to the metric.
+
+        In the world of a pair the receiver is patched with what it would be if the sender put out what it
+        does in the source, with what lies between them frozen as in the base, or live: `freeze="all"` leaves
+        the direct path alone (an edge), "attention" freezes heads while MLPs are live, "none" nothing. All
+        behind the receiver is live. Senders are writers such as `a0.h1`, `m3` and `input`, receivers are
+        readers such as `a9.h6<q>`, `m5` and `logits`; names may hold `*`, and a set of receivers is patched
+        together. The plan counts the worlds; what live components compute for senders comes on top.
+        """
+        cells = paths_of(edge_facts(self, stack).components, senders, receivers, freeze)
+        return Sweep(self, cells, base=base, source=source, metric=metric)
 
     def planned(self, plan: SweepPlan) -> Sweep:
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
+from conewise.edges.live_streams import LiveStreams
 from conewise.edges.reader_values import ReaderValues
 from conewise.edges.stream_parts import StreamParts
 from conewise.runs.captured import Captured
@@ -22,6 +23,11 @@ class EdgeFacts:
     def parts(self) -> StreamParts:
         """What each component wrote into the stream."""
         return StreamParts(self._table, self.components)
+
+    @cached_property
+    def live(self) -> LiveStreams:
+        """What readers see when components between are computed anew."""
+        return LiveStreams(self._table, self.components)
 
     @cached_property
     def readers(self) -> ReaderValues:

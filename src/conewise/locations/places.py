@@ -43,12 +43,14 @@ class EdgePlace(Place):
     """The place of a reader, and an edge into it: what its site would be if another part were written there.
 
     `edge` is its name, `writer` the number of who writes the part, `entry` the node at which the reader reads
-    the sum of all parts.
+    the sum of all parts. `live` is what is computed anew on the way from the one to the other: nothing, or
+    "mlps", or "all".
     """
 
     edge: str = ""
     writer: int = 0
     entry: str = ""
+    live: str = ""
 
     def __hash__(self) -> int:
         return hash((self.edge, self.writer, self.entry))

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from conewise.errors import EdgeError, SiteError
 from conewise.locations.edges import Edges
 from conewise.locations.located import Located
-from conewise.locations.places import Place
+from conewise.locations.places import EdgePlace, Place
 from conewise.locations.selectors import AXES, Cell, Selector, Selectors, Spread, chosen
 from conewise.runs.captured import Captured
 
@@ -93,7 +93,9 @@ def _spread_list(places: tuple[tuple[Place, ...], ...], selector: int) -> Spread
         Cell(group, selector, MappingProxyType(_coordinates(group[0]) if len(group) == 1 else {}))
         for group in places
     )
-    return Spread("sites", ("site",), (tuple(range(len(cells))),), cells)
+    is_paths = all(isinstance(place, EdgePlace) for group in places for place in group)
+    name, axis = ("paths", "edge") if is_paths else ("sites", "site")
+    return Spread(name, (axis,), (tuple(range(len(cells))),), cells)
 
 
 def _expect_own(edges: Edges, model: Captured) -> None:

@@ -96,6 +96,7 @@ def _edges_panel(
 ) -> None:
     """Writers by readers; what is no edge stays empty."""
     ends = [cell.name.split("->", 1) for cell in part.cells]
+    ends = [[writer, reader.replace(f"{writer}->", "")] for writer, reader in ends]
     rows, columns = (
         {name: at for at, name in enumerate(dict.fromkeys(one))} for one in zip(*ends, strict=True)
     )

@@ -31,7 +31,7 @@ class Batch:
     @cached_property
     def edges(self) -> EdgeValues:
         """What edges put in."""
-        return EdgeValues(self.base, self.intervention)
+        return EdgeValues(self.base, self.source, self.intervention)
 
     def part(self, place: Place) -> Tensor | PartFunction:
         """What a world puts at one place."""
@@ -83,9 +83,9 @@ class BatchValues:
             self._wholes[site] = found
         return self._wholes[site]
 
-    def of_edges(self, site: Site, writers: Sequence[int], at_once: int) -> Tensor:
+    def of_edges(self, site: Site, writers: Sequence[int], at_once: int, live: str) -> Tensor:
         """A site as edges from these writers make it."""
-        return self.batch.edges.of_edges(site, writers, at_once)
+        return self.batch.edges.of_edges(site, writers, at_once, live)
 
     def part(self, place: Place) -> Tensor | PartFunction:
         """What is put at one place."""

@@ -30,11 +30,12 @@ Site = tuple[str, int | None, str]
 class EdgeValues:
     """What the edges of a model put into one base, by an intervention on what their writers wrote."""
 
-    def __init__(self, base: Reading, intervention: Intervention) -> None:
-        self._base, self._intervention = base, intervention
+    def __init__(self, base: Reading, source: Reading | None, intervention: Intervention) -> None:
+        self._base, self._source, self._intervention = base, source, intervention
         self._read = reader(base)
         self._more: dict[str, Tensor] = {}
-        self._last: tuple[str, tuple[int, ...], Tensor] | None = None
+        self._last: tuple[tuple[str, tuple[int, ...], str], Tensor] | None = None
+        self._last_live: tuple[tuple[str, tuple[int, ...], str], Tensor] | None = None
         self._evaluations = self._calls = 0
 
     def counted(self) -> tuple[int, int]:
@@ -42,7 +43,7 @@ class EdgeValues:
 
         It is asked behind every pass: nothing is kept for the next.
         """
-        self._last = None
+        self._last = self._last_live = None
         found = self._evaluations, self._calls
         self._evaluations = self._calls = 0
         return found
@@ -51,38 +52,39 @@ class EdgeValues:
         """What the world of one edge puts in."""
         located = self._base.model.locate(place)
         site = place.name, place.layer, place.stack
-        node = self._computed(site, (place.writer,), 1)
+        node = self._computed(site, (place.writer,), 1, place.live)
         self._last = None
         return located.read(node, self._base._sizes)
 
     def seen_more(self, place: EdgePlace) -> Tensor:
         """What the reader of an edge sees more than in the base, shaped like its entry's value."""
         facts = self._facts_at(place.entry)
-        return self._views(facts).as_node(place.entry, self._changes(facts, place.entry)[place.writer])
+        (more,) = self._changes(facts, place.entry, (place.writer,), place.live)
+        return self._views(facts).as_node(place.entry, more)
 
     @torch.no_grad()
-    def of_edges(self, site: Site, writers: Sequence[int], at_once: int) -> Tensor:
+    def of_edges(self, site: Site, writers: Sequence[int], at_once: int, live: str = "") -> Tensor:
         """A site in natural axes as edges from these writers make it: [writer, ...]."""
         located = self._base.model.locate(Place(*site))
-        stack = self._computed(site, tuple(writers), at_once)
+        stack = self._computed(site, tuple(writers), at_once, live)
         dim = self._layout.batch_dim[located.node]
         assert dim is not None
         each = stack.unflatten(dim, (len(writers), -1)).movedim(dim, 0)  # type: ignore[no-untyped-call]
         return located.view.present(each, self._layout.sizes(1), leading=1)
 
     @torch.no_grad()
-    def _computed(self, site: Site, writers: tuple[int, ...], at_once: int) -> Tensor:
+    def _computed(self, site: Site, writers: tuple[int, ...], at_once: int, live: str) -> Tensor:
         """The node of a site for streams that hold another part of each of these writers, stacked."""
         one, facts = self._reader_of(site)
-        if self._last is not None and self._last[:2] == (one.node, writers):
-            return self._last[2]
+        key = one.node, writers, live
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
         self._last = None
         stream = facts.parts.stream(self._read, one.entry)
-        changes = self._changes(facts, one.entry)
         made: list[Tensor] = []
         for first in range(0, len(writers), at_once):
-            own = list(writers[first : first + at_once])
-            rows = (stream + changes[own]).flatten(0, 1)
+            own = writers[first : first + at_once]
+            rows = (stream + self._changes(facts, one.entry, own, live)).flatten(0, 1)
             made.append(facts.readers.values(one.entry, (one.slot,), rows, self._read)[one.slot])
             steps = facts.readers.count(one.entry, (one.slot,))
             self._evaluations += steps * len(own)
@@ -90,10 +92,29 @@ class EdgeValues:
         dim = self._layout.batch_dim[one.node]
         assert dim is not None
         stack = made[0] if len(made) == 1 else torch.cat(made, dim)
-        self._last = one.node, writers, stack
+        self._last = key, stack
         return stack
 
-    def _changes(self, facts: EdgeFacts, entry: str) -> Tensor:
+    def _changes(self, facts: EdgeFacts, entry: str, writers: tuple[int, ...], live: str) -> Tensor:
+        """What the stream at `entry` is more than in the base, for each of these writers."""
+        if not live:
+            return self._parts(facts, entry)[list(writers)]
+        key = entry, writers, live
+        if self._last_live is None or self._last_live[0] != key:
+            if self._source is None:
+                raise EdgeError(
+                    "paths through live components take what senders put out from a source run. Give one as "
+                    "`source`, or freeze all between sender and receiver: freeze='all'."
+                )
+            self._last_live = None
+            with torch.no_grad():
+                more = facts.live.changes(entry, writers, live, self._read, reader(self._source))
+            if bool(torch.isnan(more).any()):
+                raise PatchError("what the source puts out has NaN in it; nothing was patched.")
+            self._last_live = key, more
+        return self._last_live[1]
+
+    def _parts(self, facts: EdgeFacts, entry: str) -> Tensor:
         """What each writer would write more than in the base, at a value of the stream."""
         parts = facts.parts
         key = "" if parts.is_carried_unchanged else entry

@@ -32,7 +32,7 @@ class Values(Protocol):
     def whole(self, site: Site) -> Tensor | None:
         """The value of a whole site, in natural axes, of which parts are taken; None where there is none."""
 
-    def of_edges(self, site: Site, writers: Sequence[int], at_once: int) -> Tensor:
+    def of_edges(self, site: Site, writers: Sequence[int], at_once: int, live: str) -> Tensor:
         """A site in natural axes as edges from these writers make it, computed in slices: [writer, ...]."""
 
     def part(self, place: Place) -> Tensor | PartFunction:
@@ -173,7 +173,8 @@ class _Rows:
         table = self._table.table
         if self._from is not None:
             assert table.edges is not None
-            self._write_edges(stack, sizes, values.of_edges(table.site, self._writers, table.edges.at_once))
+            at_once, live = table.edges.at_once, table.edges.live
+            self._write_edges(stack, sizes, values.of_edges(table.site, self._writers, at_once, live))
             return
         whole = None if table.edit is not None else values.whole(table.site)
         if whole is not None:

@@ -129,8 +129,8 @@ class _Slotted:
     def whole(self, site: Site) -> Tensor | None:
         return self._slots[site]
 
-    def of_edges(self, site: Site, writers: Sequence[int], at_once: int) -> Tensor:
-        return self._values.of_edges(site, writers, at_once)
+    def of_edges(self, site: Site, writers: Sequence[int], at_once: int, live: str) -> Tensor:
+        return self._values.of_edges(site, writers, at_once, live)
 
     def part(self, place: Place) -> Tensor | PartFunction:
         return self._values.part(place)

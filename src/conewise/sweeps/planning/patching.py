@@ -117,7 +117,7 @@ class Patching:
     def _edge_fill(self, group: PlaceGroup, writers: tuple[int, ...]) -> EdgeFill:
         work = self.reader_work(group.node)
         assert isinstance(group.place, EdgePlace)
-        return EdgeFill(writers, group.place.entry, len(work.nodes), work.at_once)
+        return EdgeFill(writers, group.place.entry, len(work.nodes), work.at_once, group.place.live)
 
     # -- how much ------------------------------------------------------------------------------
 

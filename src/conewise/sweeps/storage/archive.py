@@ -321,7 +321,7 @@ def _expect(is_so: bool, otherwise: str) -> None:
 def _place(place: Place) -> dict[str, Any]:
     edge: dict[str, Any] = {}
     if isinstance(place, EdgePlace):
-        edge = {"edge": place.edge, "writer": place.writer, "entry": place.entry}
+        edge = {"edge": place.edge, "writer": place.writer, "entry": place.entry, "live": place.live}
     return {
         **edge,
         "name": place.name,
@@ -351,6 +351,7 @@ def _as_place(given: Any, where: str) -> Place:
         decoded(given["edge"], str, f"an edge's name in {where}"),
         decoded(given["writer"], int, f"an edge's writer in {where}"),
         decoded(given["entry"], str, f"an edge's entry in {where}"),
+        decoded(given["live"], str, f"what is live in {where}"),
     )
 
 

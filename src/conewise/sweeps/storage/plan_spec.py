@@ -74,9 +74,7 @@ def asked_by(spec: Mapping[str, Any], run: Callable[[Mapping[str, Tensor]], Read
 def _selector_to_plain(part: Selector | Edges | tuple[tuple[Place, ...], ...]) -> Any:
     if isinstance(part, Edges):
         rows = zip(part.places, part.writers, part.readers, strict=True)
-        return {
-            "edges": [[*_place_to_plain(p), p.edge, p.writer, p.entry, one, other] for p, one, other in rows]
-        }
+        return {"edges": [[_place_to_plain(place), writer, reader] for place, writer, reader in rows]}
     if isinstance(part, Selector):
         choices = {axis: list(c) if isinstance(c, tuple) else c for axis, c in part.choices.items()}
         return {"name": part.name, "stack": part.stack, "choices": choices}
@@ -85,13 +83,8 @@ def _selector_to_plain(part: Selector | Edges | tuple[tuple[Place, ...], ...]) -
 
 def _selector(plain: Any) -> Selector | Edges | tuple[tuple[Place, ...], ...]:
     if isinstance(plain, Mapping) and "edges" in plain:
-        places, writers, readers = [], [], []
-        for *place, edge, number, entry, writer, reader in plain["edges"]:
-            found = _place(place)
-            places.append(EdgePlace(found.name, found.layer, found.stack, found.part, edge, number, entry))
-            writers.append(writer)
-            readers.append(reader)
-        return Edges(tuple(places), tuple(writers), tuple(readers))
+        places, writers, readers = zip(*plain["edges"], strict=True)
+        return Edges(tuple(map(_edge_place, places)), writers, readers)
     if isinstance(plain, Mapping):
         choices = {a: tuple(c) if isinstance(c, list) else c for a, c in plain["choices"].items()}
         return Selector(plain["name"], plain["stack"], choices)
@@ -105,18 +98,28 @@ def _place_to_plain(place: Place) -> Any:
             part[axis] = {"slice": [one.start, one.stop, one.step]}
         else:
             part[axis] = one if isinstance(one, int) else list(one)
-    return [place.name, place.layer, place.stack, part]
+    plain = [place.name, place.layer, place.stack, part]
+    if isinstance(place, EdgePlace):
+        plain += [place.edge, place.writer, place.entry, place.live]
+    return plain
+
+
+def _edge_place(plain: Any) -> EdgePlace:
+    place = _place(plain)
+    if not isinstance(place, EdgePlace):
+        raise SweepError(f"{place} is no edge, where this plan should have one.")
+    return place
 
 
 def _place(plain: Any) -> Place:
-    name, layer, stack, part = plain
+    name, layer, stack, part, *edge = plain
     chosen: dict[str, Any] = {}
     for axis, one in part.items():
         if isinstance(one, Mapping):
             chosen[axis] = slice(*one["slice"])
         else:
             chosen[axis] = tuple(one) if isinstance(one, list) else one
-    return Place(name, layer, stack, chosen)
+    return EdgePlace(name, layer, stack, chosen, *edge) if edge else Place(name, layer, stack, chosen)
 
 
 def _metric_to_plain(metric: Metric) -> Any:

@@ -98,7 +98,7 @@ def _table_to_plain(table: FillTable) -> dict[str, Any]:
         "fixed": [[axis, [kind, list(one)]] for axis, (kind, one) in table.fixed],
     }
     if (edges := table.edges) is not None:
-        plain["edges"] = [list(edges.writers), edges.entry, edges.work, edges.at_once]
+        plain["edges"] = [list(edges.writers), edges.entry, edges.work, edges.at_once, edges.live]
     return plain if table.edit is None else {**plain, "edit": table.edit}
 
 

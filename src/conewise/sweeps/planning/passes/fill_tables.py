@@ -24,12 +24,14 @@ class EdgeFill:
     """What worlds of edges put in: the `writers` of each, and where their readers read: `entry`.
 
     `work` is how many nodes are computed for one writer, `at_once` for how many writers they are at a time.
+    `live` is what is computed anew between writer and reader.
     """
 
     writers: tuple[int, ...]
     entry: str
     work: int
     at_once: int
+    live: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,12 @@ def place_groups(cells: Sequence[Sequence[Place]], locate: Callable[[Place], Loc
             part = known.get(id(place.part))
             if part is None:
                 part = known[id(place.part)] = _Selected(place)
-            is_edge = type(place) is EdgePlace
-            key = place.name, place.layer, place.stack, ordinal, part.axes, part.fixed, is_edge
+            live = place.live if isinstance(place, EdgePlace) else None
+            key = place.name, place.layer, place.stack, ordinal, part.axes, part.fixed, live
             group = groups.get(key)
             if group is None:
                 group = groups[key] = PlaceGroup(locate(place), place, ordinal, part.axes, part.fixed)
-                group.writers = [] if is_edge else None
+                group.writers = None if live is None else []
             group.cells.append(number)
             if group.writers is not None:
                 group.writers.append(place.writer)  # type: ignore[attr-defined]
