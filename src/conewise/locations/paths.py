@@ -28,8 +28,8 @@ def paths_of(
     """
     if freeze not in FREEZE:
         raise EdgeError(
-            f"freeze={freeze!r} is none of 'all' (the direct path alone), 'attention' (MLPs between are live) "
-            "and 'none' (all between are live)."
+            f"freeze={freeze!r} is none of 'all' (the direct path alone), 'attention' (MLPs between are "
+            "live) and 'none' (all between are live)."
         )
     live = FREEZE[freeze]
     writers = _senders(components, senders)
