@@ -12,7 +12,7 @@ from conewise.runs.reader import reader
 from tests.edges.hook_oracle import Forward, HookOracle
 from tests.edges.small_models import inputs_of, model_of, module_of, run_of
 
-FAMILIES = ["gpt2", "llama", "gpt_neox", "gpt_neox_sequential", "gemma2"]
+FAMILIES = ["gpt2", "llama", "gpt_neox", "gemma2"]
 
 
 @functools.cache

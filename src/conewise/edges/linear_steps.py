@@ -62,9 +62,11 @@ def normed(record: Record, value: Tensor, reading: Read, *, with_bias: bool) -> 
 
 def bent(components: Components, record: Record, what: str) -> EdgeError:
     """The error that says which record is not affine, and what passes through it."""
-    where = components.layer_of(record.name)
+    layers = [layer for layer in components.layers if record.name in layer.members]
+    reasons = [layer.missing["mlp_out"] for layer in layers if "mlp_out" in layer.missing]
+    why = f" No MLP was found there: {reasons[0]}." if reasons else ""
     return EdgeError(
-        f"{what} passes through {record.name!r} ({record.op}, {where}), which is neither a sum, a projection "
-        "nor a norm: what one component wrote cannot be separated from what others did behind it. Edges "
-        "are not defined for this model; its sites can be patched."
+        f"{what} passes through {record.name!r} ({record.op}, {components.layer_of(record.name)}), which is "
+        "neither a sum, a projection nor a norm: what one component wrote cannot be separated from what "
+        f"others did behind it.{why} Edges are not defined for this model; its sites can be patched."
     )

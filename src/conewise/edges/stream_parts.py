@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,19 +47,16 @@ class StreamParts:
         self._values = StackedValues(components.program)
         self._views = StreamViews(sites, components)
         self._heads = [HeadShares(sites, components, heads, self._values) for heads in components.heads]
+        self._terms = components.terms
         self._of_term = {one.heads.term: one for one in self._heads}
         self._walks = {entry: self._walk(entry) for entry in components.entries}
         self.is_carried_unchanged = all(walk.is_unchanged for walk in self._walks.values())
         steps = {step.record.name: step for walk in self._walks.values() for step in walk.steps}
-        self._steps = [step for name, step in sorted(steps.items(), key=lambda one: self._order(one[0]))]
-        self._affine = {step.record.name: compile_stacked_rule(step.record) for step in self._steps}
-        self._linear = {step.record.name: compile_stacked_rule(step.linear) for step in self._steps}
-
-    def _order(self, name: str) -> int:
-        return self._wiring.order.get(name, -1)
+        self._affine = {name: compile_stacked_rule(step.record) for name, step in steps.items()}
+        self._linear = {name: compile_stacked_rule(step.linear) for name, step in steps.items()}
 
     def _walk(self, entry: str) -> Walk:
-        walk = walk_to(self._wiring, self.components.terms, entry)
+        walk = walk_to(self._wiring, self._terms, entry)
         if walk.bent is not None:
             raise bent(self.components, walk.bent, f"the stream at {entry!r}")
         return walk
@@ -97,21 +94,7 @@ class StreamParts:
     def constant(self, read: Read, entry: str) -> Tensor:
         """[batch, pos, d_model]: what belongs to no writer in the stream at `entry`."""
         with computing():
-            known: dict[str, Tensor] = {}
-            for term in self.components.terms:
-                if self._order(term) <= self._order(entry):
-                    value = read(term)
-                    shares = self._of_term.get(term)
-                    known[term] = torch.zeros_like(value) if shares is None else shares.constant(read)
-            reading = self._reading(read)
-            for step in self._walks[entry].steps:
-                name, record = step.record.name, step.record
-                if step.is_norm:
-                    known[name] = normed(record, known[step.carried[0]], reading, with_bias=True)
-                else:
-                    inputs = [known[one] if one in step.carried else reading(one) for one in record.inputs]
-                    known[name] = self._affine[name](*inputs)
-            return self._shown(read, entry, known[entry][None])[0]
+            return next(constant for at, constant in self._constants(read) if at == entry)
 
     def check(self, run: Reading, tolerance: float | None = None) -> float:
         """Compare parts and constant with the stream wherever it is read; the largest relative difference.
@@ -120,9 +103,16 @@ class StreamParts:
         float32, 1e-9 in float64, 3e-2 in half precision.
         """
         read, worst = reader(run), 0.0
+        constants, added, done = self._constants(read), torch.zeros((), dtype=torch.float64), 0
         for entry, parts in self.by_entry(read):
-            stream = self.stream(read, entry).double()
-            total = parts.double().sum(0) + self.constant(read, entry).double()
+            with computing():
+                _, constant = next(constants)
+                stream = self.stream(read, entry).double()
+                fresh = parts[done:].sum(0, dtype=torch.float64)
+                if self.is_carried_unchanged:  # those before are still the same
+                    fresh, done = added.to(fresh) + fresh, len(parts)
+                    added = fresh
+                total = fresh + constant
             largest = float(stream.abs().max()) or 1.0
             apart = float((total - stream).abs().max()) / largest
             allowed = self._tolerance(entry) if tolerance is None else tolerance
@@ -150,6 +140,29 @@ class StreamParts:
         dtypes = {self.components.program.dtypes.get(name) for name in names}
         return max(tolerance for dtype, tolerance in _TOLERANCES.items() if dtype in dtypes)
 
+    def _constants(self, read: Read) -> Iterator[tuple[str, Tensor]]:
+        """The constant part at every entry, in order: no writer has any part, and biases are as they are."""
+        known: dict[str, Tensor] = {}
+        reading = self._reading(read)
+
+        def of(name: str) -> Tensor:
+            if name not in known and name in self._terms:
+                shares = self._of_term.get(name)
+                known[name] = torch.zeros_like(read(name)) if shares is None else shares.constant(read)
+            return known[name]
+
+        for entry in self.components.entries:
+            for step in self._walks[entry].steps:
+                name, record = step.record.name, step.record
+                if name in known:
+                    continue
+                if step.is_norm:
+                    known[name] = normed(record, of(step.carried[0]), reading, with_bias=True)
+                else:
+                    inputs = [of(one) if one in step.carried else reading(one) for one in record.inputs]
+                    known[name] = self._affine[name](*inputs)
+            yield entry, self._shown(read, entry, of(entry)[None])[0]
+
     # -- parts that stay as they are -----------------------------------------------------------
 
     def _count(self, entry: str | None) -> int:
@@ -164,7 +177,7 @@ class StreamParts:
         first = self._presented(read, self.components.writers[0].node)
         out = first.new_empty((count, *first.shape[1:]), dtype=dtype)
         out[:1] = first
-        for term, numbers in self.components.terms.items():
+        for term, numbers in self._terms.items():
             if numbers.start and numbers.start < count:
                 shares = self._of_term.get(term)
                 own = out[numbers.start : numbers.stop]
@@ -195,36 +208,32 @@ class StreamParts:
     # -- parts that are carried through norms --------------------------------------------------
 
     def _carried(self, read: Read, until: str | None = None) -> Iterator[tuple[str, Tensor]]:
+        """The parts at every entry, in order, up to one."""
         known: dict[str, Rows] = {}
-        entries = self.components.entries
         reading = self._reading(read)
-        pending = list(self.components.terms)
-        for entry in entries:
-            for step in self._steps:
-                name = step.record.name
-                if name in known or self._order(name) > self._order(entry):
-                    continue
-                for term in step.carried:
-                    if term in pending:
-                        known[term] = self._rows_of(read, term)
-                        pending.remove(term)
-                known[name] = self._stepped(step, known, reading)
-            if entry in pending:
-                known[entry] = self._rows_of(read, entry)
-                pending.remove(entry)
-            yield entry, self._shown(read, entry, known[entry].stack)
+
+        def of(name: str) -> Rows:
+            if name not in known and name in self._terms:
+                shares = self._of_term.get(name)
+                stack = read(name)[None] if shares is None else shares.at_term(read)
+                known[name] = Rows(stack, self._terms[name])
+            return known[name]
+
+        for entry in self.components.entries:
+            for step in self._walks[entry].steps:
+                if step.record.name not in known:
+                    known[step.record.name] = self._stepped(
+                        step, [of(name) for name in step.carried], reading
+                    )
+            yield entry, self._shown(read, entry, of(entry).stack)
             if entry == until:
                 return
 
-    def _rows_of(self, read: Read, term: str) -> Rows:
-        numbers, shares = self.components.terms[term], self._of_term.get(term)
-        return Rows(read(term)[None] if shares is None else shares.at_term(read), numbers)
-
-    def _stepped(self, step: Step, known: dict[str, Rows], reading: Read) -> Rows:
+    def _stepped(self, step: Step, carried: Sequence[Rows], reading: Read) -> Rows:
         """A step for every writer's part at once."""
-        carried = [known[name] for name in step.carried]
         numbers = range(min(one.numbers.start for one in carried), max(one.numbers.stop for one in carried))
-        stacks = {name: _widened(known[name], numbers) for name in step.carried}
+        widened = [_widened(one, numbers) for one in carried]
+        stacks = dict(zip(step.carried, widened, strict=True))
         return Rows(stepped(step, self._linear[step.record.name], stacks, reading), numbers)
 
 

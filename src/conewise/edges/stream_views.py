@@ -26,7 +26,7 @@ class StreamViews:
             for kind in _KINDS:
                 if kind in layer.nodes:
                     site = sites.find(kind, layer.number, layer.stack)
-                    if site.view is None:
+                    if site.view is None or set(site.view.axes) - {"batch"} != {"pos", "d_model"}:
                         raise _unknown(site.node, f"layer {layer.number}")
                     self._views[site.node] = by_shape[shapes.get(site.node)] = site.view
         for entry in components.entries:

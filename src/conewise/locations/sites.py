@@ -222,9 +222,13 @@ def _stream_view(wiring: Wiring, layer: Layer, node: str, natural: tuple[str, st
         lead = _lead_by_sizes(wiring, _stream_shape(wiring, layer))
     if lead is None:
         return None
-    axes: Axes = (*((axis,) for axis in lead), (Axis(natural[-1], shape[-1]),))
-    packed = regroup(axes, shape)
+    # Attention may turn what it reads (`nn.MultiheadAttention`): then the stream fits the other way only.
+    packed = _grouped(lead, natural[-1], shape) or _grouped(lead[::-1], natural[-1], shape)
     return view_of(packed, natural_axes(wiring, packed or (), natural), wiring.program.sizes)
+
+
+def _grouped(lead: tuple[Axis, ...], features: str, shape: tuple[Size, ...]) -> Axes | None:
+    return regroup((*((axis,) for axis in lead), (Axis(features, shape[-1]),)), shape)
 
 
 def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis, ...] | None:

@@ -90,7 +90,7 @@ def walk_to(wiring: Wiring, starts: Collection[str], end: str) -> Walk:
         if step is not None:
             steps[name] = step
         else:
-            bent[name] = bent[curved[0]] if curved and not carried else record
+            bent[name] = bent[curved[0]] if curved else record
     if end not in steps:
         return Walk(end, (), bent.get(end))
     return Walk(end, _needed(steps, end))

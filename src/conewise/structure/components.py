@@ -13,6 +13,7 @@ from functools import cached_property
 from conewise.errors import EdgeError, nearest_names, write
 from conewise.program.records import Program, Ref
 from conewise.program.streaming import field_names
+from conewise.structure.branches import is_light
 from conewise.structure.layers import Layer
 from conewise.structure.stream import Stream
 from conewise.structure.views import View
@@ -20,6 +21,9 @@ from conewise.structure.wiring import Wiring
 
 EXAMPLE = "a0.h1->a3.h2<q>"
 """An edge as people write it."""
+
+SLOTS = ("q", "k", "v")
+"""What a head reads of the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,11 @@ class Components:
 
     def _writers(self) -> Iterator[Writer]:
         first = self.layers[0]
+        if first.number != 0:
+            raise EdgeError(
+                f"the first layer with attention is layer {first.number}: what the layers before it add to "
+                "the stream is no head's. Edges are known where every layer has attention."
+            )
         yield Writer("input", "input", _named(first, "resid_pre"), None, None, 0)
         number = 1
         for layer in self.layers:
@@ -172,21 +181,29 @@ class Components:
             heads = _heads(z.view)
             if not heads:
                 raise EdgeError(f"layer {at}: how many heads there are in {z.node!r} is not known.")
+            mlp = layer.nodes.get("mlp_out")
+            if mlp is not None and self._is_mlp_first(layer):
+                yield Writer(f"m{at}", "mlp", mlp, at, None, number)
+                number += 1
             rows = range(number, number + heads)
             self.heads.append(HeadWriters(layer, z.node, z.view, _named(layer, "attn_out"), rows))
             for head in range(heads):
                 yield Writer(f"a{at}.h{head}", "head", z.node, at, head, number + head)
             number += heads
-            if "mlp_out" in layer.nodes:
-                yield Writer(f"m{at}", "mlp", layer.nodes["mlp_out"], at, None, number)
+            if mlp is not None and not self._is_mlp_first(layer):
+                yield Writer(f"m{at}", "mlp", mlp, at, None, number)
                 number += 1
+
+    def _is_mlp_first(self, layer: Layer) -> bool:
+        """Whether the attention of a layer reads what its MLP wrote."""
+        return layer.attention.core.name in self.wiring.cone(layer.nodes["mlp_out"], layer.members)
 
     # -- the stream ----------------------------------------------------------------------------
 
     def _values_of_stream(self) -> frozenset[str]:
         """The values that terms are added to, and the last sum: what readers read.
 
-        Where sums are normed before the next term is added (BERT), these are the normed values.
+        Where sums are normed before the next term is added (BERT), the normed values are among them.
         """
         last = _named(self.layers[-1], "resid_post")
         carrying = self.carrying(last)
@@ -195,21 +212,26 @@ class Components:
             for total in self._stream.totals
             if total in carrying and (found := self._stream.addition(total)) is not None
         ]
-        carried = [self._stream.unchanged(one.carried) for one in additions]
-        totals = {one.total for one in additions}
-        self._norms_sums = any(
-            value not in totals and value not in self._terms and self._stream.source(value) in totals
-            for value in carried
-        )
+        carried = {name for one in additions for name in self._made_of(one.carried)}
         return frozenset({self.writers[0].node, *carried, last})
+
+    def _made_of(self, carried: str) -> Iterator[str]:
+        """What a term is added to, not yet rearranged or cast, and what that is a norm or multiple of."""
+        name = self._stream.unchanged(carried)
+        while name not in self._terms:
+            yield name
+            record = self.wiring.records.get(name)
+            if record is None or name in self._stream.sums or not is_light(record):
+                return
+            operands = self.wiring.operands(record)
+            if len(operands) != 1:
+                return
+            (name,) = operands
 
     def _entry(self, node: str, what: str) -> str:
         """The value of the stream that a node is made of."""
-        everything = frozenset(self.wiring.records)
         until = self._entries - {node}
-        found = self.wiring.above(node, everything, until)
-        read = {name for one in found for name in self.wiring.operands(self.wiring.records[one])}
-        hits = sorted(read & until, key=lambda name: self.wiring.order.get(name, -1))
+        hits = sorted(self._read_above(node, until) & until, key=lambda name: self.wiring.order.get(name, -1))
         if len(hits) != 1:
             shown = " and ".join(map(repr, hits)) or "none"
             raise EdgeError(
@@ -218,13 +240,17 @@ class Components:
             )
         return hits[0]
 
+    def _read_above(self, node: str, until: frozenset[str]) -> set[str]:
+        """All that a node depends on, not past the values of `until`."""
+        found = self.wiring.above(node, frozenset(self.wiring.records), until)
+        return {name for one in found for name in self.wiring.operands(self.wiring.records[one])}
+
     def _prefix(self, entry: str) -> int:
         """How many writers have a part in a value of the stream: the first so many."""
         if entry in self._terms:
             rows = set(self._terms[entry])
         else:
-            carrying = self.carrying(entry)
-            read = {name for one in carrying for name in self.wiring.operands(self.wiring.records[one])}
+            read = self._read_above(entry, frozenset(self._terms))
             rows = {row for term in read & self._terms.keys() for row in self._terms[term]}
         if rows != set(range(len(rows))):
             missing = next(one.name for one in self.writers if one.number not in rows)
@@ -238,64 +264,110 @@ class Components:
 
     def _readers(self) -> Iterator[Reader]:
         for layer in self.layers:
-            at, attention = layer.number, layer.attention
-            for slot in ("q", "k", "v"):
-                found = attention.activations.get(slot)
-                if found is None:
-                    why = write(attention.missing.get(slot, ("it was not found",)))
-                    raise EdgeError(f"layer {at} has no {slot!r} that heads could be told apart in: {why}.")
-                entry = self._entry(found.node, f"{slot} of layer {at}")
-                axis = "kv_head" if "kv_head" in found.view.axes else "head"
-                short = "kv" if axis == "kv_head" else "h"
-                for head in range(_heads(found.view)):
-                    yield Reader(
-                        f"a{at}.{short}{head}<{slot}>",
-                        slot,
-                        at,
-                        head,
-                        axis,
-                        entry,
-                        found.node,
-                        (slot, at, self.stack),
-                        self._prefix(entry),
-                    )
-            if "mlp_out" in layer.nodes:
-                node = layer.nodes["mlp_out"]
-                entry = self._entry(node, f"the MLP of layer {at}")
-                site = ("mlp_out", at, self.stack)
-                yield Reader(f"m{at}", "mlp", at, None, None, entry, node, site, self._prefix(entry))
+            is_first = "mlp_out" in layer.nodes and self._is_mlp_first(layer)
+            heads, mlp = self._readers_by_head(layer), self._mlp_reader(layer)
+            yield from (*mlp, *heads) if is_first else (*heads, *mlp)
         yield from self._last_reader()
+
+    def _readers_by_head(self, layer: Layer) -> Iterator[Reader]:
+        at, attention = layer.number, layer.attention
+        for slot in SLOTS:
+            found = attention.activations.get(slot)
+            if found is None:
+                why = write(attention.missing.get(slot, ("it was not found",)))
+                raise EdgeError(f"layer {at} has no {slot!r} that heads could be told apart in: {why}.")
+            entry = self._entry(found.node, f"{slot} of layer {at}")
+            axis = "kv_head" if "kv_head" in found.view.axes else "head"
+            short = "kv" if axis == "kv_head" else "h"
+            for head in range(_heads(found.view)):
+                yield Reader(
+                    f"a{at}.{short}{head}<{slot}>",
+                    slot,
+                    at,
+                    head,
+                    axis,
+                    entry,
+                    found.node,
+                    (slot, at, self.stack),
+                    self._prefix(entry),
+                )
+        self._expect_no_other_way(layer)
+
+    def _expect_no_other_way(self, layer: Layer) -> None:
+        """Raise EdgeError where attention depends on the stream by more than queries, keys and values."""
+        known = [one.attention.activations for one in self.layers]
+        until = frozenset(one[slot].node for one in known for slot in SLOTS if slot in one)
+        term = layer.nodes["attn_out"]
+        between = self.wiring.above(term, frozenset(self.wiring.records), until | self._entries)
+        for name in sorted(between, key=self.wiring.order.__getitem__):
+            for read in self.wiring.operands(self.wiring.records[name]):
+                if read in self._entries:
+                    raise EdgeError(
+                        f"the attention of layer {layer.number} depends on the stream by more than queries, "
+                        f"keys and values: {name!r} reads it on the way to {term!r}, as a gate does. Edges "
+                        "are known where these three are all that attention reads."
+                    )
+
+    def _mlp_reader(self, layer: Layer) -> Iterator[Reader]:
+        if "mlp_out" in layer.nodes:
+            node, at = layer.nodes["mlp_out"], layer.number
+            entry = self._entry(node, f"the MLP of layer {at}")
+            site = ("mlp_out", at, self.stack)
+            yield Reader(f"m{at}", "mlp", at, None, None, entry, node, site, self._prefix(entry))
+
+    def _expect_no_more_sums(self, last: str, output: str) -> None:
+        """Raise EdgeError where layers without attention add to the stream behind the last one with it."""
+        behind = self.wiring.above(output, frozenset(self.wiring.records), frozenset({last}))
+        if self._cores & behind:
+            return
+        for total in self._stream.totals:
+            if (
+                total in behind
+                and self._stream.addition(total) is not None
+                and total in self.wiring.cone(last)
+            ):
+                raise EdgeError(
+                    f"{total!r} adds to the stream behind the last layer with attention, and is neither a "
+                    "head's nor the MLP's of such a layer. Edges are known where every layer has attention."
+                )
 
     def _last_reader(self) -> Iterator[Reader]:
         """What the unembedding multiplies, or what a model without one returns; none for an inner stack."""
         names = field_names(self.program, "logits")
         outputs = names or [leaf.name for leaf in self.program.outputs if isinstance(leaf, Ref)][:1]
         last = _named(self.layers[-1], "resid_post")
-        if len(outputs) != 1 or outputs[0] not in self.wiring.cone(last):
+        if len(outputs) != 1 or (outputs[0] != last and outputs[0] not in self.wiring.cone(last)):
             return
         everything, (output,) = frozenset(self.wiring.records), outputs
+        self._expect_no_more_sums(last, output)
         if self._cores & self.wiring.above(output, everything, frozenset({last})) - self.carrying(last):
             return
+        entry = self._leaving(last)
         products = [
             record
-            for record in self.wiring.upward(output, lambda r: r.name == last or self.wiring.is_linear(r))
-            if self.wiring.is_linear(record) and record.name in self.wiring.cone(last)
+            for record in self.wiring.upward(output, lambda r: r.name == entry or self.wiring.is_linear(r))
+            if self.wiring.is_linear(record) and record.name in self.wiring.cone(entry)
         ]
-        if len(products) > 1:
-            return
-        node = self.wiring.operands(products[0])[0] if products else output
-        entry = last
-        if self._norms_sums:
-            light = [
-                name
-                for name in self.wiring.above(node, everything, frozenset({last}))
-                if self._stream.source(name) == last
-            ]
-            inner = {read for name in light for read in self.wiring.operands(self.wiring.records[name])}
-            ends = [name for name in light if name not in inner] or [last]
-            entry = max(ends, key=lambda name: self.wiring.order.get(name, -1))
-        name = "logits" if names else "output"
+        node = self.wiring.operands(products[0])[0] if len(products) == 1 else output
+        node = self._stream.unchanged(node)
+        if entry in self._read_above(output, frozenset({node})):
+            node = output
+        name = "logits" if names or products else "output"
         yield Reader(name, "logits", None, None, None, entry, node, (node, None, ""), self._prefix(entry))
+
+    def _leaving(self, last: str) -> str:
+        """What leaves the last layer: its last sum, or a norm of it that is the layer's own (BERT)."""
+        members, readers = self.layers[-1].members, self.wiring.readers
+        normed = [
+            name
+            for name in members & self.wiring.cone(last)
+            if self._stream.source(name) == last
+            and (
+                Ref(name) in self.program.outputs
+                or any(one.name not in members for one in readers.get(name, ()))
+            )
+        ]
+        return normed[0] if len(normed) == 1 else last
 
 
 def _of_stack(layers: Sequence[Layer], stack: str) -> list[Layer]:
