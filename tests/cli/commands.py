@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from conewise.cli.commands import app
 from conewise.cli.schemas import SCHEMAS
+from tests.cli import forks
 
 COMMAND = [sys.executable, "-m", "conewise.cli"]
 CLEAN = "When Mary and John went to the store, John gave a drink to"
@@ -32,6 +33,11 @@ def run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [*COMMAND, *words], cwd=cwd, env=environment(), capture_output=True, text=True, check=False
     )
+
+
+def forked(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The same, where it does not matter who imported torch."""
+    return forks.run(words, cwd or Path.cwd(), environment())
 
 
 class Done:

@@ -17,7 +17,7 @@ from conewise.models.tiny import PROMPTS
 from conewise.prompts.pairs import read_pairs
 from conewise.prompts.questions import Question
 from conewise.prompts.tokenized import tokenize
-from tests.cli.commands import CLEAN, PAIR, run, valid
+from tests.cli.commands import CLEAN, PAIR, forked, run, valid
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def test_a_sweep_keeps_a_run_that_can_be_read_again(swept: Swept) -> None:
 
 
 def test_report_makes_a_page_of_the_run(swept: Swept) -> None:
-    done = run("report", "run", "--json", cwd=swept.folder.parent)
+    done = forked("report", "run", "--json", cwd=swept.folder.parent)
     told = valid("report", done.stdout)
     page = swept.folder / "report.html"
     assert (told["report"], told["bytes"]) == ("run/report.html", page.stat().st_size)
@@ -97,7 +97,7 @@ def test_report_makes_a_page_of_the_run(swept: Swept) -> None:
 
 
 def test_plan_prints_what_the_sweep_then_cost_and_runs_nothing(swept: Swept, tmp_path: Path) -> None:
-    done = run("plan", "tiny", "--json", cwd=tmp_path)
+    done = forked("plan", "tiny", "--json", cwd=tmp_path)
     told = valid("plan", done.stdout)
     assert {**told["plan"], "seconds": None} == {**swept.told["plan"], "seconds": None}
     assert told["question"] == swept.told["question"]
@@ -105,7 +105,7 @@ def test_plan_prints_what_the_sweep_then_cost_and_runs_nothing(swept: Swept, tmp
 
 
 def test_people_see_a_question_a_table_and_a_cost() -> None:
-    done = run("sweep", "tiny", *PAIR, "--sites", "z", "--pos", "-1", "--top", "3")
+    done = forked("sweep", "tiny", *PAIR, "--sites", "z", "--pos", "-1", "--top", "3")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "tiny, 1 pair of prompts of 15 tokens:"
@@ -119,7 +119,7 @@ def test_people_see_a_question_a_table_and_a_cost() -> None:
 
 
 def test_sites_lists_every_place() -> None:
-    done = run("sites", "tiny", "--json", "--quiet")
+    done = forked("sites", "tiny", "--json", "--quiet")
     told = valid("sites", done.stdout)
     assert done.stderr == ""
     names = {site["name"]: site for site in told["sites"]}
@@ -129,14 +129,14 @@ def test_sites_lists_every_place() -> None:
 
 
 def test_verify_compares_with_the_model_itself() -> None:
-    done = run("verify", "tiny", "--json", "--samples", "2", "--seed", "5")
+    done = forked("verify", "tiny", "--json", "--samples", "2", "--seed", "5")
     told = valid("verify", done.stdout)
     assert (told["ok"], told["bitwise"], told["seed"], told["worst"]) == (True, True, 5, 0)
     assert done.returncode == 0
 
 
 def test_cone_draws_what_a_patch_recomputes(tmp_path: Path) -> None:
-    done = run("cone", "tiny", "z[layer=1, head=2]", "-o", "cone.svg", "--json", cwd=tmp_path)
+    done = forked("cone", "tiny", "z[layer=1, head=2]", "-o", "cone.svg", "--json", cwd=tmp_path)
     told = valid("cone", done.stdout)
     assert told["site"] == "z[layer=1, head=2]"
     assert sum(part["recomputed"] for part in told["parts"]) == told["node_evaluations"]
@@ -147,7 +147,7 @@ def test_cone_draws_what_a_patch_recomputes(tmp_path: Path) -> None:
 
 def test_trace_restores_one_state_at_a_time(tmp_path: Path) -> None:
     words = ("--prompt", CLEAN, "--subject", "Mary", "--answer", "Mary", "--samples", "2")
-    done = run("trace", "tiny", *words, "--verify", "2", "--report", "trace.html", "--json", cwd=tmp_path)
+    done = forked("trace", "tiny", *words, "--verify", "2", "--report", "trace.html", "--json", cwd=tmp_path)
     told = valid("trace", done.stdout)
     assert [told["tokens"][at].strip() for at in told["subject"]] == ["Mary"]
     assert (len(told["values"]), len(told["values"][0])) == (len(told["layers"]), len(told["positions"]))
@@ -158,7 +158,7 @@ def test_trace_restores_one_state_at_a_time(tmp_path: Path) -> None:
 
 
 def test_demo_takes_the_tiny_model_apart(tmp_path: Path) -> None:
-    done = run("demo", "--tiny", "--json", "--out", "shown", cwd=tmp_path)
+    done = forked("demo", "--tiny", "--json", "--out", "shown", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = valid("demo", done.stdout)
     assert told["model"]["name"] == "tiny"
@@ -166,5 +166,5 @@ def test_demo_takes_the_tiny_model_apart(tmp_path: Path) -> None:
 
 
 def test_reproduce_prints_what_its_schema_says() -> None:
-    done = run("reproduce", "e7", "--json")
+    done = forked("reproduce", "e7", "--json")
     assert valid("reproduce", done.stdout)["e7"]["all_match"] is True

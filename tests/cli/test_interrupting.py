@@ -17,7 +17,7 @@ from conewise.cli.run_folder import FILES
 from conewise.files import write_whole
 from conewise.prompts.questions import Question
 from conewise.sweeps.storage import archive
-from tests.cli.commands import COMMAND, Done, environment, refused, run, valid
+from tests.cli.commands import COMMAND, Done, environment, forked, refused, valid
 
 WORDS = ("sweep", "tiny", "--sites", "z,resid_pre", "--pos", ":", "--evaluator", "serial", "--json")
 
@@ -63,9 +63,9 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_does_so_with_the_same_n
     assert another.code == 2
     assert "holds a run already" in another.err
 
-    resumed = valid("sweep", run(*command[1:], cwd=tmp_path).stdout)
+    resumed = valid("sweep", forked(*command[1:], cwd=tmp_path).stdout)
     assert resumed["measured"]["resumed"] == done
-    at_once = valid("sweep", run(*WORDS, cwd=tmp_path).stdout)
+    at_once = valid("sweep", forked(*WORDS, cwd=tmp_path).stdout)
     assert resumed["cells"] == at_once["cells"]
     assert resumed["measured"]["node_evaluations"] == at_once["measured"]["node_evaluations"]
     assert (resumed["base"], resumed["source"]) == (at_once["base"], at_once["source"])
