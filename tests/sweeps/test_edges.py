@@ -110,6 +110,20 @@ def test_inputs_are_swept_like_runs() -> None:
     torch.testing.assert_close(given.values, swept("gpt2")[1].values[::11], rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_are_computed_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that parts and readers are made of is kept by the pass that computes base and source."""
+    model = model_of(name)
+    sweep = model.sweep(some(name), base=inputs_of(name, 0), source=inputs_of(name, 1), metric=METRIC)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a baseline is computed again")
+
+    monkeypatch.setattr("conewise.runs.input_run.computed", refuse)
+    result = sweep.run()
+    torch.testing.assert_close(result.values, swept(name)[1].values[::11], rtol=0, atol=2e-5)
+
+
 def test_batches_are_swept_one_after_another() -> None:
     model, edges = model_of("gpt2"), some("gpt2")
     pairs = [(inputs_of("gpt2", at), inputs_of("gpt2", at + 1)) for at in (0, 4)]

@@ -25,6 +25,27 @@ class EdgeFacts:
         return StreamParts(self._table, self.components)
 
     @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The values of a run that parts and readers are made of."""
+        components = self.components
+        wiring, found = components.wiring, dict.fromkeys(components.entries)
+        found |= dict.fromkeys(writer.node for writer in components.writers) | dict.fromkeys(components.terms)
+        everything = frozenset(wiring.records)
+        carried = [components.carrying(entry) for entry in components.entries]
+        for heads in components.heads:
+            own = wiring.above(heads.term, everything, frozenset({heads.node}))
+            carried.append(own & wiring.cone(heads.node))
+        for name in frozenset().union(*carried):  # scales of norms are read in the middle of a walk
+            found |= dict.fromkeys(wiring.records[name].inputs)
+        ends = dict.fromkeys((reader.entry, reader.node) for reader in components.readers)
+        for entry, node in ends:
+            own = wiring.above(node, everything, frozenset({entry})) & wiring.cone(entry)
+            found |= dict.fromkeys(
+                one for name in own for one in wiring.records[name].inputs if one not in own
+            )
+        return tuple(found)
+
+    @cached_property
     def live(self) -> LiveStreams:
         """What readers see when components between are computed anew."""
         return LiveStreams(self._table, self.components)

@@ -16,6 +16,7 @@ from conewise.edges.edge_facts import EdgeFacts, edge_facts
 from conewise.edges.stream_views import StreamViews
 from conewise.errors import EdgeError, PatchError
 from conewise.locations.places import EdgePlace, Place
+from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
 from conewise.runs.reader import reader
 from conewise.runs.run import Reading
@@ -27,12 +28,29 @@ Tensor = torch.Tensor
 Site = tuple[str, int | None, str]
 
 
+def edge_stacks(model: Captured) -> list[EdgeFacts]:
+    """What is known of the edges of each stack that has some."""
+    found = []
+    for stack in dict.fromkeys(layer.stack for layer in model.site_table.model_layers):
+        try:
+            found.append(edge_facts(model, stack))
+        except EdgeError:
+            continue
+    return found
+
+
+def _reading(run: Reading) -> Callable[[str], Any]:
+    """Reads values of a run by the graph's own names, each once; weights are the model's."""
+    weights, values = run.model.program.source_values, reader(run)
+    return lambda name: weights[name] if name in weights else values(name)
+
+
 class EdgeValues:
     """What the edges of a model put into one base, by an intervention on what their writers wrote."""
 
     def __init__(self, base: Reading, source: Reading | None, intervention: Intervention) -> None:
         self._base, self._source, self._intervention = base, source, intervention
-        self._read = reader(base)
+        self._read = _reading(base)
         self._more: dict[str, Tensor] = {}
         self._last: tuple[tuple[str, tuple[int, ...], str], Tensor] | None = None
         self._last_live: tuple[tuple[str, tuple[int, ...], str], Tensor] | None = None
@@ -108,7 +126,7 @@ class EdgeValues:
                 )
             self._last_live = None
             with torch.no_grad():
-                more = facts.live.changes(entry, writers, live, self._read, reader(self._source))
+                more = facts.live.changes(entry, writers, live, self._read, _reading(self._source))
             if bool(torch.isnan(more).any()):
                 raise PatchError("what the source puts out has NaN in it; nothing was patched.")
             self._last_live = key, more
@@ -136,7 +154,7 @@ class EdgeValues:
         return self._more[key]
 
     def _reading(self, run: Reading) -> Callable[[str], Any]:
-        return self._read if run is self._base else reader(run)
+        return self._read if run is self._base else _reading(run)
 
     @cached_property
     def _layout(self) -> Layout:
@@ -145,15 +163,8 @@ class EdgeValues:
     @cached_property
     def _known(self) -> dict[str, EdgeFacts]:
         """The facts of each stack, by the values of its stream that are read."""
-        model = self._base.model
-        found: dict[str, EdgeFacts] = {}
-        for stack in dict.fromkeys(layer.stack for layer in model.site_table.model_layers):
-            try:
-                facts = edge_facts(model, stack)
-            except EdgeError:
-                continue
-            found |= dict.fromkeys(facts.components.entries, facts)
-        return found
+        stacks = edge_stacks(self._base.model)
+        return {entry: facts for facts in stacks for entry in facts.components.entries}
 
     @cached_property
     def _readers(self) -> dict[Site, tuple[Reader, EdgeFacts]]:

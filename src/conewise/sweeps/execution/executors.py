@@ -25,6 +25,7 @@ from conewise.runs.run import Reading
 from conewise.sweeps.execution.baselines import BaselineRunner
 from conewise.sweeps.execution.batch import Batch, BatchValues
 from conewise.sweeps.execution.cuda_graph import GraphPool, Record, replay_pays
+from conewise.sweeps.execution.edge_values import edge_stacks
 from conewise.sweeps.execution.fills import PassFills, Site
 from conewise.sweeps.execution.growth import ARENA, Watch, is_roomy
 from conewise.sweeps.execution.kernels import kernels_of_passes
@@ -285,6 +286,8 @@ class WavefrontExecutor:
 
     def _wanted(self) -> list[str]:
         reads = [name for names in self._reads for name in names]
+        if self.has_edges:
+            reads += [name for facts in edge_stacks(self.model) for name in facts.reads]
         return [*reads, *(table.node for table in self.compiled.fills), *self.compiled.targets]
 
     def reader(self, batch: Batch) -> ReadValue:
