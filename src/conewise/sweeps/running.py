@@ -107,14 +107,16 @@ class Running:
                 if record.keeps:
                     with during("storing"):
                         record.begin(number, plan, execution.base, execution.source)
-                with watching(self._facts.devices, plan.peak_bytes, options.max_memory) as watch:
+                kept, budget = executor.kept, options.max_memory
+                left = None if budget is None else max(0, budget - kept)
+                with watching(self._facts.devices, max(0, plan.peak_bytes - kept), left) as watch:
                     rows = self._chunks(number, executor, execution, watch, record, tell)
                 # Last, since reading them waits for a device.
                 with during("baselines", which):
                     bases.append(execution.base)
                     sources.append(execution.source)
                 if ledger.resumed - resumed < len(self.spec.cells):
-                    ledger.note_memory(watch.peak, watch.reserved)
+                    ledger.note_memory(watch.peak, watch.reserved, kept)
                 assert plan.compiled is not None
                 values.append(reordered(rows, plan.compiled.order))
             del batch, executor, execution  # before the next one is made

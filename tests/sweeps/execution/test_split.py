@@ -13,6 +13,7 @@ from conewise.model import Model
 from conewise.program import split_products
 from conewise.program.precision import SPLIT
 from conewise.sweeps import sweep as sweeps
+from conewise.sweeps.execution.growth import watching
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.shapes import split_rules, splitting
@@ -118,6 +119,31 @@ def test_the_plan_says_what_is_split_and_what_it_takes() -> None:
     cut = sweep_of(model).plan(max_memory=plan.peak_bytes - 1)
     assert len(cut.chunks) > 1
     assert cut.peak_bytes < plan.peak_bytes
+
+
+def test_parts_of_weights_count_at_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made before worlds are computed, and are not planned for again: the budget has both."""
+    given: list[tuple[int, int | None]] = []
+
+    def noting(devices: Any, planned: int, budget: int | None = None) -> Any:
+        given.append((planned, budget))
+        return watching(devices, planned, budget)
+
+    monkeypatch.setattr("conewise.sweeps.running.watching", noting)
+    model = tiny("gpt2")
+    facts_of(model).split_weights.clear()
+    facts_of(model).executors.clear()
+    sweep = sweep_of(model)
+    plan = sweep.plan(max_memory="1GiB")
+    sources = model.program.source_values
+    weights = {n for node in split_nodes(plan) for n in model.program.record_of[node].inputs if n in sources}
+    kept = sum(split_products.weight_bytes(*sources[n].shape) for n in weights if sources[n].dim() == 2)
+    for _ in range(2):
+        peak = sweep.run(max_memory="1GiB").ledger.peak_bytes
+        assert given.pop() == (plan.peak_bytes - kept, (1 << 30) - kept)
+        assert peak is None or peak >= kept
+    sweep_of(model, None).run(max_memory="1GiB")
+    assert given.pop()[1] == 1 << 30
 
 
 def test_a_value_is_split_once_for_all_that_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,10 @@ class Executor(Protocol):
     def chunks(self) -> Sequence[range]:
         """The worlds of each chunk, one behind the other."""
 
+    @property
+    def kept(self) -> int:
+        """Bytes of what it made for all runs of the plan, and keeps: parts of weights."""
+
     def over(self, batch: Batch, metrics: MetricReader) -> Execution:
         """Begin with a batch. What it holds of the batch holds until the next begins."""
 
@@ -100,6 +104,8 @@ class _Baselines:
 
 class SerialExecutor:
     """One world after another, each a fork of the base: bit for bit a full re-run."""
+
+    kept = 0
 
     def __init__(self, compiled: Compiled, spec: SweepSpec) -> None:
         self.compiled, self.spec = compiled, spec
@@ -200,8 +206,14 @@ class WavefrontExecutor:
         dtype = self.facts.records[self.compiled.targets[0]].dtype
         return dtype is not None and replay_pays(flops, sum(one.launches for one in programs), dtype)
 
+    @cached_property
+    def kept(self) -> int:
+        """Bytes of the parts of the weights that its products read."""
+        return self.split_weights.taken_by(self.split)
+
     def over(self, batch: Batch, metrics: MetricReader) -> Execution:
         """Begin with a batch; base and source are computed as one where both are inputs."""
+        self.split_weights.prepare(self.split)
         with kernels_of_passes(self.facts.device, self.precision):
             return WavefrontExecution(self, *self._computed(batch), metrics)
 
@@ -324,7 +336,6 @@ class WavefrontExecution(_Baselines):
                 if run is not None:
                     trusting.enter_context(run.checked_once())
             trusting.enter_context(kernels_of_passes(executor.facts.device, executor.precision))
-            executor.split_weights.prepare(executor.split)
             runner = executor.runner(chunk, batch)
             outputs = runner.run(self._read, self._values, self._columns, watch.room_for, stays=self._stays)
             executor.split_weights.forget_value()

@@ -15,8 +15,8 @@ class SweepLedger:
 
     `peak_bytes` is the most that the process grew by while chunks were computed, on a GPU the most that
     tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
-    had from a GPU. Of a model that is spread over several devices, both are sums over its GPUs. None where
-    nothing was computed, or nothing measures it.
+    had from a GPU. Parts of weights count at every run, though they are made once. Of a model that is spread
+    over several devices, both are sums over its GPUs. None where nothing was computed, or nothing measures it.
 
     `phases` has the seconds by phase; together they are `seconds`. It is empty in results that were saved
     before there were any. `weights`: reading their bits. `planning`: finding or compiling the plan.
@@ -35,10 +35,10 @@ class SweepLedger:
     reserved_bytes: int | None = None
     phases: dict[str, float] = field(default_factory=dict)
 
-    def note_memory(self, peak: int | None, reserved: int | None) -> None:
-        """Keep the most that was taken."""
-        self.peak_bytes = most([self.peak_bytes, peak])
-        self.reserved_bytes = most([self.reserved_bytes, reserved])
+    def note_memory(self, peak: int | None, reserved: int | None, kept: int = 0) -> None:
+        """Keep the most that was taken, beside what was kept of it already: parts of weights."""
+        self.peak_bytes = most([self.peak_bytes, None if peak is None else peak + kept])
+        self.reserved_bytes = most([self.reserved_bytes, None if reserved is None else reserved + kept])
 
 
 def most(amounts: Iterable[int | None]) -> int | None:

@@ -48,6 +48,11 @@ class SplitWeights:
         for node in nodes:
             self._of(self._records[node])
 
+    def taken_by(self, nodes: Iterable[str]) -> int:
+        """Bytes of the parts of the weights that some products read, once these are split."""
+        found = {id(parts): parts for node in nodes if (parts := self._of(self._records[node])) is not None}
+        return sum(one.parts.nbytes for one in found.values())
+
     def rule(self, record: Record) -> Rule | None:
         """The rule of a product in parts; None where its weight has none."""
         parts = self._of(record)
