@@ -16,7 +16,7 @@ class SweepLedger:
     `peak_bytes` is the most that the process grew by while chunks were computed, on a GPU the most that
     tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
     had from a GPU. Parts of weights count at every run, though they are made once. Of a model that is spread
-    over several devices, both are sums over its GPUs. None where nothing was computed, or nothing measures it.
+    over several devices, both are sums over its GPUs. None where nothing was computed or measured.
 
     `phases` has the seconds by phase; together they are `seconds`. It is empty in results that were saved
     before there were any. `weights`: reading their bits. `planning`: finding or compiling the plan.
