@@ -47,6 +47,7 @@ EVERY = (
     "sweep",
     "plan",
     "edges",
+    "circuit",
     "sites",
     "verify",
     "report",
@@ -393,35 +394,40 @@ def test_messages_of_the_library_name_options() -> None:
     error = SweepError(
         "Resume it with ", Argument("max_memory", 300), " or more (", Argument("resume", True), "), give ",
         Argument("out"), " 'max_memory=1', leave ", Argument("precision", "tf32"), " out, or say ",
-        Argument("dtype", "of mine"), ".",
+        Argument("dtype", "of mine"), " with ", Argument("connected", False), ".",
     )  # fmt: skip
     assert str(error) == (
         "Resume it with max_memory=300 or more (resume=True), give `out` 'max_memory=1', leave "
-        "precision='tf32' out, or say dtype='of mine'."
+        "precision='tf32' out, or say dtype='of mine' with connected=False."
     )
     assert error.message(as_option) == (
         "Resume it with --max-memory 300 or more (--resume), give --out 'max_memory=1', leave --tf32 out, "
-        "or say --dtype 'of mine'."
+        "or say --dtype 'of mine' with --no-connected."
     )
     assert [argument.name for argument in error.arguments] == [
-        "max_memory", "resume", "out", "precision", "dtype",
+        "max_memory", "resume", "out", "precision", "dtype", "connected",
     ]  # fmt: skip
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_every_argument_that_a_message_names_is_an_option() -> None:
     """Read from the sources: a message that names an argument which no command has would mislead."""
-    calls = [
-        node
-        for path in Path(conewise.__file__).parent.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Argument"
-    ]
-    named = {ast.literal_eval(call.args[0]) for call in calls}
-    assert {"max_memory", "resume", "out", "as_written"} <= named
-    command: Any = typer.main.get_command(app)
-    options = {option for param in command.commands["sweep"].params for option in param.opts}
-    assert {as_option(Argument(name)) for name in named} <= options
+    package = Path(conewise.__file__).parent
+    named: dict[str, set[str]] = {"sweep": set(), "circuit": set()}
+    for path in package.rglob("*.py"):
+        # What circuits say reaches the command that finds them.
+        own = "circuit" if path.relative_to(package).parts[0] == "circuits" else "sweep"
+        named[own] |= {
+            ast.literal_eval(node.args[0])
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Argument"
+        }
+    assert {"max_memory", "resume", "out", "as_written"} <= named["sweep"]
+    assert {"top", "threshold", "connected"} <= named["circuit"]
+    commands: Any = typer.main.get_command(app)
+    for command, own_names in named.items():
+        options = {option for param in commands.commands[command].params for option in param.opts}
+        assert {as_option(Argument(name)) for name in own_names} <= options
 
 
 def test_an_option_is_declared_once_and_shared() -> None:
@@ -438,6 +444,7 @@ def test_an_option_is_declared_once_and_shared() -> None:
         "--out",  # the folder of a run, of a demo, of the reproduced experiments
         "--output",  # a drawing; a page
         "--samples",  # of inputs; of noise
+        "--top",  # how many are shown; how many edges a circuit has
     }
 
 

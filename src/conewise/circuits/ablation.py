@@ -31,9 +31,8 @@ class Ablated:
             )
         if ablation == "resample" and source is None:
             raise CircuitError(
-                "an edge that is removed carries what the source has there, and there is no ",
-                Argument("source"),
-                ". Give a run on other prompts, or ",
+                "an edge that is removed carries what the source has there, and there is no `source`. Give a "
+                "run on other prompts, or ",
                 Argument("ablation", "zero"),
                 " or ",
                 Argument("ablation", "mean"),

@@ -27,7 +27,7 @@ from conewise.circuits.masked_forward import Forward, Mask
 from conewise.circuits.search_file import SearchFile
 from conewise.circuits.stages import Stage, stages_of
 from conewise.edges.edge_facts import edge_facts
-from conewise.errors import Argument, CircuitError, Piece
+from conewise.errors import Argument, CircuitError
 from conewise.identity.identity import identity
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric
@@ -362,5 +362,4 @@ def _harm(given: str, metric: Metric) -> str:
 
 def _expect(given: str, name: str, known: Sequence[str]) -> None:
     if given not in known:
-        message: list[Piece] = [Argument(name, given), f" is none of {', '.join(map(repr, known))}."]
-        raise CircuitError(*message)
+        raise CircuitError(f"{name}={given!r} is none of {', '.join(map(repr, known))}.")

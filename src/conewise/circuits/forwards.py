@@ -14,7 +14,7 @@ from conewise.circuits.ablation import Ablated
 from conewise.circuits.masked_forward import Forward, Mask, MaskedForward
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.edges.edge_facts import edge_facts
-from conewise.errors import Argument, CircuitError, describe
+from conewise.errors import CircuitError, describe
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric, expect_prompts
@@ -79,7 +79,7 @@ def asked(
     runs = {"base": _run(model, base, "base"), "source": _run(model, source, "source")}
     base, source = runs["base"], runs["source"]
     if base is None:
-        raise CircuitError("there is no ", Argument("base"), ": give the run whose behaviour is to be kept.")
+        raise CircuitError("there is no `base`: give the run whose behaviour is to be kept.")
     if base.edits:
         raise CircuitError(
             f"something is patched in the base ({base.edits[0].place}); edges are removed from a plain run. "
@@ -97,9 +97,8 @@ def _run(model: Captured, given: Any, name: str) -> Reading | None:
         given = baseline(model, (), given)
     if given is not None and not isinstance(given, Reading):
         raise CircuitError(
-            Argument(name),
-            f" is a run, or the inputs of one, and {describe(given)} is neither. Several prompts are one "
-            "batch: `model.run(input_ids=...)` with a row for each.",
+            f"`{name}` is a run, or the inputs of one, and {describe(given)} is neither. Several prompts are "
+            "one batch: `model.run(input_ids=...)` with a row for each."
         )
     if given is not None and given.model is not model:
         raise CircuitError(

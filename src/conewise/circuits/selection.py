@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conewise.errors import CircuitError
+from conewise.errors import Argument, CircuitError
 from conewise.structure.edge_graph import EdgeGraph
 
 
@@ -24,17 +24,22 @@ def chosen(
     """The numbers of the edges that `top` or `threshold` choose, in order; one of the two is given."""
     if (top is None) == (threshold is None):
         raise CircuitError(
-            "a circuit is chosen by `top`, how many edges at most, or by `threshold`, how large a score at "
-            "least; give one of the two."
+            "a circuit is chosen by ",
+            Argument("top"),
+            ", how many edges at most, or by ",
+            Argument("threshold"),
+            ", how large a score at least; give one of the two.",
         )
     if threshold is not None:
         if not 0 <= threshold < math.inf:
-            raise CircuitError(f"{threshold=} is no size of a score: it is 0 or more.")
+            raise CircuitError(Argument("threshold", threshold), " is no size of a score: it is 0 or more.")
         return above(graph, scores, threshold) if connected else largest_first(scores, threshold=threshold)
     assert top is not None
     scored = int((~np.isnan(scores)).sum())
     if isinstance(top, bool) or not 1 <= top <= scored:
-        raise CircuitError(f"there are {scored:,} edges with scores; {top=} is none of 1 to that.")
+        raise CircuitError(
+            "there are ", f"{scored:,} edges with scores; ", Argument("top", top), " is none of 1 to that."
+        )
     return grown(graph, scores, top) if connected else largest_first(scores)[:top]
 
 
@@ -97,9 +102,12 @@ def grown(graph: EdgeGraph, scores: np.ndarray, top: int) -> np.ndarray:
         if len(found) + len(group) > top:
             if not found:
                 raise CircuitError(
-                    "growing by the largest scores from the logits, the first edges that lead to the input "
-                    f"are {len(group):,}, more than {top=}. Take as many, or leave paths aside with "
-                    "connected=False."
+                    "growing by the largest scores from the logits, the first edges that lead to the input ",
+                    f"are {len(group):,}, more than ",
+                    Argument("top", top),
+                    ". Take as many, or leave paths aside with ",
+                    Argument("connected", False),
+                    ".",
                 )
             break
         found += group

@@ -11,6 +11,7 @@ import typer
 
 from conewise import __version__
 from conewise.cli import (
+    circuit_finding,
     cones,
     demonstrating,
     edge_sweeping,
@@ -82,7 +83,7 @@ def conewise(
 
 
 for module in (
-    sweeping, edge_sweeping, listing, cones, verifying, tracing, reporting, reproducing, demonstrating,
-    schemas,
+    sweeping, edge_sweeping, circuit_finding, listing, cones, verifying, tracing, reporting, reproducing,
+    demonstrating, schemas,
 ):  # fmt: skip
     module.register(app)

@@ -101,7 +101,10 @@ def as_option(argument: Argument) -> str:
     """An argument of the library as the command line writes it."""
     if argument.name == "precision":  # each precision is an option by itself
         return f"--{argument.value or 'tf32'}"
-    option = f"--{_OPTIONS.get(argument.name, argument.name).replace('_', '-')}"
+    name = _OPTIONS.get(argument.name, argument.name).replace("_", "-")
+    if argument.value is False:
+        return f"--no-{name}"
+    option = f"--{name}"
     is_flag = argument.value is None or argument.value is True
     return option if is_flag else f"{option} {shlex.quote(str(argument.value))}"
 

@@ -44,6 +44,26 @@ class Metric(StrEnum):
         return self.value.replace("-", "_")
 
 
+class Method(StrEnum):
+    """How a circuit is found."""
+
+    ACDC = "acdc"
+    EXACT = "exact"
+
+
+class Ablation(StrEnum):
+    """What removed edges carry."""
+
+    RESAMPLE = "resample"
+    ZERO = "zero"
+    MEAN = "mean"
+
+    @property
+    def patch(self) -> str:
+        """What a sweep over edges calls it."""
+        return "source" if self is Ablation.RESAMPLE else self.value
+
+
 class Evaluator(StrEnum):
     """How worlds are evaluated."""
 
@@ -52,9 +72,10 @@ class Evaluator(StrEnum):
     SERIAL = "serial"
 
 
-_PROMPTS, _CHANGE, _RUNNING, _OUTPUT, _LOADING = (
+_PROMPTS, _CHANGE, _FINDING, _RUNNING, _OUTPUT, _LOADING = (
     "The prompts",
     "What is changed and read",
+    "How it is found",
     "Running",
     "Output",
     "The model",
@@ -98,9 +119,46 @@ Pos = Annotated[
         rich_help_panel=_CHANGE,
     ),
 ]
+ReadMetric = Annotated[
+    Metric,
+    typer.Option(
+        "--metric",
+        help="logit-diff: answer less wrong. prob: of the answer. kl: to the clean prediction.",
+        rich_help_panel=_CHANGE,
+    ),
+]
 Plan = Annotated[
     bool,
     typer.Option("--plan", help="Say what it would cost, and run nothing of it.", rich_help_panel=_RUNNING),
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--max-memory",
+        metavar="AMOUNT",
+        help="What the run may hold beside the model and the baseline, as '4GiB' or '500MB'.",
+        rich_help_panel=_RUNNING,
+        show_default="2GiB",
+    ),
+]
+Progress = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress",
+        help="Show progress on stderr.",
+        rich_help_panel=_OUTPUT,
+        show_default="in a terminal",
+    ),
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write a page that opens without a network (.html).",
+        rich_help_panel=_OUTPUT,
+        show_default=False,
+    ),
 ]
 Seed = Annotated[
     int,
@@ -115,7 +173,7 @@ Json = Annotated[
 
 
 @dataclass(frozen=True)
-class PromptOptions:
+class PairOptions:
     """The prompts, and what the model should say to each."""
 
     clean: Annotated[
@@ -159,6 +217,12 @@ class PromptOptions:
             rich_help_panel=_PROMPTS,
         ),
     ] = False
+
+
+@dataclass(frozen=True)
+class PromptOptions(PairOptions):
+    """The prompts, and how many of them are run together."""
+
     batch_size: Annotated[
         int | None,
         typer.Option(
@@ -237,14 +301,7 @@ class ChangeOptions:
             show_default=False,
         ),
     ] = None
-    metric: Annotated[
-        Metric,
-        typer.Option(
-            "--metric",
-            help="logit-diff: answer less wrong. prob: of the answer. kl: to the clean prediction.",
-            rich_help_panel=_CHANGE,
-        ),
-    ] = Metric.LOGIT_DIFF
+    metric: ReadMetric = Metric.LOGIT_DIFF
     tf32: Annotated[
         bool,
         typer.Option(
@@ -261,6 +318,67 @@ class ChangeOptions:
             rich_help_panel=_RUNNING,
         ),
     ] = False
+
+
+@dataclass(frozen=True)
+class FindOptions:
+    """How a circuit is found: the method, how much is kept, what removed edges carry, what is read."""
+
+    method: Annotated[
+        Method,
+        typer.Option(
+            "--method",
+            help="acdc: remove edges one after the other where the metric can do without. exact: patch every "
+            "edge alone, and keep those with the largest effects.",
+            rich_help_panel=_FINDING,
+        ),
+    ] = Method.ACDC
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--threshold",
+            metavar="T",
+            help="How much an edge has to change the metric to be kept.",
+            rich_help_panel=_FINDING,
+            show_default="1% of what removing all edges changes",
+        ),
+    ] = None
+    top: Annotated[
+        int | None,
+        typer.Option(
+            "--top",
+            metavar="N",
+            min=1,
+            help="With --method exact, keep at most so many edges, and not by a threshold.",
+            rich_help_panel=_FINDING,
+            show_default=False,
+        ),
+    ] = None
+    connected: Annotated[
+        bool,
+        typer.Option(
+            "--connected/--no-connected",
+            help="With --method exact, keep only edges on a path from the input to the logits.",
+            rich_help_panel=_FINDING,
+        ),
+    ] = True
+    ablation: Annotated[
+        Ablation,
+        typer.Option(
+            "--ablation",
+            help="What removed edges carry: what they do on the corrupted prompt, nothing, or their mean.",
+            rich_help_panel=_FINDING,
+        ),
+    ] = Ablation.RESAMPLE
+    metric: ReadMetric = Metric.LOGIT_DIFF
+    minimality: Annotated[
+        bool,
+        typer.Option(
+            "--minimality/--no-minimality",
+            help="Evaluate the circuit without each of its edges too.",
+            rich_help_panel=_FINDING,
+        ),
+    ] = True
 
 
 # The fields of the last base come first.
@@ -286,16 +404,7 @@ class RunOptions:
             rich_help_panel=_RUNNING,
         ),
     ] = Evaluator.AUTO
-    max_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--max-memory",
-            metavar="AMOUNT",
-            help="What the run may hold beside the model and the baseline, as '4GiB' or '500MB'.",
-            rich_help_panel=_RUNNING,
-            show_default="2GiB",
-        ),
-    ] = None
+    max_memory: MaxMemory = None
     seed: Seed = 0
 
 
@@ -313,31 +422,14 @@ class ResultOptions:
             rich_help_panel=_RUNNING,
         ),
     ] = 0
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            help="Write a page that opens without a network (.html).",
-            rich_help_panel=_OUTPUT,
-            show_default=False,
-        ),
-    ] = None
+    report: Report = None
     top: Annotated[
         int,
         typer.Option(
             "--top", metavar="N", min=1, help="Show so many of the strongest sites.", rich_help_panel=_OUTPUT
         ),
     ] = 10
-    progress: Annotated[
-        bool | None,
-        typer.Option(
-            "--progress/--no-progress",
-            help="Show progress on stderr.",
-            rich_help_panel=_OUTPUT,
-            show_default="in a terminal",
-        ),
-    ] = None
+    progress: Progress = None
 
 
 @dataclass(frozen=True)

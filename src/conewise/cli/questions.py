@@ -11,8 +11,8 @@ from conewise.cli.options import (
     Direction,
     EdgeOptions,
     Metric,
+    PairOptions,
     Patch,
-    PromptOptions,
     QuestionOptions,
 )
 from conewise.cli.output import Status
@@ -36,7 +36,7 @@ EXAMPLE = (
 )
 
 
-def pairs_of(name: str, options: PromptOptions, needed: Sequence[str]) -> list[Pair]:
+def pairs_of(name: str, options: PairOptions, needed: Sequence[str]) -> list[Pair]:
     """The pairs of prompts: those of the options, of the file, or those that come with the model.
 
     `needed` are the options that one pair takes.
@@ -94,6 +94,7 @@ def ask(
         status,
         reads_both=options.patch is Patch.SOURCE,
         reads_last=is_last,  # an edge into the logits has a position of its own
+        batch_size=options.batch_size,
     )
     from conewise.prompts.questions import Question, default_direction
 
@@ -117,12 +118,13 @@ def ask(
 def read_prompts(
     model: ModelName,
     pairs: Sequence[Pair],
-    options: PromptOptions,
+    options: PairOptions,
     metric: Metric,
     status: Status,
     *,
     reads_both: bool,
     reads_last: bool = True,
+    batch_size: int | None = None,
 ) -> tuple[Loaded, TokenizedPrompts, Model]:
     """Load the model, read the prompts in its tokens, and capture it with one of them.
 
@@ -134,7 +136,7 @@ def read_prompts(
     prompts = tokenize(
         pairs,
         loaded.tokenizer,
-        batch_size=options.batch_size,
+        batch_size=batch_size,
         as_written=options.as_written,
         progress=status.counter("prompts read"),
     )
@@ -175,9 +177,25 @@ def question_json(loaded: Loaded, question: Question) -> dict[str, Any]:
 
 def show_question(console: Console, loaded: Loaded, question: Question, unit: str = "site") -> None:
     """The question, for people: the first pair, what is changed (`unit`s, one by one), what is read."""
+    from conewise.prompts.tokenized import METRICS
+
+    show_prompts(console, loaded, question)
+    ways = {"denoise": "denoising", "noise": "noising"}
+    way = ways[question.direction] if question.source else f"ablation in the {question.base} run"
+    put = {
+        "source": f"the {question.source} run's values are put into the {question.base} run",
+        "zero": f"{unit}s are set to zero",
+        "mean": f"{unit}s are set to their mean over prompts and positions",
+        "noise": f"Gaussian noise of standard deviation {question.scale:g} is added to {unit}s",
+    }[question.patch]
+    console.print(f"  {way}: {put}, one {unit} at a time")
+    console.print(f"  metric: {METRICS[question.metric]}, at the last position\n")
+
+
+def show_prompts(console: Console, loaded: Loaded, question: Question) -> None:
+    """The first pair, and what of it is the base and the source."""
     from rich.markup import escape
 
-    from conewise.prompts.tokenized import METRICS
     from conewise.prompts.tokenizing import token_texts
 
     pair, count = question.prompts.pairs[0], len(question.prompts.pairs)
@@ -200,13 +218,3 @@ def show_question(console: Console, loaded: Loaded, question: Question, unit: st
     if answers["answers"]:
         wrong = f", not {answers['wrong_answers']}" if answers["wrong_answers"] else ""
         console.print(f"  {'answer':<18} {escape(answers['answers'] + wrong)}")
-    ways = {"denoise": "denoising", "noise": "noising"}
-    way = ways[question.direction] if question.source else f"ablation in the {question.base} run"
-    put = {
-        "source": f"the {question.source} run's values are put into the {question.base} run",
-        "zero": f"{unit}s are set to zero",
-        "mean": f"{unit}s are set to their mean over prompts and positions",
-        "noise": f"Gaussian noise of standard deviation {question.scale:g} is added to {unit}s",
-    }[question.patch]
-    console.print(f"  {way}: {put}, one {unit} at a time")
-    console.print(f"  metric: {METRICS[question.metric]}, at the last position\n")

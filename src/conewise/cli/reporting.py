@@ -48,6 +48,27 @@ def report(
         raise CommandError(
             f"there is no folder {run_dir}. A run is kept with `conewise sweep ... --out DIR`."
         )
+    from conewise.cli.circuit_folder import is_circuit, read_circuit
+
+    path = output or run_dir / PAGE
+    if is_circuit(run_dir):
+        found = read_circuit(run_dir)
+        found.report(path)
+        if json:
+            print_json(
+                "report",
+                {
+                    "run": str(run_dir),
+                    "report": str(path),
+                    "bytes": path.stat().st_size,
+                    "edges": len(found.circuit),
+                    "metrics": [found.evaluation.metric],
+                    "has_story": True,
+                },
+            )
+            return
+        stdout().print(f"wrote {path}: {found.circuit!r}", markup=False)
+        return
     from conewise.cli.run_folder import read_run
     from conewise.report.page import write_page
     from conewise.sweeps.storage.archive import is_result
@@ -59,7 +80,6 @@ def report(
             f"  {shell_command([*question.command, '--resume'])}"
         )
     result, story, folded = read_run(run_dir)
-    path = output or run_dir / PAGE
     write_page(path, result, story, folded)
     if json:
         print_json(

@@ -15,7 +15,6 @@ from conewise.reading import is_there, read_json
 
 if TYPE_CHECKING:
     from conewise.drawing.folding import Folded
-    from conewise.prompts.questions import Question
     from conewise.report.story import Story
     from conewise.sweeps.result import Result
 
@@ -51,10 +50,11 @@ class StoredRun:
 
     def _expect_free(self) -> None:
         """Nothing stands where the run will be kept: what is there later, and is not whole, is its own."""
+        from conewise.cli.circuit_folder import CIRCUIT_FILES
         from conewise.cli.run_folder import FILES
 
         # Not `Path.exists`, which raises for a name that is too long: that is said further on.
-        taken = [name for name in FILES if os.path.lexists(self.folder / name)]
+        taken = [name for name in (*FILES, *CIRCUIT_FILES) if os.path.lexists(self.folder / name)]
         if taken:
             raise CommandError(
                 f"--out {self.folder} holds {taken[0]} already, and no run of a command; it was left as it "
@@ -66,9 +66,9 @@ class StoredRun:
         """Whether the folder holds a run that goes on."""
         return self._known is not None
 
-    def begin(self, question: Question, command: list[str]) -> None:
-        """Write down what is asked; where a run goes on, refuse another question."""
-        body = asdict(StoredQuestion(KIND, FORMAT, tuple(_begun(command)), question.described()))
+    def begin(self, described: dict[str, Any], command: list[str]) -> None:
+        """Write down what is asked, as plain values; where a run goes on, refuse another question."""
+        body = asdict(StoredQuestion(KIND, FORMAT, tuple(_begun(command)), described))
         if self._known is None:
             from conewise.files import write_whole
 

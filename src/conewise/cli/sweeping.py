@@ -115,7 +115,7 @@ def run_question(
         if not stored.is_begun:
             # What cannot run leaves no folder that is taken.
             question.plan(max_memory, evaluator, status.counter("prompts planned"))
-        stored.begin(question, command)
+        stored.begin(question.described(), command)
     how: dict[str, Any] = {"evaluator": evaluator, "max_memory": max_memory, "verify": results.verify}
     progress = results.progress
     counting = CellCounter(status, is_shown=progress is True and not sys.stderr.isatty())

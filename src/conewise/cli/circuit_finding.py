@@ -1,0 +1,284 @@
+"""`conewise circuit`: find the circuit of a task, evaluate it, keep it and draw it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from conewise.cli import options as opt
+from conewise.cli.circuit_results import circuit_json, plan_of_search_json, show_circuit, show_search_plan
+from conewise.cli.failing import CommandError, Interrupted, command_of, shell_command
+from conewise.cli.groups import flat
+from conewise.cli.help_texts import help_text
+from conewise.cli.loading import ModelName
+from conewise.cli.output import Status, expect_writable_file, print_json, progress_for, stdout
+from conewise.cli.questions import needed_options, pairs_of, question_json, read_prompts, show_prompts
+from conewise.cli.results import plan_json, show_plan
+from conewise.cli.stored import StoredRun
+
+if TYPE_CHECKING:
+    from conewise.circuits.circuit import Circuit
+    from conewise.cli.circuit_folder import FoundCircuit
+    from conewise.models.load import Loaded
+    from conewise.prompts.questions import Question
+
+HELP = """Find the circuit of a task: the edges between components that the model needs for it.
+
+The circuit has to do what the model does on the clean prompt; edges that are not in it carry what they do on
+the corrupted one (--ablation). It is evaluated: how much of the metric it keeps, what is left without it,
+which of its edges is needed least. --report writes a page with the layered picture, --out keeps the search
+and the circuit.
+
+\b
+Examples:
+  conewise circuit tiny --report circuit.html
+  conewise circuit tiny --method exact --top 40
+  conewise circuit smollm2-135m --prompts pairs.json --threshold 0.05 --out run
+  conewise circuit openai-community/gpt2 --prompts pairs.json --metric kl --threshold 0.01 --plan
+"""
+
+SHARE = 0.01
+"""The usual threshold, of what removing all edges changes."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        "circuit",
+        help=help_text(HELP),
+        short_help="Find the circuit of a task, evaluate and draw it.",
+    )(flat(circuit))
+
+
+def circuit(
+    ctx: typer.Context,
+    model: opt.Model,
+    *,
+    prompts: opt.PairOptions,
+    finding: opt.FindOptions,
+    plan: opt.Plan = False,
+    max_memory: opt.MaxMemory = None,
+    report: opt.Report = None,
+    progress: opt.Progress = None,
+    storing: opt.StoreOptions,
+    output: opt.OutputOptions,
+    loading: opt.LoadOptions,
+) -> None:
+    """Find a circuit; see `HELP`."""
+    _expect_sense(finding, plan, storing, report)
+    if report is not None:
+        expect_writable_file(report, "--report")
+    stored = None if storing.out is None else StoredRun(storing.out, storing.resume)
+    status = Status(output.quiet)
+    loaded, question = _ask(ModelName(model, loading), prompts, finding, status)
+    if plan:
+        _print_plan(loaded, question, finding, max_memory, status, as_json=output.json)
+        return
+    command = command_of(ctx)
+    search = _Search(question, finding, max_memory, progress_for(status, progress))
+    threshold = search.threshold()
+    if stored is not None:
+        stored.begin(search.described(threshold), command)
+    with _interruptible(stored, command), status.warnings_as_notes():
+        started = time.perf_counter()
+        with status.doing("searching"):
+            circuit = search.run(threshold, stored)
+        seconds = time.perf_counter() - started
+        with status.doing("evaluating"):
+            found = search.evaluated(circuit, loaded, shell_command(command))
+    if stored is not None:
+        found.write(stored.folder)
+        status(f"kept the search in {stored.folder}")
+    if report is not None:
+        found.report(report)
+        status(f"wrote {report}")
+    files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
+    if output.json:
+        body = {**question_json(loaded, question), **circuit_json(found, finding.ablation.value)}
+        print_json("circuit", {**body, "seconds": seconds, "files": files})
+        return
+    console = stdout()
+    show_prompts(console, loaded, question)
+    show_circuit(console, found, finding.ablation.value, seconds)
+
+
+def _expect_sense(
+    finding: opt.FindOptions, plan: bool, storing: opt.StoreOptions, report: Path | None
+) -> None:
+    if storing.resume and storing.out is None:
+        raise CommandError("--resume without --out: say in which folder the search was kept.")
+    if plan and (storing.out is not None or report is not None):
+        raise CommandError("--plan runs nothing, so there is nothing for --out, --resume or --report.")
+    if finding.top is not None and finding.method is opt.Method.ACDC:
+        raise CommandError("--top is for --method exact; ACDC keeps edges by --threshold.")
+    if finding.top is not None and finding.threshold is not None:
+        raise CommandError("--top and --threshold both say how much is kept; leave one of them out.")
+    if not finding.connected and finding.method is opt.Method.ACDC:
+        raise CommandError("--no-connected is for --method exact; ACDC has no use for it.")
+
+
+def _ask(
+    model: ModelName, options: opt.PairOptions, finding: opt.FindOptions, status: Status
+) -> tuple[Loaded, Question]:
+    """Load the model and read the prompts: the clean run is kept, the corrupted one is what edges lose to."""
+    is_resampled = finding.ablation is opt.Ablation.RESAMPLE
+    pairs = pairs_of(model.name, options, needed_options(finding.metric, reads_both=is_resampled))
+    loaded, prompts, graph = read_prompts(
+        model, pairs, options, finding.metric, status, reads_both=is_resampled, batch_size=len(pairs)
+    )
+    lengths = sorted(set(prompts.lengths))
+    if len(lengths) > 1:
+        raise CommandError(
+            f"the prompts have {' or '.join(map(str, lengths))} tokens, and a circuit is found over one "
+            "batch. Give prompts of one length."
+        )
+    from conewise.prompts.questions import Question
+
+    return loaded, Question(
+        graph, prompts, graph.edges(), "noise", finding.ablation.patch, finding.metric.word
+    )
+
+
+def _print_plan(
+    loaded: Loaded,
+    question: Question,
+    finding: opt.FindOptions,
+    max_memory: str | None,
+    status: Status,
+    *,
+    as_json: bool,
+) -> None:
+    """What the search would cost."""
+    if finding.method is opt.Method.EXACT:
+        with status.doing("planning"):
+            swept = question.plan(max_memory)
+        if as_json:
+            print_json("circuit", {**question_json(loaded, question), "plan": plan_json(swept)})
+            return
+        console = stdout()
+        show_prompts(console, loaded, question)
+        show_plan(console, swept)
+        return
+    from conewise.circuits.acdc import acdc_plan
+
+    with status.doing("planning"):
+        found = acdc_plan(question.model, metric=question.sweep(0).metrics[0])
+    if as_json:
+        print_json("circuit", {**question_json(loaded, question), "plan": plan_of_search_json(found)})
+        return
+    console = stdout()
+    show_prompts(console, loaded, question)
+    show_search_plan(console, found)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A circuit that is asked for: what it is found by, and how."""
+
+    question: Question
+    finding: opt.FindOptions
+    max_memory: str | None
+    progress: Any
+
+    @property
+    def runs(self) -> dict[str, Any]:
+        """What a search and an evaluation take of the question."""
+        sweep = self.question.sweep(0)
+        batch = sweep.batch(0)
+        is_resampled = self.finding.ablation is opt.Ablation.RESAMPLE
+        return {
+            "base": batch.base,
+            "source": batch.source if is_resampled else None,
+            "metric": sweep.metrics[0],
+            "ablation": self.finding.ablation.value,
+            "max_memory": self.max_memory,
+        }
+
+    def threshold(self) -> float | None:
+        """The threshold that was given, or the usual one; None where edges are counted."""
+        from conewise.circuits.evaluation import evaluate
+
+        known = evaluate(self.question.model, (), **self.runs, minimality=False)
+        span = abs(known.full - known.ablated)
+        if not span > 0:
+            raise CommandError(
+                f"{known.metric} is {known.full:.4g} whether all edges are there or none, so there is "
+                "nothing that a circuit could do. Give other prompts, another --metric or another --ablation."
+            )
+        if self.finding.top is not None:
+            return None
+        return SHARE * span if self.finding.threshold is None else self.finding.threshold
+
+    def described(self, threshold: float | None) -> dict[str, Any]:
+        """All of it as plain values: equal searches have equal ones."""
+        prompts = self.question.prompts
+        return {
+            "method": self.finding.method.value,
+            "threshold": threshold,
+            "top": self.finding.top,
+            "connected": self.finding.connected,
+            "ablation": self.finding.ablation.value,
+            "metric": self.question.metric,
+            "prompts": [
+                [pair.clean, pair.corrupted, list(pair.answers), list(pair.wrong_answers)]
+                for pair in prompts.pairs
+            ],
+        }
+
+    def run(self, threshold: float | None, stored: StoredRun | None) -> Circuit:
+        """Search; what is done goes to the folder as it is."""
+        from conewise.cli.circuit_folder import EDGES, SEARCH
+
+        is_acdc = self.finding.method is opt.Method.ACDC
+        out = None if stored is None else stored.folder / (SEARCH if is_acdc else EDGES)
+        resume = stored is not None and stored.resume
+        if is_acdc:
+            from conewise.circuits.acdc import acdc
+
+            assert threshold is not None
+            return acdc(
+                self.question.model,
+                **self.runs,
+                threshold=threshold,
+                out=out,
+                resume=resume,
+                progress=self.progress,
+            )
+        result = self.question.run(max_memory=self.max_memory, out=out, resume=resume, progress=self.progress)
+        return result.circuit(
+            top=self.finding.top,
+            threshold=threshold,
+            connected=self.finding.connected,
+            model=self.question.model,
+        )
+
+    def evaluated(self, circuit: Circuit, loaded: Loaded, command: str) -> FoundCircuit:
+        """The circuit with its evaluation, its curve and its story."""
+        from conewise.cli.circuit_folder import FoundCircuit
+
+        evaluation = circuit.evaluate(**self.runs, minimality=self.finding.minimality)
+        curve = circuit.curve(**self.runs)
+        return FoundCircuit(circuit, evaluation, curve, self.question.story(loaded.name, command))
+
+
+@contextmanager
+def _interruptible(stored: StoredRun | None, command: list[str]) -> Iterator[None]:
+    """Ctrl-C says what was kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if stored is None:
+            raise Interrupted(
+                "interrupted; nothing was kept. With --out DIR what is done is kept, and --resume goes on "
+                "from there."
+            ) from None
+        again = command if "--resume" in command else [*command, "--resume"]
+        raise Interrupted(
+            f"interrupted: what was done is kept in {stored.folder}. Go on with:\n  {shell_command(again)}"
+        ) from None
