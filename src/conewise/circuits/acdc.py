@@ -312,7 +312,7 @@ class _StageWorlds:
     def __init__(self, forward: Forward, stage: Stage, removed: Mask) -> None:
         self._forward, self._stage, self._removed = forward, stage, removed
         self.epsilon = forward.epsilon
-        self.most = forward.most(stage.number)
+        self.most, self.few = forward.most(stage.number), forward.few
 
     def values(self, removed: Mask) -> NDArray[np.float64]:
         """The metric of each world, averaged over prompts."""

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 Mask = NDArray[np.bool_]
 """What is removed: [reader of the stage, writer]; of a stack [world, reader of the stage, writer]."""
 
-FIRST, LEAST = 16, 8
-"""How many candidates are evaluated at once, in the beginning and at least; it follows the right guesses."""
 TIE = 8.0
 """A change is too close to the threshold where it is within so many times the rounding that was seen."""
 ULPS = 32.0
@@ -52,6 +50,10 @@ class Worlds(Protocol):
     def most(self) -> int:
         """How many worlds fit into memory at once."""
 
+    @property
+    def few(self) -> int:
+        """How many worlds take hardly longer than one does."""
+
     def values(self, removed: Mask) -> NDArray[np.float64]:
         """The metric of each world, [world]; `removed` is [world, reader, writer]."""
 
@@ -76,8 +78,9 @@ class Spent:
 class Greedy:
     """Decides candidates in line: one is removed where the harm of its change is below `threshold`.
 
-    `value` is the metric of the current world, as it was computed last. `rounding` is the largest difference
-    that was seen between two computations of one world's metric.
+    `value` is the metric of the current world, as it was computed last, `width` how many candidates are
+    tried at once: it follows how far guesses turn out right. `rounding` is the largest difference that was
+    seen between two computations of one world's metric.
     """
 
     threshold: float
@@ -85,7 +88,7 @@ class Greedy:
     speculative: bool = True
     value: float = 0.0
     rounding: float = 0.0
-    width: int = FIRST
+    width: int = 0
     spent: Spent = field(default_factory=Spent)
 
     def decide(self, worlds: Worlds, line: Sequence[Candidate], removed: Mask) -> Iterator[list[Verdict]]:
@@ -96,7 +99,7 @@ class Greedy:
         guesses = [True] * len(line)
         done = 0
         while done < len(line):
-            most = min(self.width, worlds.most - 1)
+            most = min(max(self.width, worlds.few), worlds.most - 1)
             if self.speculative and most > 1:
                 found = self._together(worlds, line, done, most, guesses, removed)
             else:
@@ -157,7 +160,7 @@ class Greedy:
                 here = value
         wasted = len(ahead) - len(found)
         self.spent.in_vain += wasted
-        self.width = 2 * most if not wasted else max(LEAST, min(most, 2 * len(found)))
+        self.width = 2 * most if not wasted else min(most, 2 * len(found))
         return found
 
     def _verdict(

@@ -60,6 +60,10 @@ class Forward(Protocol):
     def most(self, stage: int) -> int:
         """How many worlds that differ from a stage on fit into memory at once."""
 
+    @property
+    def few(self) -> int:
+        """How many worlds take hardly longer than one does: operations begin more slowly than they go on."""
+
     def values(self, removed: Mask) -> Numbers:
         """[world, prompt] of worlds with edges [world, reader, writer] removed, computed from the base."""
 
@@ -122,6 +126,11 @@ class MaskedForward:
         parts = self.ablated.at(self.components.readers[-1].entry)
         each = self._bytes + 3 * parts.numel() * parts.element_size()
         return max(1, self._budget // each)
+
+    @property
+    def few(self) -> int:
+        """How many worlds take hardly longer than one does."""
+        return few_of(self.ablated.at(self.components.readers[0].entry)[0])
 
     def values(self, removed: Mask) -> Numbers:
         """[world, prompt] of worlds with edges [world, reader, writer] removed."""
@@ -214,6 +223,12 @@ class MaskedForward:
                 view.present(found, sizes).select(at, one.head)
             )
         return value
+
+
+def few_of(stream: Tensor) -> int:
+    """How many streams like this one take hardly longer than one does, on their device."""
+    numbers = 1 << (22 if stream.is_cuda else 16)
+    return max(8, min(numbers // max(stream.numel(), 1), 512))
 
 
 def _view(view: View, one: Reader) -> View | None:

@@ -11,7 +11,7 @@ do. Where the metric reads the last position, so do those that only lead there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from conewise.circuits.ablation import Ablated
 from conewise.circuits.dependence import moved_by
 from conewise.circuits.head_slices import HeadSlices, by_head, head_slices
-from conewise.circuits.masked_forward import Mask, Numbers
+from conewise.circuits.masked_forward import Mask, Numbers, few_of
 from conewise.circuits.stacked_walk import Walk, Walks
 from conewise.circuits.stages import Stage, stages_of
 from conewise.edges.edge_facts import EdgeFacts
@@ -253,6 +253,11 @@ class PrunedForward:
             return 1
         each = self._bytes_below(stage)
         return max(1, self._budget // each)
+
+    @property
+    def few(self) -> int:
+        """How many worlds take hardly longer than one does."""
+        return few_of(self._parts[0])
 
     def _bytes_below(self, stage: int) -> int:
         """What one world takes: parts that are others, streams of one slot, what a walk holds."""
@@ -529,34 +534,87 @@ class PrunedForward:
         target = target[:, -1:] if at_last else target
         masks = stack.own.get(stage.number)
         if masks is not None and not stack.changed.any():
-            for head, own in zip(heads, at, strict=True):
-                lost, which = np.unique(masks[:, own], axis=0, return_inverse=True)
-                streams = self._streams(stack, stage.readers[own], lost, at_last=at_last)[None]
-                made = self._projected(slot, stage.readers[own], streams, [head], at_last=at_last)
-                index = torch.from_numpy(which.reshape(-1)).to(made.device)
-                target[:, :, head] = made[0, index].flatten(0, 1)
+            self._write_distinct(stage, stack, slot, at, masks[:, at], target, at_last=at_last)
             return value
         streams = self._seen(stage, stack, at, at_last=at_last)
         made = self._projected(slot, stage.readers[at[0]], streams, heads, at_last=at_last)
         target[:, :, heads] = made.flatten(1, 2).permute(1, 2, 0, 3)
         return value
 
+    def _write_distinct(
+        self,
+        stage: Stage,
+        stack: _Stack,
+        slot: _Slot,
+        at: Sequence[int],
+        masks: Mask,
+        target: Tensor,
+        *,
+        at_last: bool,
+    ) -> None:
+        """Write some heads of all worlds where nothing is another but what their readers lost, `masks`.
+
+        Worlds that stand in line differ in few readers, so each reader's streams are computed once for worlds
+        that follow each other and have lost the same.
+        """
+        fresh = np.ones(masks.shape[:2], dtype=bool)
+        fresh[1:] = (masks[1:] != masks[:-1]).any(2)
+        which = np.cumsum(fresh, 0) - 1
+        counts = fresh.sum(0).tolist()
+        lost = np.concatenate([masks[fresh[:, one], one] for one in range(len(at))])
+        one = stage.readers[at[0]]
+        streams = self._streams(stack, one, lost, at_last=at_last)
+        heads = [reader - (slot.first - stage.first) for reader in at]
+        index = torch.from_numpy(which).to(target.device)
+        for place, (head, made) in enumerate(
+            self._by_reader(slot, one, streams, heads, counts, at_last=at_last)
+        ):
+            target[:, :, head] = made[index[:, place]].flatten(0, 1)
+
+    def _by_reader(
+        self,
+        slot: _Slot,
+        one: Reader,
+        streams: Tensor,
+        heads: Sequence[int],
+        counts: Sequence[int],
+        *,
+        at_last: bool,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """[world, batch, pos, d_head] of each head, of the next so many of the streams [world, ...]."""
+        if slot.slices is None:
+            for head, some in zip(heads, torch.split(streams, list(counts)), strict=True):
+                yield head, self._projected(slot, one, some[None], [head], at_last=at_last)[0]
+            return
+        operand = self._normed(slot.slices, one, streams, at_last=at_last)
+        rows = operand.reshape(len(streams), -1, operand.shape[-1])
+        for head, some in zip(heads, torch.split(rows, list(counts)), strict=True):
+            made = slot.slices.project(some.reshape(1, -1, some.shape[-1]), [head])
+            yield head, made.view(len(some), *streams.shape[1:3], -1)
+
+    def _normed(self, slices: HeadSlices, one: Reader, streams: Tensor, *, at_last: bool) -> Tensor:
+        """What the product reads, of streams [world, batch, pos, d_model]."""
+        given = {one.entry: self._views.as_node(one.entry, streams.flatten(0, 1))}
+        found: Tensor = self._walks.run(slices.norm, given, len(streams), 1 if at_last else None)[
+            slices.operand
+        ]
+        return found
+
     def _projected(
         self, slot: _Slot, one: Reader, streams: Tensor, heads: Sequence[int], *, at_last: bool
     ) -> Tensor:
         """[head, world, batch, pos, d_head] of streams [head, world, batch, pos, d_model]."""
         lead = streams.shape[:4]
+        if slot.slices is not None:
+            operand = self._normed(slot.slices, one, streams.flatten(0, 1), at_last=at_last)
+            by_row = operand.reshape(lead[0], -1, operand.shape[-1])
+            return slot.slices.project(by_row, heads).view(*lead, -1)
         count, rows = lead[0] * lead[1], 1 if at_last else None
         given = {one.entry: self._views.as_node(one.entry, streams.flatten(0, 2))}
-        if slot.slices is None:
-            whole = self._walks.walk([one.entry], [slot.node])
-            values = self._walks.run(whole, given, count, rows)[slot.node]
-            shown = by_head(slot.view, values, self._layout.sizes(count, rows), slot.axis)
-            shown = shown.reshape(*lead[:3], *shown.shape[1:])
-            return torch.stack([shown[place, :, :, :, head] for place, head in enumerate(heads)])
-        operand = self._walks.run(slot.slices.norm, given, count, rows)[slot.slices.operand]
-        by_row = operand.reshape(lead[0], -1, operand.shape[-1])
-        return slot.slices.project(by_row, heads).view(*lead, -1)
+        values = self._walks.run(self._walks.walk([one.entry], [slot.node]), given, count, rows)[slot.node]
+        shown = by_head(slot.view, values, self._layout.sizes(count, rows), slot.axis)
+        shown = shown.reshape(*lead[:3], *shown.shape[1:])
+        return torch.stack([shown[place, :, :, :, head] for place, head in enumerate(heads)])
 
     def _write_shares(self, stack: _Stack, attention: _Attention, found: Mapping[str, Any]) -> None:
         """The parts of all heads of a layer behind whose output projection lie norms: all move together."""
