@@ -16,6 +16,7 @@ from conewise.errors import NoEffectWarning, OpError, PatchError, WeightsChanged
 from conewise.graph.table import Rule
 from conewise.locations.located import Located
 from conewise.locations.places import Place, PlaceLike, as_place
+from conewise.locations.selectors import SelectorLike
 from conewise.markup import heading, table
 from conewise.program.streaming import (
     assembled,
@@ -35,6 +36,9 @@ from conewise.program.tensors import (
 )
 from conewise.program.weights import Contents, Sums, bits_of
 from conewise.runs.captured import Captured
+from conewise.runs.gradients import Gradients, gradients_of
+from conewise.runs.metrics import as_metric
+from conewise.runs.tape import Tape
 
 Part = Tensor | Callable[[Tensor], Tensor]
 
@@ -171,6 +175,21 @@ class Reading:
     def ledger(self) -> Ledger:
         """What this world invalidated, recomputed and reused."""
         return self.world.ledger
+
+    def gradients(self, metric: Any, sites: SelectorLike) -> Gradients:
+        """The gradients of a metric by sites, by place, each in the natural axes of its place.
+
+        One backward pass, by torch's autograd, over what lies behind the sites: that part of the program is
+        computed again and recorded, with weights as constants. A place is one of `sites` as a sweep takes
+        them; prompts do not read each other, so each prompt's gradient is that of its own number. Patches
+        that stand here are as they are. Raises GradientError where a site holds no floating-point numbers,
+        where an operation has no derivative, or where the metric is no function that torch differentiates.
+        """
+        return gradients_of(self._tape(), as_metric(metric), sites, self.inputs)
+
+    def _tape(self) -> Tape:
+        """Computes parts of this run again, recorded."""
+        return Tape(self.model, lambda node: self._values((node,))[0], self._sizes, self._edits_at)
 
     def fork(self) -> RunWorld:
         """A world in which sites can be patched; it shares all other values with this one."""

@@ -1,0 +1,272 @@
+"""A part of a run computed again under torch's autograd: metrics are differentiated by its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+
+from conewise.errors import ConewiseError, GradientError, MetricError
+from conewise.locations.located import Located
+from conewise.program.records import SIZES, Program, Record
+from conewise.program.rules import compile_rule
+from conewise.program.streaming import assembled, described_fields, field_names, output_names
+from conewise.runs.captured import Captured
+from conewise.runs.metrics import Metric, applied, applied_whole
+from conewise.structure.outputs import Outputs
+
+Tensor = torch.Tensor
+Read = Callable[[str], Any]
+Recorded = dict[str, Any]
+"""Values of nodes, by name, as torch's autograd has recorded them."""
+
+_OF_SHAPES = ("like", "new_zeros", "new_ones", "new_full", "new_empty")
+"""Operations that read the shape of a value and not its numbers, by the ends of their names."""
+
+
+class Standing(Protocol):
+    """A patch that stands in a run."""
+
+    @property
+    def found(self) -> Located:
+        """Where."""
+
+    @property
+    def part(self) -> Tensor | Callable[[Tensor], Tensor]:
+        """What is there instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Some records read another name for a value, so that the gradient by what they alone read is known."""
+
+    name: str
+    value: str
+    records: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A metric of recorded values, `numbers` [prompt]; `is_shared`: one number stands for all prompts."""
+
+    metric: Metric
+    numbers: Tensor
+    is_shared: bool
+
+    @property
+    def total(self) -> Tensor:
+        """The number whose gradients are those of each prompt: prompts do not read each other."""
+        return self.numbers[0] if self.is_shared else self.numbers.sum()
+
+
+class Tape:
+    """Computes what lies behind some nodes of a run again, recorded.
+
+    `read` gives the values of the run, `sizes` are its sizes, `standing(node)` the patches that stand in it.
+    Weights are constants: nothing is recorded for their sake, and the module's parameters get no gradients.
+    """
+
+    def __init__(
+        self,
+        model: Captured,
+        read: Read,
+        sizes: tuple[int, ...],
+        standing: Callable[[str], Sequence[Standing]] = lambda _: (),
+    ) -> None:
+        self.model, self.sizes = model, sizes
+        self._read, self._standing = read, standing
+        self._program: Program = model.program
+        self._outputs = Outputs(model.program)
+
+    def value(self, node: str) -> Any:
+        """The value of a node in the run."""
+        return self._read(node)
+
+    def behind(self, nodes: Collection[str], targets: Collection[str]) -> tuple[str, ...]:
+        """The records that are computed again: what `targets` need of the cone of `nodes`, in order."""
+        graph = self.model.graph
+        cone = graph.table.cone(graph.numbers(nodes))
+        needed = cone & self.model.support(tuple(sorted(set(targets))))
+        return tuple(graph.names(graph.table.sorted(needed)))
+
+    def record(
+        self,
+        nodes: Collection[str],
+        targets: Collection[str],
+        *,
+        given: Mapping[str, Tensor] = MappingProxyType({}),
+        branches: Sequence[Branch] = (),
+        keep: Collection[str] = (),
+    ) -> Recorded:
+        """The values of `nodes`, `targets` and `keep`, and of the names of `branches`.
+
+        `given` are other values than the run's for some of `nodes`; these are constants then, whatever lies
+        in front of them. Raises GradientError where a node's value has no gradient.
+        """
+        wanted = {*nodes, *targets, *keep}
+        behind = self.behind(nodes, {*targets, *keep, *nodes})
+        again = frozenset(behind) - given.keys()
+        reads: dict[tuple[str, str], str] = {
+            (record, branch.value): branch.name for branch in branches for record in branch.records
+        }
+        by_value: dict[str, list[str]] = {}
+        for branch in branches:
+            by_value.setdefault(branch.value, []).append(branch.name)
+        values: Recorded = {}
+
+        def note(name: str, value: Any) -> None:
+            values[name] = value
+            for other in by_value.get(name, ()):
+                values[other] = value.view_as(value)
+
+        last = self._last_reads(behind, wanted)
+        with torch.enable_grad():
+            for name in (*nodes, *given):
+                if name not in again and name not in values:
+                    note(name, self._leaf(name, given.get(name)))
+            for name in behind:
+                if name in again:
+                    record = self._program.record_of[name]
+                    inputs = [self._input(values, reads.get((name, i), i)) for i in record.inputs]
+                    note(name, self._computed(record, inputs))
+                    del inputs
+                for done in last.get(name, ()):
+                    values.pop(done, None)
+        for name in (*targets, *keep):
+            if name not in values:
+                values[name] = self._input(values, name)
+        return values
+
+    def _last_reads(self, behind: Sequence[str], wanted: Collection[str]) -> dict[str, list[str]]:
+        """Values that nothing reads any more, by the record that read them last."""
+        last = {i: name for name in behind for i in self._program.record_of[name].inputs}
+        computed = frozenset(behind) - set(wanted)
+        done: dict[str, list[str]] = {}
+        for name, reader in last.items():
+            if name in computed:
+                done.setdefault(reader, []).append(name)
+        return done
+
+    def _leaf(self, name: str, given: Tensor | None) -> Tensor:
+        value = self._read(name) if given is None else given
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            held = str(value.dtype) if isinstance(value, Tensor) else "several tensors"
+            raise GradientError(
+                f"{name!r} holds {held}, by which nothing can be differentiated. Ask for gradients by sites "
+                "that hold floating-point numbers."
+            )
+        return value.detach().requires_grad_()
+
+    def _input(self, values: Recorded, name: str) -> Any:
+        if name in values:
+            return values[name]
+        if name == SIZES:
+            return self.sizes
+        value = self._read(name)
+        return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+
+    def _computed(self, record: Record, inputs: Sequence[Any]) -> Any:
+        rule = compile_rule(record)
+        try:
+            value = rule(*inputs)
+        except (RuntimeError, NotImplementedError) as error:
+            raise GradientError(f"{_described(record)} cannot be recorded for gradients: {error}") from error
+        if isinstance(value, Tensor):
+            if any(value is one for one in inputs):
+                value = value.view_as(value)  # a value of its own, with a gradient of its own
+            if value.is_floating_point() and not value.requires_grad and _depends(record, inputs):
+                raise GradientError(
+                    f"{_described(record)} has no derivative: what lies in front of it has no "
+                    "gradient. Attribute to sites behind it, or sweep exactly."
+                )
+        for edit in self._standing(record.name):
+            if edit.found.result is not None:
+                raise GradientError(
+                    f"{record.name!r} is computed under a patch of 'result', through which no gradients are "
+                    "known. Patch 'z' in its place."
+                )
+            present = edit.found.read(value, self.sizes)
+            part = edit.part if isinstance(edit.part, Tensor) else edit.part(present.clone())
+            value = edit.found.view.replace(value, edit.found.part, part, self.sizes)
+        return value
+
+    # -- metrics -------------------------------------------------------------------------------
+
+    def targets(self, metric: Metric) -> tuple[str, ...]:
+        """The nodes that a metric reads. Raises MetricError for an output that is not there."""
+        program = self._program
+        everything = output_names(program)
+        if metric.whole:
+            return everything
+        named = field_names(program, metric.output) or everything
+        if len(named) != 1:
+            raise MetricError(
+                f"the metric {metric.name!r} reads {metric.output!r}, and the model's outputs are "
+                f"{described_fields(program)}."
+            )
+        return named
+
+    def measure(self, metric: Metric, values: Recorded, inputs: Mapping[str, Tensor]) -> Measured:
+        """A metric of recorded values. Raises GradientError where it is no function that torch records."""
+        prompts, targets = self._outputs.prompts(inputs), self.targets(metric)
+        is_shared = False
+        with torch.enable_grad(), _naming(metric):
+            if metric.whole:
+                found = metric.compute(assembled(self._program, values, self.sizes))
+                is_shared = not isinstance(found, Tensor) or found.ndim == 0
+                numbers = applied_whole(replace(metric, compute=lambda _: found), None, prompts)[0]
+            else:
+                stack = self._outputs.arranged(targets[0], values[targets[0]], 1, prompts)
+                numbers = applied(metric, stack)[0]
+        if not numbers.requires_grad and any(_is_recorded(values[name]) for name in targets):
+            raise GradientError(
+                f"the metric {metric.name!r} has no gradient: it leaves torch, or is constant around the "
+                "outputs (a rank, a comparison). Compute it by differentiable functions of the outputs."
+            )
+        return Measured(metric, numbers, is_shared)
+
+    def gradients(
+        self, measured: Measured, values: Sequence[Tensor], *, is_last: bool = True
+    ) -> tuple[Tensor, ...]:
+        """The gradients of a metric by recorded values; zeros by those that it does not depend on.
+
+        `is_last`: nothing is differentiated through this record again.
+        """
+        if not measured.numbers.requires_grad:
+            return tuple(torch.zeros_like(value) for value in values)
+        with _naming(measured.metric):
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                measured.total, list(values), allow_unused=True, retain_graph=not is_last
+            )
+        return tuple(
+            torch.zeros_like(value) if one is None else one for one, value in zip(found, values, strict=True)
+        )
+
+
+@contextmanager
+def _naming(metric: Metric) -> Iterator[None]:
+    """Errors of torch as an error that says which metric was differentiated."""
+    try:
+        yield
+    except ConewiseError:
+        raise
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise GradientError(f"the metric {metric.name!r} cannot be differentiated: {error}") from error
+
+
+def _is_recorded(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _depends(record: Record, inputs: Sequence[Any]) -> bool:
+    """Whether an operation reads the numbers of a recorded value."""
+    return any(map(_is_recorded, inputs)) and not record.op.endswith(_OF_SHAPES)
+
+
+def _described(record: Record) -> str:
+    where = f", {record.modules[-1]}" if record.modules and str(record.modules[-1]) else ""
+    return f"{record.name!r} ({record.op}{where})"
