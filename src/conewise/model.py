@@ -10,6 +10,7 @@ from conewise.capturing.foreign import within_memory
 from conewise.checks.verify import Verification, verify
 from conewise.edges.edge_facts import edge_facts
 from conewise.garbage import uncollected
+from conewise.locations.edge_sets import with_named
 from conewise.locations.edges import Edges, as_positions, edges_of
 from conewise.locations.paths import Receivers, Senders, paths_of
 from conewise.locations.selectors import SelectorLike
@@ -61,8 +62,15 @@ class Model(Captured):
         come from: a run or inputs of the same shape, an intervention such as `cw.mean(...)`, "zero", "mean",
         or a function of what is there. `metric` is one metric or a list of them: `cw.logit_diff(...)`, or a
         function of the outputs. See `Sweep`.
+
+        Sites are selectors, places, names, edges (`model.edges()`, or by name: "a0.h1->m2"), or a list of
+        them; a list in that list is patched together, in one world. A reader into which several edges of one
+        world lead sees another part of each. Edges of which one changes what the reader of another sees are
+        refused: a reader is patched with what it would be in the base. `Circuit.evaluate` removes edges with
+        every reader live.
         """
-        return Sweep(self, sites, base=base, source=source, metric=metric, precision=precision)
+        chosen = with_named(sites, self.components)
+        return Sweep(self, chosen, base=base, source=source, metric=metric, precision=precision)
 
     def components(self, stack: str = "") -> Components:
         """Who writes into the residual stream, and who reads it: heads, MLPs, what enters and what leaves.

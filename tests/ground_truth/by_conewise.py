@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,18 @@ def effects(stack: Stack, ids: Tensor, source: Tensor, metric: Any) -> dict[str,
         progress=False
     )
     return dict(zip(model.edges(), (result.values - result.base).tolist(), strict=True))
+
+
+def effects_of_sets(
+    stack: Stack, ids: Tensor, source: Tensor, metric: Any, sets: Sequence[tuple[str, ...]]
+) -> dict[tuple[str, ...], float]:
+    """For each set of edges: what the metric becomes when they are patched together, less what it is."""
+    result = (
+        captured(stack)
+        .sweep(list(map(list, sets)), base={"ids": ids}, source={"ids": source}, metric=metric)
+        .run(progress=False)
+    )
+    return dict(zip(sets, (result.values - result.base).tolist(), strict=True))
 
 
 def circuit(stack: Stack, ids: Tensor, source: Tensor, metric: Any, threshold: float) -> cw.Circuit:

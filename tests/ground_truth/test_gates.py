@@ -12,6 +12,7 @@ import itertools
 import pytest
 from torch import Tensor
 
+from conewise.circuits.evaluation import faithfulness_of
 from tests.ground_truth import by_conewise, by_hand
 from tests.ground_truth.gates import answer, bits, gate
 from tests.ground_truth.stack import Outputs
@@ -76,3 +77,29 @@ def test_of_or_acdc_keeps_one_of_two_and_of_and_both() -> None:
     assert set(of_or.edges) in ({*FIRST, LAST}, {*SECOND, LAST})
     of_and = by_conewise.circuit(gate("and"), BASE, SOURCE, error, THRESHOLD)
     assert set(of_and.edges) == {*FIRST, *SECOND, LAST}
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_pairs_into_the_same_component_show_that_or_has_two_inputs(way: int) -> None:
+    """Neither of them matters alone; the sweep over all pairs of these edges shows both."""
+    several = [edge for edge in by_conewise.edges(gate("or")) if edge.endswith(("<v>", "->m0")[way])]
+    pairs = list(itertools.combinations(several, 2))
+    effects = by_conewise.effects_of_sets(gate("or"), BASE, SOURCE, error, pairs)
+    matter = {pair for pair, effect in effects.items() if abs(effect) > SMALL}
+    assert matter == {(FIRST[way], SECOND[way])}
+    assert effects[FIRST[way], SECOND[way]] == pytest.approx(1.0)
+
+
+def test_with_readers_live_every_pair_shows_that_or_has_two_inputs() -> None:
+    stack = gate("or")
+    edges = by_conewise.edges(stack)
+    pairs = list(itertools.combinations([edge for edge in edges if edge != LAST], 2))
+    found = faithfulness_of(
+        by_conewise.captured(stack),
+        [[edge for edge in edges if edge not in pair] for pair in pairs],
+        base={"ids": BASE},
+        source={"ids": SOURCE},
+        metric=error,
+    )
+    matter = {frozenset(pair) for pair, share in zip(pairs, found, strict=True) if share < 1.0 - SMALL}
+    assert matter == ONE_OF_EACH

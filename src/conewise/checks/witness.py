@@ -160,7 +160,8 @@ class Witness:
             return value + more
 
         entry = _entry(place.entry)
-        if {entry, found.node} | changes.keys() <= hooks.keys():
+        # A reader without a norm is patched where it reads: there is nothing between that a hook could see.
+        if found.node != place.entry and {entry, found.node} | changes.keys() <= hooks.keys():
             seen: list[Tensor] = []
 
             def keep(value: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from types import MappingProxyType
 from conewise.errors import NotAPlaceError
 
 Index = int | slice | Sequence[int]
+Writers = int | tuple[int, ...]
+"""The number of a component that writes into the stream, or those of several."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,19 @@ class EdgePlace(Place):
 
     `edge` is its name, `writer` the number of who writes the part, `entry` the node at which the reader reads
     the sum of all parts. `live` is what is computed anew on the way from the one to the other: nothing, or
-    "mlps", or "all".
+    "mlps", or "all". `also` are further writers, where several edges into one reader are patched together.
     """
 
     edge: str = ""
     writer: int = 0
     entry: str = ""
     live: str = ""
+    also: tuple[int, ...] = ()
+
+    @property
+    def written_by(self) -> Writers:
+        """Whose parts the reader sees others of."""
+        return (self.writer, *self.also) if self.also else self.writer
 
     def __hash__(self) -> int:
         return hash((self.edge, self.writer, self.entry))

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from conewise.errors import EdgeError, SiteError
+from conewise.locations.edge_sets import has_one_writer, joined
 from conewise.locations.edges import Edges
 from conewise.locations.located import Located
-from conewise.locations.places import EdgePlace, Place
+from conewise.locations.places import Place
 from conewise.locations.selectors import AXES, Cell, Selector, Selectors, Spread, chosen
 from conewise.runs.captured import Captured
 
@@ -89,11 +90,12 @@ def _spread(selectors: Selectors, along: Sequence[Along | None]) -> Spreading:
 
 
 def _spread_list(places: tuple[tuple[Place, ...], ...], selector: int) -> Spread:
+    groups = tuple(map(joined, places))
     cells = tuple(
         Cell(group, selector, MappingProxyType(_coordinates(group[0]) if len(group) == 1 else {}))
-        for group in places
+        for group in groups
     )
-    is_paths = all(isinstance(place, EdgePlace) for group in places for place in group)
+    is_paths = all(has_one_writer(group) for group in groups)
     name, axis = ("paths", "edge") if is_paths else ("sites", "site")
     return Spread(name, (axis,), (tuple(range(len(cells))),), cells)
 

@@ -142,7 +142,7 @@ class Result(ResultData):
         scores: dict[str, float] = {}
         for cell, effect in zip(self.cells, effects, strict=True):
             place = cell.places[0]
-            if len(cell.places) != 1 or not isinstance(place, EdgePlace):
+            if len(cell.places) != 1 or not isinstance(place, EdgePlace) or place.also:
                 raise SweepError(
                     f"{cell.name} is no edge, and circuits are made of edges: sweep over `model.edges()`."
                 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from conewise.locations.places import EdgePlace, Place
+from conewise.locations.places import EdgePlace, Place, Writers
 from conewise.program.tensors import Tensor
 from conewise.runs.interventions import Intervention
 from conewise.runs.reader import reader
@@ -83,7 +83,7 @@ class BatchValues:
             self._wholes[site] = found
         return self._wholes[site]
 
-    def of_edges(self, site: Site, writers: Sequence[int], at_once: int, live: str) -> Tensor:
+    def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str) -> Tensor:
         """A site as edges from these writers make it."""
         return self.batch.edges.of_edges(site, writers, at_once, live)
 

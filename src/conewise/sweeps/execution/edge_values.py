@@ -15,7 +15,7 @@ import torch
 from conewise.edges.edge_facts import EdgeFacts, edge_facts
 from conewise.edges.stream_views import StreamViews
 from conewise.errors import EdgeError, PatchError
-from conewise.locations.places import EdgePlace, Place
+from conewise.locations.places import EdgePlace, Place, Writers
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
 from conewise.runs.reader import reader
@@ -52,8 +52,8 @@ class EdgeValues:
         self._base, self._source, self._intervention = base, source, intervention
         self._read = _reading(base)
         self._more: dict[str, Tensor] = {}
-        self._last: tuple[tuple[str, tuple[int, ...], str], Tensor] | None = None
-        self._last_live: tuple[tuple[str, tuple[int, ...], str], Tensor] | None = None
+        self._last: tuple[tuple[str, tuple[Writers, ...], str], Tensor] | None = None
+        self._last_live: tuple[tuple[str, tuple[Writers, ...], str], Tensor] | None = None
         self._evaluations = self._calls = 0
 
     def counted(self) -> tuple[int, int]:
@@ -70,18 +70,18 @@ class EdgeValues:
         """What the world of one edge puts in."""
         located = self._base.model.locate(place)
         site = place.name, place.layer, place.stack
-        node = self._computed(site, (place.writer,), 1, place.live)
+        node = self._computed(site, (place.written_by,), 1, place.live)
         self._last = None
         return located.read(node, self._base._sizes)
 
     def seen_more(self, place: EdgePlace) -> Tensor:
         """What the reader of an edge sees more than in the base, shaped like its entry's value."""
         facts = self._facts_at(place.entry)
-        (more,) = self._changes(facts, place.entry, (place.writer,), place.live)
+        (more,) = self._changes(facts, place.entry, (place.written_by,), place.live)
         return self._views(facts).as_node(place.entry, more)
 
     @torch.no_grad()
-    def of_edges(self, site: Site, writers: Sequence[int], at_once: int, live: str = "") -> Tensor:
+    def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str = "") -> Tensor:
         """A site in natural axes as edges from these writers make it: [writer, ...]."""
         located = self._base.model.locate(Place(*site))
         stack = self._computed(site, tuple(writers), at_once, live)
@@ -91,7 +91,7 @@ class EdgeValues:
         return located.view.present(each, self._layout.sizes(1), leading=1)
 
     @torch.no_grad()
-    def _computed(self, site: Site, writers: tuple[int, ...], at_once: int, live: str) -> Tensor:
+    def _computed(self, site: Site, writers: tuple[Writers, ...], at_once: int, live: str) -> Tensor:
         """The node of a site for streams that hold another part of each of these writers, stacked."""
         one, facts = self._reader_of(site)
         key = one.node, writers, live
@@ -113,10 +113,13 @@ class EdgeValues:
         self._last = key, stack
         return stack
 
-    def _changes(self, facts: EdgeFacts, entry: str, writers: tuple[int, ...], live: str) -> Tensor:
+    def _changes(self, facts: EdgeFacts, entry: str, writers: tuple[Writers, ...], live: str) -> Tensor:
         """What the stream at `entry` is more than in the base, for each of these writers."""
         if not live:
-            return self._parts(facts, entry)[list(writers)]
+            parts = self._parts(facts, entry)
+            if isinstance(writers[0], int):
+                return parts[list(writers)]
+            return torch.stack([parts[list(several)].sum(0) for several in writers])  # type: ignore[arg-type]
         key = entry, writers, live
         if self._last_live is None or self._last_live[0] != key:
             if self._source is None:
@@ -125,8 +128,9 @@ class EdgeValues:
                     "`source`, or freeze all between sender and receiver: freeze='all'."
                 )
             self._last_live = None
+            own = [writer for writer in writers if isinstance(writer, int)]
             with torch.no_grad():
-                more = facts.live.changes(entry, writers, live, self._read, _reading(self._source))
+                more = facts.live.changes(entry, own, live, self._read, _reading(self._source))
             if bool(torch.isnan(more).any()):
                 raise PatchError("what the source puts out has NaN in it; nothing was patched.")
             self._last_live = key, more

@@ -12,7 +12,7 @@ import torch
 
 from conewise.errors import PatchError
 from conewise.locations.located import Located
-from conewise.locations.places import Place
+from conewise.locations.places import Place, Writers
 from conewise.program.tensors import brought
 from conewise.runs.run import Edit
 from conewise.structure.selections import resolved
@@ -32,7 +32,7 @@ class Values(Protocol):
     def whole(self, site: Site) -> Tensor | None:
         """The value of a whole site, in natural axes, of which parts are taken; None where there is none."""
 
-    def of_edges(self, site: Site, writers: Sequence[int], at_once: int, live: str) -> Tensor:
+    def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str) -> Tensor:
         """A site in natural axes as edges from these writers make it, computed in slices: [writer, ...]."""
 
     def part(self, place: Place) -> Tensor | PartFunction:
@@ -51,7 +51,7 @@ class PassTable:
     worlds: tuple[int, ...]
     index: tuple[tuple[int, ...], ...]
     places: Callable[[int], Place]
-    writers: tuple[int, ...] | None = None
+    writers: tuple[Writers, ...] | None = None
 
     def place_of(self, number: int) -> Place:
         """The place of the world that stands at `number` here, as it was written."""
@@ -155,7 +155,7 @@ class _Rows:
         order = [view.axes.index(axis) for axis in self._selected]
         self._order = (*order, *(dim for dim in range(len(view.axes)) if dim not in order))
         self._device = device
-        self._writers: list[int] = []
+        self._writers: list[Writers] = []
         self._from: Tensor | None = None
         if table.writers is not None:
             own = [table.writers[number] for number in numbers]

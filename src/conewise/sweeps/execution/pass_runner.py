@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from conewise.locations.places import Place
+from conewise.locations.places import Place, Writers
 from conewise.runs.run import Edit
 from conewise.sweeps.execution.cuda_graph import Record, Replayed
 from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, Values
@@ -129,7 +129,7 @@ class _Slotted:
     def whole(self, site: Site) -> Tensor | None:
         return self._slots[site]
 
-    def of_edges(self, site: Site, writers: Sequence[int], at_once: int, live: str) -> Tensor:
+    def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str) -> Tensor:
         return self._values.of_edges(site, writers, at_once, live)
 
     def part(self, place: Place) -> Tensor | PartFunction:

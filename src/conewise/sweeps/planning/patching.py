@@ -8,7 +8,7 @@ from functools import cached_property
 
 from conewise.graph.graph import Graph
 from conewise.locations.located import Located
-from conewise.locations.places import EdgePlace
+from conewise.locations.places import EdgePlace, Writers
 from conewise.sweeps.planning.conditions import StandingEdit
 from conewise.sweeps.planning.passes.fill_tables import (
     EdgeFill,
@@ -114,7 +114,7 @@ class Patching:
         ]
         return (*fill_tables(self.groups, self.numbers, world_of, self._edge_fill), *again)
 
-    def _edge_fill(self, group: PlaceGroup, writers: tuple[int, ...]) -> EdgeFill:
+    def _edge_fill(self, group: PlaceGroup, writers: tuple[Writers, ...]) -> EdgeFill:
         work = self.reader_work(group.node)
         assert isinstance(group.place, EdgePlace)
         return EdgeFill(writers, group.place.entry, len(work.nodes), work.at_once, group.place.live)
@@ -171,7 +171,9 @@ class Patching:
         for groups in self.edge_groups.values():
             for group in groups:
                 assert isinstance(group.place, EdgePlace)
-                written.setdefault(group.place.entry, set()).update(group.writers or ())
+                own = written.setdefault(group.place.entry, set())
+                for one in set(group.writers or ()):
+                    own.update((one,) if isinstance(one, int) else one)
         size = self.facts.costs.bytes_of_copy
         return max((len(writers) * size(entry) for entry, writers in written.items()), default=0)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from conewise.graph.graph import Graph
+from conewise.locations.places import Writers
 from conewise.sweeps.planning.passes.fill_tables import FillTable
 
 SLICE = 64 << 20
@@ -62,7 +63,7 @@ def read_in(fills: Sequence[FillTable], worlds: range) -> Iterator[ReaderRead]:
 
     A node of which several sites are patched for the same writers is computed once for all of them.
     """
-    last: tuple[str, tuple[int, ...]] | None = None
+    last: tuple[str, tuple[Writers, ...]] | None = None
     for table in sorted((one for one in fills if one.edges is not None), key=lambda one: one.ordinal):
         assert table.edges is not None
         begin, end = (bisect.bisect_left(table.worlds, at) for at in (worlds.start, worlds.stop))

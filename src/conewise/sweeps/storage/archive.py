@@ -322,6 +322,7 @@ def _place(place: Place) -> dict[str, Any]:
     edge: dict[str, Any] = {}
     if isinstance(place, EdgePlace):
         edge = {"edge": place.edge, "writer": place.writer, "entry": place.entry, "live": place.live}
+        edge |= {"also": list(place.also)} if place.also else {}
     return {
         **edge,
         "name": place.name,
@@ -352,6 +353,7 @@ def _as_place(given: Any, where: str) -> Place:
         decoded(given["writer"], int, f"an edge's writer in {where}"),
         decoded(given["entry"], str, f"an edge's entry in {where}"),
         decoded(given["live"], str, f"what is live in {where}"),
+        decoded(given.get("also", []), tuple[int, ...], f"an edge's writers in {where}"),
     )
 
 

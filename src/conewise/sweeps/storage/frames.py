@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from conewise.locations.edge_sets import has_one_writer
 from conewise.locations.places import EdgePlace
 from conewise.program.tensors import Tensor
 from conewise.sweeps.storage.result_data import ResultData
@@ -74,7 +75,7 @@ def _frame(result: ResultData, table: Tensor, base: Tensor | None, source: Tenso
     found["normalised"] = found["effect"] / span.where(span != 0)
     ordered = found[list(TYPES)]
     if any(isinstance(place, EdgePlace) for cell in cells for place in cell.places[:1]):
-        is_edge = [isinstance(cell.places[0], EdgePlace) for cell in cells]
+        is_edge = [has_one_writer(cell.places) for cell in cells]
         ends = [
             _ends(name) if one else (None, None) for name, one in zip(places["site"], is_edge, strict=True)
         ]

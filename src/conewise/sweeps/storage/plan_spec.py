@@ -98,9 +98,9 @@ def _place_to_plain(place: Place) -> Any:
             part[axis] = {"slice": [one.start, one.stop, one.step]}
         else:
             part[axis] = one if isinstance(one, int) else list(one)
-    plain = [place.name, place.layer, place.stack, part]
+    plain: list[Any] = [place.name, place.layer, place.stack, part]
     if isinstance(place, EdgePlace):
-        plain += [place.edge, place.writer, place.entry, place.live]
+        plain += [place.edge, place.writer, place.entry, place.live, list(place.also)]
     return plain
 
 
@@ -119,7 +119,10 @@ def _place(plain: Any) -> Place:
             chosen[axis] = slice(*one["slice"])
         else:
             chosen[axis] = tuple(one) if isinstance(one, list) else one
-    return EdgePlace(name, layer, stack, chosen, *edge) if edge else Place(name, layer, stack, chosen)
+    if not edge:
+        return Place(name, layer, stack, chosen)
+    own, writer, entry, live, also = edge
+    return EdgePlace(name, layer, stack, chosen, own, writer, entry, live, tuple(also))
 
 
 def _metric_to_plain(metric: Metric) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conewise.locations.places import Writers
 from conewise.sweeps.planning.passes.fill_tables import EdgeFill, FillTable
 from conewise.sweeps.planning.passes.instructions import PassProgram, pass_program, to_plain
 from conewise.sweeps.planning.passes.worlds import Ranges
@@ -113,5 +114,10 @@ def _table(plain: Mapping[str, Any]) -> FillTable:
         tuple(tuple(along) for along in plain["index"]),
         tuple((axis, (kind, tuple(one))) for axis, (kind, one) in plain["fixed"]),
         plain.get("edit"),
-        None if plain.get("edges") is None else EdgeFill(tuple(plain["edges"][0]), *plain["edges"][1:]),
+        None if plain.get("edges") is None else EdgeFill(_writers(plain["edges"][0]), *plain["edges"][1:]),
     )
+
+
+def _writers(plain: Sequence[Any]) -> tuple[Writers, ...]:
+    """The writers of each world: all are numbers, or all are several numbers."""
+    return tuple(map(tuple, plain)) if plain and isinstance(plain[0], Sequence) else tuple(plain)

@@ -12,7 +12,7 @@ from typing import Any
 
 from conewise.errors import SweepError
 from conewise.locations.located import Located
-from conewise.locations.places import EdgePlace, Place
+from conewise.locations.places import EdgePlace, Place, Writers
 from conewise.structure.selections import resolved, selected
 
 Fixed = tuple[tuple[str, Any], ...]
@@ -23,11 +23,13 @@ Fixed = tuple[tuple[str, Any], ...]
 class EdgeFill:
     """What worlds of edges put in: the `writers` of each, and where their readers read: `entry`.
 
+    Each has one writer, or each has several at once.
+
     `work` is how many nodes are computed for one writer, `at_once` for how many writers they are at a time.
     `live` is what is computed anew between writer and reader.
     """
 
-    writers: tuple[int, ...]
+    writers: tuple[Writers, ...]
     entry: str
     work: int
     at_once: int
@@ -75,7 +77,7 @@ class PlaceGroup:
     fixed: Fixed
     cells: list[int] = field(default_factory=list)
     index: list[tuple[int, ...]] = field(default_factory=list)
-    writers: list[int] | None = None
+    writers: list[Writers] | None = None
 
     @property
     def node(self) -> str:
@@ -97,7 +99,7 @@ def place_groups(cells: Sequence[Sequence[Place]], locate: Callable[[Place], Loc
             part = known.get(id(place.part))
             if part is None:
                 part = known[id(place.part)] = _Selected(place)
-            live = place.live if isinstance(place, EdgePlace) else None
+            live = (place.live, bool(place.also)) if isinstance(place, EdgePlace) else None
             key = place.name, place.layer, place.stack, ordinal, part.axes, part.fixed, live
             group = groups.get(key)
             if group is None:
@@ -105,7 +107,7 @@ def place_groups(cells: Sequence[Sequence[Place]], locate: Callable[[Place], Loc
                 group.writers = None if live is None else []
             group.cells.append(number)
             if group.writers is not None:
-                group.writers.append(place.writer)  # type: ignore[attr-defined]
+                group.writers.append(place.written_by)  # type: ignore[attr-defined]
             group.index.append(part.numbers)
     return list(groups.values())
 
@@ -160,7 +162,7 @@ def fill_tables(
     groups: Sequence[PlaceGroup],
     numbers: Sequence[Sequence[tuple[int, ...]]],
     world_of: Sequence[int],
-    edge_fill: Callable[[PlaceGroup, tuple[int, ...]], EdgeFill],
+    edge_fill: Callable[[PlaceGroup, tuple[Writers, ...]], EdgeFill],
 ) -> list[FillTable]:
     """The tables of all worlds: `numbers` has those of each group, `world_of` the world of each cell.
 
@@ -168,7 +170,7 @@ def fill_tables(
     """
     found = []
     for group, own in zip(groups, numbers, strict=True):
-        writers = [0] * len(group.cells) if group.writers is None else group.writers
+        writers: Sequence[Writers] = [0] * len(group.cells) if group.writers is None else group.writers
         rows = sorted(zip((world_of[cell] for cell in group.cells), own, writers, strict=True))
         place = group.place
         found.append(
