@@ -14,7 +14,7 @@ import conewise as cw
 from conewise.edges import head_shares, stream_parts
 from conewise.edges.edge_facts import EdgeFacts, edge_facts
 from conewise.edges.head_shares import HeadShares
-from conewise.errors import ConewiseError, EdgeError
+from conewise.errors import EdgeError
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.runs.reader import reader
@@ -183,6 +183,8 @@ def test_parts_of_any_architecture(name: str) -> None:
 IN_THE_WAY = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "has no 'k' that heads could be told apart in"),
     "llama4": "has no 'q' that heads could be told apart in",
+    "jetmoe": "has no 'q' that heads could be told apart in",
+    "minimax": "adds to the stream behind the last layer with attention",
     "falcon_h1": r"'model\.layers\.0\.mamba/conv1d'",
     **dict.fromkeys(
         ("jamba", "bamba", "recurrent_gemma", "lfm2", "nemotron_h", "zamba"), "first layer with attention is"
@@ -206,8 +208,4 @@ def test_parts_of_architectures_by_name(name: str) -> None:
         with pytest.raises(EdgeError, match=IN_THE_WAY[name]):
             _ = edge_facts(model, stack).parts
         return
-    try:
-        run = model.run(**case.inputs(2, 12))
-    except ConewiseError as error:
-        pytest.skip(str(error))
-    assert edge_facts(model, stack).parts.check(run) < 1e-5
+    assert edge_facts(model, stack).parts.check(model.run(**case.inputs(2, 12))) < 1e-5

@@ -256,3 +256,28 @@ def test_an_output_that_no_world_changes_and_one_without_a_batch() -> None:
     sweep = model.sweep(["first", "second"], base=base, source=source, metric=metric)
     serial, wave = sweep.run(evaluator="serial"), sweep.run(evaluator="wavefront")
     torch.testing.assert_close(wave.per_prompt, serial.per_prompt, rtol=0, atol=1e-5)
+
+
+class Chosen(nn.Module):
+    """Some rows are chosen by their values, so that how many there are is not known before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read: Tensor = self.up(x)
+        rows = (read.sum(-1) > 0).nonzero(as_tuple=True)
+        return read.index_put(rows, self.down(read[rows]))
+
+
+def test_sizes_that_depend_on_values_are_run_and_swept_serially() -> None:
+    model = cw.capture(Chosen().eval(), torch.randn(3, 5, 4))
+    x = torch.randn(2, 7, 4)
+    run = model.run(x)
+    assert torch.equal(run.outputs, model.module(x))
+    sweep = model.sweep([cw.site("up")], base={"x": x}, source={"x": -x}, metric=lambda out: out.sum((1, 2)))
+    assert "the size of 'getitem' depends on values" in sweep.plan().why
+    expected = model.module(-x).sum((1, 2)).mean().detach()
+    assert float(sweep.run().values) == pytest.approx(float(expected), abs=1e-5)

@@ -21,6 +21,7 @@ from conewise.markup import heading, table
 from conewise.phases import shown_phases
 from conewise.program.build import build_graph
 from conewise.program.records import Program
+from conewise.program.sizes import has_unbacked
 from conewise.program.streaming import described_fields, output_names
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Weights
@@ -135,7 +136,10 @@ class Captured:
         return View(tuple(axes), tuple((axis,) for axis in axes), {})
 
     def estimated_bytes(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        """An upper estimate of what the value of each operation takes, views counted as copies."""
+        """An upper estimate of what the value of each operation takes, views counted as copies.
+
+        Values whose sizes depend on values, as the rows that a router chose, are not in it.
+        """
         given = {name: tuple(value.shape) for name, value in inputs.items()}
         key = tuple(given.values())
         if key not in self._bytes:
@@ -144,7 +148,9 @@ class Captured:
             elements: dict[tuple[Any, ...], int] = {}
             found: dict[str, int] = {}
             for record in self.program.records:
-                if record.shape is not None and record.dtype is not None:
+                if record.shape is None or record.dtype is None:
+                    continue
+                if not any(map(has_unbacked, record.shape)):
                     if record.shape not in elements:
                         elements[record.shape] = math.prod(sizes.value(n, symbols) for n in record.shape)
                     found[record.name] = elements[record.shape] * record.dtype.itemsize

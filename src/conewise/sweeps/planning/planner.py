@@ -14,6 +14,7 @@ from typing import Any
 from conewise.amounts import shown_bytes
 from conewise.errors import Argument, SweepError
 from conewise.program.precision import SPLIT, TF32
+from conewise.program.sizes import has_unbacked
 from conewise.program.tensors import computing
 from conewise.runs.captured import Captured
 from conewise.runs.reader import reader
@@ -185,6 +186,9 @@ def _mixing(
     for node in patched:
         if shape.layout.batch_dim.get(node) is None:
             return f"{node!r} is patched and has no batch along which worlds could be stacked"
+    for node in computed:
+        if any(map(has_unbacked, shape.layout.program.shapes.get(node) or ())):
+            return f"the size of {node!r} depends on values, so that it differs from world to world"
     with computing():
         mixing = shape.mixing(tuple(computed), read)
     return f"{mixing!r} mixes the rows of the batch" if mixing else ""

@@ -16,7 +16,7 @@ import torch
 
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
-from conewise.program.sizes import Size, symbols_in
+from conewise.program.sizes import Size, has_unbacked, symbols_in
 from conewise.program.tensors import brought
 
 Tensor = torch.Tensor
@@ -54,14 +54,16 @@ class Layout:
     def shape_of(self, number: int, rows: int | None = None) -> tuple[int, ...] | None:
         """The shape of the values whose shapes have that number in the program.
 
-        Evaluated when it is asked for: one that is never cut may not be defined for so few positions.
+        Evaluated when it is asked for: one that is never cut may not be defined for so few positions. None
+        for one that depends on values.
         """
         key = number, rows
         if key not in self._shapes:
             values, value, shape = self.symbols, self.program.sizes.value, self._distinct[number]
             if rows is not None:
                 values = values | dict.fromkeys(self._positions & set(values), rows)
-            self._shapes[key] = None if shape is None else tuple(value(size, values) for size in shape)
+            known = shape is not None and not any(map(has_unbacked, shape))
+            self._shapes[key] = tuple(value(size, values) for size in shape or ()) if known else None
         return self._shapes[key]
 
     def elements(self, name: str, rows: int | None = None) -> int | None:
