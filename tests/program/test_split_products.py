@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -141,6 +142,25 @@ def test_many_rows_are_multiplied_block_by_block(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(product(value, weight), whole)
     assert split_factor(value) is None
     assert split_products.factor_bytes(21, 32) == 2 * len(split_products.CHOSEN.left) * 16 * 32
+
+
+def test_the_parts_of_a_block_go_before_those_of_the_next_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan says of memory is one block."""
+    made: list[weakref.ref[Tensor]] = []
+    whole = split_products.split
+
+    def noting(value: Tensor, parts: tuple[int, ...]) -> Tensor:
+        assert not any(one() is not None for one in made)
+        found = whole(value, parts)
+        made.append(weakref.ref(found))
+        return found
+
+    weight = split_weight(numbers(32, 24, seed=1))
+    assert weight is not None
+    monkeypatch.setattr(split_products, "BLOCK", 4 * 4 * 32)
+    monkeypatch.setattr(split_products, "split", noting)
+    split_product(numbers(21, 32), weight)
+    assert len(made) > 2
 
 
 def test_parts_of_a_factor_serve_several_products() -> None:

@@ -138,13 +138,16 @@ def split_product(value: Tensor, weight: SplitWeight, parts: Tensor | None = Non
     if not inner:
         return out.zero_()
     for block in _blocks(rows, inner, value.device):
-        left = split(value[block], weight.arrangement.left) if parts is None else parts
-        own = out[block]
-        for number, (first, there, terms) in enumerate(weight.arrangement.sums(inner)):
-            one = left[:, first : first + terms]
-            other = weight.parts[:, there : there + terms].t()
-            _multiply(own, one, other, adds=number > 0)
+        own = value[block]
+        _multiply_parts(out[block], split(own, weight.arrangement.left) if parts is None else parts, weight)
     return out
+
+
+def _multiply_parts(out: Tensor, left: Tensor, weight: SplitWeight) -> None:
+    """Write the product of a factor in parts with a weight; the parts go with it."""
+    for number, (first, there, terms) in enumerate(weight.arrangement.sums(weight.inner)):
+        other = weight.parts[:, there : there + terms].t()
+        _multiply(out, left[:, first : first + terms], other, adds=number > 0)
 
 
 def _multiply(out: Tensor, left: Tensor, right: Tensor, *, adds: bool) -> None:
