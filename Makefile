@@ -79,7 +79,8 @@ test-browser: $(VENV)/.browser chromium ## look at the report in Chromium: hover
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m browser tests/browser
 
 screenshots: $(VENV)/.browser chromium demo ## write docs/images/report-*.png, from the demo's report
-	$(BIN)/python -m tests.browser.screenshots demo-report/index.html docs/images
+	$(BIN)/conewise circuit tiny --report demo-report/circuit.html
+	$(BIN)/python -m tests.browser.screenshots demo-report/index.html docs/images demo-report/circuit.html
 
 # From source, with the Python that has CUDA: nothing is installed. Peers bring pytest where it has none.
 test-gpu: ## the tests that need a CUDA device; run from source, with torch, transformers and pytest

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from rich.console import Console
 import conewise as cw
 from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
+from conewise.circuits.decision import Decision
+from conewise.circuits.evaluation import Evaluation
+from conewise.cli.circuit_folder import FoundCircuit, read_circuit
 from conewise.cli.loading import ModelName
 from conewise.cli.output import Status
 from conewise.cli.results import show_cost
@@ -33,11 +37,14 @@ from conewise.models.weight_files import INDEX, WEIGHTS
 from conewise.prompts.pairs import Pair, read_pairs
 from conewise.prompts.questions import Question
 from conewise.prompts.tokenized import tokenize
+from conewise.report.curve import Curve, CurvePoint
 from conewise.report.page import sweep_page
+from conewise.report.story import Story
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.archive import MANIFEST, VALUES
 from conewise.sweeps.sweep import Sweep
 from tests.capturing.small_llama import small_llama, small_tokenizer, write_gguf
+from tests.circuits.graphs import graph, random_scores
 from tests.cli.commands import CLEAN, CORRUPTED
 from tests.damage import count, damaged_bytes, damaged_json
 from tests.doors import all_ours
@@ -260,6 +267,51 @@ def test_stores(table: str, sweep: Sweep, tmp_path: Path) -> None:
 
 
 # -- libraries -----------------------------------------------------------------------------------
+
+
+# -- circuits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["conewise", "eap"])
+@pytest.mark.parametrize("kv_heads", [None, 1])
+def test_circuits(kind: str, kv_heads: int | None, tmp_path: Path) -> None:
+    """Read, drawn, pruned and written again."""
+    whole = graph(2, 2, kv_heads=kv_heads)
+    scores = random_scores(whole, 1, missing=0.5)
+    log = [Decision(edge, score > 0, score) for edge, score in scores.items()]
+    circuit = cw.Circuit.from_scores(whole, scores, threshold=0.0, connected=False, of="small")
+    path = replace(circuit, log=tuple(log)).save(tmp_path / "sound.json", format=kind)
+    sound = json.loads(path.read_text())
+
+    def attempt(text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        found = cw.Circuit.load(path)
+        assert found.prune().nodes is not None
+        found.to_dot()
+        found.report(tmp_path / "page.html")
+        assert cw.Circuit.load(found.save(tmp_path / "again.json")) == found
+
+    taken, refused = all_ours(damaged_json(sound, count(80)), attempt)
+    assert taken > 0
+    assert refused > 0
+
+
+@pytest.mark.parametrize("file", ["evaluation.json", "story.json"])
+def test_folders_of_circuits(file: str, tmp_path: Path) -> None:
+    circuit = cw.Circuit.from_nodes(graph(1, 2), ["m0"], of="small")
+    evaluation = Evaluation("logit_diff", "zero", 3, 9, 1.0, 0.0, 0.9, 0.1, 0.9, 0.1, 0.01, "input->m0")
+    curve = Curve((CurvePoint(0.5, 3, 0.9),), "logit_diff", 0.9)
+    FoundCircuit(circuit, evaluation, curve, Story("tiny", metric="a logit")).write(tmp_path)
+    path = tmp_path / file
+    sound = json.loads(path.read_text())
+
+    def attempt(text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        read_circuit(tmp_path).report(tmp_path / "page.html")
+
+    taken, refused = all_ours(damaged_json(sound, count(40)), attempt)
+    assert taken > 0
+    assert refused > 0
 
 
 def test_what_libraries_print_while_they_read_a_model_is_no_output(

@@ -1,4 +1,4 @@
-"""The pictures of the report in the docs: `python -m tests.browser.screenshots REPORT.html FOLDER`.
+"""The pictures of pages in the docs: `python -m tests.browser.screenshots REPORT.html FOLDER CIRCUIT.html`.
 
 They are no part of the tests, so that tests leave the tree as it was.
 """
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 LARGEST = 300_000
 
 
-def main(report: Path, folder: Path) -> None:
-    """Write report-light, -dark, -phone, -cone and -wave.png."""
+def main(report: Path, folder: Path, circuit: Path | None = None) -> None:
+    """Write report-light, -dark, -phone, -cone and -wave.png, and report-circuit.png of a circuit's page."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  # not installed by `make setup`
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,6 +40,11 @@ def main(report: Path, folder: Path) -> None:
         for _ in range(6):
             page.locator("#wave-next").click()
         saved(page, folder / "report-wave.png")
+        if circuit is not None:
+            page = opened(browser, circuit, height=760)
+            page.evaluate("document.getElementById('picture').scrollIntoView()")
+            page.locator(".box[aria-label='a1.h2']").hover()
+            saved(page, folder / "report-circuit.png")
         browser.close()
 
 
@@ -69,4 +74,4 @@ def saved(page: Page, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))
