@@ -41,8 +41,9 @@ def log_of(circuit: Circuit) -> list[tuple[str, bool]]:
     return [(one.edge, one.kept) for one in circuit.log]
 
 
-@pytest.mark.parametrize("kind", ["logit difference", "kl"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "logit difference") for name in KINDS), ("gpt2", "kl"), ("llama", "kl")]
+)
 def test_the_published_algorithm_decides_the_same_in_the_same_order(name: str, kind: str) -> None:
     given = small(name)
     base, source = given.base, given.source
@@ -65,7 +66,7 @@ def test_the_published_algorithm_decides_the_same_in_the_same_order(name: str, k
 def test_speculative_and_one_at_a_time_are_equal_for_many_thresholds_and_prompts() -> None:
     given = small("gpt2")
     sizes = set()
-    for seed in range(3):
+    for seed in range(2):
         generator = torch.Generator().manual_seed(seed)
         base, source = (
             given.model.run(input_ids=ids) for ids in torch.randint(0, 200, (2, 2, 6), generator=generator)
@@ -88,7 +89,7 @@ def test_speculative_and_one_at_a_time_are_equal_for_many_thresholds_and_prompts
                 assert alone.spent.in_vain == 0
                 assert together.spent.stacks <= alone.spent.stacks
                 sizes.add(len(found.edges))
-    assert len(sizes) > 8
+    assert len(sizes) > 6
 
 
 def test_a_model_that_norms_its_sums_is_searched_node_by_node() -> None:

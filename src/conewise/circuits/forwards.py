@@ -20,6 +20,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric, expect_prompts
 from conewise.runs.run import Reading
 from conewise.structure.edge_graph import EdgeGraph
+from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.planning.model_facts import facts_of
 
 
@@ -40,6 +41,7 @@ class Asked:
         """The forward; weights and runs are checked before and after."""
         facts = edge_facts(self.model)
         with ExitStack() as checked:
+            checked.enter_context(kernels_of_passes(facts_of(self.model).device, None))
             for run in dict.fromkeys(one for one in (self.base, self.source) if one is not None):
                 checked.enter_context(run.checked_once())
                 facts.parts.check(run)

@@ -18,7 +18,7 @@ from conewise.edges.stacked_values import Read
 from conewise.program.records import Record, Ref
 from conewise.structure.views import View
 from conewise.structure.wiring import Wiring
-from conewise.sweeps.planning.shapes.layout import Layout
+from conewise.sweeps.planning.shapes.layout import Layout, index_tensor
 
 Tensor = torch.Tensor
 
@@ -40,12 +40,24 @@ class HeadSlices:
     weight: Tensor
     bias: Tensor | None
 
-    def project(self, operand: Tensor, heads: Sequence[int] | slice) -> Tensor:
+    def project(self, operand: Tensor, heads: Sequence[int]) -> Tensor:
         """[head, row, d_head] of rows [head, row, d_model], for some heads."""
-        weight = self.weight[heads]
+        weight = some_of(self.weight, heads)
         if self.bias is None:
             return torch.bmm(operand, weight)
-        return torch.baddbmm(self.bias[heads], operand, weight)
+        return torch.baddbmm(some_of(self.bias, heads), operand, weight)
+
+
+def some_of(value: Tensor, numbers: Sequence[int], dim: int = 0) -> Tensor:
+    """Some rows of a value along a dimension: without a copy where they follow each other."""
+    if is_run(numbers):
+        return value.narrow(dim, numbers[0], len(numbers))
+    return value.index_select(dim, index_tensor(tuple(numbers), value.device))
+
+
+def is_run(numbers: Sequence[int]) -> bool:
+    """Whether numbers follow each other."""
+    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def by_head(view: View, value: Tensor, sizes: tuple[int, ...], axis: str) -> Tensor:
@@ -89,7 +101,7 @@ def head_slices(
     )
     rows = read(operand).reshape(1, -1, matrix.shape[0]).expand(len(index), -1, -1)
     own = by_head(view, read(node), layout.sizes(1), axis)
-    again = slices.project(rows, slice(None)).view(len(index), *own.shape[:2], -1).permute(1, 2, 0, 3)
+    again = slices.project(rows, range(len(index))).view(len(index), *own.shape[:2], -1).permute(1, 2, 0, 3)
     apart, size = (again - own).abs().max(), own.abs().max()
     return slices if bool(apart <= AGREES * size) else None
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from conewise.circuits.ablation import Ablated
 from conewise.circuits.dependence import moved_by
-from conewise.circuits.head_slices import HeadSlices, by_head, head_slices
+from conewise.circuits.head_slices import HeadSlices, by_head, head_slices, is_run, some_of
 from conewise.circuits.masked_forward import Mask, Numbers, few_of
 from conewise.circuits.stacked_walk import Walk, Walks
 from conewise.circuits.stages import Stage, stages_of
@@ -31,7 +31,7 @@ from conewise.edges.stacked_values import StackedValues
 from conewise.edges.stream_views import StreamViews
 from conewise.errors import CircuitError
 from conewise.locations.places import Place
-from conewise.program.tensors import computing
+from conewise.program.tensors import brought, computing
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
 from conewise.runs.reader import reader
@@ -432,14 +432,14 @@ class PrunedForward:
             whole = changes.whole()
             at = [place for place, is_used in zip(seen, used, strict=True) if is_used]
             if len(at) < len(whole):
-                whole = whole[at]
+                whole = some_of(whole, at)
             if at_last and whole.shape[3] > 1:
                 whole = whole[:, :, :, -1:]
             keeps = keeps[..., used]
             if keeps.ndim == 2:
                 added = self._mixed(keeps, whole)
             else:
-                matrix = torch.from_numpy(keeps).to(whole)
+                matrix = self._matrix(keeps, whole)
                 by_world = whole.transpose(0, 1).flatten(2)
                 added = torch.bmm(matrix, by_world).transpose(0, 1)
                 added = added.reshape(*added.shape[:2], *whole.shape[2:])
@@ -448,8 +448,12 @@ class PrunedForward:
 
     def _mixed(self, weights: Mask, parts: Tensor) -> Tensor:
         """[row, ...]: for each row the sum over [row, writer] of parts [writer, ...]."""
-        matrix = torch.from_numpy(np.ascontiguousarray(weights)).to(parts)
+        matrix = self._matrix(weights, parts)
         return torch.mm(matrix, parts.reshape(len(parts), -1)).view(len(weights), *parts.shape[1:])
+
+    def _matrix(self, weights: Mask, like: Tensor) -> Tensor:
+        """Zeros and ones on the device of a value, in its dtype."""
+        return brought(torch.from_numpy(np.ascontiguousarray(weights)), like.device).to(like.dtype)
 
     def _keeps(self, lost: Mask, writers: Sequence[int]) -> Mask:
         """Whether edges from some writers are kept; a constant always is."""
@@ -509,13 +513,13 @@ class PrunedForward:
             if not writers:
                 continue
             own = [writer - attention.heads.rows.start for writer in writers]
-            rows = (z if need == ALL else z[:, -1:])[:, :, own].permute(2, 0, 1, 3)
-            wrote = torch.bmm(rows.reshape(len(own), -1, z.shape[-1]), attention.output[own])
+            rows = some_of(z if need == ALL else z[:, -1:], own, 2).permute(2, 0, 1, 3)
+            wrote = torch.bmm(rows.reshape(len(own), -1, z.shape[-1]), some_of(attention.output, own))
             self._note(stack, changes, writers, wrote)
 
     def _note(self, stack: _Stack, changes: _Changes, writers: Sequence[int], wrote: Tensor) -> None:
         """Take note of what writers wrote in each world; `wrote` begins with [writer, world]."""
-        parts = self._parts[list(writers)]
+        parts = some_of(self._parts, writers)
         if changes is stack.last:
             parts = parts[:, :, -1:]
         apart = wrote.reshape(len(writers), stack.worlds, *parts.shape[1:]) - parts[:, None]
@@ -538,7 +542,11 @@ class PrunedForward:
             return value
         streams = self._seen(stage, stack, at, at_last=at_last)
         made = self._projected(slot, stage.readers[at[0]], streams, heads, at_last=at_last)
-        target[:, :, heads] = made.flatten(1, 2).permute(1, 2, 0, 3)
+        found = made.flatten(1, 2).permute(1, 2, 0, 3)
+        if is_run(heads):
+            some_of(target, heads, 2).copy_(found)
+        else:
+            target.index_copy_(2, index_tensor(tuple(heads), target.device), found)
         return value
 
     def _write_distinct(
@@ -565,7 +573,7 @@ class PrunedForward:
         one = stage.readers[at[0]]
         streams = self._streams(stack, one, lost, at_last=at_last)
         heads = [reader - (slot.first - stage.first) for reader in at]
-        index = torch.from_numpy(which).to(target.device)
+        index = brought(torch.from_numpy(which), target.device)
         for place, (head, made) in enumerate(
             self._by_reader(slot, one, streams, heads, counts, at_last=at_last)
         ):
@@ -629,7 +637,7 @@ class PrunedForward:
         for need, changes in ((ALL, stack.full), (LAST, stack.last)):
             writers = [writer for writer in heads.rows if stack.need_writer[writer] == need]
             if writers:
-                own = shares[[writer - heads.rows.start for writer in writers]]
+                own = some_of(shares, [writer - heads.rows.start for writer in writers])
                 self._note(stack, changes, writers, own if need == ALL else own[:, :, :, -1:])
         if attention.constant is not None:
             term = self._views.shown(heads.term, found[heads.term][None], sizes)[0].reshape(shape)
