@@ -94,6 +94,26 @@ def test_a_part_is_the_head_s_share_of_the_output_projection() -> None:
     torch.testing.assert_close(parts[0], run["resid_pre", 0])
 
 
+@pytest.mark.parametrize("name", ["post_norm", "sandwich"])
+def test_a_norm_on_the_way_has_the_scale_of_the_run(name: str) -> None:
+    """By hand: what a norm makes of a share is that less its mean, over the spread of the whole, times weight."""
+    model, run = form(name), run_of_form(name, 1)
+    facts, layer = edge_facts(model), model.module.layers[0]
+
+    def normed(share: Tensor, whole: Tensor, norm: Any) -> Tensor:
+        spread = (whole.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+        return (share - share.mean(-1, keepdim=True)) / spread * norm.weight
+
+    parts = facts.parts.parts(reader(run), facts.components.reader("m0").entry)
+    for head in range(2):
+        share = run["result", 0][:, :, head]
+        if name == "post_norm":
+            expected = normed(share, run["resid_mid", 0], layer.ln1)
+        else:
+            expected = normed(share, layer.attn.o(run["z", 0].flatten(2)), layer.after1)
+        torch.testing.assert_close(parts[1 + head], expected.detach())
+
+
 def test_parts_that_are_carried_are_asked_for_where_the_stream_is_read() -> None:
     facts, read = edge_facts(form("post_norm")), reader(run_of_form("post_norm", 1))
     with pytest.raises(EdgeError, match=r"norms its sums.*Say where with `entry`"):
