@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import conewise as cw
 from conewise.edges import head_shares, stream_parts
@@ -96,11 +96,11 @@ def test_a_part_is_the_head_s_share_of_the_output_projection() -> None:
 
 @pytest.mark.parametrize("name", ["post_norm", "sandwich"])
 def test_a_norm_on_the_way_has_the_scale_of_the_run(name: str) -> None:
-    """By hand: what a norm makes of a share is that less its mean, over the spread of the whole, times weight."""
+    """By hand: a share less its mean, over the spread of the whole, times the weight."""
     model, run = form(name), run_of_form(name, 1)
     facts, layer = edge_facts(model), model.module.layers[0]
 
-    def normed(share: Tensor, whole: Tensor, norm: Any) -> Tensor:
+    def normed(share: Tensor, whole: Tensor, norm: nn.LayerNorm) -> Tensor:
         spread = (whole.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
         return (share - share.mean(-1, keepdim=True)) / spread * norm.weight
 
