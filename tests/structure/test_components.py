@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from torch import Tensor, nn
 
@@ -205,6 +207,18 @@ def test_what_is_in_the_way_of_components_is_named(name: str) -> None:
 def test_what_is_in_the_way_of_parts_is_named(name: str) -> None:
     with pytest.raises(EdgeError, match=NO_PARTS[name]):
         StreamParts(tables(name)[0], form(name))
+
+
+def test_a_stream_on_several_devices_is_in_the_way() -> None:
+    _, program = tables("pre_norm")
+    elsewhere = [
+        replace(one, device=torch.device("meta")) if one.name.startswith("layers.1") else one
+        for one in program.records
+    ]
+    spread = replace(program, records=tuple(elsewhere))
+    table = SiteTable(spread)
+    with pytest.raises(EdgeError, match=r"several devices \(cpu, meta\).*Load the model on one"):
+        StreamParts(table, Components(spread, table.model_layers))
 
 
 def test_layers_without_attention_are_in_the_way() -> None:

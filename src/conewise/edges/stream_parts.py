@@ -45,6 +45,7 @@ class StreamParts:
         self.components = components
         self._wiring = components.wiring
         self._values = StackedValues(components.program)
+        _expect_one_device(components)
         self._views = StreamViews(sites, components)
         self._heads = [HeadShares(sites, components, heads, self._values) for heads in components.heads]
         self._terms = components.terms
@@ -235,6 +236,17 @@ class StreamParts:
         widened = [_widened(one, numbers) for one in carried]
         stacks = dict(zip(step.carried, widened, strict=True))
         return Rows(stepped(step, self._linear[step.record.name], stacks, reading), numbers)
+
+
+def _expect_one_device(components: Components) -> None:
+    """Raise EdgeError where the stream goes from one device to another: its parts are stacked on one."""
+    records = components.program.record_of
+    devices = dict.fromkeys(records[term].device for term in components.terms if term in records)
+    if len(devices) > 1:
+        raise EdgeError(
+            f"the residual stream lies on several devices ({', '.join(map(str, devices))}), and its "
+            "parts are added up on one. Load the model on one device."
+        )
 
 
 def _widened(rows: Rows, numbers: range) -> Tensor:
