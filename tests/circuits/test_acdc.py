@@ -104,6 +104,37 @@ def test_a_model_that_norms_its_sums_is_searched_node_by_node() -> None:
     assert 0 < len(found.edges) < len(found.log)
 
 
+class _OfTwo(torch.nn.Module):
+    """Takes two prompts and no other number, so its batch is fixed."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        if input_ids.shape[0] != 2:
+            raise ValueError
+        return self.module(input_ids, use_cache=False)
+
+
+def test_a_model_of_a_fixed_batch_is_searched_one_world_at_a_time() -> None:
+    given = small("gpt2")
+    model = cw.capture(_OfTwo(given.model.module), input_ids=given.ids)
+    runs: dict[str, Any] = {
+        "base": model.run(input_ids=given.ids),
+        "source": model.run(input_ids=given.other),
+    }
+    search = Search(model, **runs, metric=METRIC, threshold=0.1)
+    found = search.run()
+    assert search.spent.stacks == search.spent.worlds
+    other = acdc(given.model, base=given.base, source=given.source, metric=METRIC, threshold=0.1)
+    assert log_of(found) == log_of(other)
+    own = found.evaluate(**runs, metric=METRIC)
+    wanted = other.evaluate(base=given.base, source=given.source, metric=METRIC)
+    assert own.per_prompt["circuit"] == pytest.approx(wanted.per_prompt["circuit"])
+    assert own.minimality == pytest.approx(wanted.minimality)
+
+
 def _bert() -> torch.nn.Module:
     from transformers import BertConfig, BertForMaskedLM  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from conewise.amounts import as_bytes
 from conewise.circuits.ablation import Ablated
-from conewise.circuits.masked_forward import Forward, Mask, MaskedForward
+from conewise.circuits.masked_forward import Forward, Mask, MaskedForward, can_stack
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.edges.edge_facts import edge_facts
 from conewise.errors import CircuitError, describe
@@ -46,7 +46,8 @@ class Asked:
                 checked.enter_context(run.checked_once())
                 facts.parts.check(run)
             ablated = Ablated(facts, self.ablation, self.base, self.source)
-            kind = PrunedForward if facts.parts.is_carried_unchanged else MaskedForward
+            is_fast = facts.parts.is_carried_unchanged and can_stack(self.base)
+            kind = PrunedForward if is_fast else MaskedForward
             yield kind(facts, self.base, ablated, self.metric, self.max_memory)
 
     @property

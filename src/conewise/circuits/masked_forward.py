@@ -107,9 +107,8 @@ class MaskedForward:
         }
         self._bytes = sum(model.estimated_bytes(base.inputs).values())
         self._budget = max_memory or DEFAULT_MEMORY
-        self._is_stackable = bool(model.program.dimensions.batch) and not swept.shape(base.inputs).mixing(
-            tuple(record.name for record in self._records if record.name in model.program.varying), self._read
-        )
+        self._is_stackable = can_stack(base)
+        self._prompts = swept.read.prompts(base.inputs)
         self._removed: Mask = np.zeros(self.shape, dtype=bool)
         self._current: Mapping[str, Any] = {}
 
@@ -136,7 +135,7 @@ class MaskedForward:
         """[world, prompt] of worlds with edges [world, reader, writer] removed."""
         many = self.most(0)
         found = [self._metric(removed[at : at + many], {}, 0)[0] for at in range(0, len(removed), many)]
-        return np.concatenate(found) if found else np.zeros((0, self._layout.batch))
+        return np.concatenate(found) if found else np.zeros((0, self._prompts))
 
     def begin(self, removed: Mask) -> Numbers:
         """Let a world be the current one."""
@@ -167,7 +166,7 @@ class MaskedForward:
             stacks = dict(self._walked(removed, current, first))
             read = self._reading(stacks, current, len(removed))
             outputs = {name: read(name) for name in self._targets}
-            found = self._metrics.of_stack(outputs, len(removed), self._layout, {})()
+            found = self._metrics.of_stack(outputs, len(removed), self._layout, {}, self._prompts)()
         return found[:, 0].numpy(), stacks
 
     def _reading(self, stacks: Mapping[str, Any], current: Mapping[str, Any], worlds: int) -> Read:
@@ -223,6 +222,14 @@ class MaskedForward:
                 view.present(found, sizes).select(at, one.head)
             )
         return value
+
+
+def can_stack(base: Reading) -> bool:
+    """Whether worlds of a run can lie along the batch: its size may vary, and its rows do not mix."""
+    model = base.model
+    nodes = tuple(name for name in model.program.record_of if name in model.program.varying)
+    shape = facts_of(model).shape(base.inputs)
+    return bool(model.program.dimensions.batch) and not shape.mixing(nodes, reader(base))
 
 
 def few_of(stream: Tensor) -> int:

@@ -133,7 +133,7 @@ class _Stack:
 
 
 class PrunedForward:
-    """Metrics of worlds with removed edges, over the values of `base`."""
+    """Metrics of worlds with removed edges, over the values of `base`, whose worlds can be stacked."""
 
     def __init__(
         self, facts: EdgeFacts, base: Reading, ablated: Ablated, metric: Metric, max_memory: int | None = None
@@ -171,8 +171,6 @@ class PrunedForward:
             self._base.value = stack.values[0]
         self._state: _State = self._base
         self._stack: _Stack | None = None
-        nodes = tuple(name for name in model.program.record_of if name in model.program.varying)
-        self._is_stackable = bool(model.program.dimensions.batch) and not shape.mixing(nodes, self._read)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -249,10 +247,7 @@ class PrunedForward:
 
     def most(self, stage: int) -> int:
         """How many worlds that differ from a stage on fit into memory at once."""
-        if not self._is_stackable:
-            return 1
-        each = self._bytes_below(stage)
-        return max(1, self._budget // each)
+        return max(1, self._budget // self._bytes_below(stage))
 
     @property
     def few(self) -> int:

@@ -67,10 +67,19 @@ class MetricReader:
         return stacked([fetched(one, numbers)[0] for one, numbers in zip(self._metrics, found, strict=True)])
 
     def of_stack(
-        self, outputs: Mapping[str, Tensor], worlds: int, layout: Layout, columns: Mapping[str, int]
+        self,
+        outputs: Mapping[str, Tensor],
+        worlds: int,
+        layout: Layout,
+        columns: Mapping[str, int],
+        prompts: int | None = None,
     ) -> Callable[[], Tensor]:
-        """Every metric of a stack of worlds, computed. The call fetches them: [world, metric, prompt]."""
-        found = [self._of_stack(metric, outputs, worlds, layout, columns) for metric in self._metrics]
+        """Every metric of a stack of worlds, computed. The call fetches them: [world, metric, prompt].
+
+        `prompts` is how many there are in a world, where the batch is fixed and no size says so.
+        """
+        batch = layout.batch if prompts is None else prompts
+        found = [self._of_stack(metric, outputs, worlds, layout, columns, batch) for metric in self._metrics]
 
         def fetch() -> Tensor:
             numbers = [
@@ -90,9 +99,9 @@ class MetricReader:
         worlds: int,
         layout: Layout,
         columns: Mapping[str, int],
+        batch: int,
     ) -> list[Tensor]:
         """A metric as [world, prompt]; one of all outputs as [1, prompt] for each world."""
-        batch = layout.batch
         if not metric.whole:
             target = self._facts.target(metric)
             if target in columns and metric.among is not None:
