@@ -298,6 +298,7 @@ class PrunedForward:
 
     def below(self, stage: int, removed: Mask) -> Numbers:
         """[world, prompt] of worlds that are the current one but for edges into the readers of one stage."""
+        self._stack = None  # before the next is made
         self._stack = self._evaluated(self._state, {stage: removed})
         assert self._stack.values is not None
         return self._stack.values
