@@ -42,6 +42,7 @@ def test_all_has_exactly_these_experiments() -> None:
         "skips",
         "growth",
         "index",
+        "edges",
     ]
     for result in printed.values():
         assert all({"paper", "predicted", "measured"} <= row.keys() for row in result["rows"])

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from conewise.experiments import compiled, drift, e4, e5, e7, e9, growth, index, locality, skips
+from conewise.experiments import compiled, drift, e4, e5, e7, e9, edges, growth, index, locality, skips
 from conewise.experiments.clock import Size
 from conewise.experiments.result import Result
 
@@ -27,6 +27,8 @@ def quick(name: str) -> Result:
         return growth.run(steps=8)
     if name == "compiled":
         return compiled.run(depths=(1,), rounds=1)
+    if name == "edges":
+        return edges.run(names=("gpt2",), depths=(2,))
     if name == "index":
         return index.run(names=("vit",))
     assert name == "skips"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tests.laws.oracle import cone, support
+from conewise.graph.graph import Graph
+from conewise.theory import ReaderAt
+from tests.laws.oracle import cone, support, wiring
 
 Reads = Mapping[str, Sequence[str]]
 
@@ -55,6 +57,62 @@ def edge_graft_invalidates_the_cone_of_its_reader_alone(reads: Reads, edge: tupl
     return cone(reads, [edge[1]])
 
 
+def edges_for_their_cones_alone(graph: Graph, readers: Sequence[ReaderAt], output: str) -> int:
+    """Forgets what a reader computes of a changed stream before its site has a value."""
+    return sum(one.writers * one.parts * _behind(graph, one.site, output) for one in readers)
+
+
+def edges_with_a_reader_s_work_for_each(graph: Graph, readers: Sequence[ReaderAt], output: str) -> int:
+    """Forgets that the heads of a layer share what is computed of a changed stream."""
+    return sum(
+        one.writers * one.parts * (_between(graph, one) + _behind(graph, one.site, output)) for one in readers
+    )
+
+
+def edges_from_the_cone_of_their_entry(graph: Graph, readers: Sequence[ReaderAt], output: str) -> int:
+    """Takes an edge for a patch of the stream, which all its other readers would see too."""
+    return sum(one.writers * one.parts * _behind(graph, one.entry, output) for one in readers)
+
+
+def _behind(graph: Graph, site: str, output: str) -> int:
+    return len(cone(wiring(graph), [site]) & support(wiring(graph), [output]))
+
+
+def _between(graph: Graph, reader: ReaderAt) -> int:
+    reads = wiring(graph)
+    return len(cone(reads, [reader.entry]) & support(reads, [reader.site], cut=[reader.entry]))
+
+
+def edges_between_components(layers: int, heads: int, kv_heads: int, mlp: bool, parallel: bool) -> int:
+    """Counts pairs of components, and forgets that a head reads by queries, keys and values."""
+    before = [1 + layer * (heads + mlp) for layer in range(layers + 1)]
+    return (
+        sum(seen * (heads + mlp) for seen in before[:-1])
+        + before[-1]
+        + layers * heads * (mlp and not parallel)
+    )
+
+
+def edges_with_keys_for_every_head(layers: int, heads: int, kv_heads: int, mlp: bool, parallel: bool) -> int:
+    """Forgets that grouped queries share their keys and values."""
+    before = [1 + layer * (heads + mlp) for layer in range(layers + 1)]
+    return (
+        sum(seen * (3 * heads + mlp) for seen in before[:-1])
+        + before[-1]
+        + layers * heads * (mlp and not parallel)
+    )
+
+
+def edges_of_parallel_blocks_in_a_row(
+    layers: int, heads: int, kv_heads: int, mlp: bool, parallel: bool
+) -> int:
+    """Forgets that the MLP of a parallel block does not read the heads beside it."""
+    before = [1 + layer * (heads + mlp) for layer in range(layers + 1)]
+    return (
+        sum(seen * (heads + 2 * kv_heads + mlp) for seen in before[:-1]) + before[-1] + (layers * heads * mlp)
+    )
+
+
 DEMAND_MUTANTS = [
     plain_union_of_cones,
     support_not_cut_at_patches,
@@ -65,4 +123,14 @@ RULE_MUTANTS = [rules_like_values, rules_that_hide_what_is_above]
 GRAFT_MUTANTS = [
     edge_graft_invalidates_the_cone_of_its_input,
     edge_graft_invalidates_the_cone_of_its_reader_alone,
+]
+EDGE_COST_MUTANTS = [
+    edges_for_their_cones_alone,
+    edges_with_a_reader_s_work_for_each,
+    edges_from_the_cone_of_their_entry,
+]
+EDGE_COUNT_MUTANTS = [
+    edges_between_components,
+    edges_with_keys_for_every_head,
+    edges_of_parallel_blocks_in_a_row,
 ]

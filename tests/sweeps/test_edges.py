@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 import conewise as cw
+from conewise import theory
 from conewise.errors import EdgeError, PatchError, SiteError, UnhookedWarning
+from conewise.experiments.edges import readers_of
 from conewise.locations.places import EdgePlace
 from conewise.runs.run import Run
 from conewise.sweeps.planning.plan import SweepPlan
@@ -65,6 +67,29 @@ def test_what_is_computed_was_planned_node_by_node(name: str) -> None:
     sweep, result = swept(name)
     assert result.ledger.node_evaluations == result.plan.node_evaluations == sweep.plan().node_evaluations
     assert result.ledger.launches == result.plan.launches
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_edge_costs_what_the_theory_says(name: str) -> None:
+    """Readers once for each writer, and a cone for each edge: from the graph alone, to the node."""
+    sweep, result = swept(name)
+    model = model_of(name)
+    cost = theory.edge_cost(model.graph, readers_of(model.components()), sweep.targets())
+    assert len(result.plan.chunks) == 1
+    assert cost.total == result.plan.node_evaluations == result.ledger.node_evaluations
+    assert cost.one_by_one == sweep.plan(evaluator="serial").node_evaluations > cost.total
+    assert cost.full == result.plan.full_evaluations
+    kv_heads = 2 if name in {"llama", "gemma2"} else 4
+    assert cost.edges == theory.edge_count(2, 4, kv_heads, parallel=name == "gpt_neox")
+
+
+def test_edge_by_edge_nothing_is_shared() -> None:
+    model = model_of("llama")
+    sweep = model.sweep(some("llama"), base=run_of("llama", 0), source=run_of("llama", 1), metric=METRIC)
+    ends = [model.components().edge(name)[1] for name in some("llama").names]
+    readers = [theory.ReaderAt(reader.entry, reader.node, 1) for reader in ends]
+    cost = theory.edge_cost(model.graph, readers, sweep.targets())
+    assert cost.total == sweep.run(evaluator="serial").ledger.node_evaluations
 
 
 @pytest.mark.parametrize("name", NAMES)

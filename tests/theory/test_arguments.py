@@ -88,6 +88,9 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "disturbed": [on_graph(changes=CHANGES, demand="n3")],
     "demand_size": [on_graph(patch=["n1"], demand="n3")],
     "downstream_fractions": [PROFILE, {"profile": line(nodes=3), "sites": ["n1"], "demand": "n3"}],
+    "edge_cost": [on_graph(readers=[theory.ReaderAt("n1", "n2", 2, 3)], demand="n3", weights=WEIGHTS)],
+    "edge_count": [{"layers": 3, "heads": 4, "kv_heads": 2, "mlp": True, "parallel": True}],
+    "edge_limit": [{"layer": 2, "nodes": 3}],
     "effective_index": [{"rho": 1.5}],
     "encoder_cone": [{"layers": 3, "heads": 2, "layer": 2, "site": "mlp"}],
     "encoder_nodes": [{"layers": 3, "heads": 2}],
@@ -128,6 +131,19 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "skip_limits": [{"share": 0.5, "span": 2}],
     "skip_ratio": [{"profile": [1, 2, 3], "span": 2, "every": 3, "terminal": 1}],
     "skip_training_ratio": [{"profile": 3, "span": 2, "every": 3, "terminal": 0.5}],
+    "stack_edge_cost": [
+        {
+            "layers": 3,
+            "heads": 4,
+            "kv_heads": 2,
+            "mlp": True,
+            "parallel": False,
+            "layer": 9,
+            "full": 40,
+            "between": dict.fromkeys(["q", "k", "v", "mlp", "logits"], 2),
+            "below": dict.fromkeys(["q", "k", "v", "mlp", "logits"], 0.5),
+        }
+    ],
     "stale": [on_graph(patch=["n1", "n2"], demand="n3")],
     "sweep_cost": [on_graph(sites=["n1", ["n2"]], demand="n3", weights=WEIGHTS)],
     "sweep_costs": [on_graph(sites=["n1", ["n2"]], demand="n3", weights=WEIGHTS)],
@@ -165,6 +181,12 @@ METHODS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     "ChangeAt": (
         lambda at, kind, inputs: theory.changed_cost(line(nodes=3), [ChangeAt(at, kind, inputs)]),
         [{"at": "n3", "kind": "redefine", "inputs": ("n1",)}],
+    ),
+    "ReaderAt": (
+        lambda entry, site, writers, parts: theory.edge_cost(
+            line(nodes=3), [theory.ReaderAt(entry, site, writers, parts)]
+        ),
+        [{"entry": "n1", "site": "n2", "writers": 2, "parts": 3}],
     ),
     "GraftAt": (
         lambda at, size, weights: theory.GraftAt(at, size, weights).reach,

@@ -8,7 +8,8 @@ import pytest
 from conewise import theory
 
 ROOT = Path(__file__).parents[2]
-PAGES = {name: (ROOT / "docs" / name).read_text("utf-8") for name in ("theory.md", "backward-locality.md")}
+NAMES = ("theory.md", "backward-locality.md", "beyond-the-paper.md")
+PAGES = {name: (ROOT / "docs" / name).read_text("utf-8") for name in NAMES}
 
 
 def headings(page: str) -> set[str]:

@@ -452,6 +452,42 @@ def _index(result: Result) -> go.Figure:
     return drawn
 
 
+def _edges(result: Result) -> go.Figure:
+    titles = ("full runs over the sweep of all edges", "share of the sweep that readers compute")
+    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.12)
+    for (name, ratios), colour in zip(result.series["ratio"].items(), COLOURS, strict=False):
+        for column, values in ((1, ratios), (2, result.series["shared"][name])):
+            drawn.add_scatter(
+                x=result.series["layers"],
+                y=values,
+                mode="lines",
+                line={"color": colour},
+                name=f"{name}, closed form",
+                legendgroup=name,
+                showlegend=column == 1,
+                col=column,
+                row=1,
+            )
+        rows = [row for row in result.rows if row.facts["model"] == name]
+        points = [row for row in rows if row.name.endswith("over the sweep")]
+        drawn.add_scatter(
+            x=[row.facts["layers"] for row in points],
+            y=_measured(points),
+            mode="markers",
+            marker={"color": colour, "size": 9},
+            name=f"{name}, ledger",
+            legendgroup=name,
+            col=1,
+            row=1,
+        )
+        (limit,) = [row.facts["limit"] for row in rows if "limit" in row.facts]
+        drawn.add_hline(y=limit, line={"color": colour, "dash": "dot"}, col=1, row=1)
+    drawn.update_xaxes(title="layers", type="log", tickvals=[1, 2, 4, 8, 16, 32, 64])
+    drawn.update_yaxes(title="ratio, and its limit", rangemode="tozero", col=1)
+    drawn.update_yaxes(title="share", rangemode="tozero", col=2)
+    return drawn
+
+
 _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "locality": _locality,
     "e4": _e4,
@@ -463,6 +499,7 @@ _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "skips": _skips,
     "growth": _growth,
     "index": _index,
+    "edges": _edges,
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from conewise.errors import UnknownExperimentError
 from conewise.experiments.result import Progress, Result, silent
 
-NAMES = ("locality", "e4", "e5", "e7", "drift", "compiled", "e9", "skips", "growth", "index")
+NAMES = ("locality", "e4", "e5", "e7", "drift", "compiled", "e9", "skips", "growth", "index", "edges")
 
 
 def choose(names: Sequence[str]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from conewise.theory.changes import (
     disturbed,
 )
 from conewise.theory.compiled import compiled_ceiling, compiled_ratio
+from conewise.theory.edges import EdgeCost, ReaderAt, edge_cost, edge_count, edge_limit, stack_edge_cost
 from conewise.theory.grafts import (
     GraftAt,
     InterleavedCost,
@@ -85,6 +86,7 @@ __all__ = [
     "Calibration",
     "ChangeAt",
     "ChangedCost",
+    "EdgeCost",
     "Estimate",
     "Fit",
     "GraftAt",
@@ -93,6 +95,7 @@ __all__ = [
     "OrderExtremes",
     "PatchExtremes",
     "PatchedCost",
+    "ReaderAt",
     "RestoredCost",
     "Touched",
     "batched_cost",
@@ -110,6 +113,9 @@ __all__ = [
     "dense_joint_ratio",
     "disturbed",
     "downstream_fractions",
+    "edge_cost",
+    "edge_count",
+    "edge_limit",
     "effective_index",
     "encoder_cone",
     "encoder_nodes",
@@ -139,6 +145,7 @@ __all__ = [
     "skip_limits",
     "skip_ratio",
     "skip_training_ratio",
+    "stack_edge_cost",
     "stale",
     "sweep_cost",
     "sweep_costs",
