@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu bench-gpu-pairs bench-acdc pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu bench-gpu-pairs bench-acdc bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ bench-sweeps: $(VENV)/.peers ## sweeps on the CPU, beside hand-written ways and 
 
 bench-acdc: $(VENV)/.dev ## ACDC, against one full forward for each edge; minutes
 	$(BIN)/python -m benchmarks.acdc
+
+bench-edges: $(VENV)/.dev ## edges, against one hooked forward for each; minutes
+	$(BIN)/python -m benchmarks.edges sample
 
 bench-gpu: ## sweeps on a CUDA device; run from source, with torch and transformers alone
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_sweeps
