@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-gpu bench-gpu-pairs bench-acdc bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-gpu bench-gpu-pairs bench-acdc bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +121,10 @@ bench-acdc: $(VENV)/.dev ## ACDC, against one full forward for each edge; minute
 
 bench-edges: $(VENV)/.dev ## edges, against one hooked forward for each; minutes
 	$(BIN)/python -m benchmarks.edges sample
+
+# Freed memory stays with the process: giving it back is not Python's time.
+bench-python: $(VENV)/.dev ## what a sweep of many worlds spends in Python, for each of them; minutes
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.python_per_world
 
 bench-gpu: ## sweeps on a CUDA device; run from source, with torch and transformers alone
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_sweeps

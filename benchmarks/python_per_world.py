@@ -1,0 +1,92 @@
+"""`make bench-python`: what a sweep spends in Python, for each of its worlds.
+
+The worlds are all heads and MLPs at each position of a small GPT-2, so that there are many and each is cheap.
+Python's time is what a profiler of calls finds in Python's own functions, by the clock of the thread, less
+what the profiler takes for a call of an empty function. The target lets freed memory stay with the process,
+since giving it back is the system's time. What cannot be told apart stays in: indexing and freeing of
+tensors, and caches that a large operation left cold.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+import sys
+import time
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import conewise as cw
+from benchmarks.harness import Line, print_table
+from conewise.sweeps.execution import growth
+
+BUDGET = "4GiB"
+ROUNDS = 3
+
+
+def of_python(profile: cProfile.Profile) -> tuple[float, int]:
+    """The seconds in Python's own functions, and the number of all calls."""
+    found = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    own = sum(entry[2] for (file, _, _), entry in found.items() if file != "~")
+    return own, sum(entry[1] for entry in found.values())
+
+
+def seconds_of_a_call() -> float:
+    """What the profiler makes a call of an empty function take."""
+
+    def empty() -> None:
+        return
+
+    calls, least = 20_000, float("inf")
+    for _ in range(5):
+        profile = cProfile.Profile(time.thread_time)
+        with profile:
+            for _ in range(calls):
+                empty()
+        least = min(least, of_python(profile)[0] / calls)
+    return least
+
+
+def main(layers: int = 12, positions: int = 208) -> None:
+    """Print seconds of the constructor and the plan, and Python's microseconds for each world."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    growth._give_back = lambda: None  # type: ignore[assignment]
+    config = GPT2Config(n_layer=layers, n_head=12, n_embd=12, vocab_size=500, bos_token_id=0, eos_token_id=0)
+    base, source = ({"input_ids": torch.randint(0, 500, (1, positions))} for _ in range(2))
+    model = cw.capture(GPT2LMHeadModel(config).eval(), logits_to_keep=1, **base)
+    sites = cw.sites("z", layer=":", head=":", pos=":") + cw.sites("mlp_out", layer=":", pos=":")
+    metric = cw.logit_diff(answer=3, wrong=5)
+    start = time.process_time()
+    sweep = model.sweep(sites, base=base, source=source, metric=metric)
+    made = time.process_time()
+    plan = sweep.plan(max_memory=BUDGET)
+    planned = time.process_time()
+    sweep.run(max_memory=BUDGET)
+    worlds, call, least = len(sweep.cells), seconds_of_a_call(), float("inf")
+    for _ in range(ROUNDS):
+        sweep = model.sweep(sites, base=base, source=source, metric=metric)
+        profile = cProfile.Profile(time.thread_time)
+        with profile:
+            sweep.run(max_memory=BUDGET)
+        own, calls = of_python(profile)
+        least = min(least, own - calls * call)
+    passes = f"{worlds:,} worlds in {len(plan.chunks)} passes, {plan.launches:,} operations"
+    print_table(
+        f"Python in a sweep: {passes}",
+        [
+            line("the sweep's constructor", made - start, 2, "s"),
+            line("its plan", planned - made, 2, "s"),
+            line("Python for each world of a run", least / worlds * 1e6, 5, "µs"),
+        ],
+    )
+
+
+def line(what: str, found: float, target: float, unit: str) -> Line:
+    """A row of the table: at most so much."""
+    return Line(what, f"<= {target:g} {unit}", f"{found:.2f} {unit}", found <= target)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
