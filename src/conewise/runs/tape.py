@@ -28,7 +28,7 @@ _OF_SHAPES = ("like", "new_zeros", "new_ones", "new_full", "new_empty")
 """Operations that read the shape of a value and not its numbers, by the ends of their names."""
 
 
-class Standing(Protocol):
+class Applied(Protocol):
     """A patch that stands in a run."""
 
     @property
@@ -75,7 +75,7 @@ class Tape:
         model: Captured,
         read: Read,
         sizes: tuple[int, ...],
-        standing: Callable[[str], Sequence[Standing]] = lambda _: (),
+        standing: Callable[[str], Sequence[Applied]] = lambda _: (),
     ) -> None:
         self.model, self.sizes = model, sizes
         self._read, self._standing = read, standing
