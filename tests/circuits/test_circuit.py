@@ -11,6 +11,7 @@ import pytest
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_json import from_json
 from conewise.circuits.decision import Decision
+from conewise.drawing.circuit_layers import layered
 from conewise.errors import CircuitError
 from conewise.structure.edge_graph import EdgeGraph, GraphReader, GraphWriter
 from tests.circuits.graphs import graph, random_scores
@@ -489,3 +490,20 @@ def test_a_large_circuit_shows_its_strongest_edges() -> None:
     made = Circuit.made(whole, whole.edges, scores=scores).plot()
     assert f"the 4,000 strongest of {whole.count:,} edges" in made.layout.title.text
     assert len(made.data) < 20
+
+
+def test_what_writes_first_stands_higher() -> None:
+    """In a layer whose MLP comes first, heads read what it wrote."""
+    first = EdgeGraph(
+        (GraphWriter("input"), GraphWriter("m0", 0), GraphWriter("a0.h0", 0, 0)),
+        (
+            GraphReader("m0", "mlp", 1, 0),
+            *(GraphReader(f"a0.h0<{slot}>", slot, 2, 0, 0) for slot in "qkv"),
+            GraphReader("logits", "logits", 3),
+        ),
+    )
+    drawn = layered(first, first.edges, None)
+    assert all(drawn.boxes[line.start].y < drawn.boxes[line.stop].y for line in drawn.lines)
+    drawn = layered(GROUPED, GROUPED.edges, None)
+    assert all(drawn.boxes[line.start].y < drawn.boxes[line.stop].y for line in drawn.lines)
+    assert all(drawn.boxes[kv].y < drawn.boxes[head].y for kv, head in drawn.links)

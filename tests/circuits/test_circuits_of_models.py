@@ -99,8 +99,15 @@ def test_the_result_of_a_sweep_over_edges_makes_circuits(tmp_path: Path) -> None
 def test_what_is_no_edge_makes_no_circuit() -> None:
     model = own_model("gpt2")
     runs: dict[str, Any] = {"base": run_of("gpt2", 0), "source": run_of("gpt2", 1), "metric": cw.logit(7)}
-    with pytest.raises(SweepError, match=r"z\[layer=0, head=0\] is no edge, and circuits are made of edges"):
+    with pytest.raises(
+        SweepError, match=r"z\[layer=0, head=0\] is no single edge, and circuits are made of these"
+    ):
         model.sweep(cw.sites("z", layer=0, head=0), **runs).run().circuit(top=1)
+    pair = [["a0.h0->m0", "a0.h1->m0"]]
+    with pytest.raises(SweepError, match=r"a0.h0->m0 .*a0.h1->m0 is no single edge"):
+        model.sweep(pair, **runs).run().circuit(top=1)
+    with pytest.raises(SweepError, match="is no single edge"):
+        model.paths(["a0.h0"], ["logits"], freeze="none", **runs).run().circuit(top=1)
     with pytest.raises(CircuitError, match="is an edge at one position, and this graph has edges at all"):
         model.sweep(model.edges(pos=2)[:3], **runs).run().circuit(top=1)
 

@@ -85,7 +85,7 @@ def test_a_plan_and_a_result_of_sets_are_kept_whole(tmp_path: Path) -> None:
 
 
 def test_sets_of_edges_are_no_circuit() -> None:
-    with pytest.raises(cw.ConewiseError, match="is no edge, and circuits are made of edges"):
+    with pytest.raises(cw.ConewiseError, match="is no single edge, and circuits are made of these"):
         swept("llama").run(progress=False).circuit(top=3)
 
 

@@ -6,7 +6,7 @@ box of their own above them, joined to the heads by links.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 
 from conewise.structure.edge_graph import EdgeGraph, GraphReader
@@ -79,7 +79,9 @@ def layered(graph: EdgeGraph, edges: Collection[str], scores: Mapping[str, float
     order = {name: number for number, name in enumerate(sorted({heads[n] for n in kinds if n in heads}))}
     columns = max(len(order), 1)
     middle = (columns - 1) / 2
-    rows = sorted({_row(layers[name], kind) for name, kind in kinds.items()})
+    mlps_first = _mlps_first(graph)
+    row_of = {name: _row(layers[name], kind, mlps_first) for name, kind in kinds.items()}
+    rows = sorted(set(row_of.values()))
     groups = {kv: [order[heads[head]] for head in linked] for kv, linked in links.items()}
 
     def across(name: str, kind: str) -> float:
@@ -89,7 +91,7 @@ def layered(graph: EdgeGraph, edges: Collection[str], scores: Mapping[str, float
             return sum(groups[name]) / len(groups[name]) if groups[name] else middle
         return float(columns) if kind == "mlp" else middle
 
-    names = sorted(kinds, key=lambda name: (_row(layers[name], kinds[name]), across(name, kinds[name]), name))
+    names = sorted(kinds, key=lambda name: (row_of[name], across(name, kinds[name]), name))
     at = {name: number for number, name in enumerate(names)}
     boxes = tuple(
         Box(
@@ -97,7 +99,7 @@ def layered(graph: EdgeGraph, edges: Collection[str], scores: Mapping[str, float
             kinds[name],
             layers[name],
             across(name, kinds[name]),
-            float(rows.index(_row(layers[name], kinds[name]))),
+            float(rows.index(row_of[name])),
         )
         for name in names
     )
@@ -145,10 +147,19 @@ def _links(graph: EdgeGraph, kinds: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def _row(layer: int | None, kind: str) -> tuple[int, int, int]:
-    """Rows from the input down: in a layer, shared keys and values, heads, then the MLP."""
+def _mlps_first(graph: EdgeGraph) -> frozenset[int | None]:
+    """The layers whose MLP writes before their heads do."""
+    first: dict[int | None, bool] = {}
+    for writer in graph.writers:
+        first.setdefault(writer.layer, writer.head is None)
+    return frozenset(layer for layer, is_mlp in first.items() if is_mlp)
+
+
+def _row(layer: int | None, kind: str, mlps_first: Container[int | None]) -> tuple[int, int, int]:
+    """Rows from the input down: in a layer, shared keys and values, heads, and the MLP before or after."""
     if kind == "input":
         return (0, 0, 0)
     if kind == "logits":
         return (2, 0, 0)
-    return (1, -1 if layer is None else layer, ("kv", "head", "mlp").index(kind))
+    order = ("mlp", "kv", "head") if layer in mlps_first else ("kv", "head", "mlp")
+    return (1, -1 if layer is None else layer, order.index(kind))

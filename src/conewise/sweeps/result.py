@@ -142,9 +142,10 @@ class Result(ResultData):
         scores: dict[str, float] = {}
         for cell, effect in zip(self.cells, effects, strict=True):
             place = cell.places[0]
-            if len(cell.places) != 1 or not isinstance(place, EdgePlace) or place.also:
+            if len(cell.places) != 1 or not isinstance(place, EdgePlace) or place.also or place.live:
                 raise SweepError(
-                    f"{cell.name} is no edge, and circuits are made of edges: sweep over `model.edges()`."
+                    f"{cell.name} is no single edge, and circuits are made of these: sweep over "
+                    "`model.edges()`."
                 )
             scores[place.edge] = effect
         return Circuit.from_scores(own, scores, top=top, threshold=threshold, connected=connected)
