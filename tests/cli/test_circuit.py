@@ -101,6 +101,20 @@ def test_the_exact_method_keeps_the_edges_with_the_largest_effects(tmp_path: Pat
     assert told["curve"][0]["edges"] <= told["curve"][-1]["edges"]
 
 
+def test_a_circuit_without_edges_is_told_why() -> None:
+    words = ("circuit", "tiny", *PAIR, "--method", "exact", "--json")
+    for threshold, said in (
+        ("1000", "no edge changes the metric by as much"),
+        ("20", "Some do from --threshold"),
+    ):
+        done = Done(*words, "--threshold", threshold)
+        assert done.json("circuit")["edges"] == []
+        assert said in done.err
+    lower = done.err.partition("Some do from --threshold ")[2].split()[0]
+    found = Done(*words, "--threshold", str(0.999 * float(lower)), "--no-minimality").json("circuit")
+    assert found["edges"]
+
+
 def test_people_see_what_was_found() -> None:
     done = Done("circuit", "tiny", *PAIR)
     assert done.code == 0, done.err

@@ -107,7 +107,7 @@ class Circuit(CircuitData):
         own, of, model = _home(graph, of, model)
         known = checked_scores(own, scores)
         numbers = chosen(own, score_array(own, known), top=top, threshold=threshold, connected=connected)
-        way = f"top {top}" if top is not None else "threshold"
+        way = f"top {top}" if top is not None else "scores"
         method = f"{way}, connected" if connected else way
         return cls(of, own, own.names(numbers), method, threshold, known, (), model)
 

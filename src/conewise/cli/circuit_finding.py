@@ -90,6 +90,8 @@ def circuit(
         with status.doing("searching"):
             circuit = search.run(threshold, stored)
         seconds = time.perf_counter() - started
+        if not circuit.edges:
+            status.warn(_why_empty(circuit))
         with status.doing("evaluating"):
             found = search.evaluated(circuit, loaded, shell_command(command))
     if stored is not None:
@@ -265,6 +267,20 @@ class _Search:
         evaluation = circuit.evaluate(**self.runs, minimality=self.finding.minimality)
         curve = circuit.curve(**self.runs)
         return FoundCircuit(circuit, evaluation, curve, self.question.story(loaded.name, command))
+
+
+def _why_empty(circuit: Circuit) -> str:
+    """Why a circuit has no edge, and what to do."""
+    sizes = [abs(score) for score in (circuit.scores or {}).values()]
+    if not circuit.threshold or max(sizes, default=0.0) < circuit.threshold:
+        return "no edge changes the metric by as much as --threshold; give a smaller one."
+    from conewise.circuits.selection import levels
+
+    best = float(levels(circuit.graph, circuit.score_array()).max(initial=0.0))
+    return (
+        "no edges of such scores lie on a path from the input to the logits. Some do from --threshold "
+        f"{best:.4g} on; or leave paths aside with --no-connected."
+    )
 
 
 @contextmanager
