@@ -58,6 +58,7 @@ WITH_TORCH = (
     "sweeps",
     "circuits.acdc",
     "circuits.tracing",
+    "attribution",
     "prompts",
     "model",
     "loading",

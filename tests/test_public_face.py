@@ -27,6 +27,7 @@ def test_the_public_names_are_these() -> None:
         "acdc",
         "acdc_plan",
         "add",
+        "attribution",
         "block",
         "capture",
         "causal_trace",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from conewise import ops
+    from conewise.attribution.attribution import attribution
     from conewise.circuits.acdc import acdc, acdc_plan
     from conewise.circuits.circuit import Circuit
     from conewise.circuits.tracing import causal_trace
@@ -56,6 +57,7 @@ __all__ = [
     "acdc",
     "acdc_plan",
     "add",
+    "attribution",
     "block",
     "capture",
     "causal_trace",
@@ -97,6 +99,7 @@ _HOMES = {
     "acdc": "conewise.circuits.acdc",
     "acdc_plan": "conewise.circuits.acdc",
     "add": "conewise.runs.interventions",
+    "attribution": "conewise.attribution.attribution",
     "block": "conewise.graph.building_blocks",
     "capture": "conewise.model",
     "causal_trace": "conewise.circuits.tracing",

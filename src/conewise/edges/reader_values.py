@@ -51,19 +51,27 @@ class ReaderValues:
         The values are laid out as the nodes are, stacked along the batch in the order of the streams. `read`
         gives the values of a run, or of stacks of worlds, for all that does not depend on the stream.
         """
-        steps = self._between(entry, tuple(dict.fromkeys(slots)))
         with computing():
-            if not self._is_fixed:
-                value = self._views.as_node(entry, stream)
-                worlds = self._values.worlds_in(read, entry, value)
-                return self._computed(steps, entry, value, self._values.reading(read, worlds))
-            rows = self._views.shown(entry, read(entry)[None]).shape[1]
-            reading = self._values.reading(read, 1)
-            each = [
-                self._computed(steps, entry, self._views.as_node(entry, one), reading)
-                for one in torch.split(stream, rows)
-            ]
-            return {slot: torch.cat([one[slot] for one in each], 0) for slot in steps.nodes}
+            return self.recorded(entry, slots, stream, read)
+
+    def recorded(self, entry: str, slots: Collection[str], stream: Tensor, read: Read) -> dict[str, Tensor]:
+        """The same, recorded by torch's autograd where it is on: for gradients by the streams."""
+        steps = self._between(entry, tuple(dict.fromkeys(slots)))
+        if not self._is_fixed:
+            value = self._views.as_node(entry, stream)
+            worlds = self._values.worlds_in(read, entry, value)
+            return self._computed(steps, entry, value, self._values.reading(read, worlds))
+        rows = self._views.shown(entry, read(entry)[None]).shape[1]
+        reading = self._values.reading(read, 1)
+        each = [
+            self._computed(steps, entry, self._views.as_node(entry, one), reading)
+            for one in torch.split(stream, rows)
+        ]
+        return {slot: torch.cat([one[slot] for one in each], 0) for slot in steps.nodes}
+
+    def records(self, entry: str, slots: Collection[str]) -> tuple[str, ...]:
+        """The records that are computed for one stream, by name, in order."""
+        return tuple(one.name for one, *_ in self._between(entry, tuple(dict.fromkeys(slots))).records)
 
     def count(self, entry: str, slots: Collection[str]) -> int:
         """How many records are computed for one stream."""

@@ -92,6 +92,10 @@ class StreamParts:
         """[batch, pos, d_model]: the stream itself, as a run has it."""
         return self._shown(read, entry, read(entry)[None])[0]
 
+    def shown(self, read: Read, entry: str, value: Tensor) -> Tensor:
+        """[batch, pos, d_model] of a value that is laid out as the stream's at `entry` is."""
+        return self._shown(read, entry, value[None])[0]
+
     def constant(self, read: Read, entry: str) -> Tensor:
         """[batch, pos, d_model]: what belongs to no writer in the stream at `entry`."""
         with computing():

@@ -126,7 +126,8 @@ def heading(result: Swept, story: Story | None) -> str:
     counts = [f"{count:,} {KINDS.get(name, (name, name))[count != 1]}" for name, count in counted.items()]
     each = "" if len(result.cells) == 1 else " one at a time"
     what = " and ".join(counts) if len(counts) < 3 else f"{len(result.cells):,} sites"
-    return f"{what} of {model} patched{each}"
+    by = f", approximated by {result.method}" if result.method else ""
+    return f"{what} of {model} patched{each}{by}"
 
 
 def _facts(result: Swept, story: Story | None) -> list[tuple[str, str]]:

@@ -36,7 +36,8 @@ def figure(result: ResultData) -> go.Figure:
     metric = result.metrics[0]
     name = parts[0][0].name if len(parts) == 1 else "the sites"
     drawn.update_layout(
-        title=f"Effect of patching {name} on {metric}",
+        title=f"Effect of patching {name} on {metric}"
+        + (f", approximate ({result.method})" if result.method else ""),
         coloraxis={
             "colorscale": LIGHT,
             "cmin": -largest,

@@ -178,7 +178,7 @@ class Result(ResultData):
     def equals(self, other: Result) -> bool:
         """Whether both have the same cells and metrics, and equal numbers in every bit.
 
-        What the numbers cost to compute is not compared.
+        What the numbers cost to compute is not compared; by which method, if they are approximate, is.
         """
         numbers = [
             (self.table, other.table),
@@ -188,13 +188,19 @@ class Result(ResultData):
             (self.base_per_prompt, other.base_per_prompt),
             (self.source_per_prompt, other.source_per_prompt),
         ]
-        return (self.spreads, self.metrics) == (other.spreads, other.metrics) and all(
+        alike = (self.spreads, self.metrics, self.method) == (other.spreads, other.metrics, other.method)
+        return alike and all(
             one is other if one is None or other is None else same_bits(one, other) for one, other in numbers
         )
 
     def verify(self, n: int = 32, seed: int = 0) -> CellCheck:
         """Run `n` random cells again as plain full forwards of the original module, with hooks."""
         sweep = self.sweep
+        if self.method:
+            raise SweepError(
+                f"these values are approximate ({self.method}), and are not those of the module with hooks. "
+                "`check` computes some of them exactly, `cw.compare` takes an exact result beside."
+            )
         if sweep is None:
             raise SweepError("a loaded result has no model at hand; run its sweep again to verify it.")
         if self.weights != sweep.model.weights.whole_contents().whole:
@@ -211,8 +217,9 @@ class Result(ResultData):
         resumed = f", {self.ledger.resumed} cells resumed" if self.ledger.resumed else ""
         planned, peak = shown_bytes(self.plan.peak_bytes), self.ledger.peak_bytes
         memory = "" if peak is None else f", peak memory {shown_bytes(peak)} (planned {planned})"
+        which = f"Result, approximate ({self.method})," if self.method else "Result"
         return (
-            f"Result of {', '.join(self.metrics)} over {shown}: {len(self.cells)} cells, "
+            f"{which} of {', '.join(self.metrics)} over {shown}: {len(self.cells)} cells, "
             f"{self.plan.evaluator}, {self.ledger.seconds:.3g} s{resumed}{memory}"
         )
 

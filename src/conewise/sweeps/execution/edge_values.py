@@ -76,7 +76,7 @@ class EdgeValues:
 
     def seen_more(self, place: EdgePlace) -> Tensor:
         """What the reader of an edge sees more than in the base, shaped like its entry's value."""
-        facts = self._facts_at(place.entry)
+        facts = self.facts_at(place.entry)
         (more,) = self._changes(facts, place.entry, (place.written_by,), place.live)
         return self._views(facts).as_node(place.entry, more)
 
@@ -112,6 +112,10 @@ class EdgeValues:
         stack = made[0] if len(made) == 1 else torch.cat(made, dim)
         self._last = key, stack
         return stack
+
+    def changes_at(self, entry: str) -> Tensor:
+        """[writer, batch, pos, d_model]: what each writer would write more, where the stream is read."""
+        return self._parts(self.facts_at(entry), entry)
 
     def _changes(self, facts: EdgeFacts, entry: str, writers: tuple[Writers, ...], live: str) -> Tensor:
         """What the stream at `entry` is more than in the base, for each of these writers."""
@@ -181,7 +185,8 @@ class EdgeValues:
             raise EdgeError(f"no edge of this model leads into {Place(*site)}: it was made for another one.")
         return self._readers[site]
 
-    def _facts_at(self, entry: str) -> EdgeFacts:
+    def facts_at(self, entry: str) -> EdgeFacts:
+        """The facts of the stack whose stream is read there. Raises EdgeError where none of this model is."""
         if entry not in self._known:
             raise EdgeError(f"no edge of this model reads the stream at {entry!r}: it was made for another.")
         return self._known[entry]

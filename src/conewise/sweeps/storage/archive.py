@@ -161,6 +161,7 @@ def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
         "measured": asdict(result.ledger),
         "verification": None if result.verification is None else asdict(result.verification),
         "metrics": list(result.metrics),
+        **({"approximate": True, "method": result.method} if result.method else {}),
         # Hexadecimal, because a metric may be infinite, which JSON cannot say.
         "base": _exact(result.base),
         "source": _exact(result.source),
@@ -211,6 +212,7 @@ def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> ResultD
         decoded(manifest["verification"], CellCheck | None, "verification"),
         base_per_prompt=base_per_prompt,
         source_per_prompt=source_per_prompt,
+        method=decoded(manifest.get("method", ""), str, "method"),
     )
 
 

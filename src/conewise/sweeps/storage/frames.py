@@ -74,6 +74,8 @@ def _frame(result: ResultData, table: Tensor, base: Tensor | None, source: Tenso
     span = found["source"] - found["base"]
     found["normalised"] = found["effect"] / span.where(span != 0)
     ordered = found[list(TYPES)]
+    if result.method:
+        ordered = ordered.assign(method=pd.Series(result.method, dtype="str", index=ordered.index))
     if any(isinstance(place, EdgePlace) for cell in cells for place in cell.places[:1]):
         is_edge = [has_one_writer(cell.places) for cell in cells]
         ends = [

@@ -22,7 +22,8 @@ class ResultData:
     `table` is [metric, cell] in float64, averaged over prompts; `per_prompt` is [metric, cell, prompt].
     `base` and `source` are the metrics of the runs themselves, [metric], and `base_per_prompt` and
     `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
-    come from a run. `origin` is what they depend on; see `provenance`.
+    come from a run. `origin` is what they depend on; see `provenance`. `method` is empty where every value
+    was computed in its world; else values are approximate, and it says by which method.
     """
 
     plan: SweepPlan
@@ -39,6 +40,7 @@ class ResultData:
     base_per_prompt: Tensor | None = None
     source_per_prompt: Tensor | None = None
     weights: Sums | None = field(default=None, repr=False)
+    method: str = ""
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""What a patch changes at sites: what is put there less what is there, in natural axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from conewise.errors import GradientError, SweepError
+from conewise.locations.located import Located
+from conewise.locations.places import Place
+from conewise.locations.selectors import Cell
+from conewise.program.tensors import Tensor, computing, copy_of
+from conewise.runs.gradients import located_places
+from conewise.structure.selections import resolved
+from conewise.sweeps.execution.batch import Batch
+
+Site = tuple[str, int | None, str]
+
+
+def site_of(place: Place) -> Site:
+    """The site of a place, without its part."""
+    return place.name, place.layer, place.stack
+
+
+class Differences:
+    """The sites that some cells patch, and what the patches of one batch change there."""
+
+    def __init__(self, batch: Batch, cells: Sequence[Cell]) -> None:
+        self.batch, self.base, self.cells = batch, batch.base, tuple(cells)
+        self.model = batch.base.model
+        places = (place for cell in self.cells for place in cell.places)
+        self.located = located_places(self.model, places)
+        self.sites: dict[Site, Located] = {
+            site_of(place): self.model.locate(Place(*site_of(place))) for place in self.located
+        }
+        for place, found in self.located.items():
+            if found.result is not None:
+                raise SweepError(
+                    f"{place} is computed from z and is no node of the graph: it cannot be swept. "
+                    "Attribute to z: patching a head's z patches its result."
+                )
+        self._sizes = batch.base._sizes
+        self._changes: dict[Site, Tensor] = {}
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes by whose values is differentiated."""
+        return tuple(dict.fromkeys(found.node for found in self.sites.values()))
+
+    def part(self, place: Place) -> Tensor:
+        """What the patch at one place changes, in its natural axes."""
+        present = self.base.read(place)
+        given = self.batch.part(place)
+        part = given if isinstance(given, Tensor) else given(copy_of(present))
+        self.located.get(place, self.model.locate(place)).expect(part, present, place)
+        return part - present
+
+    def whole(self, site: Site) -> Tensor:
+        """What a patch of a whole site changes, in its natural axes."""
+        if site not in self._changes:
+            self._changes[site] = self.part(Place(*site))
+        return self._changes[site]
+
+    def is_of_wholes(self) -> bool:
+        """Whether the patch of a part is that part of the whole site's patch."""
+        return self.batch.intervention.whole is not None
+
+    def in_node(self, site: Site) -> tuple[str, Tensor]:
+        """The node of a site, and what a patch of the whole site changes of its value."""
+        found, change = self.sites[site], self.whole(site)
+        (value,) = self.base.demand([found.node])
+        return found.node, found.view.replace(torch.zeros_like(value), {}, change, self._sizes)
+
+
+class CellSums:
+    """First-order effects by cell: change times gradient, summed over what each cell patches."""
+
+    def __init__(self, differences: Differences, prompts: int) -> None:
+        self._differences, self._prompts = differences, prompts
+
+    def effects(self, gradients: Mapping[str, Tensor], cells: Iterable[Cell] | None = None) -> Tensor:
+        """[cell, prompt] in float64, of gradients by node."""
+        products: dict[Site, Tensor] = {}
+        sums: dict[tuple[Site, tuple[str, ...]], Tensor] = {}
+        rows = []
+        with computing():
+            for cell in self._differences.cells if cells is None else cells:
+                parts = [self._effect(place, gradients, products, sums) for place in cell.places]
+                rows.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
+            return torch.stack(rows).cpu() if rows else torch.zeros(0, self._prompts, dtype=torch.float64)
+
+    def gradient(self, site: Site, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The gradient by a whole site, in natural axes."""
+        found = self._differences.sites[site]
+        return found.view.read(gradients[found.node], {}, self._differences.base._sizes)
+
+    def _effect(
+        self,
+        place: Place,
+        gradients: Mapping[str, Tensor],
+        products: dict[Site, Tensor],
+        sums: dict[tuple[Site, tuple[str, ...]], Tensor],
+    ) -> Tensor:
+        """[prompt]: the effect of the patch at one place."""
+        differences, site = self._differences, site_of(place)
+        axes = differences.located[place].view.axes
+        if "batch" not in axes and self._prompts != 1:
+            raise GradientError(
+                f"{place} has no prompts (its axes are {', '.join(axes)}), so that its gradient is not of "
+                "one prompt alone. Give the prompts one by one: a list of bases, and a list of sources."
+            )
+        if not differences.is_of_wholes():
+            gradient = self.gradient(site, gradients)
+            index = resolved(axes, place.part, gradient.shape)
+            product = torch.zeros_like(gradient)
+            product[index] = differences.part(place) * gradient[index]
+            return self._summed(product, axes)
+        if site not in products:
+            products[site] = differences.whole(site) * self.gradient(site, gradients)
+        product = products[site]
+        if all(isinstance(index, int) for index in place.part.values()) and "batch" not in place.part:
+            kept = tuple(axis for axis in axes if axis in place.part or axis == "batch")
+            if (site, kept) not in sums:
+                over = [dim for dim, axis in enumerate(axes) if axis not in kept]
+                wide = product.double()
+                sums[site, kept] = (wide.sum(over) if over else wide).cpu()
+            index = tuple(slice(None) if axis == "batch" else place.part[axis] for axis in kept)
+            found = sums[site, kept][index]
+            return found if "batch" in kept else found[None]
+        alone = torch.zeros_like(product)
+        index = resolved(axes, place.part, product.shape)
+        alone[index] = product[index]
+        return self._summed(alone, axes)
+
+    def _summed(self, product: Tensor, axes: Sequence[str]) -> Tensor:
+        over = [dim for dim, axis in enumerate(axes) if axis != "batch"]
+        found = product.double().sum(over).cpu() if over else product.double().cpu()
+        return found if "batch" in axes else found[None]
