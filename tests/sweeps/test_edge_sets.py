@@ -65,6 +65,10 @@ def test_edges_are_given_by_name_as_tables_and_as_sets() -> None:
     assert values[4] != values[0]
 
 
+def test_a_pair_of_a_kind_and_a_layer_is_one_place_still() -> None:
+    assert [cell.name for cell in swept("llama", ("z", 1)).cells] == ["z[layer=1]"]
+
+
 def test_positions_are_patched_apart() -> None:
     together = swept("llama", [["a0.h0->m1@3", "a0.h1->m1@3"], ["a0.h0->m1@3", "a0.h1->m1@4"]])
     assert [len(cell.places) for cell in together.cells] == [1, 2]

@@ -9,7 +9,7 @@ from typing import Any
 from conewise.errors import EdgeError
 from conewise.locations.edges import Edges, place_of
 from conewise.locations.places import EdgePlace, Place
-from conewise.locations.selectors import Selector, Selectors
+from conewise.locations.selectors import Selector, Selectors, is_place
 from conewise.structure.components import Components
 
 
@@ -17,7 +17,7 @@ def with_named(sites: Any, components: Callable[[], Components]) -> Any:
     """What was given for `sites`, with an edge for each name of one, and single edges for tables of some."""
     if isinstance(sites, str):
         return _edge(sites, components()) if "->" in sites else sites
-    if isinstance(sites, Selectors | Selector | Edges | Place) or not isinstance(sites, Iterable):
+    if is_place(sites) or isinstance(sites, Selectors | Selector | Edges) or not isinstance(sites, Iterable):
         return sites
     return [_item(item, components) for item in sites]
 

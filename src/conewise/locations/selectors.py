@@ -125,7 +125,7 @@ def as_selectors(given: SelectorLike) -> Selectors:
         if not len(given):
             raise SiteError("a sweep over no edges: choose at least one.")
         return Selectors((given,))
-    if _is_place(given):
+    if is_place(given):
         return Selectors((((as_place(given),),),))
     if not isinstance(given, Iterable):
         raise SiteError(f"{given!r} is no place, no selector, and no list of them.")
@@ -144,7 +144,7 @@ def as_selectors(given: SelectorLike) -> Selectors:
 
 def _as_group(item: object) -> tuple[Place, ...]:
     """The places that one world patches: one, or several together."""
-    if _is_place(item):
+    if is_place(item):
         return (as_place(item),)
     if not isinstance(item, Iterable):
         raise SiteError(f"{item!r} is no place, and no set of places that are patched together.")
@@ -155,7 +155,8 @@ def _as_group(item: object) -> tuple[Place, ...]:
     return tuple(sorted(places, key=str)) if isinstance(item, Set) else places
 
 
-def _is_place(item: object) -> bool:
+def is_place(item: object) -> bool:
+    """Whether this is one place, as people write it."""
     return isinstance(item, Place | str) or (
         isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int)
     )
