@@ -236,7 +236,8 @@ class Search:
             for visit in rest:
                 removed[visit.reader, visit.writer] |= not visit.is_read
             line = [Candidate(one.reader - stage.first, one.writer) for one in rest if one.is_read]
-            if line:
+            if line and (is_first or not self.speculative):
+                # Else the current world is known, and every stack computes its metric once more.
                 value = float(forward.begin(removed).mean())
                 if not is_first:
                     greedy.note_rounding(value, greedy.value)

@@ -11,7 +11,7 @@ do. Where the metric reads the last position, so do those that only lead there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,9 @@ Tensor = torch.Tensor
 NOTHING, LAST, ALL = range(3)
 """At which positions a value is read."""
 
+TOGETHER = 1 << 23
+"""How many numbers the streams of a layer have at most where those of q, k and v are one stack."""
+
 
 @dataclass(slots=True)
 class _Slot:
@@ -78,6 +81,15 @@ class _Attention:
     shares: HeadShares
     output: Tensor | None
     constant: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Readers of a slot that are computed anew, by their places in the stage; `at_last`: there alone."""
+
+    slot: _Slot
+    at: list[int]
+    at_last: bool
 
 
 @dataclass(slots=True)
@@ -486,15 +498,20 @@ class PrunedForward:
     def _attend(self, stage: Stage, stack: _Stack, todo: Sequence[int]) -> None:
         attention = self._attentions[stage.number]
         given: dict[str, Tensor] = {}
+        waiting: list[_Heads] = []
         for slot in attention.slots.values():
-            own = [at for at in todo if stage.readers[at].node == slot.node]
+            at = [one for one in todo if stage.readers[one].node == slot.node]
             value = stack.state.nodes.get(slot.node)
             value = self._read(slot.node) if value is None else value
             dim = self._layout.batch_dim[slot.node]
             given[slot.node] = repeated(value, 0 if dim is None else dim, stack.worlds)
-            if own:
-                given[slot.node] = self._with_heads(stage, stack, slot, own, given[slot.node])
+            if at:
+                given[slot.node] = given[slot.node].clone(memory_format=torch.contiguous_format)
                 stack.nodes[slot.node] = given[slot.node]
+                need = stack.need_reader[[stage.first + one for one in at]].max()
+                waiting.append(_Heads(slot, at, bool(need == LAST)))
+        for group in self._groups(waiting, stack.worlds):
+            self._write_heads(stage, stack, group, given)
         found = self._walks.run(attention.walk, given, stack.worlds)
         self.node_evaluations += stack.worlds * attention.walk.records
         fed = {writer for at in todo for writer in self.graph.fed[stage.first + at]}
@@ -522,97 +539,64 @@ class PrunedForward:
         changes.add(list(writers), apart)
         stack.changed[list(writers)] = True
 
-    def _with_heads(
-        self, stage: Stage, stack: _Stack, slot: _Slot, at: Sequence[int], value: Tensor
-    ) -> Tensor:
-        """The value at a slot's node, with some heads computed from the streams that they see."""
-        need = stack.need_reader[[stage.first + one for one in at]].max()
-        at_last = bool(need == LAST)
-        heads = [one - (slot.first - stage.first) for one in at]
-        value = value.clone(memory_format=torch.contiguous_format)
-        target = by_head(slot.view, value, self._layout.sizes(stack.worlds), slot.axis)
-        target = target[:, -1:] if at_last else target
-        masks = stack.own.get(stage.number)
-        if masks is not None and not stack.changed.any():
-            self._write_distinct(stage, stack, slot, at, masks[:, at], target, at_last=at_last)
-            return value
-        streams = self._seen(stage, stack, at, at_last=at_last)
-        made = self._projected(slot, stage.readers[at[0]], streams, heads, at_last=at_last)
-        found = made.flatten(1, 2).permute(1, 2, 0, 3)
-        if is_run(heads):
-            some_of(target, heads, 2).copy_(found)
-        else:
-            target.index_copy_(2, index_tensor(tuple(heads), target.device), found)
-        return value
+    def _groups(self, waiting: Sequence[_Heads], worlds: int) -> list[list[_Heads]]:
+        """Slots whose streams are computed together: small ones that are normed alike. Others take turns."""
+        count = sum(len(one.at) for one in waiting)
+        is_small = count * worlds * self._parts[0].numel() <= TOGETHER
+        found: dict[tuple[bool, str], list[_Heads]] = {}
+        for one in waiting:
+            alike = one.slot.slices.operand if one.slot.slices is not None and is_small else one.slot.node
+            found.setdefault((one.at_last, alike), []).append(one)
+        return list(found.values())
 
-    def _write_distinct(
-        self,
-        stage: Stage,
-        stack: _Stack,
-        slot: _Slot,
-        at: Sequence[int],
-        masks: Mask,
-        target: Tensor,
-        *,
-        at_last: bool,
+    def _write_heads(
+        self, stage: Stage, stack: _Stack, group: Sequence[_Heads], given: Mapping[str, Tensor]
     ) -> None:
-        """Write some heads of all worlds where nothing is another but what their readers lost, `masks`.
-
-        Worlds that stand in line differ in few readers, so each reader's streams are computed once for worlds
-        that follow each other and have lost the same.
-        """
-        fresh = np.ones(masks.shape[:2], dtype=bool)
-        fresh[1:] = (masks[1:] != masks[:-1]).any(2)
-        which = np.cumsum(fresh, 0) - 1
-        counts = fresh.sum(0).tolist()
-        lost = np.concatenate([masks[fresh[:, one], one] for one in range(len(at))])
-        one = stage.readers[at[0]]
-        streams = self._streams(stack, one, lost, at_last=at_last)
-        heads = [reader - (slot.first - stage.first) for reader in at]
-        index = brought(torch.from_numpy(which), target.device)
-        for place, (head, made) in enumerate(
-            self._by_reader(slot, one, streams, heads, counts, at_last=at_last)
-        ):
-            target[:, :, head] = made[index[:, place]].flatten(0, 1)
-
-    def _by_reader(
-        self,
-        slot: _Slot,
-        one: Reader,
-        streams: Tensor,
-        heads: Sequence[int],
-        counts: Sequence[int],
-        *,
-        at_last: bool,
-    ) -> Iterator[tuple[int, Tensor]]:
-        """[world, batch, pos, d_head] of each head, of the next so many of the streams [world, ...]."""
-        if slot.slices is None:
-            for head, some in zip(heads, torch.split(streams, list(counts)), strict=True):
-                yield head, self._projected(slot, one, some[None], [head], at_last=at_last)[0]
-            return
-        operand = self._normed(slot.slices, one, streams, at_last=at_last)
-        rows = operand.reshape(len(streams), -1, operand.shape[-1])
-        for head, some in zip(heads, torch.split(rows, list(counts)), strict=True):
-            made = slot.slices.project(some.reshape(1, -1, some.shape[-1]), [head])
-            yield head, made.view(len(some), *streams.shape[1:3], -1)
+        """Write some heads into the values at their slots' nodes, computed from the streams that they see."""
+        at, at_last = [one for heads in group for one in heads.at], group[0].at_last
+        one, masks = stage.readers[at[0]], stack.own.get(stage.number)
+        index: Tensor | None = None
+        if masks is not None and not stack.changed.any():
+            lost, which = _distinct(masks[:, at])
+            rows = self._streams(stack, one, lost.reshape(-1, lost.shape[2]), at_last=at_last)
+            streams = rows.view(*lost.shape[:2], *rows.shape[1:])
+            index = brought(torch.from_numpy(which), rows.device)
+        else:
+            streams = self._seen(stage, stack, at, at_last=at_last)
+        slices = group[0].slot.slices
+        operand = None if slices is None else self._normed(slices, one, streams, at_last=at_last)
+        start = 0
+        for some in group:
+            slot, own = some.slot, slice(start, start + len(some.at))
+            start = own.stop
+            heads = [place - (slot.first - stage.first) for place in some.at]
+            if slot.slices is not None and operand is not None:
+                made = slot.slices.project(operand[own], heads).view(len(heads), *streams.shape[1:4], -1)
+            else:
+                made = self._projected(slot, one, streams[own], heads, at_last=at_last)
+            if index is not None:
+                made = made.flatten(0, 1).index_select(0, index[own].flatten() - own.start * made.shape[1])
+                made = made.view(len(heads), stack.worlds, *made.shape[1:])
+            target = by_head(slot.view, given[slot.node], self._layout.sizes(stack.worlds), slot.axis)
+            target = target[:, -1:] if at_last else target
+            found = made.flatten(1, 2).permute(1, 2, 0, 3)
+            if is_run(heads):
+                some_of(target, heads, 2).copy_(found)
+            else:
+                target.index_copy_(2, index_tensor(tuple(heads), target.device), found)
 
     def _normed(self, slices: HeadSlices, one: Reader, streams: Tensor, *, at_last: bool) -> Tensor:
-        """What the product reads, of streams [world, batch, pos, d_model]."""
-        given = {one.entry: self._views.as_node(one.entry, streams.flatten(0, 1))}
-        found: Tensor = self._walks.run(slices.norm, given, len(streams), 1 if at_last else None)[
-            slices.operand
-        ]
-        return found
+        """[reader, row, d_model]: what the product reads of streams [reader, world, batch, pos, d_model]."""
+        given = {one.entry: self._views.as_node(one.entry, streams.flatten(0, 2))}
+        count, rows = len(streams) * streams.shape[1], 1 if at_last else None
+        found: Tensor = self._walks.run(slices.norm, given, count, rows)[slices.operand]
+        return found.reshape(len(streams), -1, found.shape[-1])
 
     def _projected(
         self, slot: _Slot, one: Reader, streams: Tensor, heads: Sequence[int], *, at_last: bool
     ) -> Tensor:
-        """[head, world, batch, pos, d_head] of streams [head, world, batch, pos, d_model]."""
+        """[head, world, batch, pos, d_head] of streams [head, world, batch, pos, d_model]: whole products."""
         lead = streams.shape[:4]
-        if slot.slices is not None:
-            operand = self._normed(slot.slices, one, streams.flatten(0, 1), at_last=at_last)
-            by_row = operand.reshape(lead[0], -1, operand.shape[-1])
-            return slot.slices.project(by_row, heads).view(*lead, -1)
         count, rows = lead[0] * lead[1], 1 if at_last else None
         given = {one.entry: self._views.as_node(one.entry, streams.flatten(0, 2))}
         values = self._walks.run(self._walks.walk([one.entry], [slot.node]), given, count, rows)[slot.node]
@@ -665,3 +649,20 @@ class PrunedForward:
         columns = {node: len(index) for node, index in self._columns.items()}
         numbers = self._metrics.of_stack(outputs, stack.worlds, self._layout, columns)()
         stack.values = numbers[:, 0].numpy()
+
+
+def _distinct(masks: Mask) -> tuple[Mask, NDArray[np.int64]]:
+    """[reader, row, writer] of what readers lost, [world, reader, writer]; and which row of all a world has.
+
+    Worlds that stand in line differ in few readers: those that follow each other and lost the same are one
+    row. Readers with fewer rows than others have their last one repeated.
+    """
+    fresh = np.ones(masks.shape[:2], dtype=bool)
+    fresh[1:] = (masks[1:] != masks[:-1]).any(2)
+    which = np.cumsum(fresh, 0) - 1
+    most = int(which[-1].max()) + 1
+    first = np.stack(
+        [np.flatnonzero(column)[np.minimum(np.arange(most), column.sum() - 1)] for column in fresh.T]
+    )
+    readers = np.arange(masks.shape[1])
+    return masks[first, readers[:, None]], which.T + most * readers[:, None]
