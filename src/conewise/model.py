@@ -69,7 +69,7 @@ class Model(Captured):
         refused: a reader is patched with what it would be in the base. `Circuit.evaluate` removes edges with
         every reader live.
         """
-        chosen = with_named(sites, self.components)
+        chosen = with_named(sites, self.components, self.locate)
         return Sweep(self, chosen, base=base, source=source, metric=metric, precision=precision)
 
     def components(self, stack: str = "") -> Components:

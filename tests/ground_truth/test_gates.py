@@ -90,6 +90,12 @@ def test_pairs_into_the_same_component_show_that_or_has_two_inputs(way: int) -> 
     assert effects[FIRST[way], SECOND[way]] == pytest.approx(1.0)
 
 
+def test_edges_into_logits_without_a_norm_are_patched_together() -> None:
+    """The reader is patched where it reads."""
+    found = by_conewise.effects_of_sets(gate("or"), BASE, SOURCE, error, [("input->logits", LAST)])
+    assert found["input->logits", LAST] == pytest.approx(1.0)
+
+
 def test_with_readers_live_every_pair_shows_that_or_has_two_inputs() -> None:
     stack = gate("or")
     edges = by_conewise.edges(stack)

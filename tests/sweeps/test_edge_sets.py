@@ -15,7 +15,7 @@ from conewise.sweeps.planning.plan import SweepPlan
 from tests.edges.hook_oracle import HookOracle
 from tests.edges.small_models import inputs_of, module_of, run_of
 
-NAMES = ["gpt2", "llama", "gpt_neox", "gemma2"]
+NAMES = ["llama", "gemma2"]
 METRIC = cw.logit_diff(answer=3, wrong=5)
 
 SETS = [
@@ -69,6 +69,11 @@ def test_a_pair_of_a_kind_and_a_layer_is_one_place_still() -> None:
     assert [cell.name for cell in swept("llama", ("z", 1)).cells] == ["z[layer=1]"]
 
 
+def test_an_edge_and_a_site_that_it_does_not_hide_are_patched_together() -> None:
+    result = swept("llama", [["a0.h0->a1.h1<q>", cw.site("z", layer=1, head=0)]]).run(progress=False)
+    assert result.verify(n=1).ok
+
+
 def test_positions_are_patched_apart() -> None:
     together = swept("llama", [["a0.h0->m1@3", "a0.h1->m1@3"], ["a0.h0->m1@3", "a0.h1->m1@4"]])
     assert [len(cell.places) for cell in together.cells] == [1, 2]
@@ -101,7 +106,8 @@ def test_sets_of_edges_are_no_circuit() -> None:
             "m1 is patched with what it would be in the base, and would hide",
         ),
         (["m0->logits", "a0.h0->m0"], "logits is patched with what it would be in the base, and would hide"),
-        (["input->m0", "m0->a1.h0<q>"], "would hide what m0 changes"),
+        (["input->m0", "m0->a1.h0<q>"], "input->m0 and m0->a1.h0<q> cannot be patched in one world"),
+        ([cw.site("z", layer=0, head=1), "a0.h0->m1"], r"z\[layer=0, head=1\] and a0.h0->m1 cannot"),
         (["a0.h0->m1", "a0.h0->m1"], "one of them is named twice"),
         (["a0.h0->m1@3", "a0.h1->m1"], "name the positions of each"),
         (["a0.h0->m1@3", "a0.h1->m1@-1"], "counted from the front"),
@@ -109,6 +115,6 @@ def test_sets_of_edges_are_no_circuit() -> None:
         (["a0.h0->m9", "a0.h1->m1"], "no reader 'm9'"),
     ],
 )
-def test_what_cannot_be_patched_together_is_refused(several: list[str], said: str) -> None:
+def test_what_cannot_be_patched_together_is_refused(several: list[Any], said: str) -> None:
     with pytest.raises(EdgeError, match=said):
         swept("llama", [several])

@@ -77,7 +77,7 @@ def attribution(
     """
     chosen = _method(method)
     count = _steps(chosen, steps)
-    named = with_named(sites, lambda: edge_facts(model).components)
+    named = with_named(sites, lambda stack: edge_facts(model, stack).components, model.locate)
     sweep = Sweep(model, named, base=base, source=source, metric=metric)
     _expect_kind(chosen, sweep.cells)
     phases, ledger = Phases(PHASES), SweepLedger()

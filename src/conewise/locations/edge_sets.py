@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conewise.errors import EdgeError
 from conewise.locations.edges import Edges, place_of
-from conewise.locations.places import EdgePlace, Place
+from conewise.locations.located import Located
+from conewise.locations.places import EdgePlace, Place, as_place
 from conewise.locations.selectors import Selector, Selectors, is_place
 from conewise.structure.components import Components
 
 
-def with_named(sites: Any, components: Callable[[], Components]) -> Any:
-    """What was given for `sites`, with an edge for each name of one, and single edges for tables of some."""
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is asked of the model that is swept. `cones` are those that were looked at so far."""
+
+    components: Callable[[str], Components]
+    locate: Callable[[Place], Located]
+    cones: dict[str, frozenset[str]] = field(default_factory=dict)
+
+
+def with_named(
+    sites: Any, components: Callable[[str], Components], locate: Callable[[Place], Located]
+) -> Any:
+    """What was given for `sites`, with an edge for each name of one, and single edges for tables of some.
+
+    `components` gives those of a stack, `locate` the node that a place is a part of.
+    """
+    model = _Model(components, locate)
     if isinstance(sites, str):
-        return _edge(sites, components()) if "->" in sites else sites
+        return _named(sites, model)
     if is_place(sites) or isinstance(sites, Selectors | Selector | Edges) or not isinstance(sites, Iterable):
         return sites
-    return [_item(item, components) for item in sites]
+    return [_item(item, model) for item in sites]
 
 
-def _item(item: Any, components: Callable[[], Components]) -> Any:
+def _named(one: Any, model: _Model) -> Any:
+    return _edge(one, model.components("")) if isinstance(one, str) and "->" in one else one
+
+
+def _item(item: Any, model: _Model) -> Any:
     """One world's places, or a selector."""
     if isinstance(item, str):
-        return with_named(item, components)
+        return _named(item, model)
     if isinstance(item, Edges):
         item = item.places
     elif not isinstance(item, list | tuple | set | frozenset) or not any(map(_is_edge, item)):
         return item
-    found = [part for one in item for part in _parts(with_named(one, components))]
+    found = [part for one in item for part in _parts(_named(one, model))]
     if len(found) > 1:
-        _expect_apart([edge for edge in found if isinstance(edge, EdgePlace)], components())
+        _expect_apart(found, model)
     # A set has no order of its own, and a sweep has to have the same one each time.
     return sorted(found, key=str) if isinstance(item, set | frozenset) else found
 
@@ -45,22 +66,27 @@ def _parts(found: Any) -> Sequence[Any]:
     return found.places if isinstance(found, Edges) else (found,)
 
 
-def _expect_apart(edges: Sequence[EdgePlace], components: Components) -> None:
-    """Raise EdgeError where the reader of one edge would hide what another one changes.
+def _expect_apart(places: Sequence[Any], model: _Model) -> None:
+    """Raise EdgeError where the reader of an edge would hide what is patched before it.
 
-    A reader is patched with what it would be in the base: it does not see what is patched before it.
+    A reader is patched with what it would be in the base.
     """
-    readers = [components.edge(edge.edge.partition("@")[0].partition(" via ")[0])[1] for edge in edges]
-    first = {(one.slot, one.layer): one.number for one in reversed(components.writers) if one.slot != "input"}
-    for edge, before in zip(edges, readers, strict=True):
-        number = first.get(("mlp" if before.slot == "mlp" else "head", before.layer))
-        for other, behind in zip(edges, readers, strict=True):
-            if number is not None and number < behind.writers:
+    every = [as_place(place) for place in places]
+    edges = [place for place in every if isinstance(place, EdgePlace)]
+    # The logits are of no stack: they are read behind the layers of whichever there are.
+    for stack in {edge.stack for edge in edges if edge.layer is not None}:
+        wiring = model.components(stack).wiring
+        for place, edge in itertools.product(every, edges):
+            node = model.locate(place).node
+            if node not in model.cones:
+                model.cones[node] = wiring.cone(node)
+            is_there = edge.entry == node and not isinstance(place, EdgePlace)
+            if is_there or edge.entry in model.cones[node]:
                 raise EdgeError(
-                    f"{edge} and {other} cannot be patched in one world: {behind.name} is patched with what "
-                    f"it would be in the base, and would hide what {before.name} changes. Give each a world "
-                    "of its own; or remove both for good, every reader live, by evaluating the circuit of "
-                    "all other edges."
+                    f"{place} and {edge} cannot be patched in one world: {edge.edge.partition('->')[2]} is "
+                    "patched with what it would be in the base, and would hide what the other changes. Give "
+                    "each a world of its own; or remove edges for good, every reader live, by evaluating the "
+                    "circuit of all others."
                 )
 
 
