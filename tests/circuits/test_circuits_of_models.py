@@ -1,5 +1,7 @@
 """Circuits and the models that they are of."""
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,16 @@ def test_a_circuit_without_a_model_is_bound_to_one(tmp_path: Path) -> None:
     assert loose.model is None
     assert loose.bind(model).model is model
     assert cw.Circuit.made(model, circuit.edges).edges == circuit.edges
+
+
+def test_a_circuit_is_copied_whole_and_pickled_without_its_model() -> None:
+    model = model_of("gpt2")
+    circuit = cw.Circuit.from_scores(model, random_scores(graph(2, 4), 5), threshold=1.0)
+    assert copy.deepcopy(circuit) == copy.copy(circuit) == circuit
+    assert copy.deepcopy(circuit).model is copy.copy(circuit).model is model
+    again = pickle.loads(pickle.dumps(circuit))
+    assert again == circuit
+    assert again.model is None
 
 
 @pytest.mark.parametrize("kind", ["conewise", "eap"])

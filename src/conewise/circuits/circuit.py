@@ -5,7 +5,7 @@ It is made by a search (`cw.acdc`), from scores, or from nodes; it can be drawn,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -301,9 +301,18 @@ class Circuit(CircuitData):
         """
         graph = None if model is None else graph_of(model)
         given = as_path(path)
-        found = from_json(read_text(given), graph, str(given))
-        made = cls(found.of, found.graph, found.edges, found.method, found.threshold, found.scores, found.log)
+        made = _read(read_text(given), graph, str(given))
         return made if model is None else made.bind(model)
+
+    def __reduce__(self) -> tuple[Callable[[str], Circuit], tuple[str]]:
+        # As a file: pickled, it leaves its model behind.
+        return _read, (to_json(self),)
+
+    def __copy__(self) -> Circuit:
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Circuit:
+        return self
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -327,6 +336,12 @@ class Circuit(CircuitData):
     def _more(self) -> str:
         left = len(self.edges) - SHOWN
         return heading("", f"and {left:,} more: circuit.edges") if left > 0 else ""
+
+
+def _read(text: str, graph: EdgeGraph | None = None, name: str = "this text") -> Circuit:
+    """The circuit of a JSON text, without a model; see `from_json`."""
+    found = from_json(text, graph, name)
+    return Circuit(found.of, found.graph, found.edges, found.method, found.threshold, found.scores, found.log)
 
 
 def _measured(found: Evaluation) -> list[tuple[str, float]]:
