@@ -58,7 +58,7 @@ WITH_TORCH = (
     "sweeps",
     "circuits.acdc",
     "circuits.tracing",
-    "attribution",
+    "attributing",
     "prompts",
     "model",
     "loading",

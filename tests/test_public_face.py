@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import conewise
 
 
@@ -32,6 +34,7 @@ def test_the_public_names_are_these() -> None:
         "capture",
         "causal_trace",
         "chain",
+        "compare",
         "cross_entropy",
         "gradients",
         "intervention",
@@ -48,6 +51,12 @@ def test_the_public_names_are_these() -> None:
         "site",
         "sites",
     }
+
+
+def test_no_public_name_is_that_of_a_folder() -> None:
+    """Importing the folder would put it in the name's place."""
+    folders = {path.name for path in Path(conewise.__file__).parent.iterdir() if path.is_dir()}
+    assert folders & set(conewise.__all__) == {"ops"}
 
 
 def test_every_public_name_is_there_and_documented() -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from conewise import ops
-    from conewise.attribution.attribution import attribution
+    from conewise.attributing.attribution import attribution
+    from conewise.attributing.comparison import compare
     from conewise.circuits.acdc import acdc, acdc_plan
     from conewise.circuits.circuit import Circuit
     from conewise.circuits.tracing import causal_trace
@@ -62,6 +63,7 @@ __all__ = [
     "capture",
     "causal_trace",
     "chain",
+    "compare",
     "cross_entropy",
     "gradients",
     "intervention",
@@ -99,11 +101,12 @@ _HOMES = {
     "acdc": "conewise.circuits.acdc",
     "acdc_plan": "conewise.circuits.acdc",
     "add": "conewise.runs.interventions",
-    "attribution": "conewise.attribution.attribution",
+    "attribution": "conewise.attributing.attribution",
     "block": "conewise.graph.building_blocks",
     "capture": "conewise.model",
     "causal_trace": "conewise.circuits.tracing",
     "chain": "conewise.graph.building_blocks",
+    "compare": "conewise.attributing.comparison",
     "cross_entropy": "conewise.runs.metrics",
     "gradients": "conewise.graph.gradients",
     "intervention": "conewise.runs.interventions",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -119,6 +119,19 @@ class Sweep:
     def batch(self, number: int) -> Batch:
         """One of the baselines, and what is put into it. Inputs are run for it."""
         return self._batches[number]
+
+    def of_cells(self, numbers: Sequence[int]) -> Sweep:
+        """The same sweep over some of its cells, by number, in that order."""
+        given = self._batches.all_given()
+        bases, sources = [base for base, _ in given], [source for _, source in given]
+        return Sweep(
+            self.model,
+            [self.cells[number].places for number in numbers],
+            base=bases[0] if len(given) == 1 else bases,
+            source=sources[0] if len(given) == 1 else sources,
+            metric=self.metrics,
+            precision=self.precision,
+        )
 
     def targets(self) -> tuple[str, ...]:
         """The nodes that the metrics read."""

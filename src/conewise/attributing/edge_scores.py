@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from conewise.attribution.work import Work
+from conewise.attributing.work import Work
 from conewise.edges.edge_facts import EdgeFacts
 from conewise.errors import EdgeError, SweepError
 from conewise.locations.places import EdgePlace, Place

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from conewise.attribution.differences import CellSums, Differences
-from conewise.attribution.work import Work
+from conewise.attributing.differences import CellSums, Differences
+from conewise.attributing.work import Work
 from conewise.errors import GradientError, MissingSiteError
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell

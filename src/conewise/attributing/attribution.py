@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from conewise.attribution.approximation import Approximation
-from conewise.attribution.edge_scores import eap, eap_inputs
-from conewise.attribution.node_scores import atp, integrated
-from conewise.attribution.star_scores import atp_star
-from conewise.attribution.work import Work
+from conewise.attributing.approximation import Approximation
+from conewise.attributing.edge_scores import eap, eap_inputs
+from conewise.attributing.hybrid import hybrid
+from conewise.attributing.node_scores import atp, integrated
+from conewise.attributing.star_scores import atp_star
+from conewise.attributing.work import Work
 from conewise.capturing.foreign import within_memory
 from conewise.edges.edge_facts import edge_facts
 from conewise.errors import SweepError
@@ -58,6 +59,11 @@ METHODS: Mapping[str, Method] = {
 """The methods, by name."""
 
 
+HYBRID = "hybrid"
+TOP, SAMPLE = 10, 20
+"""How many cells `hybrid` makes certain of, and of how many it learns how far gradients are off."""
+
+
 @within_memory("this attribution")
 def attribution(
     model: Captured,
@@ -68,17 +74,39 @@ def attribution(
     metric: Any,
     method: str = "atp",
     steps: int | None = None,
+    top: int | None = None,
+    sample: int | None = None,
+    seed: int = 0,
 ) -> Approximation:
     """Estimate by gradients what `model.sweep(sites, ...)` would find: a result of the same cells.
 
     `sites`, `base`, `source` and `metric` are those of a sweep. The result's `effect` is the attribution,
-    and a value is the base's metric plus that: an approximation, which plots, tables, files and pages say
-    of it. `method`: see `docs/guides/attribution.md`.
+    and a value is the base's metric plus that: an approximation, which plots, tables, files and pages say.
+
+    `method` is, for sites, "atp" (attribution patching), "atp*" (with both of its corrections) or "ig"
+    (integrated gradients, with `steps`); for edges "eap" or "eap-ig" (with `steps`). "hybrid" ranks by "atp"
+    or "eap", computes `sample` cells exactly at random (20), and then cells from the top down, until none
+    that is left can belong to the `top` largest (10) by the error of the sample; `exact` names them.
     """
-    chosen = _method(method)
-    count = _steps(chosen, steps)
     named = with_named(sites, lambda stack: edge_facts(model, stack).components, model.locate)
     sweep = Sweep(model, named, base=base, source=source, metric=metric)
+    if method == HYBRID:
+        if steps is not None:
+            raise SweepError(f"'hybrid' takes one gradient, and no steps: leave out steps={steps!r}.")
+        is_edge = any(isinstance(place, EdgePlace) for place in sweep.cells[0].places)
+        count = min(_cells(top, TOP, 1, "top"), len(sweep.cells))
+        drawn = _cells(sample, SAMPLE, 2, "sample")
+        return hybrid(_estimated(sweep, "eap" if is_edge else "atp", None), count, drawn, seed)
+    if top is not None or sample is not None:
+        raise SweepError("`top` and `sample` are of method='hybrid'; others compute no cell exactly.")
+    return _estimated(sweep, method, steps)
+
+
+def _estimated(sweep: Sweep, method: str, steps: int | None) -> Approximation:
+    """What a sweep would find, by a method of gradients."""
+    model = sweep.model
+    chosen = _method(method)
+    count = _steps(chosen, steps)
     _expect_kind(chosen, sweep.cells)
     phases, ledger = Phases(PHASES), SweepLedger()
     with phases.during("weights"):
@@ -151,9 +179,17 @@ def attribution(
     )
 
 
+def _cells(given: int | None, default: int, least: int, what: str) -> int:
+    if given is None:
+        return default
+    if isinstance(given, bool) or given < least:
+        raise SweepError(f"{what} is a number of cells of at least {least}, and not {given!r}.")
+    return given
+
+
 def _method(name: str) -> Method:
     if name not in METHODS:
-        raise SweepError(f"no method {name!r} of attribution; there are {', '.join(METHODS)}.")
+        raise SweepError(f"no method {name!r} of attribution; there are {', '.join((*METHODS, HYBRID))}.")
     return METHODS[name]
 
 

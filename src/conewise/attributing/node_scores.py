@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from conewise.attribution.differences import CellSums, Differences, site_of
-from conewise.attribution.work import Work
+from conewise.attributing.differences import CellSums, Differences, site_of
+from conewise.attributing.work import Work
 from conewise.errors import GradientError
 from conewise.locations.selectors import Cell
 from conewise.program.tensors import Tensor

@@ -1,0 +1,173 @@
+"""Approximate results beside exact ones: what is off, which ranks are wrong, and what can be trusted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import conewise as cw
+from conewise.attributing.checking import SampleError
+from conewise.attributing.comparison import Comparison
+from conewise.attributing.ranks import kendall, pearson, share_bound, spearman, student_quantile
+from conewise.errors import SweepError
+from tests.attributing.test_sites import looking
+from tests.edges.small_models import model_of, run_of
+from tests.runs.test_gradients import squares
+
+HEADS = cw.sites("z", layer=":", head=":")
+
+
+def asked(name: str = "gpt2") -> dict[str, Any]:
+    return {"base": run_of(name, 1), "source": run_of(name, 2), "metric": squares}
+
+
+def slow_kendall(one: Any, other: Any) -> float:
+    pairs = [(i, j) for i in range(len(one)) for j in range(i)]
+    signs = [(np.sign(one[i] - one[j]), np.sign(other[i] - other[j])) for i, j in pairs]
+    left, right = (sum(pair[side] != 0 for pair in signs) for side in (0, 1))
+    return float(sum(a * b for a, b in signs)) / math.sqrt(left * right)
+
+
+def test_correlations_are_those_of_their_definitions() -> None:
+    generator = np.random.default_rng(0)
+    for size, values in ((12, 4), (60, 8), (61, 1000)):
+        one = generator.integers(0, values, size).astype(float)
+        other = one + generator.integers(-values, values, size).astype(float)
+        assert pearson(one, other) == pytest.approx(np.corrcoef(one, other)[0, 1])
+        assert kendall(one, other) == pytest.approx(slow_kendall(one, other))
+        by_hand = [[(row < v).sum() + ((row == v).sum() - 1) / 2 for v in row] for row in (one, other)]
+        assert spearman(one, other) == pytest.approx(np.corrcoef(by_hand)[0, 1])
+    assert math.isnan(pearson(np.ones(3), np.arange(3.0)))
+    assert kendall(np.arange(5.0), -np.arange(5.0)) == -1.0
+
+
+def test_bounds_are_those_of_tables() -> None:
+    for freedom, expected in ((1, 12.706), (2, 4.303), (3, 3.182), (7, 2.365), (30, 2.042), (199, 1.972)):
+        assert student_quantile(0.95, freedom) == pytest.approx(expected, abs=1e-3)
+    assert share_bound(0, 59, 0.95) == pytest.approx(1 - 0.05 ** (1 / 59))
+    assert share_bound(3, 20, 0.95) == pytest.approx(0.3437, abs=1e-4)
+    assert share_bound(4, 4, 0.95) == 1.0
+
+
+def test_a_comparison_counts_what_is_wrong_by_name() -> None:
+    names = tuple("abcdefgh")
+    exact = np.array([8.0, 7.0, -6.0, 1.0, 0.5, 0.2, -0.1, 0.0])
+    approx = np.array([8.5, 0.1, -5.0, -2.0, 0.6, 0.3, -0.2, 0.0])
+    found = Comparison(names, approx, exact, "metric", "atp", 3)
+    assert found.false_negatives == ("b",)
+    assert found.overlap == pytest.approx(2 / 3)
+    assert found.sign_errors == ("d",)
+    assert found.worst(2) == [("b", 0.1, 7.0), ("d", -2.0, 1.0)]
+    assert "false negatives at 3  1: b" in str(found)
+    assert list(found.plot().data[1].text) == list(names)
+    same = Comparison(names, exact, exact, "metric", "atp", 3)
+    assert (same.pearson, same.spearman, same.kendall) == pytest.approx((1.0, 1.0, 1.0))
+    assert not same.false_negatives + same.sign_errors
+
+
+def test_results_are_compared_over_the_cells_that_both_have() -> None:
+    model = model_of("gpt2", torch.float32)
+    approx = cw.attribution(model, HEADS, **asked())
+    exact = model.sweep(cw.sites("z", layer=1, head=":"), **asked()).run()
+    found = cw.compare(approx, exact, k=2)
+    assert len(found.names) == 4
+    torch.testing.assert_close(torch.tensor(found.exact), exact.effect)
+    torch.testing.assert_close(torch.tensor(found.approx), approx.effect[1])
+    with pytest.raises(SweepError, match="approximate as well"):
+        cw.compare(exact, approx)
+    with pytest.raises(SweepError, match="no cell in common"):
+        cw.compare(cw.attribution(model, cw.sites("mlp_out", layer=":"), **asked()), exact)
+    with pytest.raises(SweepError, match="k is a number from 1 to 4"):
+        cw.compare(approx, exact, k=5)
+    turned = asked() | {"base": run_of("gpt2", 2), "source": run_of("gpt2", 1)}
+    with pytest.raises(SweepError, match="of other runs"):
+        cw.compare(cw.attribution(model, HEADS, **turned), exact)
+
+
+def test_a_check_computes_the_top_and_a_sample_exactly_and_says_how_far_others_may_be_off() -> None:
+    model = model_of("gpt2", torch.float32)
+    edges = model.edges()
+    approx = cw.attribution(model, edges, **asked(), method="eap")
+    exact = model.sweep(edges, **asked()).run()
+    check = approx.check(top=10, sample=30, seed=1)
+    assert len(set(check.computed)) == 40
+    sizes = approx.effect.abs()
+    assert set(check.top) == set(sizes.topk(10).indices.tolist())
+    for number in check.computed:
+        assert check.estimate[number] == check.low[number] == check.high[number]
+        assert check.estimate[number] == pytest.approx(float(exact.effect[number]), rel=1e-3, abs=1e-4)
+    errors = [float(exact.effect[n] - approx.effect[n]) for n in check.sample]
+    bias, spread = float(np.mean(errors)), float(np.std(errors, ddof=1))
+    assert check.error.bias == pytest.approx(bias, abs=1e-4)
+    assert check.error.reach == pytest.approx(
+        student_quantile(0.95, 29) * spread * math.sqrt(31 / 30), rel=1e-3
+    )
+    rest = [n for n in range(len(edges)) if n not in check.computed]
+    held = [check.low[n] <= float(exact.effect[n]) <= check.high[n] for n in rest]
+    assert sum(held) / len(held) > 0.8
+    assert check.to_dataframe()["exact"].sum() == 40
+    assert (
+        approx.check(top=10, sample=30, seed=1).sample == check.sample != approx.check(10, 30, seed=2).sample
+    )
+    assert set(check.sign_errors) <= {cell.name for cell in approx.cells}
+    assert "10 largest, 30 of 100 others at random" in str(check)
+
+
+def test_a_check_is_of_as_many_cells_as_there_are_and_of_some_at_least(tmp_path: Any) -> None:
+    model = model_of("gpt2", torch.float32)
+    approx = cw.attribution(model, HEADS, **asked())
+    check = approx.check()
+    assert len(check.computed) == 8
+    assert check.missed_share == 1.0  # nothing was drawn
+    assert math.isinf(check.error.reach)
+    assert SampleError.of([1.0, 3.0]).bias == 2.0
+    with pytest.raises(SweepError, match="a check of no cells"):
+        approx.check(top=0, sample=0)
+    with pytest.raises(SweepError, match="sample is a number of cells"):
+        approx.check(sample=-1)
+
+
+def test_a_hybrid_has_the_exact_top_and_says_which_cells_are_exact(tmp_path: Any) -> None:
+    model = model_of("gpt2", torch.float32)
+    edges = model.edges()
+    exact = model.sweep(edges, **asked()).run()
+    plain = cw.attribution(model, edges, **asked(), method="eap")
+    mixed = cw.attribution(model, edges, **asked(), method="hybrid", top=3, sample=25)
+    assert 25 < len(mixed.exact) <= len(edges)
+    wanted, found = ([cell.name for cell, *_ in one.strongest(count=3)] for one in (exact, mixed))
+    assert found == wanted
+    names = {cell.name: number for number, cell in enumerate(mixed.cells)}
+    own = [names[name] for name in mixed.exact]
+    torch.testing.assert_close(mixed.effect[own], exact.effect[own], rtol=1e-3, atol=1e-4)
+    others = [number for number in range(len(edges)) if number not in own]
+    torch.testing.assert_close(mixed.effect[others], plain.effect[others])
+    assert f"{len(mixed.exact)} of {len(edges)} cells exact, the 3 largest certain" in mixed.method
+    assert mixed.provenance["attribution"]["exact"] == list(mixed.exact)
+    assert mixed.plan.node_evaluations == mixed.ledger.node_evaluations > plain.plan.node_evaluations
+    assert cw.load(mixed.save(tmp_path / "mixed")).method == mixed.method  # type: ignore[union-attr]
+    assert cw.attribution(model, HEADS, **asked(), method="hybrid", top=2, sample=4).method.startswith(
+        "hybrid"
+    )
+    with pytest.raises(SweepError, match="sample is a number of cells of at least 2"):
+        cw.attribution(model, HEADS, **asked(), method="hybrid", sample=1)
+    with pytest.raises(SweepError, match="of method='hybrid'"):
+        cw.attribution(model, HEADS, **asked(), top=3)
+
+
+def test_a_certain_top_takes_few_exact_worlds_where_gradients_are_good() -> None:
+    """On a linear model the first sample says that nothing is off."""
+    model = looking(sharpness=0.0)
+    base, source = (model.run(torch.tensor([ids])) for ids in ([0, 1, 2], [1, 0, 2]))
+    cells = (
+        cw.sites("v", layer=0, pos=":")
+        + cw.sites("resid_pre", layer=0, pos=":")
+        + cw.sites("z", layer=0, pos=":")
+    )
+    found = cw.attribution(
+        model, cells, base=base, source=source, metric=cw.logit(0), method="hybrid", top=1, sample=2
+    )
+    assert len(found.exact) < len(found.cells)
