@@ -43,6 +43,7 @@ def test_all_has_exactly_these_experiments() -> None:
         "growth",
         "index",
         "edges",
+        "greedy",
     ]
     for result in printed.values():
         assert all({"paper", "predicted", "measured"} <= row.keys() for row in result["rows"])

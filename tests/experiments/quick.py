@@ -2,7 +2,20 @@
 
 from functools import cache
 
-from conewise.experiments import compiled, drift, e4, e5, e7, e9, edges, growth, index, locality, skips
+from conewise.experiments import (
+    compiled,
+    drift,
+    e4,
+    e5,
+    e7,
+    e9,
+    edges,
+    greedy,
+    growth,
+    index,
+    locality,
+    skips,
+)
 from conewise.experiments.clock import Size
 from conewise.experiments.result import Result
 
@@ -29,6 +42,8 @@ def quick(name: str) -> Result:
         return compiled.run(depths=(1,), rounds=1)
     if name == "edges":
         return edges.run(names=("gpt2",), depths=(2,))
+    if name == "greedy":
+        return greedy.run(names=("gpt2",), lines=((4, 2),))
     if name == "index":
         return index.run(names=("vit",))
     assert name == "skips"

@@ -7,9 +7,10 @@ that the shared strategy tells it from the right answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
 
 from conewise.graph.graph import Graph
-from conewise.theory import ReaderAt
+from conewise.theory import ReaderAt, greedy_cost, speculation
 from tests.laws.oracle import cone, support, wiring
 
 Reads = Mapping[str, Sequence[str]]
@@ -113,6 +114,69 @@ def edges_of_parallel_blocks_in_a_row(
     )
 
 
+def searches_without_corrections_behind(
+    graph: Graph,
+    readers: Sequence[str],
+    visits: Sequence[int],
+    kept: Collection[int],
+    demand: Collection[str],
+) -> int:
+    """Forgets that what was removed before stands behind a reader, and is computed again."""
+    costs = (_behind_any(graph, readers[at], demand) for at in visits)
+    return sum(cost + (cost > 0) for cost in costs)
+
+
+def searches_that_correct_what_is_kept(
+    graph: Graph,
+    readers: Sequence[str],
+    visits: Sequence[int],
+    kept: Collection[int],
+    demand: Collection[str],
+) -> int:
+    """Takes an edge that is kept for one that left a correction."""
+    return int(greedy_cost(graph, readers, visits, (), demand).total)
+
+
+def searches_with_one_correction_for_each_edge(
+    graph: Graph,
+    readers: Sequence[str],
+    visits: Sequence[int],
+    kept: Collection[int],
+    demand: Collection[str],
+) -> int:
+    """Forgets that a reader has one correction, however many edges it lost."""
+    spent, behind = 0, list[str]()
+    for trial, at in enumerate(visits):
+        cost = _behind_any(graph, readers[at], demand)
+        below = cone(wiring(graph), [readers[at]])
+        met = [one for one in behind if one in below or one == readers[at]]
+        spent += cost + (cost > 0) + sum(_behind_any(graph, one, demand) > 0 for one in met)
+        if trial not in kept:
+            behind.append(readers[at])
+    return spent
+
+
+def _behind_any(graph: Graph, site: str, demand: Collection[str]) -> int:
+    reads = wiring(graph)
+    return len(cone(reads, [site]) & support(reads, demand))
+
+
+def worlds_by_the_mean_advance(candidates: int, width: int, right: Fraction) -> Fraction:
+    """Divides by what a stack decides on average, as if the line had no end."""
+    return candidates * Fraction(width + 1) / sum(right**step for step in range(width))
+
+
+def worlds_without_the_current_one(candidates: int, width: int, right: Fraction) -> Fraction:
+    """Forgets the world that the others are compared with."""
+    found = speculation(candidates, width, right)
+    return Fraction(found.worlds) - (Fraction(found.stacks) if width > 1 else 0)
+
+
+def worlds_as_if_every_guess_were_right(candidates: int, width: int, right: Fraction) -> Fraction:
+    """Forgets what is thrown away behind a wrong guess."""
+    return Fraction(speculation(candidates, width, 1).worlds)
+
+
 DEMAND_MUTANTS = [
     plain_union_of_cones,
     support_not_cut_at_patches,
@@ -133,4 +197,14 @@ EDGE_COUNT_MUTANTS = [
     edges_between_components,
     edges_with_keys_for_every_head,
     edges_of_parallel_blocks_in_a_row,
+]
+GREEDY_MUTANTS = [
+    searches_without_corrections_behind,
+    searches_that_correct_what_is_kept,
+    searches_with_one_correction_for_each_edge,
+]
+SPECULATION_MUTANTS = [
+    worlds_by_the_mean_advance,
+    worlds_without_the_current_one,
+    worlds_as_if_every_guess_were_right,
 ]

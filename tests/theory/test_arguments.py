@@ -74,6 +74,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "best_change_order": [on_graph(changes=CHANGES)],
     "best_order": [on_graph(grafts=GRAFTS, demand="n3", weights=WEIGHTS)],
     "best_patch_order": [on_graph(patches=["n1", "n2"])],
+    "best_width": [{"right": 0.75, "launch": 5, "world": 1}, {"right": Fraction(9, 10), "launch": 20}],
     "blueprint": [{"architecture": "llama", "layers": 2, "heads": 2}],
     "calibrate": [{"samples": SAMPLES, "intercept": True, "confidence": 0.9}],
     "change_extremes": [on_graph(changes=CHANGES, demand="n3", weights=WEIGHTS)],
@@ -99,6 +100,9 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "gpt2_cone": [{"layers": 3, "heads": 2, "layer": 2, "site": "head"}],
     "gpt2_nodes": [{"layers": 3, "heads": 2}],
     "gpt2_ratio": [{"layers": 3, "heads": 2, "readout": False}],
+    "greedy_cost": [
+        on_graph(readers=["n1", "n2"], visits=[1, 0], kept=[0], demand="n3", weights=WEIGHTS, correction=0.5)
+    ],
     "incomparable_pairs": [{"layers": 9, "span": 2, "every": 4}],
     "interleaved_cost": [on_graph(grafts=GRAFTS, order=[1, 0], demand="n3", weights=WEIGHTS)],
     "isolated_cost": [on_graph(grafts=GRAFTS, demand="n3", weights=WEIGHTS)],
@@ -131,6 +135,9 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "skip_limits": [{"share": 0.5, "span": 2}],
     "skip_ratio": [{"profile": [1, 2, 3], "span": 2, "every": 3, "terminal": 1}],
     "skip_training_ratio": [{"profile": 3, "span": 2, "every": 3, "terminal": 0.5}],
+    "speculation": [{"candidates": 7, "width": 3, "right": Fraction(2, 3)}],
+    "speculation_bound": [{"right": 0.75, "launch": 5, "world": 1}],
+    "speculation_gain": [{"width": 3, "right": 0.75, "launch": 5, "world": 1}],
     "stack_edge_cost": [
         {
             "layers": 3,

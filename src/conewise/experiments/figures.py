@@ -488,6 +488,41 @@ def _edges(result: Result) -> go.Figure:
     return drawn
 
 
+def _greedy(result: Result) -> go.Figure:
+    launch = result.series["launch"]
+    titles = (f"gain over one by one, a launch of {launch} worlds' time", "worlds for each candidate")
+    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.12)
+    widths = result.series["widths"]
+    for (chance, gains), colour in zip(result.series["gain"].items(), COLOURS, strict=False):
+        for column, values in ((1, gains), (2, result.series["worlds"][chance])):
+            drawn.add_scatter(
+                x=widths,
+                y=values,
+                mode="lines",
+                line={"color": colour},
+                name=f"guesses right: {chance}",
+                legendgroup=str(chance),
+                showlegend=column == 1,
+                col=column,
+                row=1,
+            )
+        best, gain = result.series["best"][chance]
+        drawn.add_scatter(
+            x=[best],
+            y=[gain],
+            mode="markers",
+            marker={"color": colour, "symbol": "star", "size": 12},
+            name=f"best width {best}",
+            legendgroup=str(chance),
+            col=1,
+            row=1,
+        )
+    drawn.update_xaxes(title="candidates at once", type="log", tickvals=[1, 2, 4, 8, 16, 32, 64])
+    drawn.update_yaxes(title="gain", rangemode="tozero", col=1)
+    drawn.update_yaxes(title="worlds, those in vain included", type="log", col=2)
+    return drawn
+
+
 _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "locality": _locality,
     "e4": _e4,
@@ -500,6 +535,7 @@ _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "growth": _growth,
     "index": _index,
     "edges": _edges,
+    "greedy": _greedy,
 }
 
 

@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from conewise.errors import UnknownExperimentError
 from conewise.experiments.result import Progress, Result, silent
 
-NAMES = ("locality", "e4", "e5", "e7", "drift", "compiled", "e9", "skips", "growth", "index", "edges")
+NAMES = (
+    "locality",
+    "e4",
+    "e5",
+    "e7",
+    "drift",
+    "compiled",
+    "e9",
+    "skips",
+    "growth",
+    "index",
+    "edges",
+    "greedy",
+)
 
 
 def choose(names: Sequence[str]) -> tuple[str, ...]:

@@ -34,6 +34,15 @@ from conewise.theory.grafts import (
     order_extremes,
     overcount,
 )
+from conewise.theory.greedy import (
+    GreedyCost,
+    Speculation,
+    best_width,
+    greedy_cost,
+    speculation,
+    speculation_bound,
+    speculation_gain,
+)
 from conewise.theory.karamata import KaramataIndex, karamata_index
 from conewise.theory.layers import layered_ratio, layered_training_ratio, sites_limit
 from conewise.theory.patches import (
@@ -90,6 +99,7 @@ __all__ = [
     "Estimate",
     "Fit",
     "GraftAt",
+    "GreedyCost",
     "InterleavedCost",
     "KaramataIndex",
     "OrderExtremes",
@@ -97,11 +107,13 @@ __all__ = [
     "PatchedCost",
     "ReaderAt",
     "RestoredCost",
+    "Speculation",
     "Touched",
     "batched_cost",
     "best_change_order",
     "best_order",
     "best_patch_order",
+    "best_width",
     "blueprint",
     "calibrate",
     "change_extremes",
@@ -124,6 +136,7 @@ __all__ = [
     "gpt2_cone",
     "gpt2_nodes",
     "gpt2_ratio",
+    "greedy_cost",
     "incomparable_pairs",
     "interleaved_cost",
     "isolated_cost",
@@ -145,6 +158,9 @@ __all__ = [
     "skip_limits",
     "skip_ratio",
     "skip_training_ratio",
+    "speculation",
+    "speculation_bound",
+    "speculation_gain",
     "stack_edge_cost",
     "stale",
     "sweep_cost",
