@@ -14,6 +14,9 @@ from conewise.locations.selectors import AXES, Choice, Selectors, as_selectors, 
 if TYPE_CHECKING:
     from conewise.model import Model
 
+PATTERN = "a0.*->*<k>"
+"""Edges as people write them: from the heads of layer 0 into keys."""
+
 _NAME = re.compile(r"\s*(?P<name>[^\[\],]+?)\s*(?:\[(?P<part>[^\[\]]*)\])?\s*(?:,|$)")
 _CHOICE = re.compile(r"-?\d+|-?\d*:-?\d*(?::-?\d*)?")
 
@@ -35,7 +38,7 @@ def chosen_edges(text: str, pos: str | None, model: Model, lengths: Collection[i
     writer, arrow, reader = (word.strip() for word in text.partition("->"))
     if not arrow:
         raise CommandError(
-            f"--edges {text!r} has no arrow; write WRITER->READER with * for anything, as 'a0.*->*<k>'."
+            f"--edges {text!r} has no arrow; write WRITER->READER with * for anything, as {PATTERN!r}."
         )
     if pos is None:
         return model.edges().select(writer=writer or "*", reader=reader or "*")

@@ -67,7 +67,7 @@ class EdgePlace(Place):
         return self.edge
 
     def __repr__(self) -> str:
-        return f"<edge {self.edge}>"
+        return f"EdgePlace({self.edge})"
 
 
 def site(name: str, *, layer: int | None = None, stack: str = "", **part: Index) -> Place:
