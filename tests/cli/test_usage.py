@@ -441,6 +441,7 @@ def test_an_option_is_declared_once_and_shared() -> None:
     declared = Counter(ast.literal_eval(call.args[0]) for call in calls)
     assert {flag for flag, times in declared.items() if times > 1} == {
         "--kind",  # which sites are listed; the states that are traced
+        "--method",  # how effects are estimated; how a circuit is found
         "--out",  # the folder of a run, of a demo, of the reproduced experiments
         "--output",  # a drawing; a page
         "--samples",  # of inputs; of noise

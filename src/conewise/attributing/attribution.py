@@ -90,20 +90,33 @@ def attribution(
     """
     named = with_named(sites, lambda stack: edge_facts(model, stack).components, model.locate)
     sweep = Sweep(model, named, base=base, source=source, metric=metric)
+    return estimated(sweep, method, steps, top=top, sample=sample, seed=seed)
+
+
+def estimated(
+    sweep: Sweep,
+    method: str,
+    steps: int | None = None,
+    *,
+    top: int | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+) -> Approximation:
+    """What a sweep would find, estimated by a method: see `attribution`."""
     if method == HYBRID:
         if steps is not None:
             raise SweepError(f"'hybrid' takes one gradient, and no steps: leave out steps={steps!r}.")
         is_edge = any(isinstance(place, EdgePlace) for place in sweep.cells[0].places)
         count = min(_cells(top, TOP, 1, "top"), len(sweep.cells))
         drawn = _cells(sample, SAMPLE, 2, "sample")
-        return hybrid(_estimated(sweep, "eap" if is_edge else "atp", None), count, drawn, seed)
+        return hybrid(_by_gradients(sweep, "eap" if is_edge else "atp", None), count, drawn, seed)
     if top is not None or sample is not None:
         raise SweepError("`top` and `sample` are of method='hybrid'; others compute no cell exactly.")
-    return _estimated(sweep, method, steps)
+    return _by_gradients(sweep, method, steps)
 
 
-def _estimated(sweep: Sweep, method: str, steps: int | None) -> Approximation:
-    """What a sweep would find, by a method of gradients."""
+def _by_gradients(sweep: Sweep, method: str, steps: int | None) -> Approximation:
+    """What a sweep would find, by gradients alone."""
     model = sweep.model
     chosen = _method(method)
     count = _steps(chosen, steps)

@@ -40,6 +40,7 @@ def edges(
     options: opt.EdgeOptions,
     plan: opt.Plan = False,
     running: opt.RunOptions,
+    estimating: opt.MethodOptions,
     results: opt.ResultOptions,
     storing: opt.StoreOptions,
     output: opt.OutputOptions,
@@ -47,11 +48,14 @@ def edges(
 ) -> None:
     """Patch every edge in a world of its own; see `HELP`."""
     if plan:
+        if estimating.method is not None or estimating.steps is not None:
+            raise CommandError("--plan is of worlds that are computed: leave out --method and --steps.")
         if storing.out is not None or storing.resume or results.report is not None:
             raise CommandError("--plan runs nothing, so there is nothing for --out, --resume or --report.")
         plan_question("edges", model, options, running=running, output=output, loading=loading, unit="edge")
         return
     run_question(
         ctx, "edges", model, options,
-        running=running, results=results, storing=storing, output=output, loading=loading, unit="edge",
+        running=running, estimating=estimating, results=results, storing=storing, output=output,
+        loading=loading, unit="edge",
     )  # fmt: skip

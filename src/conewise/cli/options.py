@@ -409,6 +409,34 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
+class MethodOptions:
+    """Whether effects are computed or estimated."""
+
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="Estimate effects by gradients instead of computing them: atp, atp*, ig or hybrid for "
+            "sites; eap, eap-ig or hybrid for edges.",
+            rich_help_panel=_RUNNING,
+            show_default=False,
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=1,
+            help="Steps along the line of --method ig and eap-ig.",
+            rich_help_panel=_RUNNING,
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
 class ResultOptions:
     """What is done with the numbers of a run, and how much of them is shown."""
 

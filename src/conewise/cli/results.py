@@ -45,6 +45,7 @@ def result_json(result: Result, story: Story) -> dict[str, Any]:
     return {
         "base": base,
         "source": source,
+        "method": result.method or None,
         "cells": cells,
         "plan": plan_json(result.plan),
         "measured": asdict(result.ledger),
@@ -74,6 +75,8 @@ def show_result(console: Console, result: Result, story: Story, top: int, unit: 
     span = None if source is None else source - base
     ends = "" if source is None else f", in the source {source:.4g}"
     console.print(f"{result.metrics[0]} in the base {base:.4g}{ends}\n", markup=False)
+    if result.method:
+        console.print(f"Approximate: {result.method}.\n", markup=False)
     columns = ["", unit, "effect", *(["of base → source"] if span else []), "value"]
     cells = len(result.cells)
     grid = table(f"The strongest {min(top, cells)} of {cells} {unit}s", columns, right=(0, 2, 3, 4))

@@ -76,6 +76,7 @@ def sweep(
     *,
     options: opt.QuestionOptions,
     running: opt.RunOptions,
+    estimating: opt.MethodOptions,
     results: opt.ResultOptions,
     storing: opt.StoreOptions,
     output: opt.OutputOptions,
@@ -84,7 +85,8 @@ def sweep(
     """Patch every site in a world of its own; see `SWEEP_HELP`."""
     run_question(
         ctx, "sweep", model, options,
-        running=running, results=results, storing=storing, output=output, loading=loading,
+        running=running, estimating=estimating, results=results, storing=storing, output=output,
+        loading=loading,
     )  # fmt: skip
 
 
@@ -95,6 +97,7 @@ def run_question(
     options: opt.QuestionOptions | opt.EdgeOptions,
     *,
     running: opt.RunOptions,
+    estimating: opt.MethodOptions,
     results: opt.ResultOptions,
     storing: opt.StoreOptions,
     output: opt.OutputOptions,
@@ -104,6 +107,7 @@ def run_question(
     """Ask, run, keep, draw and print: what the commands that sweep do. `unit` is what a world changes."""
     if storing.resume and storing.out is None:
         raise CommandError("--resume without --out: say in which folder the run was stored.")
+    _expect_estimable(estimating, running, results, storing)
     if results.report is not None:
         expect_writable_file(results.report, "--report")
     stored = None if storing.out is None else StoredRun(storing.out, storing.resume)
@@ -115,18 +119,49 @@ def run_question(
         if not stored.is_begun:
             # What cannot run leaves no folder that is taken.
             question.plan(max_memory, evaluator, status.counter("prompts planned"))
-        stored.begin(question.described(), command)
+        asked = question.described()
+        if estimating.method is not None:
+            asked |= {"method": estimating.method, "steps": estimating.steps}
+        stored.begin(asked, command)
     how: dict[str, Any] = {"evaluator": evaluator, "max_memory": max_memory, "verify": results.verify}
     progress = results.progress
     counting = CellCounter(status, is_shown=progress is True and not sys.stderr.isatty())
     is_drawn = sys.stderr.isatty() and (not output.quiet if progress is None else progress)
     with _interruptible(question, stored, counting, command), status.warnings_as_notes():
-        result = _run(question, how, stored, counting, is_drawn=is_drawn)
+        if estimating.method is not None:
+            result = question.attribute(estimating.method, estimating.steps, running.seed)
+        else:
+            result = _run(question, how, stored, counting, is_drawn=is_drawn)
         finish(
             loaded, question, result, shell_command(command),
             stored=stored, report=results.report, status=status, as_json=output.json, top=results.top,
             name=name, unit=unit,
         )  # fmt: skip
+
+
+def _expect_estimable(
+    estimating: opt.MethodOptions,
+    running: opt.RunOptions,
+    results: opt.ResultOptions,
+    storing: opt.StoreOptions,
+) -> None:
+    """Refuse what only worlds have, where effects are estimated."""
+    if estimating.method is None:
+        if estimating.steps is not None:
+            raise CommandError("--steps is for --method ig and eap-ig: without a method effects are exact.")
+        return
+    given = {
+        "--evaluator": running.evaluator is not opt.Evaluator.AUTO,
+        "--max-memory": running.max_memory is not None,
+        "--verify": results.verify > 0,
+        "--resume": storing.resume,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise CommandError(
+                f"{option} is for worlds that are computed, and --method {estimating.method} estimates what "
+                "they would be: leave one of them out."
+            )
 
 
 def plan(

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from conewise.attributing.attribution import estimated
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.hooking import HookedModule
 from conewise.drawing.folding import Folded, fold
@@ -191,6 +192,14 @@ class Question:
                 )
         return results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
 
+    def attribute(self, method: str, steps: int | None = None, seed: int = 0) -> Result:
+        """What every sweep would find, estimated by gradients: see `conewise.attribution`."""
+        results = [
+            estimated(self.sweep(group), method, steps, seed=seed)
+            for group in range(len(self.prompts.groups))
+        ]
+        return results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
+
     def folder_of(self, out: Path, group: int) -> Path:
         """Where a group's sweep is stored."""
         return out if len(self.prompts.groups) == 1 else out / f"group-{group + 1}"
@@ -301,6 +310,7 @@ def _whole(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> Result
         _whole_check([result.verification for result in results]),
         base_per_prompt=base,
         source_per_prompt=source,
+        method=" and ".join(dict.fromkeys(result.method for result in results)),
     )
 
 
