@@ -44,6 +44,7 @@ def test_all_has_exactly_these_experiments() -> None:
         "index",
         "edges",
         "greedy",
+        "positions",
     ]
     for result in printed.values():
         assert all({"paper", "predicted", "measured"} <= row.keys() for row in result["rows"])

@@ -14,6 +14,7 @@ from conewise.experiments import (
     growth,
     index,
     locality,
+    positions,
     skips,
 )
 from conewise.experiments.clock import Size
@@ -44,6 +45,8 @@ def quick(name: str) -> Result:
         return edges.run(names=("gpt2",), depths=(2,))
     if name == "greedy":
         return greedy.run(names=("gpt2",), lines=((4, 2),))
+    if name == "positions":
+        return positions.run(sizes=((2, 3), (1, 1)))
     if name == "index":
         return index.run(names=("vit",))
     assert name == "skips"

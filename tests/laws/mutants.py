@@ -7,10 +7,11 @@ that the shared strategy tells it from the right answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from conewise.graph.graph import Graph
-from conewise.theory import ReaderAt, greedy_cost, speculation
+from conewise.theory import ReaderAt, RowStack, greedy_cost, speculation
 from tests.laws.oracle import cone, support, wiring
 
 Reads = Mapping[str, Sequence[str]]
@@ -177,6 +178,37 @@ def worlds_as_if_every_guess_were_right(candidates: int, width: int, right: Frac
     return Fraction(speculation(candidates, width, 1).worlds)
 
 
+def rows_of_whole_layers(stack: RowStack) -> int:
+    """Every layer behind a patch at all its later rows, and forgets that the first is read row by row."""
+    L, T = stack.layers, stack.positions
+    return sum(
+        ((L - 1 - i) * stack.layer + stack.terminal) * (T - t if stack.causal else T)
+        for i in range(L)
+        for t in range(T)
+    )
+
+
+def rows_as_if_all_were_demanded(stack: RowStack) -> int:
+    """Forgets that of the last layer one row is read, but for its keys."""
+    return stack.sweep("all")
+
+
+def rows_as_if_the_last_layer_were_one_row(stack: RowStack) -> int:
+    """Forgets that the last row reads the keys of all others."""
+    found = 0
+    for i in range(stack.layers):
+        for t in range(stack.positions):
+            rows = stack.positions - t if stack.causal else stack.positions
+            extra = stack.keys * (rows - 1) if i < stack.layers - 2 else 0
+            found += stack.cost(i, t) - extra
+    return found
+
+
+def rows_as_if_attention_looked_both_ways(stack: RowStack) -> int:
+    """Forgets that earlier positions do not see a later patch."""
+    return replace(stack, causal=False).sweep()
+
+
 DEMAND_MUTANTS = [
     plain_union_of_cones,
     support_not_cut_at_patches,
@@ -207,4 +239,10 @@ SPECULATION_MUTANTS = [
     worlds_by_the_mean_advance,
     worlds_without_the_current_one,
     worlds_as_if_every_guess_were_right,
+]
+POSITION_MUTANTS = [
+    rows_of_whole_layers,
+    rows_as_if_all_were_demanded,
+    rows_as_if_the_last_layer_were_one_row,
+    rows_as_if_attention_looked_both_ways,
 ]

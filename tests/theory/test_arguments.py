@@ -125,6 +125,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "overcount": [on_graph(grafts=GRAFTS, order=[0, 1], demand="n3", weights=WEIGHTS)],
     "patch_extremes": [on_graph(patches=["n1", "n2"], demand="n3", weights=WEIGHTS)],
     "patched_cost": [on_graph(patches=["n1", "n2"], demand="n3", order=[1, 0], weights=WEIGHTS)],
+    "position_limit": [{"q": 1, "profile": "input-heavy", "shared": 0.5, "causal": True}],
     "restored_cost": [on_graph(sites=["n1", ["n2"]], demand="n3", weights=WEIGHTS)],
     "sites_limit": [
         {"q": 1, "p": 2, "profile": "input-heavy", "sites": "output-heavy"},
@@ -188,6 +189,19 @@ METHODS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     "ChangeAt": (
         lambda at, kind, inputs: theory.changed_cost(line(nodes=3), [ChangeAt(at, kind, inputs)]),
         [{"at": "n3", "kind": "redefine", "inputs": ("n1",)}],
+    ),
+    "RowStack": (
+        lambda layers, positions, keys, queries, mixed, terminal, causal, demand, first: theory.RowStack(
+            layers, positions, keys, queries, mixed, terminal, causal
+        ).ratio(demand, first),
+        [
+            {
+                **dict.fromkeys(["layers", "positions", "keys", "queries", "mixed", "terminal"], 3),
+                "causal": True,
+                "demand": "last",
+                "first": 1,
+            }
+        ],
     ),
     "ReaderAt": (
         lambda entry, site, writers, parts: theory.edge_cost(

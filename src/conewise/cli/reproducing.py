@@ -38,7 +38,10 @@ def reproduce(
     experiments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="locality, e4, e5, e7, drift, compiled, e9, skips, growth, index, edges, greedy, or all.",
+            help=(
+                "locality, e4, e5, e7, drift, compiled, e9, skips, growth, index, edges, greedy, positions, "
+                "or all."
+            ),
             show_default="all",
         ),
     ] = None,

@@ -523,6 +523,37 @@ def _greedy(result: Result) -> go.Figure:
     return drawn
 
 
+def _positions(result: Result) -> go.Figure:
+    drawn = go.Figure()
+    for (case, ratios), colour in zip(result.series["ratio"].items(), COLOURS, strict=False):
+        drawn.add_scatter(
+            x=result.series["size"],
+            y=ratios,
+            mode="lines",
+            line={"color": colour},
+            name=f"{case}, closed form",
+        )
+        points = [
+            row
+            for row in result.rows
+            if row.name.endswith("the ratio")
+            and row.facts["case"] == case
+            and row.facts["layers"] == row.facts["positions"]
+        ]
+        drawn.add_scatter(
+            x=[row.facts["layers"] for row in points],
+            y=_measured(points),
+            mode="markers",
+            marker={"color": colour, "size": 9},
+            name=f"{case}, ledger",
+        )
+    for limit in sorted(set(result.series["limit"].values())):
+        drawn.add_hline(y=limit, line={"color": GREY, "dash": "dot"})
+    drawn.update_xaxes(title="layers, and as many positions", type="log", tickvals=[1, 4, 16, 64])
+    drawn.update_yaxes(title="ratio in node-rows, log scale", type="log", tickvals=[1, 2, 3, 4, 6, 8, 12, 16])
+    return drawn
+
+
 _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "locality": _locality,
     "e4": _e4,
@@ -536,6 +567,7 @@ _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "index": _index,
     "edges": _edges,
     "greedy": _greedy,
+    "positions": _positions,
 }
 
 

@@ -21,6 +21,7 @@ NAMES = (
     "index",
     "edges",
     "greedy",
+    "positions",
 )
 
 

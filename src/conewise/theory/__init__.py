@@ -52,6 +52,7 @@ from conewise.theory.patches import (
     patch_extremes,
     patched_cost,
 )
+from conewise.theory.positions import RowStack, position_limit
 from conewise.theory.regression import Estimate, Fit, least_squares
 from conewise.theory.restoring import RestoredCost, restored_cost
 from conewise.theory.skips import (
@@ -107,6 +108,7 @@ __all__ = [
     "PatchedCost",
     "ReaderAt",
     "RestoredCost",
+    "RowStack",
     "Speculation",
     "Touched",
     "batched_cost",
@@ -152,6 +154,7 @@ __all__ = [
     "overcount",
     "patch_extremes",
     "patched_cost",
+    "position_limit",
     "restored_cost",
     "sites_limit",
     "skip_layers",
