@@ -45,6 +45,7 @@ def test_all_has_exactly_these_experiments() -> None:
         "edges",
         "greedy",
         "positions",
+        "wavefront",
     ]
     for result in printed.values():
         assert all({"paper", "predicted", "measured"} <= row.keys() for row in result["rows"])

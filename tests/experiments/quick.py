@@ -16,6 +16,7 @@ from conewise.experiments import (
     locality,
     positions,
     skips,
+    wavefront,
 )
 from conewise.experiments.clock import Size
 from conewise.experiments.result import Result
@@ -47,6 +48,8 @@ def quick(name: str) -> Result:
         return greedy.run(names=("gpt2",), lines=((4, 2),))
     if name == "positions":
         return positions.run(sizes=((2, 3), (1, 1)))
+    if name == "wavefront":
+        return wavefront.run(depths=(1,))
     if name == "index":
         return index.run(names=("vit",))
     assert name == "skips"

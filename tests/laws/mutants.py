@@ -11,7 +11,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from conewise.graph.graph import Graph
-from conewise.theory import ReaderAt, RowStack, greedy_cost, speculation
+from conewise.theory import ReaderAt, RowStack, greedy_cost, speculation, stack_peak
 from tests.laws.oracle import cone, support, wiring
 
 Reads = Mapping[str, Sequence[str]]
@@ -209,6 +209,35 @@ def rows_as_if_attention_looked_both_ways(stack: RowStack) -> int:
     return replace(stack, causal=False).sweep()
 
 
+def launches_as_if_cones_were_nested(
+    graph: Graph, sites: Sequence[str], at_once: int, demand: Collection[str]
+) -> int:
+    """Takes the largest cone of a stack for the union of all."""
+    cones = [_behind_any(graph, site, demand) for site in sites]
+    return sum(max(cones[first : first + at_once]) for first in range(0, len(cones), at_once))
+
+
+def launches_by_division(graph: Graph, sites: Sequence[str], at_once: int, demand: Collection[str]) -> int:
+    """As if every launch had as many worlds as fit."""
+    return -(-sum(_behind_any(graph, site, demand) for site in sites) // at_once)
+
+
+def launches_of_one_stack(graph: Graph, sites: Sequence[str], at_once: int, demand: Collection[str]) -> int:
+    """Forgets that each stack launches for itself."""
+    reads = wiring(graph)
+    return len(set().union(*(cone(reads, [site]) & support(reads, demand) for site in sites)))
+
+
+def peak_as_the_largest_launch(graph: Graph, sites: Sequence[str], demand: Collection[str]) -> int:
+    """Forgets what waits for a later launch."""
+    return int(stack_peak(graph, sites, None, demand).bound)
+
+
+def peak_of_all_that_is_computed(graph: Graph, sites: Sequence[str], demand: Collection[str]) -> int:
+    """Forgets that what nobody reads any more is dropped."""
+    return sum(_behind_any(graph, site, demand) + 1 for site in sites)
+
+
 DEMAND_MUTANTS = [
     plain_union_of_cones,
     support_not_cut_at_patches,
@@ -246,3 +275,9 @@ POSITION_MUTANTS = [
     rows_as_if_the_last_layer_were_one_row,
     rows_as_if_attention_looked_both_ways,
 ]
+LAUNCH_MUTANTS = [
+    launches_as_if_cones_were_nested,
+    launches_by_division,
+    launches_of_one_stack,
+]
+PEAK_MUTANTS = [peak_as_the_largest_launch, peak_of_all_that_is_computed]

@@ -41,6 +41,7 @@ def test_a_plan_evaluates_every_cone_and_launches_their_union(captured: Model) -
 
     assert plan.node_evaluations == theory.sweep_cost(graph, sites, demand)
     assert {node for node, _ in plan.compiled.steps} == union
+    assert theory.stack_launches(graph, sites, len(sites), demand) == len(plan.compiled.steps)
     assert len(union) >= plan.launches
     cones, nodes = theory.sweep_costs(graph, sites, demand), theory.full_cost(graph, demand)
     in_launches = theory.compiled_ratio(cones, nodes, 1, 0, launch=1, launches=plan.launches)

@@ -76,6 +76,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "best_patch_order": [on_graph(patches=["n1", "n2"])],
     "best_width": [{"right": 0.75, "launch": 5, "world": 1}, {"right": Fraction(9, 10), "launch": 20}],
     "blueprint": [{"architecture": "llama", "layers": 2, "heads": 2}],
+    "branch_order": [{"branches": [(3, 1), (2.5, 2)]}],
     "calibrate": [{"samples": SAMPLES, "intercept": True, "confidence": 0.9}],
     "change_extremes": [on_graph(changes=CHANGES, demand="n3", weights=WEIGHTS)],
     "changed_cost": [on_graph(changes=CHANGES, demand="n3", order=[1, 0], weights=WEIGHTS)],
@@ -127,6 +128,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "patched_cost": [on_graph(patches=["n1", "n2"], demand="n3", order=[1, 0], weights=WEIGHTS)],
     "position_limit": [{"q": 1, "profile": "input-heavy", "shared": 0.5, "causal": True}],
     "restored_cost": [on_graph(sites=["n1", ["n2"]], demand="n3", weights=WEIGHTS)],
+    "saturating_worlds": [{"launch": 20, "world": 2, "share": 0.1}],
     "sites_limit": [
         {"q": 1, "p": 2, "profile": "input-heavy", "sites": "output-heavy"},
         {"q": 0.5, "p": 2, "profile": "output-heavy", "sites": "input-heavy"},
@@ -152,6 +154,8 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
             "below": dict.fromkeys(["q", "k", "v", "mlp", "logits"], 0.5),
         }
     ],
+    "stack_launches": [on_graph(sites=["n1", ["n2"]], at_once=2, demand="n3", weights=WEIGHTS)],
+    "stack_peak": [on_graph(sites=["n1", ["n2"]], order=["n2", "n3"], demand="n3", weights=WEIGHTS)],
     "stale": [on_graph(patch=["n1", "n2"], demand="n3")],
     "sweep_cost": [on_graph(sites=["n1", ["n2"]], demand="n3", weights=WEIGHTS)],
     "sweep_costs": [on_graph(sites=["n1", ["n2"]], demand="n3", weights=WEIGHTS)],

@@ -554,6 +554,40 @@ def _positions(result: Result) -> go.Figure:
     return drawn
 
 
+def _wavefront(result: Result) -> go.Figure:
+    titles = ("launches, and the two bounds", "values held")
+    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.12)
+    launched = [row for row in result.rows if "width" in row.facts]
+    depths = list(dict.fromkeys(row.facts["layers"] for row in launched))
+    for depth, colour in zip(depths, COLOURS, strict=False):
+        rows = [row for row in launched if row.facts["layers"] == depth]
+        widths = [row.facts["width"] for row in rows]
+        marker, dotted = {"color": colour, "size": 9}, {"color": colour, "dash": "dot"}
+        name = f"{depth} layer{'s' if depth > 1 else ''}"
+        drawn.add_scatter(x=widths, y=_measured(rows), mode="markers", marker=marker, name=name, col=1, row=1)
+        for bound in ("least", "most"):
+            values = [row.facts[bound] for row in rows]
+            drawn.add_scatter(
+                x=widths, y=values, mode="lines", line=dotted, name=f"{name}, at {bound}", col=1, row=1
+            )
+    held = [row for row in result.rows if "branches" in row.facts]
+    for how, colour in zip(dict.fromkeys(row.facts["order"] for row in held), COLOURS[2:], strict=False):
+        rows = [row for row in held if row.facts["order"] == how]
+        drawn.add_bar(
+            x=[str(row.facts["branches"]) for row in rows],
+            y=_measured(rows),
+            marker={"color": colour},
+            name=how,
+            col=2,
+            row=1,
+        )
+    drawn.update_xaxes(title="worlds at once", type="log", col=1)
+    drawn.update_yaxes(title="launches", type="log", col=1)
+    drawn.update_xaxes(title="branches", type="category", col=2)
+    drawn.update_yaxes(title="sizes of values together", rangemode="tozero", col=2)
+    return drawn
+
+
 _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "locality": _locality,
     "e4": _e4,
@@ -568,6 +602,7 @@ _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "edges": _edges,
     "greedy": _greedy,
     "positions": _positions,
+    "wavefront": _wavefront,
 }
 
 

@@ -22,6 +22,7 @@ NAMES = (
     "edges",
     "greedy",
     "positions",
+    "wavefront",
 )
 
 

@@ -89,6 +89,13 @@ from conewise.theory.transformers import (
     transformer_ratio,
 )
 from conewise.theory.wallclock import Calibration, calibrate, wallclock_ceiling, wallclock_ratio
+from conewise.theory.wavefront import (
+    StackPeak,
+    branch_order,
+    saturating_worlds,
+    stack_launches,
+    stack_peak,
+)
 from conewise.theory.waves import Touched, demand_size, wave_size
 
 __all__ = [
@@ -110,6 +117,7 @@ __all__ = [
     "RestoredCost",
     "RowStack",
     "Speculation",
+    "StackPeak",
     "Touched",
     "batched_cost",
     "best_change_order",
@@ -117,6 +125,7 @@ __all__ = [
     "best_patch_order",
     "best_width",
     "blueprint",
+    "branch_order",
     "calibrate",
     "change_extremes",
     "changed_cost",
@@ -156,6 +165,7 @@ __all__ = [
     "patched_cost",
     "position_limit",
     "restored_cost",
+    "saturating_worlds",
     "sites_limit",
     "skip_layers",
     "skip_limits",
@@ -165,6 +175,8 @@ __all__ = [
     "speculation_bound",
     "speculation_gain",
     "stack_edge_cost",
+    "stack_launches",
+    "stack_peak",
     "stale",
     "sweep_cost",
     "sweep_costs",
