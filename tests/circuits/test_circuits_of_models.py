@@ -2,19 +2,21 @@
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 import conewise as cw
-from conewise.circuits.circuit import graph_of
-from conewise.errors import CircuitError, SweepError
+from conewise.circuits.forwards import graph_of
+from conewise.errors import CircuitError, NoEffectWarning, SweepError
 from conewise.model import Model
 from conewise.report.sections import number
 from conewise.sweeps.result import Result
 from tests.circuits.graphs import graph, random_scores
-from tests.edges.small_models import model_of, run_of
+from tests.edges.small_models import inputs_of, model_of, run_of
 
 SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {}),
@@ -40,6 +42,45 @@ def test_a_circuit_comes_back_to_its_model_from_both_kinds_of_files(
     assert own.model is model
     theirs = cw.Circuit.load(circuit.save(tmp_path / "eap.json", format="eap"), model)
     assert (theirs.edges, theirs.scores, theirs.graph) == (circuit.edges, circuit.scores, circuit.graph)
+
+
+def test_what_a_search_found_is_written_as_eap_ig_reads_it(tmp_path: Path) -> None:
+    model = run_of("gpt2", 0).model
+    asked: dict[str, Any] = {"base": run_of("gpt2", 0), "source": run_of("gpt2", 1), "metric": cw.logit(3)}
+    circuit = cw.acdc(model, **asked, threshold=0.1)
+    theirs = cw.Circuit.load(circuit.save(tmp_path / "eap.json", format="eap"), model)
+    assert (theirs.edges, theirs.scores) == (circuit.edges, circuit.scores)
+
+
+def test_what_is_no_circuit_is_refused() -> None:
+    model = model_of("gpt2")
+    with pytest.raises(CircuitError, match=r"edges are a list of names.*not 'm0->m1'"):
+        cw.Circuit.made(model, "m0->m1")
+    with pytest.raises(CircuitError, match=r"edges are a list of names.*not None"):
+        cw.Circuit.made(model, cast(Any, None))
+    with pytest.raises(CircuitError, match=r"named by a text such as 'a0.h1->m2', not by 3"):
+        cw.Circuit.made(model, cast(Any, [3]))
+    with pytest.raises(CircuitError, match="made in a model, or in a graph of edges, not in NoneType"):
+        cw.Circuit.made(cast(Any, None), [])
+    with pytest.raises(CircuitError, match="a dict, not list"):
+        cw.Circuit.from_scores(model, cast(Any, [1.0]), top=1)
+    with pytest.raises(CircuitError, match="the score of m0->m1 is 'much'"):
+        cw.Circuit.from_scores(model, cast(Any, {"m0->m1": "much"}), top=1)
+    with pytest.raises(CircuitError, match="compared with another one, not with int 3"):
+        cw.Circuit.made(model, []).compare(cast(Any, 3))
+    with pytest.raises(CircuitError, match=r"a captured model, and .* is none: `cw.capture\(module"):
+        cw.acdc_plan(cast(Any, "gpt2"))
+
+
+def test_a_source_in_which_something_is_patched_warns_of_nothing() -> None:
+    base, source, site = run_of("gpt2", 0), run_of("gpt2", 1), cw.site("z", layer=1, head=0)
+    model = base.model
+    with source.fork() as world, warnings.catch_warnings():
+        warnings.simplefilter("error", NoEffectWarning)
+        world.patch(site, base.read(site))
+        circuit = cw.Circuit.made(model, [])
+        found = circuit.evaluate(base=base, source=world, metric=cw.logit(3), minimality=False)
+        assert found.ablated == pytest.approx(float(world.logits[:, -1, 3].mean()), abs=1e-4)
 
 
 def test_a_circuit_without_a_model_is_bound_to_one(tmp_path: Path) -> None:
@@ -156,3 +197,18 @@ def test_without_a_model_or_scores_nothing_is_evaluated() -> None:
         circuit.evaluate(**runs)
     with pytest.raises(CircuitError, match="has no scores, which `curve` goes by"):
         circuit.curve(**runs)
+
+
+def test_metrics_of_a_double_model_are_computed_in_double() -> None:
+    """Rounding to single would be many times what a search takes for a tie."""
+    base, source = (run_of("gpt2", seed, torch.float64) for seed in (0, 1))
+    model, found, logits = base.model, {}, source.logits
+    targets = inputs_of("gpt2", 0)["input_ids"]
+    for metric in (cw.prob(3), cw.kl_to(base), cw.cross_entropy(targets)):
+        none = cw.Circuit.made(model, [])
+        found[metric.name] = none.evaluate(base=base, source=source, metric=metric, minimality=False).ablated
+    ours, theirs = (run.logits[:, -1].log_softmax(-1) for run in (source, base))
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    expected = {"prob": ours.exp()[:, 3].mean(), "cross_entropy": loss}
+    expected["kl"] = (theirs.exp() * (theirs - ours)).sum(-1).mean()
+    assert found == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-12)

@@ -1,6 +1,7 @@
 """Circuits from scores, against answers that look at every path."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,11 +122,13 @@ def test_too_few_edges_to_reach_the_input_are_refused_with_how_many_would() -> N
         ({"top": True, "threshold": None}, "top=True"),
         ({"top": None, "threshold": -0.1}, r"threshold=-0\.1 is no size of a score"),
         ({"top": None, "threshold": float("nan")}, "threshold=nan"),
+        ({"top": None, "threshold": "much"}, "threshold='much'"),
+        ({"top": 1.5, "threshold": None}, "top=1.5"),
     ],
 )
-def test_what_cannot_be_chosen_by_is_refused(given: dict[str, float | None], said: str) -> None:
+def test_what_cannot_be_chosen_by_is_refused(given: dict[str, Any], said: str) -> None:
     found = graph(1, 3, parallel=True)
     scores = np.ones(found.count)
     scores[12:] = np.nan
     with pytest.raises(CircuitError, match=said):
-        chosen(found, scores, connected=True, **given)  # type: ignore[arg-type]
+        chosen(found, scores, connected=True, **given)

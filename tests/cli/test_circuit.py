@@ -134,6 +134,29 @@ def test_a_plan_runs_nothing(method: str, tmp_path: Path) -> None:
     assert "--plan runs nothing" in refused(*words, "--out", str(tmp_path / "run"))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--threshold", "-1"), "--threshold -1.0 is no threshold: it is a change of the metric, above 0"),
+        (("--method", "exact", "--threshold", "nan"), "--threshold nan is no threshold"),
+        (("--method", "exact", "--top", "480"), "--top 480 is more than the 479 edges that there are"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_before_anything_is_begun(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert said in refused("circuit", "tiny", *PAIR, *words, "--out", str(folder))
+    assert not (folder / "question.json").exists()
+
+
+def test_single_edges_that_were_swept_are_chosen_from_again(tmp_path: Path) -> None:
+    base = ("circuit", "tiny", *PAIR, "--method", "exact", "--no-minimality", "--out", str(tmp_path / "run"))
+    assert "more than --top 1" in refused(*base, "--top", "1")
+    told = Done(*base, "--resume", "--top", "12", "--json").json("circuit")
+    assert len(told["edges"]) <= 12
+
+
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     base = ("circuit", "tiny", *PAIR)
     assert "--top is for --method exact" in refused(*base, "--top", "5")

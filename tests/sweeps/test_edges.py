@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -297,6 +297,12 @@ def test_what_is_no_edge_is_refused() -> None:
         model_of("gpt2").sweep(edges[:0], base=run_of("gpt2", 0), source=run_of("gpt2", 1), metric=METRIC)
     with pytest.raises(EdgeError, match="several different"):
         model_of("gpt2").edges(pos=[1, 1])
+    with pytest.raises(EdgeError, match="a slice, a name or a list of names, not by None"):
+        edges[cast(Any, None)]
+    with pytest.raises(EdgeError, match=r"such as 'a0.\*' or 'm1', not by 3"):
+        edges.select(writer=cast(Any, 3))
+    with pytest.raises(EdgeError, match="a position is a number"):
+        model_of("gpt2").sweep("m0->m1@--1", base=run_of("gpt2", 0), source="zero", metric=METRIC)
     with pytest.raises(EdgeError, match="a number or a list"):
         model_of("gpt2").edges(pos=":")
 

@@ -179,6 +179,10 @@ def test_what_is_no_path_is_refused() -> None:
         model.paths("m1", "m0", **given)
     with pytest.raises(EdgeError, match="not by 3"):
         model.paths([3], "m0", **given)
+    with pytest.raises(EdgeError, match=r"senders are a name such as 'a0.h1'.*, or a list, not None"):
+        model.paths(None, "m0", **given)
+    with pytest.raises(EdgeError, match=r"receivers are a name .* not 3"):
+        model.paths("a0.h1", [3], **given)
     with pytest.raises(EdgeError, match="no receivers"):
         model.paths("a0.h1", [[]], **given)
     sweep = model.paths("a0.h1", "logits", freeze="none", **{**given, "source": "zero"})

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conewise.circuits.circuit import Circuit
+from conewise.circuits.circuit_data import is_number
 from conewise.circuits.decision import Decision
-from conewise.circuits.forwards import asked
+from conewise.circuits.forwards import asked, graph_of
 from conewise.circuits.greedy import Candidate, Greedy, Spent
 from conewise.circuits.masked_forward import Forward, Mask
 from conewise.circuits.search_file import SearchFile
@@ -124,6 +125,7 @@ class SearchPlan:
 
 def acdc_plan(model: Captured, *, metric: Any = None) -> SearchPlan:
     """What a search for a circuit takes at most; nothing is computed."""
+    graph_of(model)
     components, program = edge_facts(model).components, model.program
     facts = facts_of(model)
     targets = facts.outputs if metric is None else facts.targets((as_metric(metric),))
@@ -346,7 +348,7 @@ def _matching(known: Sequence[Decision], visits: Sequence[_Visit]) -> list[Decis
 
 
 def _threshold(given: Any) -> float:
-    if not isinstance(given, int | float) or not 0 < given < math.inf:
+    if not is_number(given) or not 0 < given < math.inf:
         raise CircuitError(
             Argument("threshold", given), " is no threshold: it is a change of the metric, above 0."
         )

@@ -24,10 +24,10 @@ from conewise.circuits.comparison import Comparison
 from conewise.circuits.decision import Decision
 from conewise.circuits.eap_graph import eap_json
 from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
+from conewise.circuits.forwards import graph_of
 from conewise.circuits.selection import chosen, largest_first, levels, pruned, stops
 from conewise.drawing.circuit_dot import dot
-from conewise.edges.edge_facts import edge_facts
-from conewise.errors import CircuitError
+from conewise.errors import CircuitError, describe
 from conewise.markup import heading, table
 from conewise.reading import as_path
 from conewise.report.curve import Curve, CurvePoint
@@ -146,6 +146,8 @@ class Circuit(CircuitData):
 
     def compare(self, other: Circuit) -> Comparison:
         """Which edges both have, and which only one has. Raises CircuitError where their graphs differ."""
+        if not isinstance(other, CircuitData):
+            raise CircuitError(f"a circuit is compared with another one, not with {describe(other)}.")
         expect_same_graph(self.graph, other.graph, "the two circuits cannot be compared")
         first, second = set(self.numbers.tolist()), set(other.numbers.tolist())
         names = self.graph.names
@@ -366,11 +368,6 @@ def _home(given: Wired | Captured, of: str, model: Captured | None) -> tuple[Edg
     """The graph that a circuit is made in, the name of its model, and the model, if one is given."""
     if isinstance(given, Captured):
         return graph_of(given), of or given.name, given
+    if isinstance(given, str) or not hasattr(given, "readers"):
+        raise CircuitError(f"a circuit is made in a model, or in a graph of edges, not in {describe(given)}.")
     return EdgeGraph.of(given), of or ("" if model is None else model.name), model
-
-
-def graph_of(model: Captured) -> EdgeGraph:
-    """The graph of a model's components. Raises EdgeError where it has none."""
-    components = edge_facts(model).components
-    shape = model.program.shapes[components.readers[-1].entry]
-    return EdgeGraph.of(components, width=None if shape is None else int(shape[-1]))

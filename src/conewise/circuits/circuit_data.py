@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import SupportsFloat, SupportsIndex
 
 import numpy as np
 
 from conewise.circuits.decision import Decision
-from conewise.errors import CircuitError
+from conewise.errors import CircuitError, describe
 from conewise.structure.edge_graph import EdgeGraph
 
 
@@ -78,14 +79,27 @@ def score_array(graph: EdgeGraph, scores: Mapping[str, float]) -> np.ndarray:
     return found
 
 
+def is_number(given: object) -> bool:
+    """Whether it is a number, of Python's or another kind, and not a truth."""
+    return isinstance(given, SupportsFloat) and not isinstance(given, bool)
+
+
+def is_whole(given: object) -> bool:
+    """Whether it is a whole number, and not a truth."""
+    return isinstance(given, SupportsIndex) and not isinstance(given, bool)
+
+
 def checked_scores(graph: EdgeGraph, scores: Mapping[str, float]) -> Mapping[str, float]:
     """The scores in graph order, each a finite number of an edge of the graph. Raises CircuitError if not."""
+    if not isinstance(scores, Mapping):
+        raise CircuitError(f"scores are numbers by the names of edges, a dict, not {describe(scores)}.")
     found = {}
     for edge, score in scores.items():
         number = graph.number(edge)
-        if not math.isfinite(score):
+        if not is_number(score) or not math.isfinite(score):
             raise CircuitError(
-                f"the score of {edge} is {score}; scores are finite numbers. Leave out edges that have none."
+                f"the score of {edge} is {score!r}; scores are finite numbers. Leave out edges that have "
+                "none."
             )
         found[number] = float(score)
     return MappingProxyType({graph.edges[number]: found[number] for number in sorted(found)})

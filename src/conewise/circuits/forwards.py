@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from conewise.circuits.ablation import Ablated
 from conewise.circuits.masked_forward import Forward, Mask, MaskedForward, can_stack
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.edges.edge_facts import edge_facts
-from conewise.errors import CircuitError, describe
+from conewise.errors import CircuitError, NoEffectWarning, describe
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric, expect_prompts
@@ -41,6 +42,10 @@ class Asked:
         """The forward; weights and runs are checked before and after."""
         facts = edge_facts(self.model)
         with ExitStack() as checked:
+            checked.enter_context(warnings.catch_warnings())
+            warnings.simplefilter(
+                "ignore", NoEffectWarning
+            )  # parts before a patch of the source are read too
             checked.enter_context(kernels_of_passes(facts_of(self.model).device, None))
             for run in dict.fromkeys(one for one in (self.base, self.source) if one is not None):
                 checked.enter_context(run.checked_once())
@@ -66,6 +71,18 @@ class Asked:
         return found
 
 
+def graph_of(model: Captured) -> EdgeGraph:
+    """The graph of a model's components. Raises EdgeError where it has none, CircuitError for no model."""
+    if not isinstance(model, Captured):
+        raise CircuitError(
+            f"circuits are found in a captured model, and {describe(model)} is none: `cw.capture(module, "
+            "...)` makes one."
+        )
+    components = edge_facts(model).components
+    shape = model.program.shapes[components.readers[-1].entry]
+    return EdgeGraph.of(components, width=None if shape is None else int(shape[-1]))
+
+
 def asked(
     model: Captured,
     *,
@@ -76,6 +93,7 @@ def asked(
     max_memory: int | str | None = None,
 ) -> Asked:
     """Look at all that was given before anything is computed. Raises CircuitError, EdgeError, MetricError."""
+    graph = graph_of(model)
     if isinstance(metric, list | tuple):
         raise CircuitError("a circuit is found and evaluated by one metric; give one, not a list.")
     one = as_metric(metric)
@@ -91,7 +109,6 @@ def asked(
     if source is not None and ablation == "resample":
         _expect_alike(base, source)
     expect_prompts(one, facts_of(model).read.prompts(base.inputs), "base")
-    graph = EdgeGraph.of(edge_facts(model).components)
     return Asked(model, graph, base, source, one, ablation, as_bytes(max_memory))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conewise.circuits.circuit_data import is_number, is_whole
 from conewise.errors import Argument, CircuitError
 from conewise.structure.edge_graph import EdgeGraph
 
@@ -31,12 +32,12 @@ def chosen(
             ", how large a score at least; give one of the two.",
         )
     if threshold is not None:
-        if not 0 <= threshold < math.inf:
+        if not is_number(threshold) or not 0 <= threshold < math.inf:
             raise CircuitError(Argument("threshold", threshold), " is no size of a score: it is 0 or more.")
         return above(graph, scores, threshold) if connected else largest_first(scores, threshold=threshold)
     assert top is not None
     scored = int((~np.isnan(scores)).sum())
-    if isinstance(top, bool) or not 1 <= top <= scored:
+    if not is_whole(top) or not 1 <= top <= scored:
         raise CircuitError(
             "there are ", f"{scored:,} edges with scores; ", Argument("top", top), " is none of 1 to that."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,6 +124,10 @@ def _expect_sense(
         raise CommandError("--top and --threshold both say how much is kept; leave one of them out.")
     if not finding.connected and finding.method is opt.Method.ACDC:
         raise CommandError("--no-connected is for --method exact; ACDC has no use for it.")
+    least, is_acdc = finding.threshold, finding.method is opt.Method.ACDC
+    if least is not None and not (0 <= least < math.inf and (least or not is_acdc)):
+        known = "above 0" if is_acdc else "0 or more"
+        raise CommandError(f"--threshold {least} is no threshold: it is a change of the metric, {known}.")
 
 
 def _ask(
@@ -142,9 +147,10 @@ def _ask(
         )
     from conewise.prompts.questions import Question
 
-    return loaded, Question(
-        graph, prompts, graph.edges(), "noise", finding.ablation.patch, finding.metric.word
-    )
+    edges = graph.edges()
+    if finding.top is not None and finding.top > len(edges):
+        raise CommandError(f"--top {finding.top} is more than the {len(edges):,} edges that there are.")
+    return loaded, Question(graph, prompts, edges, "noise", finding.ablation.patch, finding.metric.word)
 
 
 def _print_plan(
@@ -218,13 +224,15 @@ class _Search:
         return SHARE * span if self.finding.threshold is None else self.finding.threshold
 
     def described(self, threshold: float | None) -> dict[str, Any]:
-        """All of it as plain values: equal searches have equal ones."""
+        """All that is computed, as plain values: equal searches have equal ones.
+
+        Single edges are swept the same however many of them are kept: that can be said anew.
+        """
         prompts = self.question.prompts
+        is_acdc = self.finding.method is opt.Method.ACDC
         return {
             "method": self.finding.method.value,
-            "threshold": threshold,
-            "top": self.finding.top,
-            "connected": self.finding.connected,
+            **({"threshold": threshold} if is_acdc else {}),
             "ablation": self.finding.ablation.value,
             "metric": self.question.metric,
             "prompts": [

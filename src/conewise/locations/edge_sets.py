@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -97,7 +98,7 @@ def _edge(name: str, components: Components) -> EdgePlace:
     place = place_of(reader)
     part = dict(place.part)
     if at:
-        if not pos.strip().lstrip("-").isdigit():
+        if not re.fullmatch(r"-?[0-9]+", pos.strip()):
             raise EdgeError(f"{name!r} names no edge: a position is a number, as in 'a0.h1->m3@7'.")
         part["pos"] = int(pos)
     shown = f"{writer.name}->{reader.name}{at}{pos.strip()}"

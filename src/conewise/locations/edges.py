@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,10 @@ class Edges:
             return self._picked([range(len(self))[chosen]])
         if isinstance(chosen, slice):
             return self._picked(range(len(self))[chosen])
+        if not isinstance(chosen, Iterable):
+            raise EdgeError(
+                f"edges are chosen by a number, a slice, a name or a list of names, not by {chosen!r}."
+            )
         numbers = {name: number for number, name in enumerate(self.names)}
         wanted = [chosen] if isinstance(chosen, str) else list(chosen)
         for name in wanted:
@@ -64,6 +68,9 @@ class Edges:
 
     def select(self, *, writer: str = "*", reader: str = "*") -> Edges:
         """The edges whose writer and reader have names like these; * is anything: "a0.*", "*<q>", "m?"."""
+        for given in (writer, reader):
+            if not isinstance(given, str):
+                raise EdgeError(f"a component is named by a text such as 'a0.*' or 'm1', not by {given!r}.")
         pairs = zip(self.writers, self.readers, strict=True)
         found = [
             number

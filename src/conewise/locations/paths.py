@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Iterable
+from typing import Any
 
 from conewise.errors import EdgeError
 from conewise.locations.edges import place_of
@@ -54,7 +55,7 @@ def _path(writer: Writer, reader: Reader, live: str) -> EdgePlace:
 
 
 def _senders(components: Components, given: Senders) -> list[Writer]:
-    names = [given] if isinstance(given, str) else list(given)
+    names = _several(given, "senders")
     known = {one.name: one for one in components.writers}
     return list(dict.fromkeys(known[name] for one in names for name in _matching(one, known, "sender")))
 
@@ -62,15 +63,24 @@ def _senders(components: Components, given: Senders) -> list[Writer]:
 def _receivers(components: Components, given: Receivers) -> list[tuple[Reader, ...]]:
     known = {one.name: one for one in components.readers}
     found: list[tuple[Reader, ...]] = []
-    for one in [given] if isinstance(given, str) else given:
+    for one in _several(given, "receivers"):
         if isinstance(one, str):
             found += [(known[name],) for name in _matching(one, known, "receiver")]
             continue
-        members = dict.fromkeys(name for each in one for name in _matching(each, known, "receiver"))
+        members = dict.fromkeys(
+            name for each in _several(one, "receivers") for name in _matching(each, known, "receiver")
+        )
         if not members:
             raise EdgeError("a set of no receivers: a world patches at least one.")
         found.append(tuple(known[name] for name in members))
     return list(dict.fromkeys(found))
+
+
+def _several(given: Any, what: str) -> list[Any]:
+    """What was given for senders or receivers, as a list."""
+    if not isinstance(given, Iterable):
+        raise EdgeError(f"{what} are a name such as 'a0.h1', which may hold `*`, or a list, not {given!r}.")
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _matching(given: object, known: Iterable[str], what: str) -> list[str]:

@@ -85,7 +85,7 @@ def prob(token: Token, *, name: str = "prob") -> Metric:
     tokens = _tokens(token, "token")
 
     def compute(logits: Tensor) -> Tensor:
-        return _picked(logits.float().log_softmax(-1), tokens, "token").exp()
+        return _picked(_wide(logits).log_softmax(-1), tokens, "token").exp()
 
     return Metric(name, compute, described=("prob", tokens), copies=1, prompts=_prompts(tokens))
 
@@ -97,14 +97,14 @@ def last_position(stack: Tensor) -> Tensor:
 
 def kl_to(run: Any, *, name: str = "kl") -> Metric:
     """KL(p_run ‖ p) of the next-token distribution at the last position, `run` the reference."""
-    reference = last_position(_logits_of(run))[0].float().log_softmax(-1)
+    reference = _wide(last_position(_logits_of(run))[0]).log_softmax(-1)
 
     def compute(logits: Tensor) -> Tensor:
         if logits.shape[1] != reference.shape[0]:
             raise MetricError(
                 f"kl_to: the reference run has {reference.shape[0]} prompts, and this run {logits.shape[1]}."
             )
-        ours, theirs = logits.float().log_softmax(-1), reference.to(logits.device)
+        ours, theirs = _wide(logits).log_softmax(-1), reference.to(logits.device)
         # A token of no probability adds nothing, whatever the other says of it.
         apart = torch.where(theirs.isneginf(), 0.0, theirs.exp() * (theirs - ours))
         found: Tensor = apart.sum(-1)
@@ -142,7 +142,7 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
         worlds = logits.shape[0]
         wanted = targets.to(logits.device).expand(worlds, *targets.shape)
         losses = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 2), wanted.flatten(), reduction="none", ignore_index=-100
+            _wide(logits).flatten(0, 2), wanted.flatten(), reduction="none", ignore_index=-100
         ).view(wanted.shape)
         counted = (wanted != -100).sum(-1).clamp(min=1)
         return losses.sum(-1) / counted
@@ -249,6 +249,11 @@ def fetched(metric: Metric, found: Tensor) -> Tensor:
             "Look for NaN in the source's values, or for a division by zero in the metric."
         )
     return numbers
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Logits in their own precision, in single where they have less."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _picked(logits: Tensor, token: Token, what: str) -> Tensor:

@@ -139,6 +139,8 @@ class EdgeGraph:
 
     def number(self, edge: str) -> int:
         """The number of an edge by its name. Raises CircuitError, which says what is near."""
+        if not isinstance(edge, str):
+            raise CircuitError(f"an edge is named by a text such as 'a0.h1{ARROW}m2', not by {edge!r}.")
         writer, arrow, reader = edge.partition(ARROW)
         at, to = self._writers.get(writer), self._readers.get(reader)
         if not arrow or at is None or to is None or at >= self.readers[to].writers:
@@ -147,6 +149,8 @@ class EdgeGraph:
 
     def numbers(self, edges: Iterable[str]) -> np.ndarray:
         """The numbers of edges by their names, each once, in order."""
+        if isinstance(edges, str) or not isinstance(edges, Iterable):
+            raise CircuitError(f"edges are a list of names, [{self.edges[0]!r}, ...], not {edges!r}.")
         return np.asarray(sorted({self.number(edge) for edge in edges}), dtype=np.int64)
 
     def names(self, numbers: Iterable[int]) -> tuple[str, ...]:
