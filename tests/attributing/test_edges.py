@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
+from conewise.attributing import edge_scores
 from conewise.errors import SweepError
 from tests.edges.hook_oracle import Forward, HookOracle, _World
 from tests.edges.small_models import inputs_of, model_of, module_of, run_of
@@ -132,6 +133,24 @@ def test_edges_at_positions_add_up_to_the_edge_and_circuits_are_made_of_them() -
     )
     circuit = whole.circuit(top=12)
     assert 0 < len(circuit.edges) <= 12
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_projections_by_head_are_those_of_whole_projections(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(name, torch.float32)
+    asked: dict[str, Any] = {"base": run_of(name, 1), "source": run_of(name, 2), "metric": squares}
+    found = cw.attribution(model, model.edges(), **asked, method="eap-ig", steps=2)
+    seen: list[str] = []
+
+    def none(*given: Any) -> None:
+        seen.append(given[5])
+
+    monkeypatch.setattr(edge_scores, "head_slices", none)
+    whole = cw.attribution(model, model.edges(), **asked, method="eap-ig", steps=2)
+    assert len(seen) == 6  # queries, keys and values of two layers
+    torch.testing.assert_close(found.effect, whole.effect, rtol=1e-4, atol=1e-4)
 
 
 def some_names(result: cw.Result) -> set[str]:

@@ -17,12 +17,34 @@ from conewise.errors import SweepError
 from tests.attributing.test_sites import looking
 from tests.edges.small_models import model_of, run_of
 from tests.runs.test_gradients import squares
+from tests.test_readme import BLOCKS
 
 HEADS = cw.sites("z", layer=":", head=":")
 
 
 def asked(name: str = "gpt2") -> dict[str, Any]:
     return {"base": run_of(name, 1), "source": run_of(name, 2), "metric": squares}
+
+
+SNIPPET = """
+approx = cw.attribution(model, heads, base=base, source=source, metric=metric, method="atp*")
+print(cw.compare(approx, result))                       # rank correlation, sign errors, false negatives at k
+print(approx.check(top=4, sample=8))
+eap = cw.attribution(model, model.edges(), base=base, source=source, metric=metric, method="eap-ig", steps=5)
+"""
+
+
+def test_it_goes_on_from_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    """The head that a gradient sees least of is found by both, and by the exact sweep as the largest."""
+    scene: dict[str, Any] = {}
+    exec(compile(BLOCKS[0] + SNIPPET, "README.md", "exec"), scene)
+    printed = capsys.readouterr().out
+    assert "atp* beside exact effects on logit_diff, 16 cells:" in printed
+    assert "4 largest, 8 of 12 others at random" in printed
+    assert len(scene["eap"].cells) == 479
+    compared = cw.compare(scene["approx"], scene["result"])
+    assert compared.overlap == 1.0
+    assert compared.worst(1)[0][0] == "z[layer=0, head=2]"
 
 
 def slow_kendall(one: Any, other: Any) -> float:

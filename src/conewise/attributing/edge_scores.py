@@ -13,16 +13,21 @@ from typing import Any
 import torch
 
 from conewise.attributing.work import Work
+from conewise.circuits.head_slices import HeadSlices, by_head, head_slices
+from conewise.circuits.stacked_walk import Walks
 from conewise.edges.edge_facts import EdgeFacts
 from conewise.errors import EdgeError, SweepError
 from conewise.locations.places import EdgePlace, Place
 from conewise.locations.selectors import Cell
-from conewise.program.tensors import Tensor
+from conewise.program.tensors import Tensor, computing
 from conewise.runs.tape import Branch, Recorded
 from conewise.structure.components import Reader
+from conewise.sweeps.planning.shapes.layout import repeated
 
 Gradients = dict[tuple[str, str], Tensor]
 """Gradients by what readers read, by entry and slot: [head, batch, pos, d_model], with one head at least."""
+
+Site = tuple[str, int | None, str]
 
 AT_ONCE = 1 << 26
 """So many numbers of stacked streams are differentiated through at a time."""
@@ -52,8 +57,18 @@ class EdgeScores:
             entry: edges.facts_at(entry) for entry in dict.fromkeys(place.entry for place in self._places)
         }
         self.slots = tuple(self._found_slots())
+        self._by_entry: dict[str, list[Slot]] = {}
+        for one in self.slots:
+            self._by_entry.setdefault(one.entry, []).append(one)
         self._branches = {
             (one.entry, one.slot): branch for one in self.slots if (branch := self._branch(one)) is not None
+        }
+
+        self._walks: dict[int, Walks] = {}
+        self._slices: dict[tuple[str, str], HeadSlices] = {
+            (one.entry, one.slot): slices
+            for one in self.slots
+            if (one.entry, one.slot) not in self._branches and (slices := self._found_slices(one)) is not None
         }
 
     def _found_slots(self) -> Sequence[Slot]:
@@ -98,8 +113,15 @@ class EdgeScores:
             own: Gradients = {}
             for key, gradient in zip(self._branches, gradients, strict=False):
                 own[key] = self._shown(key[0], gradient)
+            by_norm: dict[tuple[str, str], list[tuple[Slot, HeadSlices, Tensor]]] = {}
             for one, gradient in zip(others, gradients[len(by_branch) :], strict=True):
-                own[one.entry, one.slot] = self._through(one, gradient, values)
+                slices = self._slices.get((one.entry, one.slot))
+                if slices is None:
+                    own[one.entry, one.slot] = self._through(one, gradient, values)
+                else:
+                    by_norm.setdefault((one.entry, slices.operand), []).append((one, slices, gradient))
+            for (entry, operand), some in by_norm.items():
+                own |= self._through_norm(entry, operand, some, values)
             found.append((own, measured.is_shared))
         return found
 
@@ -129,6 +151,65 @@ class EdgeScores:
             work.count(2 * len(heads) * facts.readers.count(slot.entry, (slot.slot,)))
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
+    def _found_slices(self, slot: Slot) -> HeadSlices | None:
+        """A slot's projection by head, where it is one product whose rows are batch and positions."""
+        work, facts = self._work, self.facts[slot.entry]
+        layout, axis = work.shape.layout, slot.axis
+        if axis is None or layout.batch_dim.get(slot.entry) != 0:
+            return None
+        key = id(facts)
+        if key not in self._walks:
+            wiring = facts.components.wiring
+            self._walks[key] = Walks(work.model.program, wiring, layout, (), work.read)
+        view = work.model.locate(Place(*slot.site)).view
+        with computing():
+            found = head_slices(
+                facts.components.wiring,
+                self._walks[key],
+                layout,
+                work.read,
+                slot.entry,
+                slot.node,
+                view,
+                axis,
+            )
+        is_plain = found is not None and layout.batch_dim.get(found.operand) == 0
+        return found if is_plain and len(found.weight) == slot.heads else None  # type: ignore[union-attr]
+
+    def _through_norm(
+        self,
+        entry: str,
+        operand: str,
+        some: Sequence[tuple[Slot, HeadSlices, Tensor]],
+        values: Recorded,
+    ) -> Gradients:
+        """The gradients by what heads read, where slots read one norm: projections by head, the norm once."""
+        work, facts = self._work, self.facts[entry]
+        stacks = []
+        for slot, slices, gradient in some:
+            view = work.model.locate(Place(*slot.site)).view
+            assert slot.axis is not None
+            own = by_head(view, gradient, work.base._sizes, slot.axis).permute(2, 0, 1, 3)
+            stacks.append(torch.bmm(own.flatten(1, 2), slices.weight.detach().transpose(1, 2)))
+        stack = torch.cat(stacks)
+        value = values[entry].detach()
+        stream = facts.parts.shown(work.read, entry, value)
+        if operand != entry:
+            with torch.enable_grad():
+                copies = repeated(value, 0, len(stack)).clone().requires_grad_()
+                walk = some[0][1].norm
+                made = self._walks[id(facts)].run(walk, {entry: copies}, len(stack))[operand]
+                (found,) = torch.autograd.grad(made, copies, stack.reshape(made.shape))
+            work.count(2 * len(stack) * walk.records)
+        else:
+            found = stack
+        rows = found.view(len(stack), *stream.shape)
+        sizes = [slot.heads for slot, _, _ in some]
+        return {
+            (entry, slot.slot): part
+            for (slot, _, _), part in zip(some, torch.split(rows, sizes), strict=True)
+        }
+
     def _apart(self, slot: Slot, gradient: Tensor, heads: range) -> Tensor:
         """[head, *the node's shape]: the gradient with one head each, and zeros for the others."""
         if slot.axis is None:
@@ -144,34 +225,51 @@ class EdgeScores:
     def effects(self, gradients: Gradients, *, is_shared: bool) -> Tensor:
         """[cell, prompt] in float64: what writers would write more, times the gradients."""
         by_pos = any("pos" in place.part for place in self._places)
-        rows: dict[tuple[str, tuple[str, int | None, str]], Tensor] = {}
-        for slot in self.slots:
-            more = self._work.batch.edges.changes_at(slot.entry)
-            gradient = gradients[slot.entry, slot.slot]
+        starts: dict[tuple[str, Site], tuple[int, int]] = {}
+        rows: list[Tensor] = []
+        count = 0
+        for entry, slots in self._by_entry.items():
+            writers = self.facts[entry].components.entries[entry][0].writers
+            more = self._work.batch.edges.changes_at(entry)[:writers]
+            stack = torch.cat([gradients[entry, one.slot] for one in slots])
             where = "hwbp" if by_pos else "hwb"
-            found = torch.einsum(f"wbpd,hbpd->{where}", more.to(gradient.dtype), gradient)
-            rows[slot.entry, slot.site] = found.double().cpu()
-        numbers = []
-        for edges in self._sets:
-            parts = [self._row(place, rows, by_pos=by_pos) for place in edges]
-            numbers.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
-        effects = torch.stack(numbers)
+            found = torch.einsum(f"wbpd,hbpd->{where}", more.to(stack.dtype), stack)
+            rows.append(found.double().cpu().flatten(0, 1))
+            for one in slots:
+                starts[entry, one.site] = count, writers
+                count += one.heads * writers
+        table = torch.cat(rows)
+        numbers = [self._numbers(edges, starts) for edges in self._sets]
+        if all(len(one) == 1 for one in numbers):
+            effects = table[[one[0] for one in numbers]]
+        else:
+            effects = torch.stack([table[one].sum(0) for one in numbers])
+        if by_pos:
+            effects = self._at_positions(table, numbers)
         return effects.sum(-1, keepdim=True).expand_as(effects) if is_shared else effects
 
-    def _row(
-        self,
-        place: EdgePlace,
-        rows: Mapping[tuple[str, tuple[str, int | None, str]], Tensor],
-        *,
-        by_pos: bool,
-    ) -> Tensor:
-        """[prompt]: the effect of one edge, or of several into one reader."""
-        found = rows[place.entry, (place.name, place.layer, place.stack)]
-        own = found[place.part.get("head", place.part.get("kv_head", 0))]
-        row = own[[place.writer, *place.also]].sum(0) if place.also else own[place.writer]
-        if by_pos:
-            row = row[:, place.part["pos"]] if "pos" in place.part else row.sum(-1)
-        return row
+    def _numbers(
+        self, edges: Sequence[EdgePlace], starts: Mapping[tuple[str, Site], tuple[int, int]]
+    ) -> list[int]:
+        """The rows of the table that are a set of edges."""
+        found = []
+        for place in edges:
+            start, writers = starts[place.entry, (place.name, place.layer, place.stack)]
+            first = start + writers * int(place.part.get("head", place.part.get("kv_head", 0)))  # type: ignore[arg-type]
+            found += [first + writer for writer in (place.writer, *place.also)]
+        return found
+
+    def _at_positions(self, table: Tensor, numbers: Sequence[Sequence[int]]) -> Tensor:
+        """[cell, prompt] of a table with positions: each edge at its own position, or at all of them."""
+        rows = []
+        for edges, own in zip(self._sets, numbers, strict=True):
+            positions = [place.part.get("pos") for place in edges for _ in (place.writer, *place.also)]
+            parts = [
+                table[row].sum(-1) if pos is None else table[row][:, pos]
+                for row, pos in zip(own, positions, strict=True)
+            ]
+            rows.append(torch.stack(parts).sum(0))
+        return torch.stack(rows)
 
 
 def _edge(place: Place) -> EdgePlace:
