@@ -97,16 +97,19 @@ class EdgeStack:
             **({"mlp": 1 + tail} if self.mlp else {}),
             "logits": self.end,
         }
-        layer = self.norm + q + k + v + 2 + (mlp + 1 if self.mlp else 0)
-        full = self.before + self.layers * (layer + self.aside) + tail
-        return theory.stack_edge_cost(**self.shape, between=between, below=below, layer=layer, full=full)
+        full = self.before + self.layers * (self.layer + self.aside) + tail
+        return theory.stack_edge_cost(**self.shape, between=between, below=below, layer=self.layer, full=full)
+
+    @property
+    def layer(self) -> int:
+        """What a layer adds to a cone."""
+        *attention, mlp, _ = self.chains
+        return self.norm + sum(attention) + 2 + (mlp + 1 if self.mlp else 0)
 
     @property
     def limit(self) -> Any:
         """What the ratio tends to as layers are added."""
-        *qkv, mlp, _ = self.chains
-        layer = self.norm + sum(qkv) + 2 + (mlp + 1 if self.mlp else 0)
-        return theory.edge_limit(layer, layer + self.aside)
+        return theory.edge_limit(self.layer, self.layer + self.aside)
 
 
 def bills(stack: EdgeStack) -> Iterator[tuple[int, list[int]]]:
