@@ -86,12 +86,13 @@ class Model(Captured):
         part there alone. `stack` tells encoder from decoder where there are two. Raises EdgeError where the
         architecture has no such edges, and says which feature is in the way.
         """
-        components = edge_facts(self, stack).components
+        facts = edge_facts(self, stack)
         key = stack, None if pos is None else as_positions(pos)
         kept: dict[object, Edges] = vars(self).setdefault("_edges", {})
         if key not in kept:
             with uncollected():
-                kept[key] = edges_of(components, key[1])
+                _ = facts.parts  # raises where what components wrote cannot be told apart
+                kept[key] = edges_of(facts.components, key[1])
         return kept[key]
 
     def paths(

@@ -22,6 +22,7 @@ from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 from tests.edges.hook_oracle import HookOracle
 from tests.edges.small_models import LENGTH, inputs_of, module_of, run_of
+from tests.ground_truth.stack import Outputs, Stack
 
 NAMES = ["gpt2", "llama", "gpt_neox", "gemma2"]
 METRIC = cw.logit_diff(answer=3, wrong=5)
@@ -305,6 +306,27 @@ def test_what_is_no_edge_is_refused() -> None:
         model_of("gpt2").sweep("m0->m1@--1", base=run_of("gpt2", 0), source="zero", metric=METRIC)
     with pytest.raises(EdgeError, match="a number or a list"):
         model_of("gpt2").edges(pos=":")
+
+
+class BentStack(Stack):
+    """A stack whose stream passes through what is no sum: no part of it can be told from others."""
+
+    def forward(self, ids: Tensor) -> Outputs:
+        x = self.entry(ids)
+        for layer in self.blocks:
+            x = torch.tanh(x + layer.attn(x))
+        return Outputs(self.unembed(x))
+
+
+def test_a_stream_without_parts_has_no_edges() -> None:
+    stack = BentStack(
+        tokens=5, length=4, width=8, layers=2, heads=2, head_width=4, neurons=0, outputs=5, is_causal=True
+    )
+    model = cw.capture(stack, ids=torch.tensor([[1, 2, 3, 4]]))
+    with pytest.raises(EdgeError, match="passes through 'tanh'"):
+        model.edges()
+    with pytest.raises(EdgeError, match="passes through 'tanh'"):
+        cw.acdc_plan(model)
 
 
 def test_edges_of_another_model_are_refused() -> None:

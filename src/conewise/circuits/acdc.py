@@ -126,7 +126,7 @@ class SearchPlan:
 def acdc_plan(model: Captured, *, metric: Any = None) -> SearchPlan:
     """What a search for a circuit takes at most; nothing is computed."""
     graph_of(model)
-    components, program = edge_facts(model).components, model.program
+    components, program = edge_facts(model).parts.components, model.program
     facts = facts_of(model)
     targets = facts.outputs if metric is None else facts.targets((as_metric(metric),))
     support = set(model.graph.names(model.support(tuple(targets)))) & set(program.record_of)
