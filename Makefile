@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,7 +66,10 @@ test-tracr: setup $(TRACR)/.made ## compile the RASP programs anew, compare with
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/ground_truth/test_tracr.py
 
 test-architectures: setup ## every architecture, attention and precision, against hooks; named sites of 80; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py tests/capturing/test_coverage.py tests/locations/test_sites.py tests/runs/test_architectures.py tests/edges/test_stream_parts.py tests/sweeps/test_sweep_zoo.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py tests/capturing/test_coverage.py tests/locations/test_sites.py tests/runs/test_architectures.py tests/edges/test_stream_parts.py tests/sweeps/test_sweep_zoo.py tests/drawing/test_folding.py
+
+test-laws: setup ## random networks against hooks, all two hundred; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/laws
 
 # Debian's own Chromium: nothing is downloaded but its package. CONEWISE_CHROMIUM names another browser.
 chromium:

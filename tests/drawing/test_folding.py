@@ -67,7 +67,15 @@ def folded_of(sweep: Sweep, base: Any) -> Folded:
     return fold(sweep.model, sweep.cells, targets=sweep.targets(), base=base)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[] if name in {"gpt2", "llama", "bert", "t5", "mamba"} else [pytest.mark.slow]
+        )
+        for name in ARCHITECTURES
+    ],
+)
 def test_every_node_is_in_exactly_one_part(name: str) -> None:
     program = captured(name).program
     found = Counter(node for part in group(program) for node in part.nodes)

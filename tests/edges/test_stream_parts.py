@@ -229,3 +229,16 @@ def test_parts_of_architectures_by_name(name: str) -> None:
             _ = edge_facts(model, stack).parts
         return
     assert edge_facts(model, stack).parts.check(model.run(**case.inputs(2, 12))) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_parts_that_are_gone_through_in_turns_leave_gradients_as_they_were(name: str) -> None:
+    run = run_of(name, 0)
+    parts = edge_facts(run.model).parts
+    one, other = parts.by_entry(reader(run)), parts.by_entry(reader(run))
+    next(one)
+    next(other)
+    assert torch.is_grad_enabled()
+    one.close()  # type: ignore[attr-defined]
+    other.close()  # type: ignore[attr-defined]
+    assert torch.is_grad_enabled()

@@ -80,13 +80,21 @@ class StreamParts:
 
     def by_entry(self, read: Read) -> Iterator[tuple[str, Tensor]]:
         """The parts at every value of the stream that is read, in order."""
-        with computing():
-            if self.is_carried_unchanged:
+        # Nothing is yielded within `computing()`: whoever goes through it would have no gradients, and two
+        # that are gone through in turns would leave torch without them.
+        if self.is_carried_unchanged:
+            with computing():
                 whole = self._unchanged(read, len(self.components.writers))
-                for entry, readers in self.components.entries.items():
-                    yield entry, whole[: readers[0].writers]
-            else:
-                yield from self._carried(read)
+            for entry, readers in self.components.entries.items():
+                yield entry, whole[: readers[0].writers]
+            return
+        carried = self._carried(read)
+        while True:
+            with computing():
+                found = next(carried, None)
+            if found is None:
+                return
+            yield found
 
     def stream(self, read: Read, entry: str) -> Tensor:
         """[batch, pos, d_model]: the stream itself, as a run has it."""
