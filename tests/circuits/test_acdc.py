@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from conewise import theory
 from conewise.circuits.acdc import Search, acdc, acdc_plan
 from conewise.circuits.circuit import Circuit
 from conewise.edges.edge_facts import edge_facts
-from conewise.errors import CircuitError
+from conewise.errors import CircuitError, SweepError
+from conewise.model import Model
+from conewise.runs.run import Run
 from conewise.theory.grafts import GraftAt
 from tests.circuits.removed_oracle import KINDS, published_acdc
 from tests.circuits.small_models import Small, small
@@ -92,11 +95,14 @@ def test_speculative_and_one_at_a_time_are_equal_for_many_thresholds_and_prompts
     assert len(sizes) > 6
 
 
-def test_a_model_that_norms_its_sums_is_searched_node_by_node() -> None:
-    module = _bert()
+def _bert_runs() -> tuple[Model, Run, Run]:
     ids, other = torch.randint(0, 200, (2, 2, 5), generator=torch.Generator().manual_seed(0))
-    model = cw.capture(module, input_ids=ids)
-    base, source = model.run(input_ids=ids), model.run(input_ids=other)
+    model = cw.capture(_bert(), input_ids=ids)
+    return model, model.run(input_ids=ids), model.run(input_ids=other)
+
+
+def test_a_model_that_norms_its_sums_is_searched_node_by_node() -> None:
+    model, base, source = _bert_runs()
     assert not edge_facts(model).parts.is_carried_unchanged
     asked: dict[str, Any] = {"base": base, "source": source, "metric": METRIC, "threshold": 0.05}
     found, alone = acdc(model, **asked), acdc(model, **asked, speculative=False)
@@ -248,6 +254,7 @@ def test_a_file_of_another_search_is_refused_and_stays(tmp_path: Path) -> None:
         ({"source": None}, "there is no `source`"),
         ({"harm": "worse"}, "'increase', 'decrease', 'either'"),
         ({"heads": "random"}, "'descending', 'ascending'"),
+        ({"speculative": "no"}, "neither True nor False"),
         ({"metric": [METRIC]}, "one metric"),
         ({"base": 3}, "base.* is a run, or the inputs of one"),
     ],
@@ -257,6 +264,17 @@ def test_what_cannot_be_searched_says_why(options: dict[str, Any], words: str) -
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
     with pytest.raises(CircuitError, match=words):
         acdc(given.model, **(asked | options))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_budget_that_no_world_fits_into_is_refused_and_says_the_least(name: str) -> None:
+    given = small("gpt2")
+    model, base, source = _bert_runs() if name == "bert" else (given.model, given.base, given.source)
+    asked: dict[str, Any] = {"base": base, "source": source, "metric": METRIC, "threshold": 0.1}
+    with pytest.raises(SweepError, match=r"one world alone takes .* The least that would do is") as refused:
+        acdc(model, **asked, max_memory=10)
+    least = int(re.findall(r"max_memory=(\d+)", str(refused.value))[0])
+    assert acdc(model, **asked, max_memory=least).edges == acdc(model, **asked).edges
 
 
 def test_runs_of_other_shapes_models_and_with_patches_are_refused() -> None:

@@ -184,6 +184,9 @@ def test_a_curve_has_the_faithfulness_of_the_circuits_of_its_thresholds(tmp_path
     assert curve.points[-1].edges <= 60
     assert circuit.curve(**runs, most=82).points[-1].edges == 82
     assert circuit.curve(**runs, most=82).points[-1].faithfulness == pytest.approx(1, abs=1e-5)
+    for given in (0, -1, 2.5, True):
+        with pytest.raises(CircuitError, match="a whole number, 1 or more"):
+            circuit.curve(**runs, points=cast(Any, given))
     page = circuit.report(tmp_path / "page.html", curve=curve, evaluation=circuit.evaluate(**runs))
     text = page.read_text("utf-8")
     assert "The edge that is needed least is" in text

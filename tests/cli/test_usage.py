@@ -124,10 +124,11 @@ def _read(terminal: int) -> bytes:
 # -- prompts -------------------------------------------------------------------------------------
 
 
-def test_a_model_without_prompts_of_its_own_has_to_be_given_some() -> None:
-    said = refused("sweep", "smollm2-135m")
+@pytest.mark.parametrize("command", ["sweep", "edges", "circuit"])
+def test_a_model_without_prompts_of_its_own_has_to_be_given_some(command: str) -> None:
+    said = refused(command, "smollm2-135m")
     assert "no prompts" in said
-    assert "conewise sweep smollm2-135m --clean" in said
+    assert f"conewise {command} smollm2-135m --clean" in said
 
 
 @pytest.mark.parametrize("missing", ["--clean", "--corrupted", "--answer", "--wrong"])

@@ -280,6 +280,14 @@ def test_edges_are_chosen_by_name() -> None:
     assert (place.name, place.layer, dict(place.part)) == ("k", 1, {"kv_head": 0})
     assert set(edges.select(writer="a0.*", reader="*<v>").writers) == {"a0.h0", "a0.h1", "a0.h2", "a0.h3"}
     assert len(edges[3:7]) == 4
+    both = edges[3:7] + edges[5:9]
+    assert (both.names, both.writers, both.readers) == (
+        edges[3:9].names,
+        edges[3:9].writers,
+        edges[3:9].readers,
+    )
+    with pytest.raises(TypeError, match="unsupported operand"):
+        edges + cast(Any, 3)
     assert edges[-1].names == ("m1->logits",)
     assert "m0->m1" in edges
     assert model_of("llama").edges() is edges

@@ -80,8 +80,9 @@ def acdc(
     "increase", "decrease", "either", or "auto".
 
     With `speculative`, candidates are evaluated many at once; the edges, and the order of decisions, are
-    those of one at a time. `out`: a file where decisions are kept as they are made; with `resume` the search
-    goes on from there. `progress` as in `Sweep.run`: edges decided, of all.
+    those of one at a time. `max_memory` bounds the worlds that are stacked; what one takes is estimated
+    from shapes. `out`: a file where decisions are kept as they are made; with `resume` the search goes on
+    from there. `progress` as in `Sweep.run`: edges decided, of all.
     """
     search = Search(
         model,
@@ -169,6 +170,8 @@ class Search:
         self.harm = _harm(harm, self.asked.metric)
         _expect(heads, "heads", ("descending", "ascending"))
         self.heads = heads
+        if not isinstance(speculative, bool):
+            raise CircuitError(Argument("speculative", speculative), " is neither True nor False.")
         self.speculative = speculative
         self.spent = Spent()
         self.node_evaluations = 0

@@ -17,6 +17,7 @@ from conewise.circuits.circuit_data import (
     between,
     checked_scores,
     expect_same_graph,
+    is_whole,
     score_array,
 )
 from conewise.circuits.circuit_json import from_json, read_text, to_json, write_text
@@ -27,7 +28,7 @@ from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
 from conewise.circuits.forwards import graph_of
 from conewise.circuits.selection import chosen, largest_first, levels, pruned, stops
 from conewise.drawing.circuit_dot import dot
-from conewise.errors import CircuitError, describe
+from conewise.errors import Argument, CircuitError, describe
 from conewise.markup import heading, table
 from conewise.reading import as_path
 from conewise.report.curve import Curve, CurvePoint
@@ -203,6 +204,9 @@ class Circuit(CircuitData):
         `evaluate` for the rest.
         """
         self._scored("curve")
+        for name, given in (("points", points), ("most", most)):
+            if given is not None and (not is_whole(given) or given < 1):
+                raise CircuitError(Argument(name, given), " is no count: it is a whole number, 1 or more.")
         level = levels(self.graph, self.score_array())
         found = self._points(level, points, most)
         circuits = [self.graph.names(np.flatnonzero(level >= point.threshold)) for point in found]

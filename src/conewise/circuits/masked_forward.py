@@ -30,6 +30,7 @@ from conewise.structure.components import Reader
 from conewise.structure.views import View
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
+from conewise.sweeps.planning.cutting import no_room
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 
@@ -111,6 +112,7 @@ class MaskedForward:
         self._prompts = swept.read.prompts(base.inputs)
         self._removed: Mask = np.zeros(self.shape, dtype=bool)
         self._current: Mapping[str, Any] = {}
+        expect_room(self._bytes_of_a_world, max_memory)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -122,9 +124,12 @@ class MaskedForward:
         del stage
         if not self._is_stackable:
             return 1
+        return max(1, self._budget // self._bytes_of_a_world)
+
+    @property
+    def _bytes_of_a_world(self) -> int:
         parts = self.ablated.at(self.components.readers[-1].entry)
-        each = self._bytes + 3 * parts.numel() * parts.element_size()
-        return max(1, self._budget // each)
+        return self._bytes + 3 * parts.numel() * parts.element_size()
 
     @property
     def few(self) -> int:
@@ -230,6 +235,12 @@ def can_stack(base: Reading) -> bool:
     nodes = tuple(name for name in model.program.record_of if name in model.program.varying)
     shape = facts_of(model).shape(base.inputs)
     return bool(model.program.dimensions.batch) and not shape.mixing(nodes, reader(base))
+
+
+def expect_room(least: int, budget: int | None) -> None:
+    """Raise SweepError where a world with no edge removed, which takes the most, is beyond the budget."""
+    if budget is not None and least > budget:
+        raise no_room(least, budget)
 
 
 def few_of(stream: Tensor) -> int:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from conewise.circuits.ablation import Ablated
 from conewise.circuits.dependence import moved_by
 from conewise.circuits.head_slices import HeadSlices, by_head, head_slices, is_run, some_of
-from conewise.circuits.masked_forward import Mask, Numbers, few_of
+from conewise.circuits.masked_forward import Mask, Numbers, expect_room, few_of
 from conewise.circuits.stacked_walk import Walk, Walks
 from conewise.circuits.stages import Stage, stages_of
 from conewise.edges.edge_facts import EdgeFacts
@@ -183,6 +183,7 @@ class PrunedForward:
             self._base.value = stack.values[0]
         self._state: _State = self._base
         self._stack: _Stack | None = None
+        expect_room(self._bytes_below(0), max_memory)
 
     @property
     def shape(self) -> tuple[int, int]:

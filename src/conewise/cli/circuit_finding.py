@@ -135,7 +135,8 @@ def _ask(
 ) -> tuple[Loaded, Question]:
     """Load the model and read the prompts: the clean run is kept, the corrupted one is what edges lose to."""
     is_resampled = finding.ablation is opt.Ablation.RESAMPLE
-    pairs = pairs_of(model.name, options, needed_options(finding.metric, reads_both=is_resampled))
+    needed = needed_options(finding.metric, reads_both=is_resampled)
+    pairs = pairs_of(model.name, options, needed, "circuit")
     loaded, prompts, graph = read_prompts(
         model, pairs, options, finding.metric, status, reads_both=is_resampled, batch_size=len(pairs)
     )

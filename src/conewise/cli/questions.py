@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from conewise.prompts.tokenized import TokenizedPrompts
 
 EXAMPLE = (
-    "conewise sweep smollm2-135m --clean 'When Mary and John went to the store, John gave a drink to' "
+    "conewise {command} smollm2-135m --clean 'When Mary and John went to the store, John gave a drink to' "
     "--corrupted 'When Mary and John went to the store, Mary gave a drink to' "
     "--answer ' Mary' --wrong ' John'"
 )
 
 
-def pairs_of(name: str, options: PairOptions, needed: Sequence[str]) -> list[Pair]:
+def pairs_of(name: str, options: PairOptions, needed: Sequence[str], command: str = "sweep") -> list[Pair]:
     """The pairs of prompts: those of the options, of the file, or those that come with the model.
 
-    `needed` are the options that one pair takes.
+    `needed` are the options that one pair takes; `command` is what an example is of.
     """
     from conewise.prompts.pairs import Pair, read_pairs
 
@@ -64,7 +64,7 @@ def pairs_of(name: str, options: PairOptions, needed: Sequence[str]) -> list[Pai
         what = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
         raise CommandError(
             f"{what if given else 'no prompts'}. Give a pair of prompts with its answers, or a file of "
-            f"them with --prompts FILE. For one:\n  {EXAMPLE}"
+            f"them with --prompts FILE. For one:\n  {EXAMPLE.format(command=command)}"
         )
     assert options.clean is not None
     return [Pair(options.clean, options.corrupted or options.clean, answers, wrong, "the options")]
@@ -82,7 +82,8 @@ def ask(
 ) -> tuple[Loaded, Question]:
     """Load the model, read the prompts in its tokens, and make the question."""
     reads_both = options.patch is Patch.SOURCE or options.direction is Direction.DENOISE
-    pairs = pairs_of(model.name, options, needed_options(options.metric, reads_both=reads_both))
+    command = "edges" if isinstance(options, EdgeOptions) else "sweep"
+    pairs = pairs_of(model.name, options, needed_options(options.metric, reads_both=reads_both), command)
     if options.tf32 and options.split:
         raise CommandError("--tf32 and --split both say how float32 is multiplied; leave one of them out.")
     is_last = isinstance(options, QuestionOptions) or options.pos is None

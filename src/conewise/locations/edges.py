@@ -66,6 +66,14 @@ class Edges:
                 raise EdgeError(f"no edge {name!r} among these {len(self)}.{nearest}")
         return self._picked([numbers[name] for name in wanted])
 
+    def __add__(self, other: object) -> Edges:
+        """These edges, and those of `other` that are not among them."""
+        if not isinstance(other, Edges):
+            return NotImplemented
+        known = set(self.places)
+        new = other._picked([number for number, place in enumerate(other.places) if place not in known])
+        return Edges(self.places + new.places, self.writers + new.writers, self.readers + new.readers)
+
     def select(self, *, writer: str = "*", reader: str = "*") -> Edges:
         """The edges whose writer and reader have names like these; * is anything: "a0.*", "*<q>", "m?"."""
         for given in (writer, reader):
