@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conewise.experiments.page import FIGURES, write_report
+from conewise.experiments.pages.page import FIGURES, write_report
 from tests.browser.conftest import Opener
 from tests.experiments.quick import quick
 

@@ -19,7 +19,7 @@ from conewise.edges.edge_facts import edge_facts
 from conewise.errors import CircuitError, SweepError
 from conewise.model import Model
 from conewise.runs.run import Run
-from conewise.theory.grafts import GraftAt
+from conewise.theory.sequences.grafts import GraftAt
 from tests.circuits.removed_oracle import KINDS, published_acdc
 from tests.circuits.small_models import Small, small
 

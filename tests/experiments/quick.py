@@ -2,23 +2,10 @@
 
 from functools import cache
 
-from conewise.experiments import (
-    compiled,
-    drift,
-    e4,
-    e5,
-    e7,
-    e9,
-    edges,
-    greedy,
-    growth,
-    index,
-    locality,
-    positions,
-    skips,
-    wavefront,
-)
-from conewise.experiments.clock import Size
+from conewise.experiments.beyond import edges, greedy, positions, wavefront
+from conewise.experiments.open_ends import compiled, growth, index, skips
+from conewise.experiments.paper import drift, e4, e5, e7, e9, locality
+from conewise.experiments.paper.clock import Size
 from conewise.experiments.result import Result
 
 SMALL = Size(2, 2, 8, sites="6", predicted="2.145", wallclock="2.121", distance="1.14", cpu_width=8)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from conewise.experiments import e9
-from conewise.experiments.clock import clock
+from conewise.experiments.paper import e9
+from conewise.experiments.paper.clock import clock
 from tests.experiments.quick import SMALL
 
 
@@ -37,5 +37,5 @@ def test_the_script_prints_one_json_object(
 
 def test_the_script_needs_torch_and_numpy_only() -> None:
     heavy = {"pandas", "rich", "typer", "plotly"}
-    script = f"import sys, conewise.experiments.e9; print(sorted({heavy!r} & set(sys.modules)))"
+    script = f"import sys, conewise.experiments.paper.e9; print(sorted({heavy!r} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from conewise import theory
-from conewise.experiments import growth
+from conewise.experiments.open_ends import growth
 from conewise.graph.block import Block
 from conewise.theory import GraftAt
 from tests.experiments.quick import quick

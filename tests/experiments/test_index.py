@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.experiments import index
+from conewise.experiments.open_ends import index
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from tests.capturing.zoo import ZOO

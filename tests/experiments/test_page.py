@@ -7,10 +7,10 @@ from plotly.offline import get_plotlyjs
 
 from conewise.drawing.document import policy
 from conewise.experiments import registry
-from conewise.experiments.figures import figure
-from conewise.experiments.page import figure_page, page, taken
+from conewise.experiments.pages.figures import figure
+from conewise.experiments.pages.page import figure_page, page, taken
+from conewise.experiments.pages.tables import as_csv, measured
 from conewise.experiments.result import Result, Row
-from conewise.experiments.tables import as_csv, measured
 from tests.experiments.quick import quick
 
 

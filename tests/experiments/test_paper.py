@@ -5,9 +5,10 @@ from itertools import permutations
 
 import pytest
 
-from conewise.experiments import ceiling, drift, e4, e5, e7, e9, registry
-from conewise.experiments.layered import branched, profile_weights, sequential
+from conewise.experiments import registry
 from conewise.experiments.measure import patch_cost, patch_wave, warm
+from conewise.experiments.paper import ceiling, drift, e4, e5, e7, e9
+from conewise.experiments.paper.layered import branched, profile_weights, sequential
 from conewise.experiments.result import prints_as
 from conewise.theory import GraftAt, interleaved_cost, sweep_ratio, transformer_ratio
 from tests.experiments.quick import quick

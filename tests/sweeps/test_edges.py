@@ -14,7 +14,7 @@ from torch import Tensor
 import conewise as cw
 from conewise import theory
 from conewise.errors import EdgeError, PatchError, SiteError, UnhookedWarning
-from conewise.experiments.edges import readers_of
+from conewise.experiments.beyond.edges import readers_of
 from conewise.locations.places import EdgePlace
 from conewise.runs.run import Run
 from conewise.sweeps.planning.plan import SweepPlan

@@ -18,7 +18,7 @@ def headings(page: str) -> set[str]:
 
 
 def test_every_anchor_that_a_docstring_names_is_a_heading() -> None:
-    sources = "".join(path.read_text("utf-8") for path in (ROOT / "src/conewise/theory").glob("*.py"))
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "src/conewise/theory").rglob("*.py"))
     found = set(re.findall(r"docs/([\w-]+\.md)#([\w-]+)", sources))
     assert len(found) >= 12
     assert [f"{page}#{anchor}" for page, anchor in found if anchor not in headings(PAGES[page])] == []
@@ -34,7 +34,7 @@ def test_every_test_that_the_docs_name_exists() -> None:
     tests = "".join(
         path.read_text("utf-8")
         for folder in ("theory", "laws", "runs", "sweeps", "experiments")
-        for path in ROOT.glob(f"tests/{folder}/*.py")
+        for path in ROOT.glob(f"tests/{folder}/**/*.py")
     )
     named = {test for page in PAGES.values() for test in re.findall(r"`(test_\w+)`", page)}
     assert len(named) >= 20

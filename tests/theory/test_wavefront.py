@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conewise import theory
 from conewise.errors import TheoryError
-from conewise.experiments.wavefront import fan
+from conewise.experiments.beyond.wavefront import fan
 from tests.laws.cost_scenes import line
 
 

@@ -58,7 +58,8 @@ def reproduce(
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from conewise.experiments import page, registry, tables
+    from conewise.experiments import registry
+    from conewise.experiments.pages import page, tables
 
     errors = Console(stderr=True)
     names = registry.choose(experiments or [])
@@ -97,7 +98,7 @@ def reproduce(
 
 def _expect_ours(folder: Path) -> None:
     """Refuse to put one of our files in the place of one that is not ours."""
-    from conewise.experiments.page import PAGE, taken
+    from conewise.experiments.pages.page import PAGE, taken
 
     try:
         found = taken(folder)

@@ -8,22 +8,25 @@ from collections.abc import Sequence
 from conewise.errors import UnknownExperimentError
 from conewise.experiments.result import Progress, Result, silent
 
-NAMES = (
-    "locality",
-    "e4",
-    "e5",
-    "e7",
-    "drift",
-    "compiled",
-    "e9",
-    "skips",
-    "growth",
-    "index",
-    "edges",
-    "greedy",
-    "positions",
-    "wavefront",
-)
+_ROOMS = {
+    "locality": "paper",
+    "e4": "paper",
+    "e5": "paper",
+    "e7": "paper",
+    "drift": "paper",
+    "compiled": "open_ends",
+    "e9": "paper",
+    "skips": "open_ends",
+    "growth": "open_ends",
+    "index": "open_ends",
+    "edges": "beyond",
+    "greedy": "beyond",
+    "positions": "beyond",
+    "wavefront": "beyond",
+}
+NAMES = tuple(_ROOMS)
+HOMES = {name: f"conewise.experiments.{room}.{name}" for name, room in _ROOMS.items()}
+"""The module of each."""
 
 
 def choose(names: Sequence[str]) -> tuple[str, ...]:
@@ -39,6 +42,6 @@ def choose(names: Sequence[str]) -> tuple[str, ...]:
 def run(name: str, progress: Progress = silent) -> Result:
     """Run one experiment."""
     (chosen,) = choose([name])
-    module = importlib.import_module(f"conewise.experiments.{chosen}")
+    module = importlib.import_module(HOMES[chosen])
     result: Result = module.run(progress)
     return result

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable
 
 from conewise.errors import TheoryError
-from conewise.theory.regression import Estimate, least_squares
+from conewise.theory.clocks.regression import Estimate, least_squares
 from conewise.theory.weights import expect_count, expect_float, expect_items, expect_number, shown
 
 

@@ -13,49 +13,14 @@ from conewise.theory.backward import (
     training_cost,
     training_ratio,
 )
-from conewise.theory.changes import (
-    ChangeAt,
-    ChangedCost,
-    best_change_order,
-    change_extremes,
-    changed_cost,
-    disturbed,
-)
-from conewise.theory.compiled import compiled_ceiling, compiled_ratio
-from conewise.theory.edges import EdgeCost, ReaderAt, edge_cost, edge_count, edge_limit, stack_edge_cost
-from conewise.theory.grafts import (
-    GraftAt,
-    InterleavedCost,
-    OrderExtremes,
-    batched_cost,
-    best_order,
-    interleaved_cost,
-    isolated_cost,
-    order_extremes,
-    overcount,
-)
-from conewise.theory.greedy import (
-    GreedyCost,
-    Speculation,
-    best_width,
-    greedy_cost,
-    speculation,
-    speculation_bound,
-    speculation_gain,
-)
-from conewise.theory.karamata import KaramataIndex, karamata_index
-from conewise.theory.layers import layered_ratio, layered_training_ratio, sites_limit
-from conewise.theory.patches import (
-    PatchedCost,
-    PatchExtremes,
-    best_patch_order,
-    patch_extremes,
-    patched_cost,
-)
-from conewise.theory.positions import RowStack, position_limit
-from conewise.theory.regression import Estimate, Fit, least_squares
-from conewise.theory.restoring import RestoredCost, restored_cost
-from conewise.theory.skips import (
+from conewise.theory.clocks.compiled import compiled_ceiling, compiled_ratio
+from conewise.theory.clocks.regression import Estimate, Fit, least_squares
+from conewise.theory.clocks.wallclock import Calibration, calibrate, wallclock_ceiling, wallclock_ratio
+from conewise.theory.parts.edges import EdgeCost, ReaderAt, edge_cost, edge_count, edge_limit, stack_edge_cost
+from conewise.theory.parts.positions import RowStack, position_limit
+from conewise.theory.profiles.karamata import KaramataIndex, karamata_index
+from conewise.theory.profiles.layers import layered_ratio, layered_training_ratio, sites_limit
+from conewise.theory.profiles.skips import (
     comparable_pairs,
     incomparable_pairs,
     skip_layers,
@@ -64,18 +29,7 @@ from conewise.theory.skips import (
     skip_training_ratio,
     training_from_forward,
 )
-from conewise.theory.sweeps import (
-    downstream_fractions,
-    effective_index,
-    full_cost,
-    limit_ratio,
-    mean_fraction,
-    stale,
-    sweep_cost,
-    sweep_costs,
-    sweep_ratio,
-)
-from conewise.theory.transformers import (
+from conewise.theory.profiles.transformers import (
     Blueprint,
     blueprint,
     encoder_cone,
@@ -88,7 +42,53 @@ from conewise.theory.transformers import (
     transformer_nodes,
     transformer_ratio,
 )
-from conewise.theory.wallclock import Calibration, calibrate, wallclock_ceiling, wallclock_ratio
+from conewise.theory.sequences.changes import (
+    ChangeAt,
+    ChangedCost,
+    best_change_order,
+    change_extremes,
+    changed_cost,
+    disturbed,
+)
+from conewise.theory.sequences.grafts import (
+    GraftAt,
+    InterleavedCost,
+    OrderExtremes,
+    batched_cost,
+    best_order,
+    interleaved_cost,
+    isolated_cost,
+    order_extremes,
+    overcount,
+)
+from conewise.theory.sequences.greedy import (
+    GreedyCost,
+    Speculation,
+    best_width,
+    greedy_cost,
+    speculation,
+    speculation_bound,
+    speculation_gain,
+)
+from conewise.theory.sequences.patches import (
+    PatchedCost,
+    PatchExtremes,
+    best_patch_order,
+    patch_extremes,
+    patched_cost,
+)
+from conewise.theory.sequences.restoring import RestoredCost, restored_cost
+from conewise.theory.sweeps import (
+    downstream_fractions,
+    effective_index,
+    full_cost,
+    limit_ratio,
+    mean_fraction,
+    stale,
+    sweep_cost,
+    sweep_costs,
+    sweep_ratio,
+)
 from conewise.theory.wavefront import (
     StackPeak,
     branch_order,

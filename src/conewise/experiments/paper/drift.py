@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from conewise.experiments.ceiling import GRAPH_SIZES, measure_ceiling
-from conewise.experiments.layered import relu, sequential
 from conewise.experiments.measure import warm
+from conewise.experiments.paper.ceiling import GRAPH_SIZES, measure_ceiling
+from conewise.experiments.paper.layered import relu, sequential
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.experiments.statistics import block_medians, drift, trimmed_median
 from conewise.graph.building_blocks import chain
-from conewise.theory.changes import ChangeAt, changed_cost
-from conewise.theory.grafts import GraftAt, batched_cost
-from conewise.theory.regression import Estimate
+from conewise.theory.clocks.regression import Estimate
+from conewise.theory.sequences.changes import ChangeAt, changed_cost
+from conewise.theory.sequences.grafts import GraftAt, batched_cost
 
 NODES = 400
 BELOW = 10

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from conewise.errors import TheoryError
-from conewise.theory.regression import Estimate, least_squares
+from conewise.theory.clocks.regression import Estimate, least_squares
 from conewise.theory.weights import (
     Exact,
     Weight,

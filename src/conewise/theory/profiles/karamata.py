@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from conewise.errors import TheoryError
-from conewise.theory.regression import Estimate, Fit, least_squares
+from conewise.theory.clocks.regression import Estimate, Fit, least_squares
 from conewise.theory.sweeps import Orientation, limit_ratio
 from conewise.theory.weights import Weight, exact, expect_profile, ratio
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conewise import theory
 from conewise.errors import TheoryError
 from conewise.theory import RowStack
-from conewise.theory.positions import Rows
+from conewise.theory.parts.positions import Rows
 from tests.laws.row_stacks import row_stacks
 
 DEEP = 4_000

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from conewise.capturing.quiet import quiet
-from conewise.experiments.llama import one_thread
+from conewise.experiments.paper.llama import one_thread
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.experiments.scanning import Scan, scanning
 from conewise.experiments.statistics import trimmed_median
@@ -24,7 +24,7 @@ from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import logit_diff
 from conewise.sweeps.sweep import Sweep
-from conewise.theory.compiled import compiled_ratio
+from conewise.theory.clocks.compiled import compiled_ratio
 from conewise.theory.sweeps import full_cost, stale, sweep_costs
 
 SEED = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from conewise.errors import TheoryError
-from conewise.theory.wallclock import expect_cones, expect_constants
+from conewise.theory.clocks.wallclock import expect_cones, expect_constants
 from conewise.theory.weights import (
     Weight,
     answer_ratio,

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from fractions import Fraction
 
-from conewise.experiments.layered import PROFILES, Profile, profile_weights, sequential
 from conewise.experiments.measure import patch_cost, warm
+from conewise.experiments.paper.layered import PROFILES, Profile, profile_weights, sequential
 from conewise.experiments.result import Number, Progress, Result, Row, silent, versions
 from conewise.theory.sweeps import limit_ratio, sweep_ratio
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from fractions import Fraction
 
-from conewise.experiments.layered import Layered, relu
 from conewise.experiments.measure import patch_cost, warm
+from conewise.experiments.paper.layered import Layered, relu
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.graph.graph import Graph
 from conewise.theory.backward import training_ratio
-from conewise.theory.skips import (
+from conewise.theory.profiles.skips import (
     SkipKind,
     incomparable_pairs,
     skip_layers,

@@ -11,9 +11,9 @@ from pathlib import Path
 from plotly.offline import get_plotlyjs
 
 from conewise.drawing.document import document
-from conewise.experiments.figures import figure
+from conewise.experiments.pages.figures import figure
+from conewise.experiments.pages.tables import as_csv, measured, number
 from conewise.experiments.result import Result, Row
-from conewise.experiments.tables import as_csv, measured, number
 from conewise.files import write_whole
 from conewise.templates import asset
 
@@ -66,7 +66,7 @@ def page(results: Sequence[Result]) -> str:
     """The whole report as one HTML page, plotly.js included."""
     versions = results[0].versions if results else {}
     return _document(
-        "experiments/page.html",
+        "experiments/pages/page.html",
         TITLE,
         results,
         experiments=[_shown(result) for result in results],
@@ -77,16 +77,18 @@ def page(results: Sequence[Result]) -> str:
 
 def figure_page(result: Result) -> str:
     """The figure of one experiment as a page of its own."""
-    return _document("experiments/figure.html", f"{result.name}: {result.title}", [result], name=result.name)
+    return _document(
+        "experiments/pages/figure.html", f"{result.name}: {result.title}", [result], name=result.name
+    )
 
 
 def _document(template: str, title: str, results: Sequence[Result], **values: object) -> str:
     return document(
         template,
         title,
-        styles=[asset("drawing/theme.css"), asset("experiments/page.css")],
+        styles=[asset("drawing/theme.css"), asset("experiments/pages/page.css")],
         early=[get_plotlyjs()],
-        scripts=[asset("experiments/page.js")],
+        scripts=[asset("experiments/pages/page.js")],
         data={"conewise-figures": {result.name: json.loads(figure(result).to_json()) for result in results}},
         **values,
     )

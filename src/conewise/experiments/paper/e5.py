@@ -14,8 +14,8 @@ from fractions import Fraction
 import numpy as np
 
 from conewise import ops
-from conewise.experiments.layered import PROFILES, Layered, branched, profile_weights
 from conewise.experiments.measure import patch_cost, patch_wave, warm
+from conewise.experiments.paper.layered import PROFILES, Layered, branched, profile_weights
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.graph.gradients import gradients
 from conewise.theory.backward import joint_ratio, training_ratio

@@ -4,7 +4,7 @@ Claim: in a Llama-style transformer of L layers and H heads the cone of a head i
 10 + (L−i)·M nodes, that of an MLP 2 + (L−i)·M, with M = 7H + 15; the sweep ratio that follows is 2.145
 and 2.073 at the paper's two sizes, where its clock showed 2.121 and 2.101.
 
-    python -m conewise.experiments.e9 --device cuda --full
+    python -m conewise.experiments.paper.e9 --device cuda --full
 
 times both sizes as the paper did, and prints one JSON object.
 """
@@ -21,12 +21,12 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from functools import partial
 
-from conewise.experiments.clock import SEED, Size, clock, llama_sites
-from conewise.experiments.llama import best_device, describe_device, llama, one_thread
 from conewise.experiments.measure import patch_cost, shifted, warm
+from conewise.experiments.paper.clock import SEED, Size, clock, llama_sites
+from conewise.experiments.paper.llama import best_device, describe_device, llama, one_thread
+from conewise.experiments.paper.transformers import Transformer, encoder_style, gpt2_style
 from conewise.experiments.result import Progress, Result, Row, silent, versions
-from conewise.experiments.transformers import Transformer, encoder_style, gpt2_style
-from conewise.theory.transformers import (
+from conewise.theory.profiles.transformers import (
     blueprint,
     encoder_cone,
     encoder_ratio,
@@ -278,7 +278,7 @@ def _distances(size: Size, ratio: Fraction, at: str) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Time both sizes on a device and write one JSON object to the standard output."""
-    parser = argparse.ArgumentParser(prog="python -m conewise.experiments.e9", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m conewise.experiments.paper.e9", description=main.__doc__)
     parser.add_argument("--device", default=best_device(), help="a torch device, such as cuda or cpu")
     parser.add_argument("--full", action="store_true", help="the paper's widths, and every site")
     parser.add_argument("--repetitions", type=int, default=3, help="interleaved repetitions (3)")

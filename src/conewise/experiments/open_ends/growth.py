@@ -23,7 +23,7 @@ from conewise.graph.block import Block
 from conewise.graph.building_blocks import block
 from conewise.graph.gradients import Gradients, gradients
 from conewise.graph.graph import Graph, Site
-from conewise.theory.grafts import GraftAt, interleaved_cost
+from conewise.theory.sequences.grafts import GraftAt, interleaved_cost
 from conewise.theory.sweeps import sweep_cost
 
 Array = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ import pytest
 
 from conewise import theory
 from conewise.errors import TheoryError
-from conewise.theory.regression import student_quantile
+from conewise.theory.clocks.regression import student_quantile
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from conewise.errors import TheoryError
 from conewise.graph.graph import Edge, Graph, Site
-from conewise.theory.patches import PatchExtremes
+from conewise.theory.sequences.patches import PatchExtremes
 from conewise.theory.weights import (
     Demand,
     Exact,

@@ -16,7 +16,7 @@ from typing import Any
 from conewise.capturing.quiet import quiet
 from conewise.drawing.folding import fold, node_flops
 from conewise.drawing.parts import group
-from conewise.experiments.llama import one_thread
+from conewise.experiments.paper.llama import one_thread
 from conewise.experiments.result import Number, Progress, Result, Row, silent, versions
 from conewise.graph.graph import Graph, Site
 from conewise.locations.selectors import SelectorLike, sites
@@ -26,8 +26,8 @@ from conewise.program.records import Program
 from conewise.program.tensors import computing
 from conewise.runs.run import Run
 from conewise.sweeps.sweep import Sweep
-from conewise.theory.karamata import KaramataIndex, karamata_index
-from conewise.theory.layers import layered_ratio
+from conewise.theory.profiles.karamata import KaramataIndex, karamata_index
+from conewise.theory.profiles.layers import layered_ratio
 from conewise.theory.sweeps import effective_index, sweep_ratio
 from conewise.theory.weights import Weight
 

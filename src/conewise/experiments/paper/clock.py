@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from conewise.engine.world import World
-from conewise.experiments.llama import Llama, describe_device, llama, one_thread, same_bits
 from conewise.experiments.measure import shifted, warm
+from conewise.experiments.paper.llama import Llama, describe_device, llama, one_thread, same_bits
+from conewise.experiments.paper.transformers import PatchedSite
 from conewise.experiments.result import Progress, Row, silent
-from conewise.experiments.transformers import PatchedSite
-from conewise.theory.transformers import transformer_ratio
+from conewise.theory.profiles.transformers import transformer_ratio
 
 SEED = 0
 POSITIONS = 20

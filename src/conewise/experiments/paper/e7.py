@@ -12,13 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from conewise.experiments.layered import relu
 from conewise.experiments.measure import patch_cost, warm
+from conewise.experiments.paper.layered import relu
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.graph.block import Block, Graft
 from conewise.graph.building_blocks import chain
 from conewise.graph.graph import Edge, Graph, Site
-from conewise.theory.grafts import GraftAt, batched_cost, interleaved_cost, isolated_cost, order_extremes
+from conewise.theory.sequences.grafts import (
+    GraftAt,
+    batched_cost,
+    interleaved_cost,
+    isolated_cost,
+    order_extremes,
+)
 from conewise.theory.sweeps import sweep_cost
 
 NODES, SITES, FRESH = 400, 6, 20

@@ -31,7 +31,7 @@ from conewise.models.architectures import ARCHITECTURES
 from conewise.runs.metrics import logit_diff
 from conewise.structure.components import Reader
 from conewise.sweeps.planning.model_facts import facts_of
-from conewise.theory.greedy import best_width, greedy_cost, speculation, speculation_gain
+from conewise.theory.sequences.greedy import best_width, greedy_cost, speculation, speculation_gain
 
 SEED, POSITIONS, LAYERS = 0, 5, 2
 NAMES, LINES = ("gpt2", "llama", "gpt_neox"), ((6, 2), (6, 3), (7, 4))

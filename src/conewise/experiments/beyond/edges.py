@@ -20,7 +20,7 @@ from conewise.models.architectures import ARCHITECTURES
 from conewise.runs.metrics import logit_diff
 from conewise.structure.components import Components
 from conewise.sweeps.sweep import Sweep
-from conewise.theory.edges import EdgeCost, ReaderAt, edge_cost, edge_limit, stack_edge_cost
+from conewise.theory.parts.edges import EdgeCost, ReaderAt, edge_cost, edge_limit, stack_edge_cost
 from conewise.theory.sweeps import full_cost
 
 SEED, POSITIONS, HEADS = 0, 5, 4

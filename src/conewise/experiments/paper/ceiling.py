@@ -13,11 +13,11 @@ from fractions import Fraction
 from typing import Any
 
 from conewise.engine.world import World
-from conewise.experiments.layered import sequential
 from conewise.experiments.measure import patch_cost, warm
+from conewise.experiments.paper.layered import sequential
 from conewise.experiments.result import Row
 from conewise.experiments.statistics import trimmed_median
-from conewise.theory.wallclock import Calibration, calibrate, wallclock_ceiling
+from conewise.theory.clocks.wallclock import Calibration, calibrate, wallclock_ceiling
 
 GRAPH_SIZES = (400, 2_000, 10_000, 100_000)
 CONE_SIZES = (10, 50, 200, 390)

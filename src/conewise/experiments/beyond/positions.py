@@ -14,7 +14,7 @@ from fractions import Fraction
 from conewise.experiments.measure import patch_cost, warm
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.graph.graph import Graph
-from conewise.theory.positions import Rows, RowStack, position_limit
+from conewise.theory.parts.positions import Rows, RowStack, position_limit
 
 SIZES = ((1, 1), (2, 4), (4, 4), (4, 16), (8, 16), (12, 1))
 CURVE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

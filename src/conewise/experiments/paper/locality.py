@@ -19,7 +19,7 @@ from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.experiments.scanning import scanning
 from conewise.experiments.statistics import trimmed_median
 from conewise.graph.graph import Graph, Site
-from conewise.theory.regression import Estimate, least_squares
+from conewise.theory.clocks.regression import Estimate, least_squares
 from conewise.theory.waves import Touched, demand_size, wave_size
 
 SIZES = (500, 2_000, 8_000)

@@ -10,7 +10,7 @@ import conewise as cw
 from conewise import theory
 from conewise.errors import TheoryError
 from conewise.graph.cones import cone_sizes
-from conewise.theory.transformers import Architecture
+from conewise.theory.profiles.transformers import Architecture
 from tests.laws.scenes import Mix
 
 FORMS: dict[Architecture, tuple[Callable[..., int], Callable[..., int], Callable[..., Fraction]]] = {

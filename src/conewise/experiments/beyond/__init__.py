@@ -1,0 +1,1 @@
+"""What the paper does not count: edges, searches, positions, stacks of worlds."""

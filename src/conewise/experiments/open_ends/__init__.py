@@ -1,0 +1,1 @@
+"""What the paper leaves open: long skips, growth, compiled plans, other architectures."""

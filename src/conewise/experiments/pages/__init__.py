@@ -1,0 +1,1 @@
+"""Results on a page: tables, figures, files."""

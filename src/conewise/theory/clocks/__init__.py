@@ -1,0 +1,1 @@
+"""What counts become in seconds, and the fits that they are calibrated by."""

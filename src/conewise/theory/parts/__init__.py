@@ -1,0 +1,1 @@
+"""Parts of nodes: the edges into readers, and the rows of positions."""

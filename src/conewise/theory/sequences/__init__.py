@@ -1,0 +1,1 @@
+"""Changes that stay, one after another: what each costs after those before it."""
