@@ -2,9 +2,10 @@
 
 The worlds are all heads and MLPs at each position of a small GPT-2, so that there are many and each is cheap.
 Python's time is what a profiler of calls finds in Python's own functions, by the clock of the thread, less
-what the profiler takes for a call of an empty function. The target lets freed memory stay with the process,
-since giving it back is the system's time. What cannot be told apart stays in: indexing and freeing of
-tensors, and caches that a large operation left cold.
+what the profiler takes. That is measured with calls of an empty function, as many behind each large
+operation as the sweep makes: behind one of these, the caches hold neither Python nor the profiler, and a call
+takes several times as long. The target lets freed memory stay with the process, since giving it back is the
+system's time. What cannot be told apart stays in: freeing of tensors, and Python's own cold caches.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from conewise.sweeps.execution import growth
 
 BUDGET = "4GiB"
 ROUNDS = 3
+LARGE = 16_000_000
+"""Numbers in a tensor that no cache holds."""
 
 
 def of_python(profile: cProfile.Profile) -> tuple[float, int]:
@@ -32,19 +35,22 @@ def of_python(profile: cProfile.Profile) -> tuple[float, int]:
     return own, sum(entry.callcount for entry in found)
 
 
-def seconds_of_a_call() -> float:
-    """What the profiler makes a call of an empty function take."""
+def seconds_of_a_call(calls: int) -> float:
+    """What the profiler makes a call of an empty function take, with so many behind each large operation."""
 
     def empty() -> None:
         return
 
-    calls, least = 20_000, float("inf")
+    large, operations, least = torch.zeros(LARGE), 200, float("inf")
     for _ in range(5):
         profile = cProfile.Profile(time.thread_time)
         with profile:
-            for _ in range(calls):
-                empty()
-        least = min(least, of_python(profile)[0] / calls)
+            for _ in range(operations):
+                large.add_(1)
+                for _ in range(calls):
+                    empty()
+        own, counted = of_python(profile)
+        least = min(least, own / counted)
     return least
 
 
@@ -64,14 +70,14 @@ def main(layers: int = 12, positions: int = 208) -> None:
     plan = sweep.plan(max_memory=BUDGET)
     planned = time.process_time()
     sweep.run(max_memory=BUDGET)
-    worlds, call, least = len(sweep.cells), seconds_of_a_call(), float("inf")
+    worlds, least = len(sweep.cells), float("inf")
     for _ in range(ROUNDS):
         sweep = model.sweep(sites, base=base, source=source, metric=metric)
         profile = cProfile.Profile(time.thread_time)
         with profile:
             sweep.run(max_memory=BUDGET)
         own, calls = of_python(profile)
-        least = min(least, own - calls * call)
+        least = min(least, own - calls * seconds_of_a_call(calls // plan.launches))
     passes = f"{worlds:,} worlds in {len(plan.chunks)} passes, {plan.launches:,} operations"
     print_table(
         f"Python in a sweep: {passes}",
