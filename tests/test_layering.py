@@ -18,6 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # `""`, is the public face: only the command line imports it, for it imports the package.
 FOUNDATION = {
     *("errors", "amounts", "phases", "garbage", "status_line", "reading", "files", "templates", "markup"),
+    "colours",
     *("graph", "engine", "theory", "ops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
@@ -28,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reading": set(),
     "files": {"errors"},
     "garbage": set(),
+    "colours": set(),
     "templates": set(),
     "markup": {"templates"},
     "graph": {"errors"},
@@ -43,11 +45,12 @@ WITH_TORCH = (
     "capturing",
     "locations",
     "identity",
+    "sweeps.planning.shapes",
+    "edges",
+    "decomposing",
     "runs",
     "checks",
     "models",
-    "sweeps.planning.shapes",
-    "edges",
     "sweeps.planning.passes",
     "sweeps.planning",
     "sweeps.execution",

@@ -30,6 +30,7 @@
     ├── SweepError             a sweep that cannot be planned, run or resumed as asked
     │   └── IdentityError          something of which a change would go unseen
     ├── EdgeError              edges that a model does not have, or whose parts cannot be separated
+    ├── DecompositionError     a stream or logits that cannot be taken apart as asked
     ├── CircuitError           a circuit that cannot be made, read, compared or evaluated as asked
     ├── LoadError              a model that cannot be loaded
     ├── PromptError            prompts that cannot be read, or asked of a model
@@ -308,6 +309,10 @@ class IdentityError(SweepError):
 
 class EdgeError(ConewiseError):
     """Edges that a model does not have, or the parts of a stream that cannot be separated."""
+
+
+class DecompositionError(ConewiseError):
+    """A residual stream, logits or attention that cannot be taken apart as asked."""
 
 
 class CircuitError(ConewiseError):

@@ -19,6 +19,8 @@ from conewise.checks.verify import Verification
 from conewise.circuits.comparison import Comparison
 from conewise.circuits.decision import Decision
 from conewise.circuits.tracing import Trace
+from conewise.decomposing.decomposition import Decomposition
+from conewise.decomposing.logit_attribution import LogitAttribution
 from conewise.locations.listing import Listing
 from conewise.locations.selectors import Cell, Selector, Spread
 from conewise.runs.run import RunWorld
@@ -26,12 +28,15 @@ from conewise.runs.run import RunWorld
 PAGE = Path(__file__).parents[2] / "docs" / "GLOSSARY.md"
 
 # What public functions and methods return, besides what is public itself.
-RETURNED = (Cell, CellCheck, Comparison, Decision, Listing, RunWorld, Selector, Spread, Trace, Verification)
+RETURNED = (
+    *(Cell, CellCheck, Comparison, Decision, Decomposition, Listing, LogitAttribution, RunWorld, Selector),
+    *(Spread, Trace, Verification),
+)
 
 # Words of plain English and of Python, and those of the field, that mean here what they mean everywhere.
 PLAIN = frozenset(
     {
-        "after", "array", "at", "attach", "away", "bitwise", "both", "by", "bytes", "check", "checked",
+        "after", "along", "array", "at", "has", "image", "tensor", "attach", "away", "bitwise", "both", "by", "bytes", "check", "checked",
         "choices", "clear", "close", "compare", "computed", "conewise", "coordinates", "count",
         "dataframe", "default", "discard", "dot", "equals", "error", "estimated", "excess", "facts", "fixed",
         "function", "hooked", "inputs", "interpreted", "interval", "is", "largest", "list", "load",

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from conewise.edges.live_streams import LiveStreams
 from conewise.edges.reader_values import ReaderValues
 from conewise.edges.stream_parts import StreamParts
-from conewise.runs.captured import Captured
+from conewise.locations.sites import SiteTable
+from conewise.program.records import Program
 from conewise.structure.components import Components
+
+
+class Structured(Protocol):
+    """A captured model, as far as its structure is read."""
+
+    @property
+    def program(self) -> Program:
+        """Its operations."""
+
+    @property
+    def site_table(self) -> SiteTable:
+        """Its named places."""
 
 
 class EdgeFacts:
     """The components of one stack of a model; `parts` and `readers` are made when they are first used."""
 
-    def __init__(self, model: Captured, stack: str = "") -> None:
+    def __init__(self, model: Structured, stack: str = "") -> None:
         self._table, self._program = model.site_table, model.program
         self.components = Components(model.program, model.site_table.model_layers, stack)
 
@@ -56,10 +70,10 @@ class EdgeFacts:
         return ReaderValues(self._table, self.components)
 
 
-_known: WeakKeyDictionary[Captured, dict[str, EdgeFacts]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Structured, dict[str, EdgeFacts]] = WeakKeyDictionary()
 
 
-def edge_facts(model: Captured, stack: str = "") -> EdgeFacts:
+def edge_facts(model: Structured, stack: str = "") -> EdgeFacts:
     """What edges of a stack of the model need. Raises EdgeError where it has none, and says why."""
     known = _known.setdefault(model, {})
     if stack not in known:

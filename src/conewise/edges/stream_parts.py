@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -14,8 +16,6 @@ from conewise.edges.stream_views import StreamViews
 from conewise.errors import EdgeError
 from conewise.locations.sites import SiteTable
 from conewise.program.tensors import computing
-from conewise.runs.reader import reader
-from conewise.runs.run import Reading
 from conewise.structure.affine import Step, Walk, walk_to
 from conewise.structure.components import Components
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
@@ -29,6 +29,13 @@ class Rows:
 
     stack: Tensor
     numbers: range
+
+
+class Demanded(Protocol):
+    """A run, as far as its values are read here."""
+
+    def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
+        """The values at nodes of the graph."""
 
 
 class StreamParts:
@@ -61,6 +68,26 @@ class StreamParts:
         if walk.bent is not None:
             raise bent(self.components, walk.bent, f"the stream at {entry!r}")
         return walk
+
+    def at(self, read: Read, node: str, *, whole: bool = False) -> tuple[Tensor, Tensor]:
+        """Parts [row, batch, pos, d_model] and constant [batch, pos, d_model] of any value of the stream.
+
+        Rows are the writers before `node`, or with `whole` the terms that are added to the stream: all that
+        the heads of a layer add is one row then, biases included. See `Components.terms_before`.
+        """
+        walk = self._walks.get(node) or self._walk(node)
+        for step in walk.steps:
+            if step.record.name not in self._affine:
+                self._affine[step.record.name] = compile_stacked_rule(step.record)
+                self._linear[step.record.name] = compile_stacked_rule(step.linear)
+        count = self.components.prefix(node)
+        with computing():
+            constant = self._constant_at(read, walk, whole=whole)
+            if walk.is_unchanged and not whole:
+                return self._unchanged(read, count), constant
+            rows = {term: range(at, at + 1) for at, term in enumerate(self.components.terms_before(count))}
+            carried = self._rows_at(read, walk, rows if whole else self._terms, whole=whole)
+            return self._shown(read, node, carried.stack), constant
 
     def parts(self, read: Read, entry: str | None = None) -> Tensor:
         """[writer, batch, pos, d_model]: what the writers before `entry` have in the stream there.
@@ -104,18 +131,23 @@ class StreamParts:
         """[batch, pos, d_model] of a value that is laid out as the stream's at `entry` is."""
         return self._shown(read, entry, value[None])[0]
 
+    def as_node(self, entry: str, stack: Tensor) -> Tensor:
+        """Streams [n, batch, pos, d_model], each in the form of the value at `entry`."""
+        found: Tensor = torch.vmap(lambda stream: self._views.as_node(entry, stream))(stack)
+        return found
+
     def constant(self, read: Read, entry: str) -> Tensor:
         """[batch, pos, d_model]: what belongs to no writer in the stream at `entry`."""
         with computing():
             return next(constant for at, constant in self._constants(read) if at == entry)
 
-    def check(self, run: Reading, tolerance: float | None = None) -> float:
+    def check(self, run: Demanded, tolerance: float | None = None) -> float:
         """Compare parts and constant with the stream wherever it is read; the largest relative difference.
 
         Raises EdgeError where they differ by more than `tolerance` times the stream's largest value: 1e-4 in
         float32, 1e-9 in float64, 3e-2 in half precision.
         """
-        read, worst = reader(run), 0.0
+        read, worst = functools.cache(lambda name: run.demand([name])[0]), 0.0
         constants, added, done = self._constants(read), torch.zeros((), dtype=torch.float64), 0
         for entry, parts in self.by_entry(read):
             with computing():
@@ -128,7 +160,7 @@ class StreamParts:
                 total = fresh + constant
             largest = float(stream.abs().max()) or 1.0
             apart = float((total - stream).abs().max()) / largest
-            allowed = self._tolerance(entry) if tolerance is None else tolerance
+            allowed = self.tolerance(entry) if tolerance is None else tolerance
             if not apart <= allowed:
                 who = self.components.entries[entry][0]
                 raise EdgeError(
@@ -140,15 +172,16 @@ class StreamParts:
             worst = max(worst, apart)
         return worst
 
-    def _tolerance(self, entry: str) -> float:
-        """How far parts may be off the stream: by the coarsest numbers on the way to it.
+    def tolerance(self, entry: str) -> float:
+        """How far parts may be off a value of the stream: by the coarsest numbers on the way to it.
 
         A norm may be computed in float32 where the stream is float64.
         """
         wiring = self._wiring
         names = set(self.components.carrying(entry)) | {entry}
+        count = self.components.prefix(entry)
         for one in self.components.heads:
-            if one.rows.start < self.components.entries[entry][0].writers:
+            if one.rows.start < count:
                 names |= wiring.above(one.term, frozenset(wiring.records), frozenset({one.node}))
         dtypes = {self.components.program.dtypes.get(name) for name in names}
         return max(tolerance for dtype, tolerance in _TOLERANCES.items() if dtype in dtypes)
@@ -166,15 +199,50 @@ class StreamParts:
 
         for entry in self.components.entries:
             for step in self._walks[entry].steps:
-                name, record = step.record.name, step.record
-                if name in known:
-                    continue
-                if step.is_norm:
-                    known[name] = normed(record, of(step.carried[0]), reading, with_bias=True)
-                else:
-                    inputs = [of(one) if one in step.carried else reading(one) for one in record.inputs]
-                    known[name] = self._affine[name](*inputs)
+                if step.record.name not in known:
+                    known[step.record.name] = self._affine_step(step, of, reading)
             yield entry, self._shown(read, entry, of(entry)[None])[0]
+
+    def _affine_step(self, step: Step, of: Callable[[str], Tensor], reading: Read) -> Tensor:
+        """A step with all that it adds of itself."""
+        record = step.record
+        if step.is_norm:
+            return normed(record, of(step.carried[0]), reading, with_bias=True)
+        inputs = [of(one) if one in step.carried else reading(one) for one in record.inputs]
+        found: Tensor = self._affine[record.name](*inputs)
+        return found
+
+    # -- parts of any value of the stream ------------------------------------------------------
+
+    def _constant_at(self, read: Read, walk: Walk, *, whole: bool) -> Tensor:
+        """What belongs to no row, [batch, pos, d_model]."""
+        known: dict[str, Tensor] = {}
+        reading = self._reading(read)
+
+        def of(name: str) -> Tensor:
+            if name not in known and name in self._terms:
+                shares = None if whole else self._of_term.get(name)
+                known[name] = torch.zeros_like(read(name)) if shares is None else shares.constant(read)
+            return known[name]
+
+        for step in walk.steps:
+            known[step.record.name] = self._affine_step(step, of, reading)
+        return self._shown(read, walk.end, of(walk.end)[None])[0]
+
+    def _rows_at(self, read: Read, walk: Walk, rows: Mapping[str, range], *, whole: bool) -> Rows:
+        """What each row has in the value at the end of a walk."""
+        known: dict[str, Rows] = {}
+        reading = self._reading(read)
+
+        def of(name: str) -> Rows:
+            if name not in known and name in rows:
+                shares = None if whole else self._of_term.get(name)
+                known[name] = Rows(read(name)[None] if shares is None else shares.at_term(read), rows[name])
+            return known[name]
+
+        for step in walk.steps:
+            known[step.record.name] = self._stepped(step, [of(name) for name in step.carried], reading)
+        return of(walk.end)
 
     # -- parts that stay as they are -----------------------------------------------------------
 

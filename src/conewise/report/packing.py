@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from plotly.colors import diverging, unlabel_rgb
 
+from conewise import colours
 from conewise.drawing.folded import Folded
 from conewise.locations.places import Place
 from conewise.locations.selectors import Spread
 from conewise.program.tensors import Tensor
-from conewise.report import colours
 from conewise.report.story import Story
 from conewise.report.swept import Swept
 

@@ -36,7 +36,13 @@ def answer_diff(answers: Tokens, wrong: Tokens, *, name: str = "logit_diff") -> 
 
     tokens = tuple(token for row in (*answers, *wrong) for token in row)
     described = ("logit_diff", [list(row) for row in answers], [list(row) for row in wrong])
-    return Metric(name, compute, described=described, tokens=tokens, among=among, prompts=prompts)
+    linear = tuple(
+        tuple((token, sign / len(row)) for row, sign in ((right, 1.0), (other, -1.0)) for token in row)
+        for right, other in zip(answers, wrong, strict=True)
+    )
+    return Metric(
+        name, compute, described=described, tokens=tokens, among=among, prompts=prompts, linear=linear
+    )
 
 
 def answer_prob(answers: Tokens, *, name: str = "prob") -> Metric:

@@ -32,7 +32,9 @@ class Metric:
 
     A metric that reads the logits of a few `tokens` only says so, and `among(columns)` is the same metric
     for logits of which column `columns[token]` is that of a token: the others need not be computed.
-    `copies` says how many copies of what it reads it makes, for the plan's memory. `prompts` says for how
+    `linear` says how it is a sum of logits: (token, coefficient) of each, one row for all prompts or one for
+    each; empty where it is none. `copies` says how many copies of what it reads it makes, for the plan's
+    memory. `prompts` says for how
     many prompts it has answers, targets or a reference; None where any number will do.
     """
 
@@ -46,6 +48,7 @@ class Metric:
     among: Callable[[Mapping[int, int]], Metric] | None = None
     copies: int = 0
     prompts: int | None = None
+    linear: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 Token = int | Sequence[int] | Tensor
@@ -62,8 +65,17 @@ def logit_diff(answer: Token, wrong: Token, *, name: str = "logit_diff") -> Metr
         return logit_diff([columns[t] for t in answer], [columns[t] for t in wrong], name=name)
 
     prompts = one_number({"answer tokens": _prompts(answer), "wrong tokens": _prompts(wrong)})
-    described = ("logit_diff", answer, wrong)
-    return Metric(name, compute, described=described, tokens=(*answer, *wrong), among=among, prompts=prompts)
+    count = max(len(answer), len(wrong))
+    pairs = zip(_repeated(answer, count), _repeated(wrong, count), strict=True)
+    return Metric(
+        name,
+        compute,
+        described=("logit_diff", answer, wrong),
+        tokens=(*answer, *wrong),
+        among=among,
+        prompts=prompts,
+        linear=tuple(((right, 1.0), (other, -1.0)) for right, other in pairs),
+    )
 
 
 def logit(token: Token, *, name: str = "logit") -> Metric:
@@ -76,8 +88,15 @@ def logit(token: Token, *, name: str = "logit") -> Metric:
     def among(columns: Mapping[int, int]) -> Metric:
         return logit([columns[t] for t in tokens], name=name)
 
-    described, prompts = ("logit", tokens), _prompts(tokens)
-    return Metric(name, compute, described=described, tokens=tuple(tokens), among=among, prompts=prompts)
+    return Metric(
+        name,
+        compute,
+        described=("logit", tokens),
+        tokens=tuple(tokens),
+        among=among,
+        prompts=_prompts(tokens),
+        linear=tuple(((one, 1.0),) for one in tokens),
+    )
 
 
 def prob(token: Token, *, name: str = "prob") -> Metric:
@@ -299,6 +318,11 @@ def _tokens(token: Token, what: str) -> list[int]:
 def _prompts(tokens: Sequence[int]) -> int | None:
     """For how many prompts there are tokens: one is for any number of them."""
     return len(tokens) if len(tokens) > 1 else None
+
+
+def _repeated(tokens: list[int], count: int) -> list[int]:
+    """Tokens for so many prompts, where there is one for all or one for each."""
+    return tokens * count if len(tokens) == 1 else tokens
 
 
 def _shape(found: Any) -> str:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from conewise.decomposing.decomposition import Decomposition, decompose
+from conewise.decomposing.logit_attribution import LogitAttribution, attribute, expect_linear
 from conewise.engine.ledger import Ledger
 from conewise.engine.world import World
-from conewise.errors import NoEffectWarning, OpError, PatchError, WeightsChangedError
+from conewise.errors import MetricError, NoEffectWarning, OpError, PatchError, WeightsChangedError
 from conewise.graph.table import Rule
 from conewise.locations.located import Located
 from conewise.locations.places import Place, PlaceLike, as_place
@@ -37,8 +39,9 @@ from conewise.program.tensors import (
 from conewise.program.weights import Contents, Sums, bits_of
 from conewise.runs.captured import Captured
 from conewise.runs.gradients import Gradients, gradients_of
-from conewise.runs.metrics import as_metric
+from conewise.runs.metrics import Metric, as_metric, expect_prompts, measured
 from conewise.runs.tape import Tape
+from conewise.structure.outputs import Outputs
 
 Part = Tensor | Callable[[Tensor], Tensor]
 
@@ -130,6 +133,10 @@ class Reading:
         found = self.model.locate(as_place(place))
         return found.read(self._present(found), self._sizes)
 
+    def value_at(self, node: str) -> Any:
+        """The value at a node of the graph, likewise; warns of no patch that it does not depend on."""
+        return self._values((node,))[0]
+
     @property
     def outputs(self) -> Any:
         """What the module would return."""
@@ -186,6 +193,59 @@ class Reading:
         where an operation has no derivative, or where the metric is no function that torch differentiates.
         """
         return gradients_of(self._tape(), as_metric(metric), sites, self.inputs)
+
+    def decompose(
+        self, by: str = "head", at: PlaceLike | None = None, *, stack: str = "", tokenizer: Any = None
+    ) -> Decomposition:
+        """Take the residual stream apart: what each head, layer or component has in it.
+
+        `by` is "head" (heads and MLPs), "component" (attentions and MLPs, whole) or "layer". `at` is a value
+        of the stream, such as ("resid_post", 3); by default what the final norm reads. Where norms lie on the
+        way (Gemma 2, BERT), parts are carried through them with the run's own scale. The parts are checked to
+        add up to the stream; DecompositionError says what is in the way where they do not, or cannot.
+        """
+        return decompose(self, by, at, stack=stack, tokenizer=self._tokenizer(tokenizer))
+
+    def logit_attribution(
+        self,
+        metric: Any,
+        by: str = "head",
+        *,
+        positions: str = "last",
+        stack: str = "",
+        tokenizer: Any = None,
+    ) -> LogitAttribution:
+        """Direct logit attribution: what each head, layer or component adds to a metric by itself.
+
+        Every part of the stream goes through the final norm, whose scale is frozen as it is here, and the
+        unembedding; the parts and biases are checked to add up to the metric. That needs a metric that is a
+        sum of logits: `logit` and `logit_diff`, MetricError for others. With positions="all" the same is
+        read at every position. Where logits are capped (Gemma 2), the factor that the cap comes to for each
+        logit is frozen too.
+        """
+        metric = as_metric(metric)
+        expect_linear(metric)
+        prompts = Outputs(self.model.program).prompts(self.inputs)
+        expect_prompts(metric, prompts, "this run")
+        numbers = self._measured(metric, prompts)
+        return attribute(
+            self, metric, numbers, by, positions=positions, stack=stack, tokenizer=self._tokenizer(tokenizer)
+        )
+
+    def _measured(self, metric: Metric, prompts: int) -> Tensor:
+        """A metric of one output here, [prompt]."""
+        program = self.model.program
+        names = field_names(program, metric.output) or output_names(program)
+        if len(names) != 1:
+            raise MetricError(
+                f"{metric.name!r} reads {metric.output!r}, and the outputs are {described_fields(program)}."
+            )
+        value = self.value_at(names[0])
+        return measured(metric, Outputs(program).arranged(names[0], value, 1, prompts))[0]
+
+    def _tokenizer(self, given: Any) -> Any:
+        """What writes tokens: given, or what the model was captured with."""
+        return getattr(self.model, "tokenizer", None) if given is None else given
 
     def _tape(self) -> Tape:
         """Computes parts of this run again, recorded."""

@@ -119,6 +119,11 @@ class Components:
             found.setdefault(reader.entry, []).append(reader)
         return {entry: tuple(readers) for entry, readers in found.items()}
 
+    def terms_before(self, count: int) -> tuple[str, ...]:
+        """The nodes that carry the first so many writers' parts into the stream, in that order."""
+        found = [(rows.start, term) for term, rows in self._terms.items() if rows.start < count]
+        return tuple(term for _, term in sorted(found))
+
     def writer(self, name: str) -> Writer:
         """The writer of that name. Raises EdgeError with the nearest names."""
         if name not in self._by_name:
@@ -245,7 +250,7 @@ class Components:
         found = self.wiring.above(node, frozenset(self.wiring.records), until)
         return {name for one in found for name in self.wiring.operands(self.wiring.records[one])}
 
-    def _prefix(self, entry: str) -> int:
+    def prefix(self, entry: str) -> int:
         """How many writers have a part in a value of the stream: the first so many."""
         if entry in self._terms:
             rows = set(self._terms[entry])
@@ -289,7 +294,7 @@ class Components:
                     entry,
                     found.node,
                     (slot, at, self.stack),
-                    self._prefix(entry),
+                    self.prefix(entry),
                 )
         self._expect_no_other_way(layer)
 
@@ -313,7 +318,7 @@ class Components:
             node, at = layer.nodes["mlp_out"], layer.number
             entry = self._entry(node, f"the MLP of layer {at}")
             site = ("mlp_out", at, self.stack)
-            yield Reader(f"m{at}", "mlp", at, None, None, entry, node, site, self._prefix(entry))
+            yield Reader(f"m{at}", "mlp", at, None, None, entry, node, site, self.prefix(entry))
 
     def _expect_no_more_sums(self, last: str, output: str) -> None:
         """Raise EdgeError where layers without attention add to the stream behind the last one with it."""
@@ -353,7 +358,7 @@ class Components:
         if entry in self._read_above(output, frozenset({node})):
             node = output
         name = "logits" if names or products else "output"
-        yield Reader(name, "logits", None, None, None, entry, node, (node, None, ""), self._prefix(entry))
+        yield Reader(name, "logits", None, None, None, entry, node, (node, None, ""), self.prefix(entry))
 
     def _leaving(self, last: str) -> str:
         """What leaves the last layer: its last sum, or a norm of it that is the layer's own (BERT)."""

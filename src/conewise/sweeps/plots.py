@@ -9,8 +9,8 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from conewise.colours import LIGHT
 from conewise.locations.selectors import Spread
-from conewise.report.colours import LIGHT
 from conewise.sweeps.storage.result_data import ResultData
 
 LETTERS = {"layer": "L", "head": "H", "kv_head": "K", "pos": "P", "neuron": "N"}

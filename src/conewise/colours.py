@@ -15,3 +15,6 @@ DARK = (
     (131, 191, 227),
     (207, 232, 247),
 )
+
+RISING = "Blues"
+"""White to blue, for shares between 0 and 1."""

@@ -1,0 +1,206 @@
+"""Figures of what a run is made of: heatmaps with tokens on their axes, patterns of heads, lens tables."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from conewise.colours import LIGHT, RISING
+from conewise.errors import DecompositionError
+from conewise.files import write_whole
+from conewise.program.tensors import Tensor
+
+ENDINGS = ("png", "svg", "pdf", "jpeg", "webp")
+CELL = 26
+"""The height of a row of a heatmap, in pixels, where there are few of them."""
+
+Cells = Sequence[Sequence[float]]
+
+
+def heatmap(
+    values: Tensor,
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    measure: str,
+    row_title: str = "",
+    column_title: str = "token",
+) -> go.Figure:
+    """Numbers [row, column] around 0: red below, blue above; the first row stands at the top."""
+    numbers = values.double().cpu()
+    largest = float(numbers.abs().max()) if numbers.numel() else 0.0
+    drawn = go.Figure(
+        go.Heatmap(
+            z=numbers.tolist(),
+            customdata=[[[row, column] for column in columns] for row in rows],
+            hovertemplate="<b>%{customdata[0]}</b> at %{customdata[1]}<br>"
+            + measure
+            + " %{z:.6g}<extra></extra>",
+            colorscale=LIGHT,
+            zmid=0,
+            zmin=-(largest or 1.0),
+            zmax=largest or 1.0,
+            colorbar={"title": measure},
+        )
+    )
+    _axes(drawn, rows, columns, row_title, column_title)
+    drawn.update_layout(title=title, height=_height(len(rows)), plot_bgcolor="rgba(0,0,0,0)")
+    return drawn
+
+
+def bars(values: Tensor, *, names: Sequence[str], title: str, measure: str) -> go.Figure:
+    """Numbers by name, with one bar each."""
+    numbers = values.double().cpu().tolist()
+    drawn = go.Figure(
+        go.Bar(
+            x=list(range(len(names))),
+            y=numbers,
+            customdata=list(names),
+            hovertemplate="<b>%{customdata}</b><br>" + measure + " %{y:.6g}<extra></extra>",
+        )
+    )
+    drawn.update_xaxes(tickvals=list(range(len(names))), ticktext=list(names))
+    drawn.update_yaxes(title_text=measure)
+    drawn.update_layout(title=title, showlegend=False, plot_bgcolor="rgba(0,0,0,0)")
+    return drawn
+
+
+def patterns(
+    values: Tensor, *, heads: Sequence[str], queries: Sequence[str], keys: Sequence[str], title: str
+) -> go.Figure:
+    """Attention [head, query, key], a small picture for each head: queries from above, keys from the left."""
+    across = min(len(heads), max(math.ceil(len(heads) ** 0.5), 4))
+    down = math.ceil(len(heads) / across)
+    drawn = make_subplots(
+        rows=down,
+        cols=across,
+        subplot_titles=list(heads),
+        horizontal_spacing=0.3 / across / max(across, 2),
+        vertical_spacing=min(0.4 / max(down, 2), 0.12),
+    )
+    told = [[[query, key] for key in keys] for query in queries]
+    for at, (head, one) in enumerate(zip(heads, values.double().cpu().tolist(), strict=True)):
+        place = {"row": at // across + 1, "col": at % across + 1}
+        heat = go.Heatmap(
+            z=one,
+            customdata=told,
+            hovertemplate=f"<b>{escaped(head)}</b><br>"
+            "%{customdata[0]} reads %{customdata[1]}<br>%{z:.4f}<extra></extra>",
+            coloraxis="coloraxis",
+        )
+        drawn.add_trace(heat, **place)
+        few = len(keys) <= 24 and across <= 4
+        drawn.update_xaxes(_ticks(keys) if few else {"showticklabels": False}, **place)
+        ticks = _ticks(queries) if few and at % across == 0 else {"showticklabels": False}
+        drawn.update_yaxes({**ticks, "autorange": "reversed"}, **place)
+    drawn.update_layout(
+        title=title,
+        height=130 + 230 * down,
+        coloraxis={"colorscale": RISING, "cmin": 0, "cmax": 1, "colorbar": {"title": "weight"}},
+        plot_bgcolor="rgba(0,0,0,0)",
+    )
+    return drawn
+
+
+def lens_table(
+    shown: Sequence[Sequence[str]],
+    shares: Cells,
+    told: Sequence[Sequence[str]],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    measure: str,
+) -> go.Figure:
+    """A text for each row and column, on the colour of a share between 0 and 1; the last row on top."""
+    drawn = go.Figure(
+        go.Heatmap(
+            z=[list(row) for row in shares],
+            text=[[escaped(text) for text in row] for row in shown],
+            texttemplate="%{text}",
+            customdata=[[escaped(text).replace("\n", "<br>") for text in row] for row in told],
+            hovertemplate="%{customdata}<extra></extra>",
+            colorscale=RISING,
+            zmin=0,
+            zmax=1,
+            colorbar={"title": measure},
+        )
+    )
+    _axes(drawn, rows, columns, "read after layer", "token", is_up=True)
+    drawn.update_layout(title=title, height=_height(len(rows)), plot_bgcolor="rgba(0,0,0,0)")
+    return drawn
+
+
+def _axes(
+    drawn: go.Figure,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    row_title: str,
+    column_title: str,
+    *,
+    is_up: bool = False,
+) -> None:
+    drawn.update_xaxes({**_ticks(columns), "title_text": column_title})
+    drawn.update_yaxes({**_ticks(rows), "title_text": row_title, "autorange": True if is_up else "reversed"})
+
+
+def _ticks(labels: Sequence[str]) -> dict[str, Any]:
+    """Labels by number: two positions may have the same token. Of many, some are left out."""
+    every = max(1, math.ceil(len(labels) / 80))
+    return {
+        "tickvals": list(range(0, len(labels), every)),
+        "ticktext": [escaped(label) for label in labels[::every]],
+    }
+
+
+def escaped(text: str) -> str:
+    """A text as plotly shows it: it takes tags in labels for its own."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _height(rows: int) -> int:
+    return 180 + min(max(rows, 6) * CELL, 1400)
+
+
+def save_image(figure: go.Figure, path: str | Path) -> Path:
+    """Write a figure as an image, whole or not at all; returns its path.
+
+    Raises DecompositionError where the ending is none of `ENDINGS`, and where kaleido, which draws it, or
+    the browser that kaleido draws with is not there.
+    """
+    path = Path(path)
+    ending = path.suffix.removeprefix(".").lower().replace("jpg", "jpeg")
+    if ending not in ENDINGS:
+        raise DecompositionError(
+            f"{path.name!r} is no image: its ending is to be one of .{', .'.join(ENDINGS)}. "
+            "A page that can be explored is `figure.write_html(...)`."
+        )
+    if find_spec("kaleido") is None:
+        raise DecompositionError(
+            "images are drawn by kaleido, which is not installed: `pip install kaleido`. A page needs "
+            "nothing: `figure.write_html(...)`."
+        )
+    with _drawing():
+        image: bytes = figure.to_image(format=ending)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, image)
+    return path
+
+
+@contextlib.contextmanager
+def _drawing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever kaleido raises where it finds no browser
+        raise DecompositionError(
+            f"kaleido could not draw the image: {error}. It needs Chrome or Chromium: `kaleido_get_chrome` "
+            "installs one. A page needs neither: `figure.write_html(...)`."
+        ) from error

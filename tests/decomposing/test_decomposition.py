@@ -1,0 +1,168 @@
+"""The stream taken apart is what plain hooks see, and adds up; what is in the way is named."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import conewise as cw
+from conewise.errors import DecompositionError
+from tests.decomposing.plain_hooks import PlainHooks
+from tests.edges.small_models import inputs_of, model_of, module_of, run_of
+from tests.structure.made import EncoderDecoder
+
+NAMES = ["gpt2", "llama", "gpt_neox", "gemma2"]
+
+
+@functools.cache
+def hooked(name: str) -> PlainHooks:
+    with torch.no_grad():
+        return PlainHooks(module_of(name), **inputs_of(name, 0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_are_what_plain_hooks_see_and_add_up_to_the_stream(name: str) -> None:
+    found, plain = run_of(name, 0).decompose(by="head"), hooked(name)
+    assert [one for one in found.names if one != "bias"] == list(plain.parts)
+    for writer, part in plain.parts.items():
+        torch.testing.assert_close(found[writer], part, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.stream, plain.stream, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.tensor.sum(0), plain.stream, atol=1e-4, rtol=1e-4)
+    assert found.deviation <= found.allowed == 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_components_are_sums_of_heads_and_layers_of_components(name: str) -> None:
+    run = run_of(name, 0)
+    heads, whole, layers = (run.decompose(by=by) for by in ("head", "component", "layer"))
+    assert whole.names == ("input", "a0", "m0", "a1", "m1")
+    assert layers.names == ("input", "layer 0", "layer 1")
+    torch.testing.assert_close(whole["a1"], run["attn_out", 1])
+    torch.testing.assert_close(layers["layer 0"], run["attn_out", 0] + run["mlp_out", 0])
+    own = sum(heads[f"a{layer}.h{head}"] for layer in range(2) for head in range(4))
+    bias = heads["bias"] if "bias" in heads.names else torch.zeros(())
+    torch.testing.assert_close(own + bias, whole["a0"] + whole["a1"], atol=1e-5, rtol=1e-4)
+    for one in (heads, whole, layers):
+        torch.testing.assert_close(one.along().sum(0), one.stream.double().norm(dim=-1), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_stream_is_taken_apart_at_any_place(name: str) -> None:
+    run, plain = run_of(name, 0), hooked(name)
+    found = run.decompose(at=("resid_post", 0))
+    writers = ["input", *(f"a0.h{head}" for head in range(4)), "m0"]
+    assert [one for one in found.names if one != "bias"] == writers
+    torch.testing.assert_close(found["m0"], plain.parts["m0"], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.stream, run["resid_post", 0])
+    first = run.decompose(by="layer", at=("resid_pre", 0))
+    assert first.names == ("input",)
+    torch.testing.assert_close(first["input"], run["resid_pre", 0])
+
+
+@pytest.mark.parametrize("name", ["bert", "olmo2"])
+def test_other_architectures_add_up_everywhere(name: str) -> None:
+    run = run_of(name, 0)
+    for by in ("head", "component", "layer"):
+        for place in (None, ("resid_post", 0), ("resid_pre", 1), ("resid_post", 1)):
+            found = run.decompose(by=by, at=place)
+            torch.testing.assert_close(found.tensor.sum(0), found.stream, atol=1e-4, rtol=1e-4)
+
+
+def test_a_normed_stream_has_the_norm_s_bias_as_a_part_of_its_own() -> None:
+    """BERT norms its sums: what enters a layer holds the bias of the norm before it."""
+    run = run_of("bert", 0)
+    module: Any = module_of("bert")
+    found = run.decompose(by="component", at=("resid_pre", 1))
+    assert found.names == ("input", "a0", "m0", "bias")
+    torch.testing.assert_close(found.stream, run["resid_pre", 1])
+    before = run.decompose(by="component", at=("resid_post", 0))
+    norm = module.bert.encoder.layer[0].output.LayerNorm
+    torch.testing.assert_close(norm(before.stream), found.stream, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_half_precision_says_how_far_it_is_off(name: str) -> None:
+    found = run_of(name, 0, torch.bfloat16).decompose()
+    assert 0 < found.deviation <= found.allowed == 3e-2
+    assert found.tensor.dtype == torch.bfloat16
+
+
+def test_a_world_is_taken_apart_as_it_is() -> None:
+    base, source = run_of("llama", 0), run_of("llama", 1)
+    with base.fork() as world:
+        world.patch(cw.site("z", layer=0, head=2), source)
+        found = world.decompose()
+        torch.testing.assert_close(found["a0.h2"], source.decompose()["a0.h2"])
+        torch.testing.assert_close(found["a0.h1"], base.decompose()["a0.h1"])
+        torch.testing.assert_close(found.stream, world["resid_post", 1])
+
+
+@pytest.mark.parametrize("kind", ["resid_post", "attn_out", "result"])
+def test_what_no_component_wrote_is_refused_and_the_patch_is_named(kind: str) -> None:
+    base, source = run_of("gpt2", 0), run_of("gpt2", 1)
+    with base.fork() as world:
+        world.patch((kind, 0), source)
+        with pytest.raises(DecompositionError, match=rf"patched at {kind}\[layer=0\]"):
+            world.decompose()
+        if kind == "attn_out":
+            torch.testing.assert_close(world.decompose(by="component")["a0"], source["attn_out", 0])
+
+
+def test_what_is_in_the_way_is_named() -> None:
+    plain = cw.capture(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.ones(2, 3))
+    with pytest.raises(DecompositionError, match="cannot be told apart: this model has no layers with att"):
+        plain.run(torch.ones(2, 3)).decompose()
+    ids = torch.arange(6).reshape(1, 6)
+    both = cw.capture(EncoderDecoder().eval(), ids=ids, targets=ids)
+    with pytest.raises(DecompositionError, match="say which one with `stack`"):
+        both.run(ids=ids, targets=ids).decompose()
+    with pytest.raises(DecompositionError, match="by cross-attention"):
+        both.run(ids=ids, targets=ids).decompose(stack="decoder")
+    found = both.run(ids=ids, targets=ids).decompose(by="layer", stack="encoder")
+    assert found.names == ("input", "layer 0", "layer 1")
+
+
+def test_bad_arguments_are_refused() -> None:
+    run = run_of("gpt2", 0)
+    with pytest.raises(DecompositionError, match=r"by='neuron'.*'head', 'layer', 'component'"):
+        run.decompose(by="neuron")
+    with pytest.raises(DecompositionError, match="no value of the residual stream"):
+        run.decompose(at=("z", 0))
+    with pytest.raises(DecompositionError, match="Leave out pos"):
+        run.decompose(at=cw.site("resid_post", layer=0, pos=1))
+    with pytest.raises(DecompositionError, match=r"no part 'a9\.h9'"):
+        run.decompose()["a9.h9"]
+    with pytest.raises(DecompositionError, match="no prompt 2: there are 2"):
+        run.decompose().plot(prompt=2)
+
+
+def test_the_table_and_the_picture_have_every_part() -> None:
+    found = run_of("gpt2", 0).decompose(by="component")
+    frame = found.to_dataframe()
+    assert len(frame) == 5 * 2 * 6
+    assert set(frame.columns) == {"part", "kind", "layer", "head", "prompt", "pos", "token", "norm", "along"}
+    one = frame[(frame.part == "m1") & (frame.prompt == 1) & (frame.pos == 3)]
+    assert one.norm.item() == pytest.approx(float(found["m1"][1, 3].double().norm()))
+    figure = found.plot(prompt=1)
+    assert list(figure.layout.yaxis.ticktext) == ["input", "a0", "m0", "a1", "m1"]
+    assert torch.tensor(figure.data[0].z).shape == (5, 6)
+
+
+def test_a_stream_whose_parts_are_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check can fail: a share that is off by a thousandth is found."""
+    from conewise.edges.head_shares import HeadShares  # noqa: PLC0415
+
+    own = HeadShares.projected
+
+    def wrong(self: HeadShares, read: object, out: Tensor | None = None) -> Tensor:
+        found = own(self, read, out)  # type: ignore[arg-type]
+        return found.mul_(1.01)
+
+    run = model_of("gpt2").run(**inputs_of("gpt2", 3))
+    monkeypatch.setattr(HeadShares, "projected", wrong)
+    with pytest.raises(DecompositionError, match="do not add up"):
+        run.decompose()
