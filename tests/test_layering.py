@@ -50,6 +50,7 @@ WITH_TORCH = (
     "decomposing",
     "runs",
     "checks",
+    "splicing",
     "models",
     "sweeps.planning.passes",
     "sweeps.planning",

@@ -24,6 +24,7 @@
     ├── SiteError              the places of a captured model, and what is put there
     │   ├── MissingSiteError       a place that the model has not
     │   ├── NotAPlaceError         something that names no place
+    │   ├── DictionaryError        a dictionary that cannot be read, or spliced in where it was meant to go
     │   └── PatchError             a value that cannot be put where it was meant to go
     │       └── WeightsChangedError    weights that are not those of a run, or of the capture
     ├── MetricError            a metric that cannot be read off the outputs
@@ -286,6 +287,10 @@ class MissingSiteError(SiteError):
 
 class NotAPlaceError(SiteError, TypeError):
     """Something that names no place: of the wrong type, as a layer that is no number."""
+
+
+class DictionaryError(SiteError):
+    """A dictionary that cannot be read, or that does not fit the place where it is spliced in."""
 
 
 class MetricError(ConewiseError):

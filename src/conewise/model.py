@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from conewise.capturing.foreign import within_memory
@@ -13,10 +14,15 @@ from conewise.garbage import uncollected
 from conewise.locations.edge_sets import with_named
 from conewise.locations.edges import Edges, as_positions, edges_of
 from conewise.locations.paths import Receivers, Senders, paths_of
+from conewise.locations.places import Index, PlaceLike
 from conewise.locations.selectors import SelectorLike
+from conewise.program.tensors import Tensor
 from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
 from conewise.runs.run import Reading, Run
+from conewise.splicing.active import active
+from conewise.splicing.splice import halves, splicing
+from conewise.status_line import status_line
 from conewise.structure.components import Components
 from conewise.sweeps.execution.loading_kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
@@ -117,6 +123,49 @@ class Model(Captured):
         """
         cells = paths_of(edge_facts(self, stack).components, senders, receivers, freeze)
         return Sweep(self, cells, base=base, source=source, metric=metric)
+
+    def splice(
+        self,
+        place: PlaceLike,
+        dictionary: Any = None,
+        *,
+        encode: Callable[[Tensor], Tensor] | None = None,
+        decode: Callable[[Tensor], Tensor] | None = None,
+        reads: PlaceLike | None = None,
+        name: str = "sae",
+    ) -> Model:
+        """A model with a dictionary at a place: a sparse autoencoder, or a transcoder with `reads`.
+
+        `dictionary` has the functions `encode` and `decode`, which may be given themselves: `encode` makes
+        latents [..., latent] of the value [..., d] at the place, `decode` makes a value of them. What the
+        dictionary misses of the value, its error term, is added, so that the outputs are those of this model,
+        bit for bit, which is checked on the example. A transcoder reads the value at `reads`, and writes at
+        its place.
+
+        The new model has the sites `sae.latents` (with the axis `latent`), `sae.reconstruction`, `sae.error`,
+        `sae.output` and `sae.input`, and all those of this one: what was the value at the place is the
+        output of the dictionary. This model, and its module, stay as they are.
+        """
+        encode, decode = halves(dictionary, encode, decode)
+        with within_memory("splicing a dictionary into this model"), status_line(f"splicing {name}") as doing:
+            doing("exporting")
+            made = splicing(self, place, encode, decode, reads, name)
+            model = object.__new__(type(self))
+            model._hold(made.module, made.exported, made.sites_of, doing)
+            doing("comparing")
+            model.splices = MappingProxyType({**self.splices, name: made.checked(self, model)})
+        model.phases = doing.seconds()
+        return model
+
+    def active(
+        self, name: str, run: Reading, *, most: int | None = None, pos: Index | None = None
+    ) -> tuple[int, ...]:
+        """The latents of the dictionary `name` that are not zero somewhere in a run, the strongest first.
+
+        At most so many with `most`; with `pos`, those that are active at these positions. They are a choice:
+        `cw.sites("sae.latents", latent=model.active("sae", run))`.
+        """
+        return active(self, name, run, most=most, pos=pos)
 
     def planned(self, plan: SweepPlan) -> Sweep:
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""

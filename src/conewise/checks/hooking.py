@@ -133,6 +133,7 @@ class HookedModule:
                 else:
                     hook = _hook(boundary.call.call, action, live, lambda args, kwargs: (args, kwargs))
                     handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
+                _let_act_last(part)
             live.append(True)
             return self._module(*args, **kwargs)
         finally:
@@ -142,6 +143,13 @@ class HookedModule:
             except BaseException:  # interrupted: once more, for nothing may stay on the user's module
                 _remove(handles)
                 raise
+
+
+def _let_act_last(part: nn.Module) -> None:
+    """Put the hooks of a dictionary behind all others: it reads what is there once it was changed."""
+    for hooks in (part._forward_hooks, part._forward_pre_hooks):
+        for number in [number for number, hook in hooks.items() if getattr(hook, "acts_last", False)]:
+            hooks.move_to_end(number)  # type: ignore[attr-defined]
 
 
 def _remove(handles: Iterable[Any]) -> None:

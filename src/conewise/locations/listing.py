@@ -11,7 +11,7 @@ from conewise.errors import Argument, Piece, write
 from conewise.graph.cones import cone_sizes
 from conewise.graph.graph import Graph
 from conewise.locations.head_result import AXES as RESULT_AXES
-from conewise.locations.sites import WHERE, Site, SiteTable, runs_of
+from conewise.locations.sites import DICTIONARY, WHERE, WHERE_IN_DICTIONARY, Site, SiteTable, runs_of
 from conewise.markup import heading, table
 from conewise.program.records import Program
 from conewise.structure.views import View
@@ -106,7 +106,7 @@ class Listing:
             yield f"{axis}={length}" if isinstance(length, int) else axis
 
     def _summary(self) -> list[tuple[str, ...]]:
-        """One line for each kind: layers, heads, axes, cone sizes, where it lies."""
+        """One line for each kind and each site of a dictionary: layers, heads, axes, cones, where it lies."""
         by_kind: dict[tuple[str, str], list[Site]] = {}
         for site in self._table:
             if site.layer is not None:
@@ -126,6 +126,11 @@ class Listing:
                     WHERE.get(kind.removeprefix("cross_"), ""),
                 )
             )
+        for site in self._table:
+            if site.kind == DICTIONARY:
+                where = WHERE_IN_DICTIONARY[site.name.rpartition(".")[2]]
+                cone = str(self._cones[site.node])
+                lines.append((site.name, "", "", self.shape_of(site), cone, where))
         return lines
 
     def missing(self) -> list[tuple[str, str, tuple[Piece, ...]]]:

@@ -12,7 +12,7 @@ from conewise.locations.places import Place, PlaceLike, as_numbers, as_place, as
 
 Choice = int | str | Sequence[int]
 
-AXES = ("layer", "head", "kv_head", "pos", "neuron")
+AXES = ("layer", "head", "kv_head", "pos", "neuron", "latent")
 """The axes that can be spread out, in the order in which results show them."""
 
 
@@ -90,8 +90,8 @@ SelectorLike = (
 def sites(name: str, *, stack: str = "", **choices: Choice) -> Selector:
     """Places of one kind: `sites("z", layer=":", head=":")`, `sites("resid_pre", layer="4:8", pos=-1)`.
 
-    Each of layer, head, kv_head, pos and neuron is a number, a list of numbers, or a slice as a string:
-    ":" is all, "2:5" is 2, 3, 4. Selectors add up: `sites(...) + sites(...)`.
+    Each of layer, head, kv_head, pos, neuron and latent is a number, a list of numbers, or a slice as a
+    string: ":" is all, "2:5" is 2, 3, 4. Selectors add up: `sites(...) + sites(...)`.
     """
     unknown = [axis for axis in choices if axis not in AXES]
     if unknown:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from conewise.errors import MissingSiteError, Piece
 from conewise.locations.head_result import HeadResult
 from conewise.program.records import ModulePort, Program
 from conewise.program.sizes import Size
-from conewise.structure.attention.attention import find_attention, weight_of
+from conewise.structure.attention.attention import Attention, find_attention, weight_of
 from conewise.structure.attention.operand_axes import natural_axes
 from conewise.structure.axes import Axes, Axis, regroup
 from conewise.structure.layers import Layer, find_layers
 from conewise.structure.views import View, view_of
 from conewise.structure.wiring import Wiring
+
+DICTIONARY = "dictionary"
+"""The kind of the sites of a dictionary that was spliced in; these are found by their names."""
 
 STREAM = ("batch", "pos", "d_model")
 NEURONS = ("batch", "pos", "neuron")
@@ -42,6 +45,15 @@ WHERE: Mapping[str, str] = {
     "post": "the neurons as the down projection reads them: activated, and gated",
 }
 """Where each kind lies; the test suite checks every line against hooks on the module."""
+
+WHERE_IN_DICTIONARY: Mapping[str, str] = {
+    "latents": "what encode makes of the value; what is patched here leaves the error term alone",
+    "reconstruction": "what decode makes of the latents",
+    "error": "what the dictionary misses of the value, with the latents as they were encoded",
+    "output": "reconstruction + error: what the rest of the model reads",
+    "input": "the value itself, before the dictionary",
+}
+"""Where each site of a dictionary lies, by the end of its name."""
 
 _HOOKS = {
     **{kind: f"attn.hook_{kind}" for kind in ("q", "k", "v", "rot_q", "rot_k", "z", "result")},
@@ -88,11 +100,32 @@ class SiteTable:
                 self._by_name[site.name] = site
                 self._by_kind[site.kind, site.stack, site.layer or 0] = site
             self._note_missing(layer)
+        self._add_modules_and_operations(program)
+
+    def _add_modules_and_operations(self, program: Program) -> None:
         for port in program.ports:
             for site in _module_sites(self._wiring, port):
                 self._by_name.setdefault(site.name, site)
         for name in (*(i.name for i in program.inputs), *(r.name for r in program.records)):
             self._by_name.setdefault(name, Site(name, "op", name, None))
+
+    def spliced(self, program: Program, value: str, output: str, own: Iterable[Site]) -> SiteTable:
+        """The table of a program into which a dictionary was spliced: every name is still there.
+
+        Whatever was called the `value` now is the `output`, which others read instead; `own` are the sites of
+        the dictionary.
+        """
+        made = object.__new__(SiteTable)
+        made._wiring = Wiring(program)
+        made.why_no_kinds, made._missing = self.why_no_kinds, dict(self._missing)
+        made.model_layers = [_spliced_layer(layer, program, value, output) for layer in self.model_layers]
+        made._by_name = {
+            site.name: _spliced_site(site, program, value, output) for site in self if site.kind != "op"
+        }
+        made._by_kind = {key: made._by_name[site.name] for key, site in self._by_kind.items()}
+        made._by_name |= {site.name: site for site in own}
+        made._add_modules_and_operations(program)
+        return made
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self._by_name.values())
@@ -204,6 +237,33 @@ def _layer_sites(wiring: Wiring, layer: Layer) -> Iterator[Site]:
         if weight is not None and lead and z.view.axes == ("batch", "pos", "head", "d_head"):
             result = HeadResult(attention.projection, *weight, is_pos_first=lead[0] == "pos")
             yield site(f"{prefix}result", z.node, z.view, result)
+
+
+def _spliced_site(site: Site, program: Program, value: str, output: str) -> Site:
+    """A site after a splice: where it was the value, it is the output."""
+    result = site.result
+    if result is not None:
+        result = replace(result, projection=program.record_of[result.projection.name])
+    return replace(site, node=output if site.node == value else site.node, result=result)
+
+
+def _spliced_layer(layer: Layer, program: Program, value: str, output: str) -> Layer:
+    """A layer after a splice: where a kind was the value, it is the output."""
+
+    def attention(own: Attention) -> Attention:
+        return replace(
+            own,
+            core=program.record_of[own.core.name],
+            projection=None if own.projection is None else program.record_of[own.projection.name],
+            activations={
+                kind: replace(one, node=output) if one.node == value else one
+                for kind, one in own.activations.items()
+            },
+        )
+
+    nodes = {kind: output if node == value else node for kind, node in layer.nodes.items()}
+    cross = None if layer.cross is None else attention(layer.cross)
+    return replace(layer, nodes=nodes, attention=attention(layer.attention), cross=cross)
 
 
 def _lead_of(operand: Axes | None) -> tuple[str, ...]:

@@ -119,6 +119,18 @@ class SizeTable:
         self._evaluate: Callable[..., Any] | None = None
         self._one: dict[sympy.Expr, Callable[..., Any]] = {}
 
+    def copy(self) -> SizeTable:
+        """A table with the same expressions at the same indices, which grows by itself."""
+        made = SizeTable()
+        made.symbols, made.expressions = dict(self.symbols), list(self.expressions)
+        made._index, made._guards = dict(self._index), list(self._guards)
+        return made
+
+    @property
+    def relations(self) -> tuple[sympy.Basic, ...]:
+        """The relations that are required of every run."""
+        return tuple(guard.relation for guard in self._guards)
+
     def index(self, expr: sympy.Expr) -> int:
         """The index of `expr`, which is added when it is new."""
         if expr not in self._index:

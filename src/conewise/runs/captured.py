@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
-from conewise.capturing.export import export
+from conewise.capturing.export import Exported, export
 from conewise.capturing.fidelity import compare
 from conewise.errors import InexactCaptureWarning, PatchError
 from conewise.identity.digests import program_digest
@@ -17,6 +18,7 @@ from conewise.locations.listing import Listing
 from conewise.locations.located import Located
 from conewise.locations.places import PlaceLike, as_place
 from conewise.locations.sites import SiteTable
+from conewise.locations.spliced import Spliced
 from conewise.markup import heading, table
 from conewise.phases import shown_phases
 from conewise.program.build import build_graph
@@ -46,28 +48,39 @@ class Captured:
         with status_line(f"capturing {type(module).__name__}") as doing:
             doing("exporting")
             exported = export(module, args, kwargs, batch_dim=batch_dim)
-            doing("building")
-            self.module = module
-            self.name = exported.program.module_name
-            self.program: Program = exported.program
-            self.signature = exported.signature
-            self.batch_is_fixed = exported.fixed
-            self.graph = build_graph(self.program)
-            self.weights = Weights(self.program, module)
-            doing("comparing")
-            self.fidelity = compare(module, exported, self.graph)
-            doing("weights")
-            if self.weights.are_on_gpu:
-                self.weights.whole_contents()  # loads what reads them there
-            doing("building")
-            self.site_table = SiteTable(self.program)
+            self._hold(module, exported, SiteTable, doing)
         self.phases = doing.seconds()
         """The seconds that capturing took: exporting, building, comparing, weights."""
+
+    def _hold(
+        self,
+        module: Any,
+        exported: Exported,
+        sites_of: Callable[[Program], SiteTable],
+        doing: Callable[[str], None],
+    ) -> None:
+        """Be the captured model of a module that was exported; `sites_of` finds the sites of its program."""
+        doing("building")
+        self.module = module
+        self.name = exported.program.module_name
+        self.program: Program = exported.program
+        self.signature = exported.signature
+        self.batch_is_fixed = exported.fixed
+        self.graph = build_graph(self.program)
+        self.weights = Weights(self.program, module)
+        doing("comparing")
+        self.fidelity = compare(module, exported, self.graph)
+        doing("weights")
+        if self.weights.are_on_gpu:
+            self.weights.whole_contents()  # loads what reads them there
+        doing("building")
+        self.site_table = sites_of(self.program)
+        self.splices: Mapping[str, Spliced] = MappingProxyType({})
         if not self.fidelity.bitwise:
             warnings.warn(
                 f"{self.name} was captured, but the graph is {self.fidelity}.",
                 InexactCaptureWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         self._supports: dict[tuple[str, ...], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}

@@ -1,0 +1,1 @@
+"""Dictionaries in a captured model: sparse autoencoders and transcoders, with their error terms."""
