@@ -19,7 +19,9 @@ from conewise.checks.verify import Verification
 from conewise.circuits.comparison import Comparison
 from conewise.circuits.decision import Decision
 from conewise.circuits.tracing import Trace
+from conewise.decomposing.attention_patterns import AttentionPatterns
 from conewise.decomposing.decomposition import Decomposition
+from conewise.decomposing.lens import Lens
 from conewise.decomposing.logit_attribution import LogitAttribution
 from conewise.locations.listing import Listing
 from conewise.locations.selectors import Cell, Selector, Spread
@@ -29,6 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "GLOSSARY.md"
 
 # What public functions and methods return, besides what is public itself.
 RETURNED = (
+    *(AttentionPatterns, Lens),
     *(Cell, CellCheck, Comparison, Decision, Decomposition, Listing, LogitAttribution, RunWorld, Selector),
     *(Spread, Trace, Verification),
 )
@@ -36,8 +39,8 @@ RETURNED = (
 # Words of plain English and of Python, and those of the field, that mean here what they mean everywhere.
 PLAIN = frozenset(
     {
-        "after", "along", "array", "at", "has", "image", "tensor", "attach", "away", "bitwise", "both", "by", "bytes", "check", "checked",
-        "choices", "clear", "close", "compare", "computed", "conewise", "coordinates", "count",
+        "after", "along", "array", "attach", "away", "bitwise", "both", "by", "bytes", "check", "checked",
+        "at", "choices", "clear", "close", "compare", "computed", "conewise", "coordinates", "count",
         "dataframe", "default", "discard", "dot", "equals", "error", "estimated", "excess", "facts", "fixed",
         "function", "hooked", "inputs", "interpreted", "interval", "is", "largest", "list", "load",
         "log", "made", "method", "only", "second",
@@ -47,10 +50,12 @@ PLAIN = frozenset(
         "remove", "rerouted", "round", "row", "rows", "samples", "save", "select", "set", "shape",
         "signature", "size", "strongest", "subject", "table", "take", "text", "to", "trusted",
         "why", "from", "full", "planned", "json", "max", "rerun", "unchecked", "unguard", "unlisten",
-        "value", "values", "weights", "worst",
+        "value", "values", "weights", "worst", "has", "image", "patterns", "tensor", "texts", "top",
     }
 )  # fmt: skip
-FIELD = frozenset({"causal", "cross", "diff", "entropy", "kl", "logit", "prob", "clean", "corrupted"})
+FIELD = frozenset(
+    {"attention", "token", "causal", "cross", "diff", "entropy", "kl", "logit", "prob", "clean", "corrupted"}
+)
 
 
 def defined() -> frozenset[str]:

@@ -40,7 +40,7 @@ def heatmap(
     drawn = go.Figure(
         go.Heatmap(
             z=numbers.tolist(),
-            customdata=[[[row, column] for column in columns] for row in rows],
+            customdata=[[[escaped(row), escaped(column)] for column in columns] for row in rows],
             hovertemplate="<b>%{customdata[0]}</b> at %{customdata[1]}<br>"
             + measure
             + " %{z:.6g}<extra></extra>",
@@ -63,51 +63,85 @@ def bars(values: Tensor, *, names: Sequence[str], title: str, measure: str) -> g
         go.Bar(
             x=list(range(len(names))),
             y=numbers,
-            customdata=list(names),
+            customdata=[escaped(name) for name in names],
             hovertemplate="<b>%{customdata}</b><br>" + measure + " %{y:.6g}<extra></extra>",
         )
     )
-    drawn.update_xaxes(tickvals=list(range(len(names))), ticktext=list(names))
+    drawn.update_xaxes(_ticks(names))
     drawn.update_yaxes(title_text=measure)
     drawn.update_layout(title=title, showlegend=False, plot_bgcolor="rgba(0,0,0,0)")
     return drawn
 
 
 def patterns(
-    values: Tensor, *, heads: Sequence[str], queries: Sequence[str], keys: Sequence[str], title: str
+    values: Tensor,
+    *,
+    layers: Sequence[int],
+    heads: Sequence[int],
+    queries: Sequence[str],
+    keys: Sequence[str],
 ) -> go.Figure:
-    """Attention [head, query, key], a small picture for each head: queries from above, keys from the left."""
+    """Attention [layer, head, query, key], a small picture for each head; a menu chooses among layers."""
     across = min(len(heads), max(math.ceil(len(heads) ** 0.5), 4))
     down = math.ceil(len(heads) / across)
     drawn = make_subplots(
         rows=down,
         cols=across,
-        subplot_titles=list(heads),
-        horizontal_spacing=0.3 / across / max(across, 2),
-        vertical_spacing=min(0.4 / max(down, 2), 0.12),
+        subplot_titles=[f"head {head}" for head in heads],
+        horizontal_spacing=0.25 / across,
+        vertical_spacing=min(0.3 / down, 0.14),
     )
-    told = [[[query, key] for key in keys] for query in queries]
-    for at, (head, one) in enumerate(zip(heads, values.double().cpu().tolist(), strict=True)):
+    told = [[[escaped(query), escaped(key)] for key in keys] for query in queries]
+    few = len(keys) <= 24 and across <= 4
+    for number, (layer, of_layer) in enumerate(zip(layers, values.double().cpu().tolist(), strict=True)):
+        for at, (head, one) in enumerate(zip(heads, of_layer, strict=True)):
+            heat = go.Heatmap(
+                z=one,
+                customdata=told,
+                hovertemplate=f"<b>layer {layer}, head {head}</b><br>"
+                "%{customdata[0]} reads %{customdata[1]}<br>%{z:.4f}<extra></extra>",
+                coloraxis="coloraxis",
+                visible=number == 0,
+            )
+            drawn.add_trace(heat, row=at // across + 1, col=at % across + 1)
+    for at in range(len(heads)):
         place = {"row": at // across + 1, "col": at % across + 1}
-        heat = go.Heatmap(
-            z=one,
-            customdata=told,
-            hovertemplate=f"<b>{escaped(head)}</b><br>"
-            "%{customdata[0]} reads %{customdata[1]}<br>%{z:.4f}<extra></extra>",
-            coloraxis="coloraxis",
-        )
-        drawn.add_trace(heat, **place)
-        few = len(keys) <= 24 and across <= 4
         drawn.update_xaxes(_ticks(keys) if few else {"showticklabels": False}, **place)
         ticks = _ticks(queries) if few and at % across == 0 else {"showticklabels": False}
         drawn.update_yaxes({**ticks, "autorange": "reversed"}, **place)
     drawn.update_layout(
-        title=title,
+        title=_layer_title(layers[0]),
         height=130 + 230 * down,
         coloraxis={"colorscale": RISING, "cmin": 0, "cmax": 1, "colorbar": {"title": "weight"}},
         plot_bgcolor="rgba(0,0,0,0)",
+        updatemenus=[_menu(layers, len(heads))] if len(layers) > 1 else [],
     )
     return drawn
+
+
+def _layer_title(layer: int) -> str:
+    return f"Attention of layer {layer}: rows read columns"
+
+
+def _menu(layers: Sequence[int], heads: int) -> dict[str, Any]:
+    """A menu that shows the pictures of one layer, and hides the others."""
+    return {
+        "x": 1,
+        "xanchor": "right",
+        "y": 1.02,
+        "yanchor": "bottom",
+        "buttons": [
+            {
+                "label": f"layer {layer}",
+                "method": "update",
+                "args": [
+                    {"visible": [at // heads == number for at in range(len(layers) * heads)]},
+                    {"title.text": _layer_title(layer)},
+                ],
+            }
+            for number, layer in enumerate(layers)
+        ],
+    }
 
 
 def lens_table(

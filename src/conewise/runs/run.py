@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from conewise.decomposing.attention_patterns import AttentionPatterns, attention_patterns
 from conewise.decomposing.decomposition import Decomposition, decompose
+from conewise.decomposing.lens import Lens, lens
 from conewise.decomposing.logit_attribution import LogitAttribution, attribute, expect_linear
 from conewise.engine.ledger import Ledger
 from conewise.engine.world import World
@@ -231,6 +233,22 @@ class Reading:
         return attribute(
             self, metric, numbers, by, positions=positions, stack=stack, tokenizer=self._tokenizer(tokenizer)
         )
+
+    def lens(self, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
+        """The logit lens: the model's own final norm and unembedding, applied to the stream at every layer.
+
+        For every position, the `top` likeliest next tokens and their probabilities are kept, and logit,
+        probability and rank of those of `tokens` (numbers, or texts where a tokenizer is known): never the
+        logits of all layers at once. The last row is checked to be what the model itself puts out.
+        """
+        return lens(self, top=top, tokens=tokens, stack=stack, tokenizer=self._tokenizer(tokenizer))
+
+    def attention(self, layer: Any = None, *, stack: str = "", tokenizer: Any = None) -> AttentionPatterns:
+        """The attention patterns of a layer, of several, or of all: [layer, batch, head, query, key].
+
+        MissingSiteError says why a model shows none, and what to load it with.
+        """
+        return attention_patterns(self, layer, stack=stack, tokenizer=self._tokenizer(tokenizer))
 
     def _measured(self, metric: Metric, prompts: int) -> Tensor:
         """A metric of one output here, [prompt]."""
