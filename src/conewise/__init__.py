@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from conewise.loading import load
     from conewise.locations.places import Place, site
     from conewise.locations.selectors import sites
+    from conewise.locations.sourced import cell, cells, pairs
     from conewise.model import Model, capture
-    from conewise.runs.interventions import add, intervention, mean, noise, resample
+    from conewise.runs.interventions import add, intervention, masked, mean, noise, resample
     from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.runs.run import Run
     from conewise.sweeps.planning.plan import SweepPlan
@@ -62,6 +63,8 @@ __all__ = [
     "block",
     "capture",
     "causal_trace",
+    "cell",
+    "cells",
     "chain",
     "compare",
     "cross_entropy",
@@ -71,10 +74,12 @@ __all__ = [
     "load",
     "logit",
     "logit_diff",
+    "masked",
     "mean",
     "metric",
     "noise",
     "ops",
+    "pairs",
     "prob",
     "resample",
     "site",
@@ -105,6 +110,8 @@ _HOMES = {
     "block": "conewise.graph.building_blocks",
     "capture": "conewise.model",
     "causal_trace": "conewise.circuits.tracing",
+    "cell": "conewise.locations.sourced",
+    "cells": "conewise.locations.sourced",
     "chain": "conewise.graph.building_blocks",
     "compare": "conewise.attributing.comparison",
     "cross_entropy": "conewise.runs.metrics",
@@ -114,10 +121,12 @@ _HOMES = {
     "load": "conewise.loading",
     "logit": "conewise.runs.metrics",
     "logit_diff": "conewise.runs.metrics",
+    "masked": "conewise.runs.interventions",
     "mean": "conewise.runs.interventions",
     "metric": "conewise.runs.metrics",
     "noise": "conewise.runs.interventions",
     "ops": "conewise.ops",
+    "pairs": "conewise.locations.sourced",
     "prob": "conewise.runs.metrics",
     "resample": "conewise.runs.interventions",
     "site": "conewise.locations.places",

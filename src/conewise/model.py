@@ -58,7 +58,7 @@ class Model(Captured):
         sites: SelectorLike,
         *,
         base: Reading | Mapping[str, Any] | Iterable[Reading | Mapping[str, Any]],
-        source: Any,
+        source: Any = None,
         metric: Any,
         precision: str | None = None,
     ) -> Sweep:
@@ -66,8 +66,9 @@ class Model(Captured):
 
         `base` is the run that is changed, or its inputs, or several of either. `source` is where the values
         come from: a run or inputs of the same shape, an intervention such as `cw.mean(...)`, "zero", "mean",
-        or a function of what is there. `metric` is one metric or a list of them: `cw.logit_diff(...)`, or a
-        function of the outputs. See `Sweep`.
+        or a function of what is there. It can be left out where every cell has a source of its own:
+        `cw.cell(place, source=...)`, `cw.cells(place, sources={...})`. `metric` is one metric or a list of
+        them: `cw.logit_diff(...)`, or a function of the outputs. See `Sweep`.
 
         Sites are selectors, places, names, edges (`model.edges()`, or by name: "a0.h1->m2"), or a list of
         them; a list in that list is patched together, in one world. A reader into which several edges of one

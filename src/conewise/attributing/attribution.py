@@ -26,7 +26,7 @@ from conewise.runs.filling import joined
 from conewise.sweeps.execution.ledger import PHASES, SweepLedger
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.plan import SweepPlan
-from conewise.sweeps.storage.provenance import lazy_provenance
+from conewise.sweeps.storage.provenance import Given, lazy_provenance
 from conewise.sweeps.sweep import Sweep
 
 Scores = Callable[[Work, Sequence[Cell], int], Tensor]
@@ -103,6 +103,11 @@ def estimated(
     seed: int = 0,
 ) -> Approximation:
     """What a sweep would find, estimated by a method: see `attribution`."""
+    if len(sweep.own):
+        raise SweepError(
+            "attribution is by one source for all cells, and here cells have sources of their own. Run the "
+            "sweep itself, or attribute to places with `source=`."
+        )
     if method == HYBRID:
         if steps is not None:
             raise SweepError(f"'hybrid' takes one gradient, and no steps: leave out steps={steps!r}.")
@@ -170,7 +175,7 @@ def _by_gradients(sweep: Sweep, method: str, steps: int | None) -> Approximation
     known = [one for one in sources if one is not None]
     per_prompt, base_rows = joined(values), joined(bases)
     source_rows = joined(known) if len(known) == len(sources) else None
-    given = sweep._batches.all_given()
+    given = Given(sweep._batches.all_given())
     identified = lazy_provenance(model, sweep.spec, given, weights.whole)
     said = {"method": chosen.name, **({} if chosen.default_steps is None else {"steps": count})}
     return Approximation(

@@ -15,7 +15,7 @@ from conewise.capturing.sampling import tensor_leaves
 from conewise.checks.hooking import Hook, HookedModule
 from conewise.checks.reference import Reference
 from conewise.errors import SweepError
-from conewise.locations.places import EdgePlace, Place
+from conewise.locations.places import EdgePlace, Place, SourcedPlace
 from conewise.locations.selectors import Cell
 from conewise.program.interpret import Interpreter
 from conewise.program.precision import multiplying
@@ -42,6 +42,9 @@ class Batch(Protocol):
     @property
     def intervention(self) -> Intervention:
         """What is put in a place."""
+
+    def part(self, place: Place) -> Any:
+        """What a world puts at one place: the sweep's, or a cell's own."""
 
     def seen_more(self, place: EdgePlace) -> Tensor:
         """What the reader of an edge sees more than in the base, shaped like its entry's value."""
@@ -199,10 +202,10 @@ class Witness:
             found = base.model.locate(place)
             if isinstance(place, EdgePlace):
                 part = self._of_edge(batch, place, hooks)
-            elif found.node in given:
+            elif found.node in given and not isinstance(place, SourcedPlace):
                 part = found.read(given[found.node], base._sizes)
             else:
-                part = self._lifted(batch.intervention.part(place, base))
+                part = self._lifted(batch.part(place))
             edits.setdefault(found.node, []).append(Edit(place, found, part))
         return {node: partial(_changed, own, base._sizes) for node, own in edits.items()}
 

@@ -13,7 +13,7 @@ from conewise.drawing.folded import Cone, Folded, Part
 from conewise.drawing.parts import group
 from conewise.errors import SweepError
 from conewise.graph.graph import Graph
-from conewise.locations.places import Place, PlaceLike, as_place
+from conewise.locations.places import Place, PlaceLike, SourcedPlace, as_place
 from conewise.locations.selectors import Cell
 from conewise.program.streaming import output_names
 from conewise.runs.captured import Captured
@@ -92,7 +92,7 @@ def _patches(
     runs: list[list[int]] = []
     for cell in cells:
         places = cell.places if isinstance(cell, Cell) else (as_place(cell),)
-        key = tuple((p.name, p.layer, p.stack, whole and not p.part) for p in places)
+        key = tuple((p.name, p.layer, p.stack, _is_whole(p, whole)) for p in places)
         if key not in known:
             bare = [(Place(name, layer, stack), is_whole) for name, layer, stack, is_whole in key]
             known[key] = found.setdefault(_patched(model, bare, base), len(found))
@@ -104,6 +104,12 @@ def _patches(
         else:
             runs.append([known[key], 1])
     return found, names, tuple((cone, count) for cone, count in runs)
+
+
+def _is_whole(place: Place, whole: bool) -> bool:
+    """Whether a patch at a place leaves nothing of what would have been there; `whole`: the sweep's do."""
+    replaces = not place.is_function if isinstance(place, SourcedPlace) else whole
+    return replaces and not place.part
 
 
 def _patched(model: Captured, places: Iterable[tuple[Place, bool]], base: Reading | None) -> Patched:

@@ -12,7 +12,7 @@ from conewise.errors import EdgeError
 from conewise.locations.edges import Edges, place_of
 from conewise.locations.located import Located
 from conewise.locations.places import EdgePlace, Place, as_place
-from conewise.locations.selectors import Selector, Selectors, is_place
+from conewise.locations.selectors import Selector, Selectors, SourcedCell, is_place
 from conewise.structure.components import Components
 
 
@@ -52,6 +52,11 @@ def _item(item: Any, model: _Model) -> Any:
         item = item.places
     elif not isinstance(item, list | tuple | set | frozenset) or not any(map(_is_edge, item)):
         return item
+    own = next((one for one in item if isinstance(one, SourcedCell)), None)
+    if own is not None:
+        raise EdgeError(
+            f"{own!r} has a source of its own, and stands in one world with an edge: give each one."
+        )
     found = [part for one in item for part in _parts(_named(one, model))]
     if len(found) > 1:
         _expect_apart(found, model)

@@ -70,6 +70,33 @@ class EdgePlace(Place):
         return f"EdgePlace({self.edge})"
 
 
+@dataclass(frozen=True)
+class SourcedPlace(Place):
+    """A place of a sweep that has a source of its own: what is put there is not the sweep's.
+
+    `number` is that of the source among those of the sweep, `label` what it is called. `how` says how it is
+    put in: a "value" that is the same in every base, a "shift" that is added to what is there, a "function"
+    of what is there, or as a "whole" site of which parts are taken, as from a run. `size` is how many numbers
+    a value or a shift has.
+    """
+
+    number: int = 0
+    label: str = ""
+    how: str = "whole"
+    size: int = 0
+
+    @property
+    def is_function(self) -> bool:
+        """Whether what is put there depends on what would have been there."""
+        return self.how in {"shift", "function"}
+
+    def __hash__(self) -> int:
+        return hash((super().__hash__(), self.number, self.label))
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} ← {self.label}"
+
+
 def site(name: str, *, layer: int | None = None, stack: str = "", **part: Index) -> Place:
     """A place: `site("z", layer=2, head=1)`, `site("mlp_out", layer=0, pos=-1)`, `site("lm_head")`.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from conewise.errors import SiteError
 from conewise.locations.edges import Edges
@@ -12,8 +14,14 @@ from conewise.locations.places import Place, PlaceLike, as_numbers, as_place, as
 
 Choice = int | str | Sequence[int]
 
-AXES = ("layer", "head", "kv_head", "pos", "neuron", "latent")
-"""The axes that can be spread out, in the order in which results show them."""
+AXES = ("layer", "head", "kv_head", "pos", "query_pos", "key_pos", "neuron", "latent", "d", "batch")
+"""The axes that can be spread out, in the order in which results show them.
+
+`d` are the features of the residual stream or of a head. Sites of modules have `dim1`, `dim2`, ... besides.
+"""
+
+FEATURES = ("d_model", "d_head")
+"""What a site calls the axis that people write as `d`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +67,67 @@ class Selector:
         return as_written("sites", self.name, {"stack": self.stack or None, **self.choices})
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SourcedCell:
+    """Places that one world patches with a source of their own. `label` is what it is called, or empty."""
+
+    places: tuple[Place, ...]
+    source: Any
+    label: str = ""
+
+    def __repr__(self) -> str:
+        named = f", label={self.label!r}" if self.label else ""
+        return f"cell({' + '.join(map(str, self.places))}{named})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourcedCells:
+    """A world for each of several sources, by label, at places or at each cell of a selector."""
+
+    of: Selector | tuple[Place, ...]
+    sources: Mapping[str, Any]
+    axis: str = "label"
+
+    def __add__(self, other: SelectorLike) -> Selectors:
+        return Selectors((self,)) + other
+
+    def __radd__(self, other: SelectorLike) -> Selectors:
+        return as_selectors(other) + self
+
+    def __repr__(self) -> str:
+        of = repr(self.of) if isinstance(self.of, Selector) else " + ".join(map(str, self.of))
+        return f"cells({of}, {len(self.sources)} sources by {self.axis})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """A world for each pair of the cells that `of` stands for; with `singles`, one for each of them too."""
+
+    of: Selectors
+    singles: bool = False
+
+    def __add__(self, other: SelectorLike) -> Selectors:
+        return Selectors((self,)) + other
+
+    def __radd__(self, other: SelectorLike) -> Selectors:
+        return as_selectors(other) + self
+
+    def __repr__(self) -> str:
+        return f"pairs({self.of!r}{', singles=True' if self.singles else ''})"
+
+
+Group = tuple[Place | SourcedCell, ...]
+"""What one world patches: places with the sweep's source, and others with their own."""
+
+Part = Selector | SourcedCells | Pairs | Edges | tuple[Group, ...]
+"""What stands for cells: a selector, sources at places, pairs, edges, or cells that were listed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selectors:
     """A sum of selectors: the cells of the first, then those of the second, and so on."""
 
-    parts: tuple[Selector | Edges | tuple[tuple[Place, ...], ...], ...]
+    parts: tuple[Part, ...]
 
     def __repr__(self) -> str:
         return " + ".join(
@@ -83,21 +147,44 @@ class Selectors:
 
 
 SelectorLike = (
-    Selector | Selectors | Edges | PlaceLike | Iterable["Selector | PlaceLike | Iterable[PlaceLike]"]
+    Selector
+    | Selectors
+    | SourcedCell
+    | SourcedCells
+    | Pairs
+    | Edges
+    | PlaceLike
+    | Iterable[
+        "Selector | SourcedCell | SourcedCells | Pairs | PlaceLike | Iterable[PlaceLike | SourcedCell]"
+    ]
 )
 
 
-def sites(name: str, *, stack: str = "", **choices: Choice) -> Selector:
+def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> Selector:
     """Places of one kind: `sites("z", layer=":", head=":")`, `sites("resid_pre", layer="4:8", pos=-1)`.
 
-    Each of layer, head, kv_head, pos, neuron and latent is a number, a list of numbers, or a slice as a
-    string: ":" is all, "2:5" is 2, 3, 4. Selectors add up: `sites(...) + sites(...)`.
+    Each of layer, head, kv_head, pos, query_pos, key_pos, neuron, latent, d and batch (and dim1, dim2, ... of
+    a module's site) is a number, a list of numbers, a range, or a slice, which may be a string: ":" is all,
+    "2:5" is 2, 3, 4. Along an axis with a plain number lies no axis of the result. Selectors add up:
+    `sites(...) + sites(...)`.
     """
-    unknown = [axis for axis in choices if axis not in AXES]
+    unknown = [axis for axis in choices if axis not in AXES and not _is_axis(axis)]
     if unknown:
         raise SiteError(f"no axis {unknown[0]!r}: a selector chooses along {', '.join(AXES)}.")
-    ordered = {axis: _as_choice(axis, choices[axis]) for axis in AXES if axis in choices}
-    return Selector(name, stack, MappingProxyType(ordered))
+    plain = {_axis(axis): _as_choice(axis, choice) for axis, choice in choices.items()}
+    if len(plain) < len(choices):
+        raise SiteError(f"{', '.join(choices)} name an axis twice: `d` is d_model, or d_head.")
+    ordered = sorted(plain, key=lambda axis: AXES.index(axis) if axis in AXES else len(AXES))
+    return Selector(name, stack, MappingProxyType({axis: plain[axis] for axis in ordered}))
+
+
+def _is_axis(axis: str) -> bool:
+    """Whether some site may have an axis of this name that not every kind of model has."""
+    return axis in FEATURES or re.fullmatch("dim[0-9]+", axis) is not None
+
+
+def _axis(axis: str) -> str:
+    return "d" if axis in FEATURES else axis
 
 
 def _as_choice(axis: str, choice: object) -> Choice:
@@ -116,10 +203,13 @@ def _as_choice(axis: str, choice: object) -> Choice:
 
 
 def as_selectors(given: SelectorLike) -> Selectors:
-    """What people may write for `sites=`: a selector, a sum, a place, a list of places and sets of places."""
+    """What people may write for `sites=`: a selector, a sum, a place, a list of places and sets of places.
+
+    With sources of their own, too: cells, or families of them; and pairs.
+    """
     if isinstance(given, Selectors):
         return given
-    if isinstance(given, Selector):
+    if isinstance(given, _ALONE):
         return Selectors((given,))
     if isinstance(given, Edges):
         if not len(given):
@@ -127,28 +217,35 @@ def as_selectors(given: SelectorLike) -> Selectors:
         return Selectors((given,))
     if is_place(given):
         return Selectors((((as_place(given),),),))
+    if isinstance(given, SourcedCell):
+        return Selectors((((given,),),))
     if not isinstance(given, Iterable):
         raise SiteError(f"{given!r} is no place, no selector, and no list of them.")
-    parts: list[Selector | list[tuple[Place, ...]]] = []
+    parts: list[Selector | SourcedCells | Pairs | list[Group]] = []
     for item in given:
-        if isinstance(item, Selector):
+        if isinstance(item, _ALONE):
             parts.append(item)
             continue
-        if not parts or isinstance(parts[-1], Selector):
+        if not parts or not isinstance(parts[-1], list):
             parts.append([])
         parts[-1].append(_as_group(item))  # type: ignore[union-attr]
     if not parts:
         raise SiteError("a sweep over no sites: give at least one place or selector.")
-    return Selectors(tuple(part if isinstance(part, Selector) else tuple(part) for part in parts))
+    return Selectors(tuple(tuple(part) if isinstance(part, list) else part for part in parts))
 
 
-def _as_group(item: object) -> tuple[Place, ...]:
+_ALONE = (Selector, SourcedCells, Pairs)
+
+
+def _as_group(item: object) -> Group:
     """The places that one world patches: one, or several together."""
+    if isinstance(item, SourcedCell):
+        return (item,)
     if is_place(item):
         return (as_place(item),)
     if not isinstance(item, Iterable):
         raise SiteError(f"{item!r} is no place, and no set of places that are patched together.")
-    places = tuple(as_place(place) for place in item)
+    places = tuple(one if isinstance(one, SourcedCell) else as_place(one) for one in item)
     if not places:
         raise SiteError("a set of no places: a world of a sweep patches at least one.")
     # A set has no order of its own, and a sweep has to have the same one each time.
@@ -164,12 +261,29 @@ def is_place(item: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A selector spread out in a model: its cells, and the axes along which they lie."""
+    """A selector spread out in a model: its cells, and the axes along which they lie.
+
+    `labels` are those along axes that have names in place of numbers. Of pairs, `ends` are the names of the
+    single cells: the pairs come in order, (0, 1), (0, 2), ..., (1, 2), ...; with singles, (0, 0), (0, 1), ...
+    """
 
     name: str
     axes: tuple[str, ...]
     coordinates: tuple[tuple[int, ...], ...]
     cells: tuple[Cell, ...]
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    ends: tuple[str, ...] = ()
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The two single cells of each cell, by number; twice the same one where it stands alone."""
+        count = len(self.ends)
+        alone = 0 if len(self.cells) == count * (count + 1) // 2 else 1
+        return [(one, other) for one in range(count) for other in range(one + alone, count)]
+
+    def labels_of(self, axis: int) -> list[str]:
+        """What stands along an axis, by its number: labels where it has some, else numbers."""
+        named = self.labels.get(self.axes[axis])
+        return list(named) if named is not None else [str(number) for number in self.coordinates[axis]]
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -44,6 +45,22 @@ def writes_to(value: object) -> int:
 def zeros_like(part: Tensor) -> Tensor:
     """Zeros in place of `part`."""
     return torch.zeros_like(part)
+
+
+def full_like(part: Tensor, number: float) -> Tensor:
+    """One number everywhere in place of `part`."""
+    return torch.full_like(part, number)
+
+
+def index_columns(points: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Points of a matrix as rows and columns, to index by."""
+    rows, columns = torch.tensor(list(points), dtype=torch.long).reshape(-1, 2).unbind(1)
+    return rows, columns
+
+
+def nan_matrix(size: int, like: Tensor) -> Tensor:
+    """A square of NaN, of the dtype of another tensor."""
+    return like.new_full((size, size), math.nan)
 
 
 def mean_of(value: Tensor, axes: tuple[str, ...]) -> Tensor:

@@ -21,12 +21,40 @@ def has_nan(value: Tensor) -> bool:
 
 def added(part: Tensor, vector: Tensor, scale: float, where: str) -> Tensor:
     """`part` + scale · vector, the vector along the last axes of the part."""
-    if tuple(part.shape[part.ndim - vector.ndim :]) != tuple(vector.shape):
+    if not is_tail(vector.shape, part.shape):
         raise PatchError(
             f"the vector to add at {where} has shape {tuple(vector.shape)}, which is no tail of the part's "
             f"shape {tuple(part.shape)}."
         )
     return part + scale * vector.to(part.device, part.dtype)
+
+
+def spread_over(value: Tensor | float, present: Tensor, where: str) -> Tensor:
+    """A value at all of a part: the last axes of the part are those of the value.
+
+    Nothing is cast or moved: a tensor has the part's dtype, and lies where the part lies.
+    """
+    if not isinstance(value, torch.Tensor):
+        return torch.full_like(present, value)
+    if (value.dtype, value.device) != (present.dtype, present.device):
+        raise PatchError(
+            f"the value for {where} is {value.dtype} on {value.device}, and the place has {present.dtype} on "
+            f"{present.device}. Convert it first: nothing is cast or moved."
+        )
+    if not is_tail(value.shape, present.shape):
+        raise PatchError(
+            f"the value for {where} has shape {tuple(value.shape)}, which is no tail of the part's shape "
+            f"{tuple(present.shape)}."
+        )
+    return value.expand_as(present).clone()
+
+
+def is_tail(shape: Sequence[int], of: Sequence[int]) -> bool:
+    """Whether a value of this shape stands for a part: it has its last axes, each as long or of length 1."""
+    behind = list(of)[max(len(of) - len(shape), 0) :]
+    return len(behind) == len(shape) and all(
+        one in (1, other) for one, other in zip(shape, behind, strict=True)
+    )
 
 
 def noised(part: Tensor, scale: float, seed: str) -> Tensor:
@@ -84,6 +112,15 @@ def _generator(seed: str) -> torch.Generator:
 def stacked(rows: list[Tensor], dim: int = 0) -> Tensor:
     """Tensors of one shape, one behind the other along a new dimension."""
     return torch.stack(rows, dim)
+
+
+def stacked_values(rows: list[Tensor], dims: int) -> Tensor:
+    """Values for parts of so many axes, one behind the other: each has the last of them, or fewer."""
+    spread = [row.reshape(*[1] * (dims - row.ndim), *row.shape) for row in rows]
+    if len({row.shape for row in spread}) > 1:
+        widest = [max(sizes) for sizes in zip(*(row.shape for row in spread), strict=True)]
+        spread = [row.expand(widest) for row in spread]
+    return torch.stack(spread)
 
 
 def joined(parts: list[Tensor]) -> Tensor:

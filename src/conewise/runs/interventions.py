@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,19 +12,28 @@ from conewise.errors import PatchError, describe
 from conewise.identity.digests import inputs_digest
 from conewise.identity.identity import Keyed, expect_key
 from conewise.locations.places import Place
-from conewise.program.tensors import Tensor, zeros_like
+from conewise.program.tensors import Tensor, copy_of, full_like, zeros_like
 from conewise.program.weights import Sums
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
-from conewise.runs.filling import added, averaged, has_nan, noised, resampled, spread_out, stacked
-from conewise.runs.run import Reading
+from conewise.runs.filling import (
+    added,
+    averaged,
+    has_nan,
+    noised,
+    resampled,
+    spread_out,
+    spread_over,
+    stacked,
+)
+from conewise.runs.run import Intervening, Reading
 
 PartsOf = Callable[[Reading], Tensor]
 """What the writers of a model put into its residual stream in a run: [writer, batch, pos, d_model]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Intervention:
+class Intervention(Intervening):
     """`part(place, base)` is what a world puts at `place` of the run `base`; `name` says what it is.
 
     `described` is all that it depends on: equal ones mean the same intervention. With `is_function`, the part
@@ -33,6 +43,9 @@ class Intervention:
 
     `whole(site, base)`, where there is one, is the value of a whole site, of which parts are taken, many at
     once. With `is_run` it is a run's own value, in which NaN is refused.
+
+    `value` is a tensor or a number that is put in every base alike, and `scale · shift` is added to what is
+    there: many of them are put in at once. Both have the shape of the last axes of the part.
 
     `written(parts_of, base)` is what writers put into the residual stream instead of their own parts, where
     edges are patched: `parts_of(run)` are the parts of a run, [writer, batch, pos, d_model].
@@ -47,6 +60,23 @@ class Intervention:
     whole: Callable[[Place, Reading], Tensor] | None = None
     is_run: bool = False
     written: Callable[[PartsOf, Reading], Tensor] | None = None
+    value: Tensor | float | None = None
+    shift: Tensor | None = None
+    scale: float = 1.0
+
+    @property
+    def how(self) -> str:
+        """How it is put in: see `SourcedPlace`."""
+        if self.value is not None:
+            return "value"
+        return "shift" if self.shift is not None else "function" if self.is_function else "whole"
+
+    def for_world(self, place: Place, base: Reading) -> Tensor | Callable[[Tensor], Tensor]:
+        """What a patch at `place` of a fork of `base` is."""
+        if self.begin is not None:
+            self.begin(base.model.weights.contents().whole)
+        part = self.part(place, base)
+        return copy_of(part) if isinstance(part, Tensor) else part
 
 
 def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
@@ -68,13 +98,56 @@ def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
 
 def add(vector: Tensor, scale: float = 1.0) -> Intervention:
     """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape."""
+    if not isinstance(vector, Tensor):
+        raise PatchError(f"cw.add takes a tensor, which it adds to what is there, not {describe(vector)}.")
+    scale, vector = _as_scale(scale), copy_of(vector)
     return Intervention(
         f"add(scale={scale})",
         lambda place, _: lambda present: added(present, vector, scale, str(place)),
         ("add", scale, vector),
         is_function=True,
         written=lambda parts_of, base: added(parts_of(base), vector, scale, "what is written"),
+        shift=vector,
+        scale=scale,
     )
+
+
+def masked() -> Intervention:
+    """Take −∞: at `attn_scores`, that hides a key from a query, and the softmax goes over the other keys.
+
+    Attention from query to key is then none, and the weights of the others sum up to one again, as in the
+    knock-outs of Geva et al. (2023).
+    """
+
+    def part(place: Place, base: Reading) -> Tensor:
+        present = base.read(place)
+        if not present.is_floating_point():
+            raise PatchError(
+                f"{place} holds {present.dtype}, which has no −∞: cw.masked() is for attn_scores."
+            )
+        return full_like(present, -math.inf)
+
+    return Intervention("masked", part, ("masked",), whole=part)
+
+
+def constant(given: Tensor | float) -> Intervention:
+    """Take a tensor or a number, the same for all of the part's axes that it does not have."""
+    if isinstance(given, Tensor):
+        value: Tensor | float = copy_of(given)
+        name = f"tensor {tuple(given.shape)}"
+    else:
+        value, name = given, f"{given:g}"
+
+    def part(place: Place, base: Reading) -> Tensor:
+        return spread_over(value, base.read(place), str(place))
+
+    return Intervention(name, part, ("value", value), value=value)
+
+
+def _as_scale(scale: object) -> float:
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise PatchError(f"cw.add multiplies its vector by a finite number, not by {scale!r}.")
+    return scale
 
 
 def noise(scale: float, seed: int = 0) -> Intervention:
@@ -182,6 +255,8 @@ def as_intervention(given: Any, model: Captured) -> Intervention:
         return given
     if isinstance(given, Reading):
         return _from(given, model)
+    if given is None:
+        return Intervention("none", _nothing, ("none",))
     if isinstance(given, str) and given == "zero":
         return Intervention("zero", _zeros, ("zero",), whole=_zeros, written=_nothing_written)
     if isinstance(given, str) and given == "mean":
@@ -190,10 +265,28 @@ def as_intervention(given: Any, model: Captured) -> Intervention:
         name = getattr(given, "__name__", "function")
         written = partial(_function_written, given)
         return Intervention(name, lambda *_: given, ("function", given), is_function=True, written=written)
+    if isinstance(given, Tensor):
+        raise PatchError(
+            "a sweep's source is no tensor: its places differ. Give the tensor to cells of its own, "
+            "`cw.cell(place, source=tensor)`."
+        )
     raise PatchError(
         f"cannot patch with {given!r}: source is a run, 'zero', 'mean', `noise(...)`, `add(...)`, "
         "`resample(...)`, `mean(...)` or a function of what would have been there."
     )
+
+
+def as_own(given: Any, model: Captured) -> Intervention:
+    """What people may give as the source of a cell: what a sweep takes, a tensor, or a number."""
+    if isinstance(given, Tensor):
+        return constant(given)
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return constant(given)
+    return as_intervention(given, model)
+
+
+def _nothing(place: Place, _: Reading) -> Tensor:
+    raise PatchError(f"no source for {place}: give the sweep one, `source=...`, or the cell its own.")
 
 
 def _from(source: Reading, model: Captured) -> Intervention:
@@ -213,6 +306,7 @@ def _from(source: Reading, model: Captured) -> Intervention:
         "source",
         part,
         ("source",),
+        runs=(source,),
         whole=lambda place, _: source.read(place),
         is_run=True,
         written=lambda parts_of, _: parts_of(source),

@@ -48,6 +48,16 @@ from conewise.structure.outputs import Outputs
 Part = Tensor | Callable[[Tensor], Tensor]
 
 
+class Intervening:
+    """What says what is put in a place, given what is there: interventions."""
+
+    __slots__ = ()
+
+    def for_world(self, place: Place, base: Reading) -> Part:
+        """What a patch at `place` of a fork of `base` is."""
+        raise NotImplementedError
+
+
 class Reading:
     """Values of a captured model, by site; the module's outputs, in the module's own structure.
 
@@ -462,12 +472,15 @@ class RunWorld(Reading):
         self._settled: tuple[int, ...] = self._stamp()
         self._idle: set[Edit] = set()
 
-    def patch(self, place: PlaceLike, value: Reading | Tensor | str | Callable[[Tensor], Tensor]) -> None:
+    def patch(
+        self, place: PlaceLike, value: Reading | Tensor | str | Intervening | Callable[[Tensor], Tensor]
+    ) -> None:
         """Replace (a part of) a site's value.
 
         `value`: another run, whose value at the same place is taken; a tensor of exactly the
         part's shape, dtype and device; "zero"; "mean" (the site's mean over batch and positions, before
-        this world's patches); or a function from what the part would have been to what it shall be.
+        this world's patches); an intervention such as `cw.add(vector, 2.0)`; or a function from what the
+        part would have been to what it shall be.
         """
         place = as_place(place)
         found = self.model.locate(place)
@@ -522,6 +535,9 @@ class RunWorld(Reading):
             return found.read(value._present(found), value._sizes)
         if isinstance(value, Tensor):
             return copy_of(value)
+        if isinstance(value, Intervening):
+            with computing():
+                return value.for_world(place, self._parent)
         if isinstance(value, str) and value == "zero":
             return zeros_like(found.read(whole, self._sizes))
         if isinstance(value, str) and value == "mean":
@@ -530,8 +546,8 @@ class RunWorld(Reading):
         if callable(value):
             return value  # type: ignore[no-any-return]
         raise PatchError(
-            f"cannot patch {place} with {value!r}. A patch is another run, a tensor, 'zero', 'mean' or a "
-            "function of what would have been there."
+            f"cannot patch {place} with {value!r}. A patch is another run, a tensor, 'zero', 'mean', an "
+            "intervention or a function of what would have been there."
         )
 
     # -- handing the patches to the engine ---------------------------------------------------

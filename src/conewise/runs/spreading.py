@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any, Protocol
 
-from conewise.errors import EdgeError, SiteError
+from conewise.errors import EdgeError, SiteError, SweepError
 from conewise.locations.edge_sets import has_one_writer, joined
 from conewise.locations.edges import Edges
 from conewise.locations.located import Located
-from conewise.locations.places import Place
-from conewise.locations.selectors import AXES, Cell, Selector, Selectors, Spread, chosen
+from conewise.locations.places import Place, SourcedPlace
+from conewise.locations.selectors import (
+    AXES,
+    FEATURES,
+    Cell,
+    Group,
+    Pairs,
+    Part,
+    Selector,
+    Selectors,
+    SourcedCell,
+    SourcedCells,
+    Spread,
+    chosen,
+)
 from conewise.runs.captured import Captured
 
 Lengths = Callable[[Located], Mapping[str, int]]
@@ -21,6 +35,13 @@ Lengths = Callable[[Located], Mapping[str, int]]
 
 Along = dict[str, tuple[int, ...]]
 """The numbers that are chosen along each axis."""
+
+
+class Sourcing(Protocol):
+    """Numbers the sources that cells have of their own."""
+
+    def sourced(self, place: Place, source: Any, label: str) -> SourcedPlace:
+        """The place with that source. An empty label stands for what the source is called."""
 
 
 KEPT = 64
@@ -38,32 +59,37 @@ class Spreading:
     names: tuple[str, ...]
 
 
-def spread(selectors: Selectors, model: Captured, lengths: Lengths) -> Spreading:
+def spread(
+    selectors: Selectors, model: Captured, lengths: Lengths, sourcing: Sourcing | None = None
+) -> Spreading:
     """The cells of each selector, for runs of one shape. An empty choice is an error.
 
     Cells are kept with the model by what was selected and what that stands for, so that another pair of
-    prompts makes none.
+    prompts makes none. `sourcing` numbers sources of their own; without it they are refused.
     """
     for part in selectors.parts:
         if isinstance(part, Edges):
             _expect_own(part, model)
-    along = [
-        _chosen_along(part, model, lengths) if isinstance(part, Selector) else None
-        for part in selectors.parts
-    ]
+    found = _Spreading(model, lengths, sourcing)
+    along = [found.along(part) if isinstance(part, Selector) else None for part in selectors.parts]
     key = _key(selectors, along)
     if key is None:
-        return _spread(selectors, along)
+        return _joined(tuple(found.part(part, number) for number, part in enumerate(selectors.parts)))
     kept: OrderedDict[Hashable, Spreading] = vars(model).setdefault(_SPREADINGS, OrderedDict())
     if key not in kept:
-        kept[key] = _spread(selectors, along)
+        kept[key] = _joined(tuple(found.part(part, number) for number, part in enumerate(selectors.parts)))
         while len(kept) > KEPT:
             kept.popitem(last=False)
     return kept[key]
 
 
+def _joined(spreads: tuple[Spread, ...]) -> Spreading:
+    cells = tuple(cell for part in spreads for cell in part.cells)
+    return Spreading(spreads, cells, tuple(cell.places for cell in cells), tuple(cell.name for cell in cells))
+
+
 def _key(selectors: Selectors, along: Sequence[Along | None]) -> Hashable:
-    """What cells depend on; None where places were listed one by one."""
+    """What cells depend on; None where places were listed one by one, or have sources of their own."""
     parts: list[Hashable] = []
     for part, found in zip(selectors.parts, along, strict=True):
         if isinstance(part, Edges):
@@ -71,22 +97,114 @@ def _key(selectors: Selectors, along: Sequence[Along | None]) -> Hashable:
             continue
         if not isinstance(part, Selector) or found is None:
             return None
-        is_open = tuple(not isinstance(part.choices[axis], int) for axis in found)
-        parts.append((part.name, part.stack, tuple(found.items()), is_open))
+        parts.append((part.name, part.stack, tuple(found.items()), _open_axes(part, found)))
     return tuple(parts)
 
 
-def _spread(selectors: Selectors, along: Sequence[Along | None]) -> Spreading:
-    spreads = tuple(
-        _spread_selector(part, number, found or {})
-        if isinstance(part, Selector)
-        else _spread_edges(part, number)
-        if isinstance(part, Edges)
-        else _spread_list(part, number)
-        for number, (part, found) in enumerate(zip(selectors.parts, along, strict=True))
-    )
-    cells = tuple(cell for part in spreads for cell in part.cells)
-    return Spreading(spreads, cells, tuple(cell.places for cell in cells), tuple(cell.name for cell in cells))
+class _Spreading:
+    """Spreads parts of a sum of selectors, for runs of one shape."""
+
+    def __init__(self, model: Captured, lengths: Lengths, sourcing: Sourcing | None) -> None:
+        self._model, self._lengths, self._sourcing = model, lengths, sourcing
+
+    def along(self, selector: Selector) -> Along:
+        """The numbers along each axis that a selector chooses."""
+        return _chosen_along(selector, self._model, self._lengths)
+
+    def part(self, part: Part, number: int) -> Spread:
+        """The cells of one part."""
+        if isinstance(part, Selector):
+            return _spread_selector(part, number, self.along(part))
+        if isinstance(part, Edges):
+            return _spread_edges(part, number)
+        if isinstance(part, SourcedCells):
+            return self._sources(part, number)
+        if isinstance(part, Pairs):
+            return self._pairs(part, number)
+        return self._list(part, number)
+
+    def _list(self, groups: tuple[Group, ...], selector: int) -> Spread:
+        """Cells that were listed one by one."""
+        if not any(isinstance(one, SourcedCell) for group in groups for one in group):
+            return _spread_list(groups, selector)  # type: ignore[arg-type]
+        found = tuple(tuple(self._places(group)) for group in groups)
+        names = [" + ".join(map(str, places)) for places in found]
+        is_one_place = len({tuple(map(_bare, places)) for places in found}) == 1
+        labels = [_labels(places) for places in found] if is_one_place else names
+        twice, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            raise SweepError(
+                f"{count} cells are called {twice!r}; give each its own label: `cw.cell(..., label=...)`."
+            )
+        cells = tuple(
+            Cell(places, selector, MappingProxyType(_coordinates(places[0]) if len(places) == 1 else {}))
+            for places in found
+        )
+        coordinates = (tuple(range(len(cells))),)
+        return Spread("cells", ("label",), coordinates, cells, MappingProxyType({"label": tuple(labels)}))
+
+    def _places(self, group: Group) -> Iterable[Place]:
+        for one in group:
+            if isinstance(one, SourcedCell):
+                yield from (self._sourced(place, one.source, one.label) for place in one.places)
+            else:
+                yield one
+
+    def _sourced(self, place: Place, source: Any, label: str) -> SourcedPlace:
+        if self._sourcing is None:
+            raise SiteError(f"{place} has a source of its own here, which sweeps alone put in.")
+        return self._sourcing.sourced(place, source, label)
+
+    def _sources(self, part: SourcedCells, selector: int) -> Spread:
+        """A world for each source at each cell of a selector, or at places."""
+        if isinstance(part.of, Selector):
+            of = self.part(part.of, selector)
+        else:
+            at = _coordinates(part.of[0]) if len(part.of) == 1 else {}
+            name = "+".join(dict.fromkeys(place.name for place in part.of))
+            of = Spread(name, (), (), (Cell(part.of, selector, MappingProxyType(at)),))
+        cells = []
+        for cell in of.cells:
+            for number, (label, source) in enumerate(part.sources.items()):
+                places = tuple([self._sourced(place, source, label) for place in cell.places])
+                cells.append(Cell(places, selector, MappingProxyType({**cell.at, part.axis: number})))
+        coordinates = (*of.coordinates, tuple(range(len(part.sources))))
+        labels = MappingProxyType({part.axis: tuple(part.sources)})
+        return Spread(of.name, (*of.axes, part.axis), coordinates, tuple(cells), labels)
+
+    def _pairs(self, part: Pairs, selector: int) -> Spread:
+        """A world for each pair of cells, in order."""
+        spreads = [self.part(one, selector) for one in part.of.parts]
+        single = [cell for one in spreads for cell in one.cells]
+        if len(single) < 2:
+            raise SiteError(f"{part!r}: there is one cell, and a pair has two.")
+        names = tuple(cell.name for cell in single)
+        places = [frozenset(map(_bare, cell.places)) for cell in single]
+        cells = []
+        for first, one in enumerate(single):
+            if part.singles:
+                cells.append(Cell(one.places, selector))
+            for second in range(first + 1, len(single)):
+                both = places[first] & places[second]
+                if both:
+                    raise SiteError(
+                        f"{names[first]} and {names[second]} patch the same place, so that one would hide "
+                        "the other in their pair. Choose places that differ."
+                    )
+                cells.append(Cell(one.places + single[second].places, selector))
+        name = f"pairs of {'+'.join(dict.fromkeys(one.name for one in spreads))}"
+        labels = MappingProxyType({"pair": tuple([cell.name for cell in cells])})
+        return Spread(name, ("pair",), (tuple(range(len(cells))),), tuple(cells), labels, names)
+
+
+def _bare(place: Place) -> Place:
+    return Place(place.name, place.layer, place.stack, place.part)
+
+
+def _labels(places: Sequence[Place]) -> str:
+    """What the sources at places are called, each once."""
+    named = [place.label if isinstance(place, SourcedPlace) else "source" for place in places]
+    return " + ".join(dict.fromkeys(named))
 
 
 def _spread_list(places: tuple[tuple[Place, ...], ...], selector: int) -> Spread:
@@ -123,7 +241,8 @@ def _spread_edges(edges: Edges, selector: int) -> Spread:
 
 
 def _coordinates(place: Place) -> dict[str, int]:
-    found = {axis: index for axis, index in place.part.items() if axis in AXES and isinstance(index, int)}
+    known = (*AXES, *FEATURES)
+    found = {axis: index for axis, index in place.part.items() if axis in known and isinstance(index, int)}
     return ({"layer": place.layer} if place.layer is not None else {}) | found
 
 
@@ -149,7 +268,9 @@ def _chosen_along(selector: Selector, model: Captured, lengths_of: Lengths) -> A
     first = Place(selector.name, layers[0], selector.stack)
     found = model.locate(first)
     lengths = lengths_of(found)
-    for axis, choice in choices.items():
+    for written, choice in choices.items():
+        features = next((one for one in FEATURES if one in lengths), written)
+        axis = features if written == "d" else written
         if axis not in lengths:
             raise SiteError(
                 f"{selector}: this site has no axis {axis!r}; its axes are {', '.join(found.view.axes)}."
@@ -166,5 +287,11 @@ def _spread_selector(selector: Selector, number: int, along: Along) -> Spread:
         part = {axis: index for axis, index in at.items() if axis != "layer"}
         place = Place(selector.name, layer, selector.stack, MappingProxyType(part))
         cells.append(Cell((place,), number, MappingProxyType(at)))
-    open_axes = [axis for axis in along if not isinstance(selector.choices[axis], int)]
-    return Spread(selector.name, tuple(open_axes), tuple(along[axis] for axis in open_axes), tuple(cells))
+    open_axes = _open_axes(selector, along)
+    return Spread(selector.name, open_axes, tuple(along[axis] for axis in open_axes), tuple(cells))
+
+
+def _open_axes(selector: Selector, along: Along) -> tuple[str, ...]:
+    """The axes along which a selector chooses, and not one plain number."""
+    chose = zip(along, selector.choices.values(), strict=True)
+    return tuple(axis for axis, choice in chose if not isinstance(choice, int))

@@ -11,7 +11,7 @@ from conewise.program.weights import Sums
 from conewise.runs.baseline import bound, sizes_of
 from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
-from conewise.runs.interventions import as_intervention
+from conewise.runs.interventions import Intervention, as_intervention
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.run import Reading
 from conewise.sweeps.execution.batch import Batch
@@ -26,9 +26,11 @@ class Batches:
     Inputs are copied: whatever is written to them later, numbers, provenance and checks are of the same.
     """
 
-    def __init__(self, model: Captured, base: Base, source: Any) -> None:
+    def __init__(self, model: Captured, base: Base, source: Any, own: Sequence[Intervention] = ()) -> None:
+        """`own` are the sources that cells have of their own."""
         copies: dict[int, Any] = {}
         self.model, self._base, self._source = model, _copied(base, copies), _copied(source, copies)
+        self.own = own
         self._first: Batch | None = None
 
     def __len__(self) -> int:
@@ -67,7 +69,7 @@ class Batches:
         run = source if isinstance(source, Reading) else None
         if run is not None:
             _expect_alike(base.inputs, run.inputs)
-        batch = Batch(base, run, as_intervention(source, self.model))
+        batch = Batch(base, run, as_intervention(source, self.model), self.own)
         if number == 0:
             self._first = batch
         return batch
@@ -108,6 +110,16 @@ class Batches:
                 _expect_alike(inputs, others, of)
             for metric in metrics if inputs else ():
                 expect_prompts(metric, outputs.prompts(inputs), f"{of}base")
+
+    def known_inputs(self) -> list[tuple[Mapping[str, Tensor], str]]:
+        """The inputs of each base that are known before it is run, and of which batch they are, in words."""
+        if not isinstance(self._base, Reading | Mapping | list | tuple):
+            return [(self[0].base.inputs, "")]
+        found = []
+        for number, (base, _) in enumerate(self.all_given()):
+            of = "" if len(self) == 1 else f"batch {number}: "
+            found.append((self._inputs_of(base, "base"), of))
+        return [(inputs, of) for inputs, of in found if inputs]
 
     def _inputs_of(self, given: Any, where: str) -> Mapping[str, Tensor]:
         """The inputs of what was given; none where they are not known before it is run."""

@@ -13,7 +13,16 @@ from conewise.colours import LIGHT
 from conewise.locations.selectors import Spread
 from conewise.sweeps.storage.result_data import ResultData
 
-LETTERS = {"layer": "L", "head": "H", "kv_head": "K", "pos": "P", "neuron": "N"}
+LETTERS = {
+    "layer": "L",
+    "head": "H",
+    "kv_head": "K",
+    "pos": "P",
+    "query_pos": "Q",
+    "key_pos": "K",
+    "neuron": "N",
+    "latent": "F",
+}
 
 HOVER = "<b>%{customdata[0]}</b><br>value %{customdata[1]:.6g}<br>effect %{customdata[2]:+.6g}<extra></extra>"
 
@@ -58,13 +67,12 @@ def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[fl
     if part.axes == ("edge",):
         _edges_panel(drawn, part, effects, told, column)
         return
+    if part.ends:
+        _pairs_panel(drawn, part, effects, told, column)
+        return
     if len(part.axes) < 2:
         axis = part.axes[0] if part.axes else "site"
-        labels = (
-            [cell.name for cell in part.cells]
-            if axis == "site"
-            else [str(number) for number in part.coordinates[0]]
-        )
+        labels = [cell.name for cell in part.cells] if axis == "site" or not part.axes else part.labels_of(0)
         bars = go.Bar(
             x=labels,
             y=effects,
@@ -79,7 +87,7 @@ def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[fl
     width = _columns(part)
     heat = go.Heatmap(
         z=_rows(effects, width),
-        x=[str(number) for number in part.coordinates[-1]],
+        x=part.labels_of(-1),
         y=_row_labels(part),
         customdata=_rows(told, width),
         hovertemplate=HOVER,
@@ -123,7 +131,33 @@ def _edges_panel(
     drawn.update_yaxes(title_text="writer", type="category", autorange="reversed", row=1, col=column)
 
 
+def _pairs_panel(
+    drawn: go.Figure, part: Spread, effects: list[float], told: list[list[Any]], column: int
+) -> None:
+    """Cells by cells, the same on both sides of the diagonal; single cells stand on it, or nothing does."""
+    count = len(part.ends)
+    heat: list[list[float | None]] = [[None] * count for _ in part.ends]
+    hover: list[list[Any]] = [[["", None, None]] * count for _ in part.ends]
+    for (row, other), effect, one in zip(part.pairs(), effects, told, strict=True):
+        heat[row][other] = heat[other][row] = effect
+        hover[row][other] = hover[other][row] = one
+    matrix = go.Heatmap(
+        z=heat,
+        x=list(part.ends),
+        y=list(part.ends),
+        customdata=hover,
+        hovertemplate=HOVER,
+        hoverongaps=False,
+        coloraxis="coloraxis",
+    )
+    drawn.add_trace(matrix, row=1, col=column)
+    drawn.update_xaxes(type="category", row=1, col=column)
+    drawn.update_yaxes(type="category", autorange="reversed", row=1, col=column)
+
+
 def _columns(part: Spread) -> int:
+    if part.ends:
+        return len(part.ends)
     return part.shape[-1] if part.shape else 1
 
 
@@ -134,9 +168,10 @@ def _rows(flat: list[Any], width: int) -> list[list[Any]]:
 def _row_labels(part: Spread) -> list[str]:
     """The numbers along the first of two axes; along the first of more, numbers with letters: L0 H3."""
     if len(part.axes) == 2:
-        return [str(number) for number in part.coordinates[0]]
+        return part.labels_of(0)
     letters = [LETTERS.get(axis, f"{axis} ") for axis in part.axes[:-1]]
+    along = [part.labels_of(axis) for axis in range(len(part.axes) - 1)]
     return [
-        " ".join(f"{letter}{number}" for letter, number in zip(letters, point, strict=True))
-        for point in itertools.product(*part.coordinates[:-1])
+        " ".join(f"{letter}{name}" for letter, name in zip(letters, point, strict=True))
+        for point in itertools.product(*along)
     ]

@@ -11,10 +11,10 @@ from conewise.checks.cell_check import CellCheck
 from conewise.checks.recheck import recheck
 from conewise.errors import SweepError, WeightsChangedError
 from conewise.locations.places import EdgePlace
-from conewise.locations.selectors import Cell
+from conewise.locations.selectors import Cell, Spread
 from conewise.markup import heading, table, verdict
 from conewise.phases import shown_phases
-from conewise.program.tensors import Tensor, same_bits
+from conewise.program.tensors import Tensor, index_columns, nan_matrix, same_bits
 from conewise.sweeps.storage.result_data import ResultData
 
 if TYPE_CHECKING:
@@ -51,6 +51,59 @@ class Result(ResultData):
         if float(span) == 0:
             raise SweepError("nothing to normalise by: base and source have the same value of the metric.")
         return self._shaped((self.table[0] - self.base[0]) / span)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of `values`, of one selector; of a sum of several there is one, the cells."""
+        return self.spreads[0].axes if len(self.spreads) == 1 else ("cell",)
+
+    @property
+    def coordinates(self) -> dict[str, list[int] | list[str]]:
+        """What stands along each of the axes: numbers, or labels where they have some."""
+        if len(self.spreads) > 1:
+            return {"cell": [cell.name for cell in self.cells]}
+        part = self.spreads[0]
+        return {
+            axis: list(part.labels[axis]) if axis in part.labels else list(along)
+            for axis, along in zip(part.axes, part.coordinates, strict=True)
+        }
+
+    def matrix(self, *, metric: str | None = None) -> Tensor:
+        """Effects of pairs, [cell, cell], the same on both sides of the diagonal: after `cw.pairs(sites)`.
+
+        On the diagonal are the effects of single cells, where the sweep had them, else NaN. `ends` of the
+        result's part says which cells they are, in order.
+        """
+        part = self._pairs()
+        row = 0 if metric is None else self._number(metric)
+        effects = self.table[row] - self.base[row]
+        one, other = index_columns(part.pairs())
+        found = nan_matrix(len(part.ends), effects)
+        found[one, other] = effects
+        found[other, one] = effects
+        return found
+
+    def interactions(self, *, metric: str | None = None) -> Tensor:
+        """Effects of pairs less the effects of both single cells, [cell, cell], with 0 on the diagonal.
+
+        Where it is 0, the two changes add up. It needs `cw.pairs(sites, singles=True)`.
+        """
+        part = self._pairs()
+        if len(part.cells) != len(part.ends) * (len(part.ends) + 1) // 2:
+            raise SweepError(
+                "interactions are effects of pairs less those of single cells, and this sweep had no single "
+                "cells. Sweep over `cw.pairs(sites, singles=True)`."
+            )
+        found = self.matrix(metric=metric)
+        single = found.diagonal().clone()
+        found = found - single[:, None] - single[None, :]
+        found.fill_diagonal_(0.0)
+        return found
+
+    def _pairs(self) -> Spread:
+        if len(self.spreads) != 1 or not self.spreads[0].ends:
+            raise SweepError("a matrix is of pairs: sweep over `cw.pairs(sites)`, and nothing else.")
+        return self.spreads[0]
 
     def metric(self, name: str) -> Tensor:
         """One of several metrics, shaped like `values`."""

@@ -221,21 +221,22 @@ class Running:
     @contextmanager
     def _trusting(self, batch: Batch) -> Iterator[None]:
         """Check that all runs of a batch were made with these weights; meanwhile, do not look for writes."""
-        put, weights = batch.intervention, self._weights
-        readings = [run for run in (batch.base, batch.source, *put.runs) if run is not None]
+        weights, put = self._weights, (batch.intervention, *batch.own)
+        read = [run for one in put for run in one.runs]
+        readings = [run for run in dict.fromkeys((batch.base, batch.source, *read)) if run is not None]
         with ExitStack() as trusting:
             with self.phases.during("weights"):
                 for reading in readings:
                     reading.check(weights)
                     trusting.enter_context(reading.trusted())
-            if put.begin is None:
-                yield
-                return
-            put.begin(weights.whole)
+            begin = [one.begin for one in put if one.begin is not None]
+            for begun in begin:
+                begun(weights.whole)
             try:
                 yield
             except BaseException:
-                put.begin(Sums(()))  # of what weights it found something out is not known
+                for begun in begin:
+                    begun(Sums(()))  # of what weights it found something out is not known
                 raise
 
     def _expect_unchanged(self) -> None:

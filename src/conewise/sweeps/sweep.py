@@ -15,7 +15,10 @@ from conewise.capturing.foreign import within_memory
 from conewise.checks.witness import Rerun
 from conewise.errors import NoEffectWarning, SweepError
 from conewise.garbage import uncollected
-from conewise.locations.selectors import Cell, Selector, SelectorLike, Spread, as_selectors
+from conewise.locations.edges import Edges
+from conewise.locations.located import Located
+from conewise.locations.places import EdgePlace, Place, SourcedPlace
+from conewise.locations.selectors import Cell, Selector, SelectorLike, SourcedCell, Spread, as_selectors
 from conewise.markup import heading
 from conewise.phases import Phases
 from conewise.program.precision import expect_precision
@@ -23,7 +26,9 @@ from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import as_metric
+from conewise.runs.own_sources import OwnSources
 from conewise.runs.spreading import spread
+from conewise.structure.selections import selected
 from conewise.sweeps.batches import Base, Batches
 from conewise.sweeps.calibration import calibration_of
 from conewise.sweeps.execution.batch import Batch
@@ -32,15 +37,17 @@ from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.conditions import StoredCut
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.passes.fill_tables import counted_from_front, expect_swept, place_groups
 from conewise.sweeps.planning.patching import axis_lengths
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.planner import Planner
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.progress import bar
 from conewise.sweeps.result import Result
 from conewise.sweeps.running import Numbers, Options, Running
 from conewise.sweeps.storage.plan_spec import plain_spec
-from conewise.sweeps.storage.provenance import lazy_provenance, provenance
+from conewise.sweeps.storage.provenance import Given, lazy_provenance, provenance
 from conewise.sweeps.storage.store import StoredSweep, recorder
 
 
@@ -50,6 +57,15 @@ def _unreported() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffectWarning)
         yield
+
+
+def _part_shape(found: Located, facts: ShapeFacts) -> tuple[int, ...]:
+    """The shape of the part that a place means, in runs of one shape."""
+    lengths = axis_lengths(found, facts)
+    return tuple(
+        selected(found.part[axis], lengths[axis]) if axis in found.part else lengths[axis]
+        for axis in found.part_axes
+    )
 
 
 class Sweep:
@@ -90,13 +106,13 @@ class Sweep:
             raise SweepError("no metric: give one, or a list of several.")
         if len(set(names)) != len(names):
             raise SweepError(f"two metrics are named {names!r}; give each its own with `name=`.")
-        self._batches = Batches(model, base, source)
+        self.own = OwnSources(model)
+        self._batches = Batches(model, base, source, self.own)
         self._batches.expect_fitting(self.metrics)
         first = self.batch(0)
         self.is_function = first.intervention.is_function
-        found = spread(
-            self.selectors, model, partial(axis_lengths, facts=self.facts.shape(first.base.inputs))
-        )
+        lengths = partial(axis_lengths, facts=self.facts.shape(first.base.inputs))
+        found = spread(self.selectors, model, lengths, self.own)
         self.spreads: tuple[Spread, ...] = found.spreads
         self.cells: tuple[Cell, ...] = found.cells
         self.spec = SweepSpec(
@@ -107,7 +123,36 @@ class Sweep:
             self.is_function,
             first.source is not None,
         )
+        self._expect_places(lengths)
+        self._expect_sources(source)
         self._planner = Planner(model, self.spec)
+
+    def _expect_places(self, lengths: Callable[[Located], dict[str, int]]) -> None:
+        """Raise for places that were written one by one and are not there, or that no node holds."""
+        for part, found in zip(self.selectors.parts, self.spreads, strict=True):
+            is_family = isinstance(part, Selector | Edges)
+            cells = found.cells[:1] if is_family else found.cells
+            if is_family or not isinstance(cells[0].places[0], EdgePlace):
+                groups = place_groups([cell.places for cell in cells], self.model.locate)
+                expect_swept(groups)
+                for group in groups:
+                    counted_from_front(group, lengths(group.located))
+
+    def _expect_sources(self, source: Any) -> None:
+        """Raise where a cell has no source, or one that does not fit its place in some base."""
+        if source is None:
+            places = (place for cell in self.cells for place in cell.places)
+            bare = next((place for place in places if not isinstance(place, SourcedPlace)), None)
+            if bare is not None:
+                raise SweepError(
+                    f"no source for {bare}: give the sweep one, `source=...` (a run, inputs, 'zero', 'mean', "
+                    "an intervention), or give each cell its own, `cw.cell(place, source=...)`."
+                )
+        if len(self.own):
+            own = [place for cell in self.cells for place in cell.places if isinstance(place, SourcedPlace)]
+            for inputs, of in self._batches.known_inputs():
+                shape = partial(_part_shape, facts=self.facts.shape(inputs))
+                self.own.expect_fitting(own, shape, inputs, of)
 
     # -- what is swept -----------------------------------------------------------------------
 
@@ -126,12 +171,19 @@ class Sweep:
         bases, sources = [base for base, _ in given], [source for _, source in given]
         return Sweep(
             self.model,
-            [self.cells[number].places for number in numbers],
+            [[self._as_given(place) for place in self.cells[number].places] for number in numbers],
             base=bases[0] if len(given) == 1 else bases,
             source=sources[0] if len(given) == 1 else sources,
             metric=self.metrics,
             precision=self.precision,
         )
+
+    def _as_given(self, place: Place) -> Place | SourcedCell:
+        """A place as it was given: with its own source, where it has one."""
+        if not isinstance(place, SourcedPlace):
+            return place
+        bare = Place(place.name, place.layer, place.stack, place.part)
+        return SourcedCell((bare,), self.own.given[place.number], place.label)
 
     def targets(self) -> tuple[str, ...]:
         """The nodes that the metrics read."""
@@ -146,7 +198,12 @@ class Sweep:
 
         What cannot be identified for certain says so; with `strict` it raises IdentityError.
         """
-        return provenance(self.model, self.spec, self._batches.all_given(), strict=strict)
+        return provenance(self.model, self.spec, self._given, strict=strict)
+
+    @property
+    def _given(self) -> Given:
+        """What was given as base and source of each batch, and to cells as their own."""
+        return Given(self._batches.all_given(), self.own)
 
     # -- plan --------------------------------------------------------------------------------
 
@@ -183,7 +240,7 @@ class Sweep:
 
     def _plain_spec(self) -> dict[str, Any]:
         given = self._batches.all_given()
-        return plain_spec(self.model.name, self.selectors, self.metrics, self.precision, given)
+        return plain_spec(self.model.name, self.selectors, self.metrics, self.precision, given, self.own)
 
     # -- run ---------------------------------------------------------------------------------
 
@@ -266,7 +323,7 @@ class Sweep:
             per_prompt,
             base.mean(-1),
             None if source is None else source.mean(-1),
-            lazy_provenance(self.model, self.spec, self._batches.all_given(), weights),
+            lazy_provenance(self.model, self.spec, self._given, weights),
             None,
             self,
             base,
@@ -278,7 +335,7 @@ class Sweep:
         """What a store has to know of this sweep."""
 
         def identity() -> dict[str, Any]:
-            return provenance(self.model, self.spec, self._batches.all_given(), weights, strict=True)
+            return provenance(self.model, self.spec, self._given, weights, strict=True)
 
         def order() -> list[str]:
             first = self.batch(0)
@@ -296,10 +353,10 @@ class Sweep:
         parts = " + ".join(
             str(part)
             if isinstance(part, Selector)
-            else f"{len(part)} sites"
+            else f"{len(part)} {spread.name}"
             if isinstance(part, tuple)
             else repr(part)
-            for part in self.selectors.parts
+            for part, spread in zip(self.selectors.parts, self.spreads, strict=True)
         )
         metrics = ", ".join(metric.name for metric in self.metrics)
         return f"Sweep over {parts}: {len(self.cells)} worlds of {self.model.name}, reading {metrics}"

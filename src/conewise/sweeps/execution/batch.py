@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from conewise.locations.places import EdgePlace, Place, Writers
+from conewise.locations.located import Located
+from conewise.locations.places import EdgePlace, Place, SourcedPlace, Writers
 from conewise.program.tensors import Tensor
+from conewise.runs.filling import has_nan, stacked_values
 from conewise.runs.interventions import Intervention
 from conewise.runs.reader import reader
 from conewise.runs.run import Edit, Reading
@@ -18,11 +20,15 @@ from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, nan_f
 
 @dataclass(frozen=True)
 class Batch:
-    """`base` is the run that is changed; `source` the run that values come from, where they do."""
+    """`base` is the run that is changed; `source` the run that values come from, where they do.
+
+    `own` are the sources that cells have of their own, by number.
+    """
 
     base: Reading
     source: Reading | None
     intervention: Intervention
+    own: Sequence[Intervention] = ()
 
     def reader(self) -> Callable[[str], Any]:
         """Reads values of the base by the graph's own names, each once."""
@@ -37,6 +43,8 @@ class Batch:
         """What a world puts at one place."""
         if isinstance(place, EdgePlace):
             return self.edges.part(place)
+        if isinstance(place, SourcedPlace):
+            return self.own[place.number].part(place, self.base)
         return self.intervention.part(place, self.base)
 
     def seen_more(self, place: EdgePlace) -> Tensor:
@@ -55,6 +63,7 @@ class BatchValues:
     ) -> None:
         self.batch = batch
         self._wholes = wholes if wholes is not None and batch.intervention.is_run else {}
+        self._own: dict[Any, Tensor | None] = {}
         self._looked_at: list[Site] = []
         self._flags: Tensor | None = None
         self._suspicious: frozenset[Site] | None = None
@@ -83,6 +92,32 @@ class BatchValues:
             self._wholes[site] = found
         return self._wholes[site]
 
+    def own_whole(self, site: Site, source: int) -> Tensor | None:
+        """The same of a cell's own source; None where it has NaN in it, or no whole value."""
+        key = site, source
+        if key not in self._own:
+            found, put = None, self.batch.own[source]
+            if put.whole is not None:
+                place, base = Place(*site), self.batch.base
+                found = put.whole(place, base)
+                base.model.locate(place).expect(found, base.read(place), place)
+                if put.is_run and has_nan(found):
+                    found = None  # part by part: those without NaN are put in
+            self._own[key] = found
+        return self._own[key]
+
+    def own_rows(self, located: Located, sources: tuple[int, ...], like: Tensor) -> Tensor:
+        """Values or shifts of sources, a row for each, with as many dimensions behind as the part has axes.
+
+        They have the dtype of `like`, and lie where it lies. A dimension of length 1 stands for all.
+        """
+        key = sources, len(located.part_axes), like.dtype, like.device
+        found = self._own.get(key)
+        if found is None:
+            rows = [_row(self.batch.own[number], like) for number in sources]
+            found = self._own[key] = stacked_values(rows, len(located.part_axes))
+        return found
+
     def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str) -> Tensor:
         """A site as edges from these writers make it."""
         return self.batch.edges.of_edges(site, writers, at_once, live)
@@ -98,3 +133,11 @@ class BatchValues:
     def edit(self, number: int) -> Edit:
         """An edit that stands in the base."""
         return self.batch.base.edits[number]
+
+
+def _row(put: Intervention, like: Tensor) -> Tensor:
+    """The value or the shift of a source, as it is put into a tensor like that."""
+    if put.shift is not None:
+        return put.scale * put.shift.to(like.device, like.dtype)
+    assert put.value is not None
+    return put.value if isinstance(put.value, Tensor) else like.new_full((), put.value)

@@ -180,8 +180,8 @@ class WavefrontExecutor:
         self.columns = dict(compiled.columns)
         self.has_edges = any(table.edges is not None for table in compiled.fills)
         self.chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
-        tables = [table for table in compiled.fills if table.edit is None and table.edges is None]
-        self.sites = tuple(dict.fromkeys(table.site for table in tables))
+        of_source = [t for t in compiled.fills if t.edit is None and t.edges is None and t.own is None]
+        self.sites = tuple(dict.fromkeys(table.site for table in of_source))
         self.site_values: dict[Site, Tensor | None] = {}
         """The source's values that lie in the memory of a graph, where each next source's will lie."""
         self.split_weights = facts_of(model).split_weights
@@ -276,7 +276,7 @@ class WavefrontExecutor:
             raise
         source: Reading | None = found[1] if len(found) > 1 else None
         put = batch.intervention if source is None else as_intervention(source, self.model)
-        return Batch(found[0], source, put), runner.stays
+        return Batch(found[0], source, put, batch.own), runner.stays
 
     def _baseline(self, runs: Sequence[InputRun]) -> BaselineRunner | None:
         """What computes so many runs as one; None where they cannot be stacked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -35,6 +35,12 @@ class Values(Protocol):
     def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str) -> Tensor:
         """A site in natural axes as edges from these writers make it, computed in slices: [writer, ...]."""
 
+    def own_whole(self, site: Site, source: int) -> Tensor | None:
+        """The value of a whole site, of a source that cells have of their own; None where there is none."""
+
+    def own_rows(self, located: Located, sources: tuple[int, ...], like: Tensor) -> Tensor:
+        """Values or shifts of such sources, a row for each, with a dimension for each axis of the part."""
+
     def part(self, place: Place) -> Tensor | PartFunction:
         """What is put at one place, where there is no whole value."""
 
@@ -52,6 +58,7 @@ class PassTable:
     index: tuple[tuple[int, ...], ...]
     places: Callable[[int], Place]
     writers: tuple[Writers, ...] | None = None
+    sources: tuple[int, ...] | None = None
 
     def place_of(self, number: int) -> Place:
         """The place of the world that stands at `number` here, as it was written."""
@@ -75,21 +82,24 @@ class PassFills:
             begin = bisect.bisect_left(table.worlds, one.first)
             end = bisect.bisect_left(table.worlds, one.first + one.worlds)
             if begin < end:
-                located = locate(Place(*table.site)) if table.edit is None else edits[table.edit].found
+                located = edits[table.edit].found if table.edit is not None else locate(Place(*table.site))
                 worlds = tuple(world - one.first for world in table.worlds[begin:end])
                 index = tuple(along[begin:end] for along in table.index)
                 own = compiled.order[one.first : one.first + one.worlds]
                 places = partial(_place, cells, own, table.ordinal)
                 writers = None if table.edges is None else table.edges.writers[begin:end]
+                sources = None if table.own is None else table.own.sources[begin:end]
                 self._tables.setdefault(table.node, []).append(
-                    PassTable(table, located, worlds, index, places, writers)
+                    PassTable(table, located, worlds, index, places, writers, sources)
                 )
         self._rows: dict[tuple[str, Ranges], list[_Rows]] = {}
 
     def sites(self) -> list[Site]:
         """The sites whose whole values are read."""
         found = (one.table for tables in self._tables.values() for one in tables)
-        return list(dict.fromkeys(t.site for t in found if t.edit is None and t.edges is None))
+        return list(
+            dict.fromkeys(t.site for t in found if t.edit is None and t.edges is None and t.own is None)
+        )
 
     def has_edges(self) -> bool:
         """Whether worlds are those of edges: what they put in is computed while the pass runs."""
@@ -98,6 +108,10 @@ class PassFills:
     def has_edits(self) -> bool:
         """Whether edits that stand in the base are made again."""
         return any(one.table.edit is not None for tables in self._tables.values() for one in tables)
+
+    def has_own(self) -> bool:
+        """Whether worlds have sources of their own."""
+        return any(one.sources is not None for tables in self._tables.values() for one in tables)
 
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where what is put in has NaN in it; `sites` are those that have some somewhere."""
@@ -163,6 +177,13 @@ class _Rows:
             row_of = {writer: row for row, writer in enumerate(self._writers)}
             rows = torch.tensor([row_of[writer] for writer in own], dtype=torch.long)
             self._from = brought(rows, device)
+        self._sources: tuple[int, ...] = ()
+        if table.sources is not None:
+            numbered = [table.sources[number] for number in numbers]
+            self._sources = tuple(sorted(set(numbered)))
+            row_of = {source: row for row, source in enumerate(self._sources)}
+            rows = torch.tensor([row_of[source] for source in numbered], dtype=torch.long)
+            self._from = brought(rows, device)
         self._index: tuple[Tensor, ...] | None = None
         self._at = brought(torch.tensor(list(places), dtype=torch.long), device)
         self._written: tuple[Tensor, ...] = ()
@@ -171,12 +192,18 @@ class _Rows:
 
     def write(self, stack: Tensor, values: Values, sizes: Sequence[int]) -> None:
         table = self._table.table
-        if self._from is not None:
-            assert table.edges is not None
+        if table.own is not None and table.own.how in {"value", "shift"}:
+            self._write_own(stack, sizes, values, is_shift=table.own.how == "shift")
+            return
+        if table.edges is not None:
             at_once, live = table.edges.at_once, table.edges.live
             self._write_edges(stack, sizes, values.of_edges(table.site, self._writers, at_once, live))
             return
-        whole = None if table.edit is not None else values.whole(table.site)
+        whole = None
+        if table.own is not None:
+            whole = values.own_whole(table.site, self._sources[0])
+        elif table.edit is None:
+            whole = values.whole(table.site)
         if whole is not None:
             target = self._selected_first(stack, sizes)
             source = whole.permute(self._order)
@@ -213,10 +240,26 @@ class _Rows:
         source = by_writer.permute(0, *(1 + dim for dim in self._order))
         target[self._written] = source[(self._from.reshape(at.shape), *index)]
 
+    def _write_own(self, stack: Tensor, sizes: Sequence[int], values: Values, *, is_shift: bool) -> None:
+        """Write for each world what its own source puts there, or add it to what is there."""
+        assert self._from is not None
+        target = self._selected_first(stack, sizes)
+        located = replace(self._table.located, part=self._table.place_of(self._numbers[0]).part)
+        rows = values.own_rows(located, self._sources, stack)
+        # Selected axes come first in the target; those of one number are none of the part's.
+        left = located.part_axes
+        order = [axis for axis in self._selected if axis not in self._numbered]
+        order += [axis for axis in left if axis not in order]
+        put = rows.permute(0, *(1 + left.index(axis) for axis in order))[self._from]
+        if is_shift:
+            put = target[self._written].add_(put)
+        target[self._written] = put
+
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where one of these rows puts NaN in, of those that put from `sites`."""
         table = self._table.table
-        is_whole = table.edit is None and table.edges is None and table.site in sites
+        is_source = table.edit is None and table.edges is None and table.own is None
+        is_whole = is_source and table.site in sites
         whole = values.whole(table.site) if is_whole else None
         if whole is None:
             return

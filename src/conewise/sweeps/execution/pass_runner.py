@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from conewise.locations.located import Located
 from conewise.locations.places import Place, Writers
 from conewise.runs.run import Edit
 from conewise.sweeps.execution.cuda_graph import Record, Replayed
@@ -76,7 +77,7 @@ class PassRunner:
         self, read: ReadValue, values: Values, columns: Mapping[str, Tensor]
     ) -> dict[str, Tensor] | None:
         """All that changes from run to run, by name; None where some of it is no tensor."""
-        if self.fills.has_edits() or self.fills.has_edges():
+        if self.fills.has_edits() or self.fills.has_edges() or self.fills.has_own():
             return None
         found: dict[str, Any] = {name: read(name) for name in self._names}
         found |= {_site_slot(site): values.whole(site) for site in self.fills.sites()}
@@ -131,6 +132,12 @@ class _Slotted:
 
     def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str) -> Tensor:
         return self._values.of_edges(site, writers, at_once, live)
+
+    def own_whole(self, site: Site, source: int) -> Tensor | None:
+        return self._values.own_whole(site, source)
+
+    def own_rows(self, located: Located, sources: tuple[int, ...], like: Tensor) -> Tensor:
+        return self._values.own_rows(located, sources, like)
 
     def part(self, place: Place) -> Tensor | PartFunction:
         return self._values.part(place)

@@ -293,9 +293,8 @@ class Compilation:
         """Bytes of what worlds put in, and that no run holds: one value for each site."""
         edges = self.patching.edge_groups
         parts = self.patching.parts if not edges.keys().isdisjoint(own.patched) else 0
-        if self.from_run or self.is_function:
-            return parts
-        return parts + sum(self.patching.whole(node) for node in own.patched if node not in edges)
+        of_source = not (self.from_run or self.is_function)
+        return parts + self.patching.held([node for node in own.patched if node not in edges], of_source)
 
     # -- the cut -----------------------------------------------------------------------------------
 

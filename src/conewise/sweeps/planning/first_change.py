@@ -57,6 +57,8 @@ def _start(group: PlaceGroup, length: int, finder: RegionFinder, from_source: Ma
         return 0
     part = group.place.part.get("pos")
     if part is None:
+        if group.sources is not None:
+            return 0  # what is not the source's differs from the base anywhere
         return from_source.get(group.node, 0)
     return first_position(part, length) if _shows_positions(group, finder) else 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from conewise.graph.graph import Graph
@@ -89,7 +89,7 @@ class Patching:
         for group in self.groups:
             worlds = [world_of[cell] for cell in group.cells]
             patched.setdefault(group.node, []).extend(worlds)
-            if group.is_whole and not self.is_function:
+            if group.is_whole and not self._is_function(group):
                 whole.setdefault(group.node, []).extend(worlds)
         for nodes, cells in self.cells_by_nodes.items():
             for edit in self.made_again(nodes):
@@ -101,6 +101,10 @@ class Patching:
             {node: mask_of_members(worlds) for node, worlds in one.items()} for one in (patched, whole)
         )
         return schedule(self.graph, put, replaced, self.cells, targets)
+
+    def _is_function(self, group: PlaceGroup) -> bool:
+        """Whether what is put into a group depends on what is there."""
+        return self.is_function if group.sources is None else group.is_function
 
     def tables(self, world_of: Sequence[int]) -> tuple[FillTable, ...]:
         """What worlds put where: their own, then the edits of the base that they make again."""
@@ -120,6 +124,22 @@ class Patching:
         return EdgeFill(writers, group.place.entry, len(work.nodes), work.at_once, group.place.live)
 
     # -- how much ------------------------------------------------------------------------------
+
+    def held(self, nodes: Iterable[str], of_source: bool) -> int:
+        """Bytes of what is put into nodes and is no run's: values of cells' own, one row for each source.
+
+        With `of_source`, those of the sweep's source too: one value for each site.
+        """
+        wanted, taken = set(nodes), 0
+        for group, lengths in zip(self.groups, self.lengths, strict=True):
+            if group.node not in wanted or group.sources is None:
+                continue
+            item = self.facts.costs.itemsize(group.node)
+            if group.how in {"value", "shift"}:
+                taken += len(set(group.sources)) * min(group.largest, part_size(group, lengths)) * item
+            elif group.how == "whole":
+                taken += math.prod(lengths.values()) * item
+        return taken + (sum(map(self.whole, wanted)) if of_source else 0)
 
     def part(self, node: str) -> int:
         """Bytes of the part that a world puts into a node, the largest one."""
@@ -183,7 +203,11 @@ class Patching:
         wholes: dict[str, int] = {}
         for group, lengths in zip(self.groups, self.lengths, strict=True):
             item = self.facts.costs.itemsize(group.node)
-            parts[group.node] = max(parts.get(group.node, 0), part_size(group, lengths) * item)
+            # What is added to is gathered beside what is added.
+            copies = 2 if group.how == "shift" else 1
+            parts[group.node] = max(parts.get(group.node, 0), copies * part_size(group, lengths) * item)
+            if group.sources is not None:
+                continue
             wholes[group.node] = max(wholes.get(group.node, 0), math.prod(lengths.values()) * item)
         return parts, wholes
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from conewise.locations.places import Place
+from conewise.locations.places import Place, SourcedPlace
 from conewise.runs.metrics import Metric
 
 
@@ -22,7 +22,8 @@ class SweepSpec:
     """`cells` has the places that each world patches, `names` what they are called.
 
     With `is_function`, what is put there is a function of what would have been there; with `from_run`, it is
-    the value of another run.
+    the value of another run. Places that have sources of their own hold numbers of them, and not what they
+    are.
     """
 
     cells: tuple[tuple[Place, ...], ...]
@@ -40,8 +41,17 @@ class SweepSpec:
             for m in self.metrics
         ]
         tokens = len(self.tokens)
-        parts = (_digest(self.names), repr(read), tokens, self.precision, self.is_function, self.from_run)
+        parts = (
+            *(_digest(self.names), repr(read), tokens, self.precision, self.is_function, self.from_run),
+            *self.own,
+        )
         return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    @cached_property
+    def own(self) -> tuple[tuple[int, str, int], ...]:
+        """Of places that have sources of their own: which, how they are put in, and how large they are."""
+        places = (place for cell in self.cells for place in cell if isinstance(place, SourcedPlace))
+        return tuple([(place.number, place.how, place.size) for place in places])
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from conewise.capturing.foreign import within_memory
 from conewise.checks.cell_check import CellCheck
 from conewise.errors import Argument, SweepError
 from conewise.files import conewise_version, write_whole
-from conewise.locations.places import EdgePlace, Index, Place
+from conewise.locations.places import EdgePlace, Index, Place, SourcedPlace
 from conewise.locations.selectors import Cell, Spread
 from conewise.program.tensors import Tensor
 from conewise.reading import read_json
@@ -282,6 +282,8 @@ def _part(spread: Spread) -> dict[str, Any]:
         "name": spread.name,
         "axes": list(spread.axes),
         "coordinates": [list(along) for along in spread.coordinates],
+        **({"labels": {axis: list(named) for axis, named in spread.labels.items()}} if spread.labels else {}),
+        **({"ends": list(spread.ends)} if spread.ends else {}),
         "cells": [
             {"at": dict(cell.at), "places": [_place(place) for place in cell.places]} for cell in spread.cells
         ],
@@ -300,7 +302,17 @@ def _spread(part: Any, number: int) -> Spread:
         len(axes) == len(coordinates) and count == len(part["cells"]) > 0,
         f"{where} has {len(part['cells'])} cells, and {count} in its {len(axes)} axes",
     )
-    return Spread(name, axes, coordinates, tuple(_cell(cell, number, where) for cell in part["cells"]))
+    labels = decoded(part.get("labels", {}), dict[str, tuple[str, ...]], f"{where}.labels")
+    for axis, named in labels.items():
+        _expect(
+            axis in axes and len(named) == len(coordinates[axes.index(axis)]),
+            f"{where} has {len(named)} labels along {axis!r}",
+        )
+    ends = decoded(part.get("ends", []), tuple[str, ...], f"{where}.ends")
+    cells = tuple(_cell(cell, number, where) for cell in part["cells"])
+    found = Spread(name, axes, coordinates, cells, MappingProxyType(labels), ends)
+    _expect(not ends or len(found.pairs()) == count, f"{where} has {count} cells, and {len(ends)} in pairs")
+    return found
 
 
 def _cell(cell: Any, number: int, where: str) -> Cell:
@@ -325,6 +337,8 @@ def _place(place: Place) -> dict[str, Any]:
     if isinstance(place, EdgePlace):
         edge = {"edge": place.edge, "writer": place.writer, "entry": place.entry, "live": place.live}
         edge |= {"also": list(place.also)} if place.also else {}
+    if isinstance(place, SourcedPlace):
+        edge = {"source": place.number, "label": place.label, "how": place.how, "size": place.size}
     return {
         **edge,
         "name": place.name,
@@ -344,6 +358,17 @@ def _as_place(given: Any, where: str) -> Place:
         decoded(given["stack"], str, f"a place's stack in {where}"),
         MappingProxyType({axis: _as_index(index, where) for axis, index in given["part"].items()}),
     )
+    if "source" in given:
+        return SourcedPlace(
+            place.name,
+            place.layer,
+            place.stack,
+            place.part,
+            decoded(given["source"], int, f"a source's number in {where}"),
+            decoded(given["label"], str, f"a source's label in {where}"),
+            decoded(given["how"], str, f"how a source is put in, in {where}"),
+            decoded(given["size"], int, f"a source's size in {where}"),
+        )
     if "edge" not in given:
         return place
     return EdgePlace(

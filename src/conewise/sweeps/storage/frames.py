@@ -54,6 +54,25 @@ def _ends(name: str) -> tuple[str, str]:
     return writer, reader.partition("@")[0]
 
 
+def _other_axes(result: ResultData) -> dict[str, tuple[list[Any], str]]:
+    """A column for each axis that not every table has, by name: its numbers or labels, and of what type."""
+    known = {"site", "edge", "pair", "kv_head", *TYPES}
+    found: dict[str, tuple[list[Any], str]] = {}
+    for part, start in result.parts():
+        axes = dict.fromkeys(axis for cell in part.cells for axis in cell.at)
+        for axis in dict.fromkeys((*axes, *part.labels)):
+            if axis in known:
+                continue
+            values, _ = found.setdefault(axis, ([None] * len(result.cells), "Int64"))
+            named = part.labels.get(axis)
+            for number, cell in enumerate(part.cells):
+                at = cell.at.get(axis, number if axis in part.axes[:1] else None)
+                values[start + number] = named[at] if named is not None and at is not None else at
+            if named is not None:
+                found[axis] = [None if one is None else str(one) for one in values], "str"
+    return found
+
+
 def _frame(result: ResultData, table: Tensor, base: Tensor | None, source: Tensor | None) -> pd.DataFrame:
     cells, metrics = result.cells, result.metrics
     places: dict[str, list[Any]] = {
@@ -69,11 +88,16 @@ def _frame(result: ResultData, table: Tensor, base: Tensor | None, source: Tenso
     for name, runs in (("base", base), ("source", source)):
         known = [None] * len(metrics) if runs is None else runs.tolist()
         columns[name] = [value for value in known for _ in cells]
+    extra = _other_axes(result)
     found = pd.DataFrame(columns).astype({name: kind for name, kind in TYPES.items() if name in columns})
     found["effect"] = found["value"] - found["base"]
     span = found["source"] - found["base"]
     found["normalised"] = found["effect"] / span.where(span != 0)
     ordered = found[list(TYPES)]
+    for name, (values, kind) in extra.items():
+        place = ordered.columns.get_loc("metric")
+        assert isinstance(place, int)
+        ordered.insert(place, name, pd.Series(values * len(metrics), dtype=kind, index=ordered.index))
     if result.method:
         ordered = ordered.assign(method=pd.Series(result.method, dtype="str", index=ordered.index))
     if any(isinstance(place, EdgePlace) for cell in cells for place in cell.places[:1]):
@@ -82,6 +106,6 @@ def _frame(result: ResultData, table: Tensor, base: Tensor | None, source: Tenso
             _ends(name) if one else (None, None) for name, one in zip(places["site"], is_edge, strict=True)
         ]
         for at, (name, column) in enumerate((("writer", 0), ("reader", 1)), start=1):
-            values = pd.Series([end[column] for end in ends] * len(metrics), dtype="str", index=ordered.index)
-            ordered.insert(at, name, values)
+            texts = pd.Series([end[column] for end in ends] * len(metrics), dtype="str", index=ordered.index)
+            ordered.insert(at, name, texts)
     return ordered

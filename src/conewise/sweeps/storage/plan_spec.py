@@ -15,12 +15,30 @@ import torch
 from conewise.errors import SweepError
 from conewise.locations.edges import Edges
 from conewise.locations.places import EdgePlace, Place
-from conewise.locations.selectors import Selector, Selectors
+from conewise.locations.selectors import Pairs, Part, Selector, Selectors, SourcedCell, SourcedCells
 from conewise.runs import metrics as known_metrics
+from conewise.runs.interventions import Intervention, add, masked, noise
 from conewise.runs.metrics import Metric
+from conewise.runs.own_sources import OwnSources
 from conewise.runs.run import Reading
 
 Tensor = torch.Tensor
+Rerunning = Callable[[Mapping[str, Tensor]], Reading]
+"""Runs inputs again."""
+
+NO_SOURCE = "none"
+"""Stands for the source of a sweep in which every cell has its own."""
+
+SOURCES: Mapping[str, Callable[..., Any]] = {
+    "value": lambda value: value,
+    "add": lambda scale, vector: add(vector, scale),
+    "zero": lambda: "zero",
+    "mean": lambda: "mean",
+    "masked": masked,
+    "noise": noise,
+}
+"""Sources of cells that can be written down, by kind, and what each was given as."""
+
 METRICS = ("logit_diff", "logit", "prob")
 """Metrics that are made of tokens alone."""
 
@@ -31,18 +49,26 @@ def plain_spec(
     metrics: Sequence[Metric],
     precision: str | None,
     batches: Sequence[tuple[Any, Any]],
+    own: OwnSources,
 ) -> dict[str, Any]:
-    """What is asked, in plain values. `batches` has what was given as base and source of each."""
+    """What is asked, in plain values. `batches` has what was given as base and source of each.
+
+    `own` are the sources that cells have of their own.
+    """
     return {
         "model": model,
-        "sites": [_selector_to_plain(part) for part in selectors.parts],
+        "sites": [_selector_to_plain(part, own.number) for part in selectors.parts],
+        **({"sources": [_source_to_plain(one) for one in own]} if len(own) else {}),
         "metrics": [_metric_to_plain(metric) for metric in metrics],
         "precision": precision,
-        "batches": [[_run_to_plain(base), _run_to_plain(source)] for base, source in batches],
+        "batches": [
+            [_run_to_plain(base), NO_SOURCE if source is None else _run_to_plain(source)]
+            for base, source in batches
+        ],
     }
 
 
-def asked_by(spec: Mapping[str, Any], run: Callable[[Mapping[str, Tensor]], Reading]) -> dict[str, Any]:
+def asked_by(spec: Mapping[str, Any], run: Rerunning) -> dict[str, Any]:
     """What `Sweep` has to be given for a plan's spec; SweepError says what could not be written down.
 
     What was given as a run is run again, by `run`: as inputs it would be rounded otherwise.
@@ -52,7 +78,9 @@ def asked_by(spec: Mapping[str, Any], run: Callable[[Mapping[str, Tensor]], Read
     missing = [
         name for name, found in (("metric", metrics), ("base", [b for b, _ in batches])) if None in found
     ]
-    missing += ["source"] if any(source is None for _, source in batches) else []
+    missing += ["source"] if any(source is None for _, source in spec["batches"]) else []
+    plain = spec.get("sources", ())
+    missing += ["cells' own sources"] if None in plain else []
     if missing:
         raise SweepError(
             f"this plan does not hold its {' and '.join(missing)}: a function, or a run in which something "
@@ -60,35 +88,91 @@ def asked_by(spec: Mapping[str, Any], run: Callable[[Mapping[str, Tensor]], Read
             "with `sweep.run(plan=plan)`."
         )
     one = len(batches) == 1
+    sources = [_source(source, run) for source in plain]
     return {
-        "sites": Selectors(tuple(_selector(part) for part in spec["sites"])),
+        "sites": Selectors(tuple(_selector(part, sources) for part in spec["sites"])),
         "base": batches[0][0] if one else [base for base, _ in batches],
         "source": batches[0][1]
-        if one or isinstance(batches[0][1], str)
+        if one or batches[0][1] is None or isinstance(batches[0][1], str)
         else [source for _, source in batches],
         "metric": metrics,
         "precision": spec["precision"],
     }
 
 
-def _selector_to_plain(part: Selector | Edges | tuple[tuple[Place, ...], ...]) -> Any:
+def _selector_to_plain(part: Part, number: Callable[[Any], int]) -> Any:
+    """A part, with the number of each source that cells have of their own."""
     if isinstance(part, Edges):
         rows = zip(part.places, part.writers, part.readers, strict=True)
         return {"edges": [[_place_to_plain(place), writer, reader] for place, writer, reader in rows]}
     if isinstance(part, Selector):
         choices = {axis: list(c) if isinstance(c, tuple) else c for axis, c in part.choices.items()}
         return {"name": part.name, "stack": part.stack, "choices": choices}
-    return [[_place_to_plain(place) for place in group] for group in part]
+    if isinstance(part, SourcedCells):
+        whole = part.of
+        of = (
+            _selector_to_plain(whole, number)
+            if isinstance(whole, Selector)
+            else [_place_to_plain(place) for place in whole]
+        )
+        sources = [[label, number(one)] for label, one in part.sources.items()]
+        return {"cells": of, "sources": sources, "axis": part.axis}
+    if isinstance(part, Pairs):
+        return {"pairs": [_selector_to_plain(one, number) for one in part.of.parts], "singles": part.singles}
+    return [[_member_to_plain(one, number) for one in group] for group in part]
 
 
-def _selector(plain: Any) -> Selector | Edges | tuple[tuple[Place, ...], ...]:
+def _member_to_plain(one: Place | SourcedCell, number: Callable[[Any], int]) -> Any:
+    if not isinstance(one, SourcedCell):
+        return _place_to_plain(one)
+    places = [_place_to_plain(place) for place in one.places]
+    return {"places": places, "source": number(one.source), "label": one.label}
+
+
+def _selector(plain: Any, sources: Sequence[Any]) -> Part:
     if isinstance(plain, Mapping) and "edges" in plain:
         places, writers, readers = zip(*plain["edges"], strict=True)
         return Edges(tuple(map(_edge_place, places)), writers, readers)
+    if isinstance(plain, Mapping) and "cells" in plain:
+        of = plain["cells"]
+        named = {str(label): sources[number] for label, number in plain["sources"]}
+        where = _plain_selector(of) if isinstance(of, Mapping) else tuple(map(_place, of))
+        return SourcedCells(where, named, plain["axis"])
+    if isinstance(plain, Mapping) and "pairs" in plain:
+        parts = tuple(_selector(one, sources) for one in plain["pairs"])
+        return Pairs(Selectors(parts), bool(plain["singles"]))
     if isinstance(plain, Mapping):
-        choices = {a: tuple(c) if isinstance(c, list) else c for a, c in plain["choices"].items()}
-        return Selector(plain["name"], plain["stack"], choices)
-    return tuple(tuple(_place(place) for place in group) for group in plain)
+        return _plain_selector(plain)
+    return tuple(tuple(_member(one, sources) for one in group) for group in plain)
+
+
+def _plain_selector(plain: Mapping[str, Any]) -> Selector:
+    choices = {a: tuple(c) if isinstance(c, list) else c for a, c in plain["choices"].items()}
+    return Selector(plain["name"], plain["stack"], choices)
+
+
+def _member(plain: Any, sources: Sequence[Any]) -> Place | SourcedCell:
+    if not isinstance(plain, Mapping):
+        return _place(plain)
+    return SourcedCell(tuple(map(_place, plain["places"])), sources[plain["source"]], plain["label"])
+
+
+def _source_to_plain(put: Intervention) -> Any:
+    if put.is_run:
+        return ["run", _run_to_plain(put.runs[0])] if not put.runs[0].edits else None
+    kind, *given = put.described
+    if kind not in SOURCES:
+        return None
+    return [kind, *(_tensor_to_plain(one) if isinstance(one, Tensor) else one for one in given)]
+
+
+def _source(plain: Any, run: Rerunning) -> Any:
+    kind, *given = plain
+    if kind == "run":
+        return _given(given[0], run)
+    if kind not in SOURCES:
+        raise SweepError(f"no source {kind!r} of a cell: there are {', '.join(SOURCES)}.")
+    return SOURCES[kind](*(_tensor(one) if isinstance(one, Mapping) else one for one in given))
 
 
 def _place_to_plain(place: Place) -> Any:
@@ -152,9 +236,9 @@ def _run_to_plain(given: Any) -> Any:
     return {name: _tensor_to_plain(value) for name, value in given.items() if value is not None}
 
 
-def _given(plain: Any, run: Callable[[Mapping[str, Tensor]], Reading]) -> Any:
+def _given(plain: Any, run: Rerunning) -> Any:
     if plain is None or isinstance(plain, str):
-        return plain
+        return None if plain == NO_SOURCE else plain
     if isinstance(plain, list):
         return run(_given(plain[1], run))
     return {name: _tensor(value) for name, value in plain.items()}

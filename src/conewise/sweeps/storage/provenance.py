@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from conewise.identity.digests import inputs_digest
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
-from conewise.runs.interventions import as_intervention
+from conewise.runs.interventions import Intervention, as_intervention
 from conewise.runs.run import Reading
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
@@ -19,8 +20,13 @@ from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.storage.identifying import Identifying
 from conewise.sweeps.storage.model_digest import model_digest
 
-Given = Sequence[tuple[Any, Any]]
-"""What was given as base and source of each batch."""
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was given as base and source of each batch, and to cells as sources of their own."""
+
+    batches: Sequence[tuple[Any, Any]]
+    own: Sequence[Intervention] = ()
 
 
 def provenance(
@@ -66,7 +72,7 @@ def _identified(model: Captured, spec: SweepSpec, given: Given, strict: bool) ->
     """All that the numbers depend on besides the model; digests of inputs are made when they are called."""
     identify, facts = Identifying(strict), facts_of(model)
     batches = []
-    for base, source in given:
+    for base, source in given.batches:
         is_run = isinstance(source, Reading | Mapping)
         put = None if is_run else as_intervention(source, model)
         batches.append(
@@ -81,10 +87,19 @@ def _identified(model: Captured, spec: SweepSpec, given: Given, strict: bool) ->
         "device": ", ".join(map(str, facts.devices)),
         **({} if spec.precision is None else {"precision": spec.precision}),
         "sites": list(spec.names),
+        **({"sources": [_own(model, one, identify) for one in given.own]} if given.own else {}),
         "metrics": [identify.metric(metric) for metric in spec.metrics],
         "batches": batches,
         "versions": versions(),
     }
+
+
+def _own(model: Captured, put: Intervention, identify: Identifying) -> Any:
+    """What identifies a source that cells have of their own."""
+    if not put.is_run:
+        return identify.patch(put)
+    found = _digest(model, put.runs[0], identify)
+    return found() if callable(found) else found
 
 
 def _digest(

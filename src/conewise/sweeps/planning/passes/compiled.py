@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conewise.locations.places import Writers
-from conewise.sweeps.planning.passes.fill_tables import EdgeFill, FillTable
+from conewise.sweeps.planning.passes.fill_tables import EdgeFill, FillTable, OwnFill
 from conewise.sweeps.planning.passes.instructions import PassProgram, pass_program, to_plain
 from conewise.sweeps.planning.passes.worlds import Ranges
 
@@ -100,6 +100,8 @@ def _table_to_plain(table: FillTable) -> dict[str, Any]:
     }
     if (edges := table.edges) is not None:
         plain["edges"] = [list(edges.writers), edges.entry, edges.work, edges.at_once, edges.live]
+    if table.own is not None:
+        plain["own"] = [list(table.own.sources), table.own.how]
     return plain if table.edit is None else {**plain, "edit": table.edit}
 
 
@@ -115,6 +117,7 @@ def _table(plain: Mapping[str, Any]) -> FillTable:
         tuple((axis, (kind, tuple(one))) for axis, (kind, one) in plain["fixed"]),
         plain.get("edit"),
         None if plain.get("edges") is None else EdgeFill(_writers(plain["edges"][0]), *plain["edges"][1:]),
+        None if plain.get("own") is None else OwnFill(tuple(plain["own"][0]), plain["own"][1]),
     )
 
 

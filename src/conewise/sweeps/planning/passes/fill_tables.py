@@ -12,7 +12,7 @@ from typing import Any
 
 from conewise.errors import SweepError
 from conewise.locations.located import Located
-from conewise.locations.places import EdgePlace, Place, Writers
+from conewise.locations.places import EdgePlace, Place, SourcedPlace, Writers
 from conewise.structure.selections import resolved, selected
 
 Fixed = tuple[tuple[str, Any], ...]
@@ -37,6 +37,17 @@ class EdgeFill:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnFill:
+    """What worlds put in that have sources of their own: the number of each one's source, and how.
+
+    `how` is that of their places: see `SourcedPlace`. Where it is no value and no shift, all have one source.
+    """
+
+    sources: tuple[int, ...]
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class FillTable:
     """Parts of one site that `worlds` put in. `site` is its name, layer and stack.
 
@@ -44,7 +55,7 @@ class FillTable:
     `fixed` is what all of them select besides. `ordinal` is which of its world's places it is: later ones
     are written over earlier ones. With `edit`, what is put in is not the intervention's, but the edit of that
     number that stands in the base, made again. With `edges`, each world puts in what the site is when its
-    reader sees another part of one writer.
+    reader sees another part of one writer. With `own`, each has a source of its own.
     """
 
     node: str
@@ -56,6 +67,7 @@ class FillTable:
     fixed: Fixed = ()
     edit: int | None = None
     edges: EdgeFill | None = None
+    own: OwnFill | None = None
 
     @property
     def part(self) -> dict[str, Any]:
@@ -67,7 +79,9 @@ class FillTable:
 class PlaceGroup:
     """Places of one site that are selected alike, cell by cell. `located` is the site with the fixed part.
 
-    `writers` has those of edges, cell by cell; None where the places are no edges' readers.
+    `writers` has those of edges, cell by cell; None where the places are no edges' readers. `sources` has the
+    numbers of sources, cell by cell, where cells have some of their own, and `how` says how they are put in.
+    `largest` is how many numbers the largest of them has.
     """
 
     located: Located
@@ -78,6 +92,14 @@ class PlaceGroup:
     cells: list[int] = field(default_factory=list)
     index: list[tuple[int, ...]] = field(default_factory=list)
     writers: list[Writers] | None = None
+    sources: list[int] | None = None
+    how: str = ""
+    largest: int = 0
+
+    @property
+    def is_function(self) -> bool:
+        """Whether what cells' own sources put in depends on what is there."""
+        return self.how in {"shift", "function"}
 
     @property
     def node(self) -> str:
@@ -100,16 +122,27 @@ def place_groups(cells: Sequence[Sequence[Place]], locate: Callable[[Place], Loc
             if part is None:
                 part = known[id(place.part)] = _Selected(place)
             live = (place.live, bool(place.also)) if isinstance(place, EdgePlace) else None
-            key = place.name, place.layer, place.stack, ordinal, part.axes, part.fixed, live
+            source = _sourced(place) if isinstance(place, SourcedPlace) else None
+            key = place.name, place.layer, place.stack, ordinal, part.axes, part.fixed, live, source
             group = groups.get(key)
             if group is None:
                 group = groups[key] = PlaceGroup(locate(place), place, ordinal, part.axes, part.fixed)
                 group.writers = None if live is None else []
+                if isinstance(place, SourcedPlace):
+                    group.sources, group.how = [], place.how
             group.cells.append(number)
             if group.writers is not None:
                 group.writers.append(place.written_by)  # type: ignore[attr-defined]
+            if group.sources is not None:
+                group.sources.append(place.number)  # type: ignore[attr-defined]
+                group.largest = max(group.largest, place.size)  # type: ignore[attr-defined]
             group.index.append(part.numbers)
     return list(groups.values())
+
+
+def _sourced(place: SourcedPlace) -> tuple[str, int]:
+    """What places of one group share: values of several sources are put in together, others are not."""
+    return place.how, -1 if place.how in {"value", "shift"} else place.number
 
 
 class _Selected:
@@ -170,9 +203,9 @@ def fill_tables(
     """
     found = []
     for group, own in zip(groups, numbers, strict=True):
-        writers: Sequence[Writers] = [0] * len(group.cells) if group.writers is None else group.writers
-        rows = sorted(zip((world_of[cell] for cell in group.cells), own, writers, strict=True))
-        place = group.place
+        beside: Sequence[Any] = group.sources or group.writers or [0] * len(group.cells)
+        rows = sorted(zip((world_of[cell] for cell in group.cells), own, beside, strict=True))
+        place, last = group.place, tuple([one for _, _, one in rows])
         found.append(
             FillTable(
                 group.node,
@@ -182,7 +215,8 @@ def fill_tables(
                 group.axes,
                 tuple(zip(*(index for _, index, _ in rows), strict=True)) if group.axes else (),
                 group.fixed,
-                edges=None if group.writers is None else edge_fill(group, tuple([one for _, _, one in rows])),
+                edges=None if group.writers is None else edge_fill(group, last),
+                own=None if group.sources is None else OwnFill(last, group.how),
             )
         )
     return found
