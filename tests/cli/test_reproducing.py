@@ -46,6 +46,7 @@ def test_all_has_exactly_these_experiments() -> None:
         "greedy",
         "positions",
         "wavefront",
+        "backward",
     ]
     for result in printed.values():
         assert all({"paper", "predicted", "measured"} <= row.keys() for row in result["rows"])

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from conewise.experiments.beyond import edges, greedy, positions, wavefront
+from conewise.experiments.beyond import backward, edges, greedy, positions, wavefront
 from conewise.experiments.open_ends import compiled, growth, index, skips
 from conewise.experiments.paper import drift, e4, e5, e7, e9, locality
 from conewise.experiments.paper.clock import Size
@@ -37,6 +37,8 @@ def quick(name: str) -> Result:
         return positions.run(sizes=((2, 3), (1, 1)))
     if name == "wavefront":
         return wavefront.run(depths=(1,))
+    if name == "backward":
+        return backward.run(names=("four towers",))
     if name == "index":
         return index.run(names=("vit",))
     assert name == "skips"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from conewise.graph.graph import Graph
-from conewise.theory import ReaderAt, RowStack, greedy_cost, speculation, stack_peak
+from conewise.theory import ReaderAt, RowStack, greedy_cost, reverse_cost, speculation, stack_peak
 from tests.laws.oracle import cone, support, wiring
 
 Reads = Mapping[str, Sequence[str]]
@@ -238,6 +238,63 @@ def peak_of_all_that_is_computed(graph: Graph, sites: Sequence[str], demand: Col
     return sum(_behind_any(graph, site, demand) + 1 for site in sites)
 
 
+def gradients_above_the_site(graph: Graph, site: str, loss: str, wrt: Collection[str]) -> int:
+    """The paper's set: takes V⁻ ∪ {s} for the gradients that change."""
+    above = {site, *graph.upstream(site)}
+    return sum(
+        len(ways) + (len(ways) > 1) for node, ways in _products(graph, loss, wrt).items() if node in above
+    )
+
+
+def gradients_all_of_them(graph: Graph, site: str, loss: str, wrt: Collection[str]) -> int:
+    """Takes every network for a dense one."""
+    return reverse_cost(graph, [site], loss, wrt).backward
+
+
+def gradients_behind_any_product(graph: Graph, site: str, loss: str, wrt: Collection[str]) -> int:
+    """Forgets that a product reads what *it* needs, and not all that its operation's others need."""
+    changed = {site, *graph.cone(site)}
+    stale: set[str] = set()
+    found = 0
+    for node, ways in _products(graph, loss, wrt).items():
+        met = sum(
+            reader in stale or not changed.isdisjoint({reader, *graph.inputs(reader)}) for reader in ways
+        )
+        if met:
+            stale.add(node)
+            found += met + (len(ways) > 1)
+    return found
+
+
+def gradients_without_their_sums(graph: Graph, site: str, loss: str, wrt: Collection[str]) -> int:
+    """Forgets that what arrives by several ways is added up."""
+    ways = _products(graph, loss, wrt)
+    cost = reverse_cost(graph, [site], loss, wrt)
+    return cost.stale_backward[0] - sum(len(one) > 1 for one in ways.values()) * (cost.stale_backward[0] > 0)
+
+
+def _products(graph: Graph, loss: str, wrt: Collection[str]) -> dict[str, list[str]]:
+    """The readers through which the gradient of each node comes, outputs first."""
+
+    def ends(site: str) -> list[str]:
+        rule = graph.rule(site)
+        vjps = getattr(rule, "vjps")  # noqa: B009  # a rule is any function
+        return [read for at, read in enumerate(graph.inputs(site)) if vjps[at] is not None]
+
+    leading = {loss}
+    for site in reversed(graph.computed):
+        leading.update(ends(site) if site in leading else ())
+    span = set(wrt)
+    for site in graph.computed:
+        if site in leading and not span.isdisjoint(ends(site)):
+            span.add(site)
+    found: dict[str, list[str]] = {}
+    for node in reversed([site for site in graph.sites if site in span and site != loss]):
+        readers = [site for site in graph.computed if site in span for read in ends(site) if read == node]
+        found[node] = readers
+    return found
+
+
 DEMAND_MUTANTS = [
     plain_union_of_cones,
     support_not_cut_at_patches,
@@ -281,3 +338,9 @@ LAUNCH_MUTANTS = [
     launches_of_one_stack,
 ]
 PEAK_MUTANTS = [peak_as_the_largest_launch, peak_of_all_that_is_computed]
+REVERSE_MUTANTS = [
+    gradients_above_the_site,
+    gradients_all_of_them,
+    gradients_behind_any_product,
+    gradients_without_their_sums,
+]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import conewise as cw
-from conewise import theory
+from conewise import ops, theory
 from conewise.errors import ConewiseError
 from conewise.experiments import statistics
 from conewise.theory import ChangeAt, Estimate
@@ -69,6 +69,15 @@ def on_graph(**arguments: Any) -> dict[str, Any]:
     return {"graph": line(nodes=3), **arguments}
 
 
+def smooth() -> cw.Graph:
+    """The same line, of rules that have gradients."""
+    graph = cw.Graph()
+    graph.source("x", 0.5)
+    for number, before in ((1, "x"), (2, "n1"), (3, "n2")):
+        graph.node(f"n{number}", ops.tanh, [before])
+    return graph
+
+
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "batched_cost": [on_graph(grafts=GRAFTS, demand="n3", weights=WEIGHTS)],
     "best_change_order": [on_graph(changes=CHANGES)],
@@ -86,7 +95,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         {"cones": [1, 2], "nodes": 3, "a": 1, "beta": 0.5, "runs": 2, "launch": 0.5, "launches": 2},
         {"cones": [1, 2], "nodes": 3, "a": 1, "beta": 0.5, "launches": None},
     ],
-    "dense_joint_ratio": [{"forward": 2, "share": 1}],
+    "dense_joint_ratio": [{"forward": 2, "share": 1, "stale": 0.5}],
     "disturbed": [on_graph(changes=CHANGES, demand="n3")],
     "demand_size": [on_graph(patch=["n1"], demand="n3")],
     "downstream_fractions": [PROFILE, {"profile": line(nodes=3), "sites": ["n1"], "demand": "n3"}],
@@ -128,6 +137,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "patched_cost": [on_graph(patches=["n1", "n2"], demand="n3", order=[1, 0], weights=WEIGHTS)],
     "position_limit": [{"q": 1, "profile": "input-heavy", "shared": 0.5, "causal": True}],
     "restored_cost": [on_graph(sites=["n1", ["n2"]], demand="n3", weights=WEIGHTS)],
+    "reverse_cost": [{"graph": smooth(), "sites": ["n1", ["n2"]], "loss": "n3", "wrt": ["n1"]}],
     "saturating_worlds": [{"launch": 20, "world": 2, "share": 0.1}],
     "sites_limit": [
         {"q": 1, "p": 2, "profile": "input-heavy", "sites": "output-heavy"},

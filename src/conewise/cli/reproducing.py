@@ -40,7 +40,7 @@ def reproduce(
         typer.Argument(
             help=(
                 "locality, e4, e5, e7, drift, compiled, e9, skips, growth, index, edges, greedy, positions, "
-                "wavefront, or all."
+                "wavefront, backward, or all."
             ),
             show_default="all",
         ),

@@ -23,6 +23,7 @@ _ROOMS = {
     "greedy": "beyond",
     "positions": "beyond",
     "wavefront": "beyond",
+    "backward": "beyond",
 }
 NAMES = tuple(_ROOMS)
 HOMES = {name: f"conewise.experiments.{room}.{name}" for name, room in _ROOMS.items()}

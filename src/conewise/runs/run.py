@@ -16,7 +16,14 @@ from conewise.decomposing.lens import Lens, lens
 from conewise.decomposing.logit_attribution import LogitAttribution, attribute, expect_linear
 from conewise.engine.ledger import Ledger
 from conewise.engine.world import World
-from conewise.errors import MetricError, NoEffectWarning, OpError, PatchError, WeightsChangedError
+from conewise.errors import (
+    GradientError,
+    MetricError,
+    NoEffectWarning,
+    OpError,
+    PatchError,
+    WeightsChangedError,
+)
 from conewise.graph.table import Rule
 from conewise.locations.located import Located
 from conewise.locations.places import Place, PlaceLike, as_place
@@ -39,6 +46,7 @@ from conewise.program.tensors import (
     zeros_like,
 )
 from conewise.program.weights import Contents, Sums, bits_of
+from conewise.runs.backward.backward_cost import BackwardCost, backward_cost_of
 from conewise.runs.captured import Captured
 from conewise.runs.gradients import Gradients, gradients_of
 from conewise.runs.metrics import Metric, as_metric, expect_prompts, measured
@@ -205,6 +213,21 @@ class Reading:
         where an operation has no derivative, or where the metric is no function that torch differentiates.
         """
         return gradients_of(self._tape(), as_metric(metric), sites, self.inputs)
+
+    def backward_cost(self, metric: Any, sites: SelectorLike, *, weights: bool = False) -> BackwardCost:
+        """Which part of a metric's reverse pass a patch at each of `sites` makes stale, counted in nodes.
+
+        The reverse pass is that of `gradients(metric, sites)`; with `weights`, that by every parameter of
+        the module, as in training. What an operation's gradient reads is what torch saves for it; what then
+        is stale follows from the graph (docs/backward-locality.md). Nothing is patched. Raises GradientError
+        in a world with patches, and where the metric has no gradient by a site.
+        """
+        if self.edits:
+            raise GradientError(
+                f"{len(self.edits)} patches stand in this world, and costs are counted against a run without "
+                "any. Ask the run that it is a fork of."
+            )
+        return backward_cost_of(self._tape(), as_metric(metric), sites, self.inputs, weights=weights)
 
     def decompose(
         self, by: str = "head", at: PlaceLike | None = None, *, stack: str = "", tokenizer: Any = None

@@ -42,6 +42,7 @@ from conewise.theory.profiles.transformers import (
     transformer_nodes,
     transformer_ratio,
 )
+from conewise.theory.reverse import ReverseCost, reverse_cost
 from conewise.theory.sequences.changes import (
     ChangeAt,
     ChangedCost,
@@ -115,6 +116,7 @@ __all__ = [
     "PatchedCost",
     "ReaderAt",
     "RestoredCost",
+    "ReverseCost",
     "RowStack",
     "Speculation",
     "StackPeak",
@@ -165,6 +167,7 @@ __all__ = [
     "patched_cost",
     "position_limit",
     "restored_cost",
+    "reverse_cost",
     "saturating_worlds",
     "sites_limit",
     "skip_layers",

@@ -149,19 +149,23 @@ def _joint_weight(graph: Graph, sites: tuple[Site, ...], targets: tuple[Site, ..
     return total(world_costs(graph, sites, targets, scale))
 
 
-def dense_joint_ratio(forward: Weight, share: Weight = 1) -> Fraction | float:
-    """ρ under backpropagation when every change alters every gradient: (1 + b) / (1/ρ + b).
+def dense_joint_ratio(forward: Weight, share: Weight = 1, *, stale: Weight = 1) -> Fraction | float:
+    """ρ under backpropagation of a sweep that makes the same of every gradient stale: (1 + b) / (1/ρ + b·σ).
 
     docs/backward-locality.md#dense. `forward` is ρ of the forward pass, `share` is b, the weight of the
-    backward pass over that of the forward pass. A loss that is not linear in the output makes a network
-    dense where all that is differentiated reaches it through the output alone: the backward pass begins by
-    reading that. Above 1 for every ρ > 1: 4/3 for ρ = 2, b = 1.
+    backward pass over that of the forward pass, and `stale` is σ, the part of the backward pass that a change
+    makes stale on average. 1, every gradient, where the loss is not linear in the output and all that is
+    differentiated reaches it through the output alone: the backward pass begins by reading that. Above 1
+    for every ρ > 1: 4/3 for ρ = 2, b = 1. With σ = 1/ρ the backward pass is as local as the forward one: ρ.
     """
     rho, b = expect_number(forward, "the forward ratio"), expect_weight(share, "`share`")
+    part = expect_weight(stale, "`stale`")
     if rho < 1:
         raise TheoryError(f"the forward ratio is {shown(rho)}; no sweep costs more than full runs.")
-    joint = ratio(1 + exact(b), ratio(1, exact(rho)) + exact(b))
-    return answer_ratio(joint, any_float([rho, b]))
+    if part > 1:
+        raise TheoryError(f"`stale` is {shown(part)}; it is a part of the backward pass, from 0 to 1.")
+    joint = ratio(1 + exact(b), ratio(1, exact(rho)) + exact(b) * exact(part))
+    return answer_ratio(joint, any_float([rho, b, part]))
 
 
 def _support(graph: Graph, sites: Iterable[int], loss: Site | None) -> set[int] | None:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from conewise.experiments.pages.beyond_figures import (
+    backward_figure,
+    edges_figure,
+    greedy_figure,
+    positions_figure,
+    wavefront_figure,
+)
+from conewise.experiments.pages.palette import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    ORANGE,
+    PAPER_MARK,
+    PINK,
+    RED,
+    SKY,
+    measured_of,
+    papers_of,
+)
 from conewise.experiments.result import Result, Row, plain
-
-# Okabe and Ito's colours, which colour-blind readers tell apart; the blue is a little lighter than
-# theirs, so that it shows on a dark page too.
-BLUE, ORANGE, GREEN, PINK, RED, SKY = "#2b8ccd", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
-COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
-GREY = "#8a8f98"
-PAPER_MARK: dict[str, Any] = {"symbol": "diamond-open", "size": 13, "color": RED, "line": {"width": 2}}
 
 
 def figure(result: Result) -> go.Figure:
@@ -76,7 +88,7 @@ def _e4(result: Result) -> go.Figure:
             depths = [row.facts["L"] for row in line]
             drawn.add_scatter(
                 x=depths,
-                y=_measured(line),
+                y=measured_of(line),
                 mode="lines+markers",
                 name=f"q = {q:g}",
                 col=column,
@@ -100,7 +112,7 @@ def _e4(result: Result) -> go.Figure:
         printed = [row for row in rows if row.paper is not None and row.facts["profile"] == profile]
         drawn.add_scatter(
             x=[row.facts["L"] for row in printed],
-            y=_papers(printed),
+            y=papers_of(printed),
             mode="markers",
             marker=PAPER_MARK,
             name="paper",
@@ -124,7 +136,7 @@ def _e5(result: Result) -> go.Figure:
     for number, line in enumerate(lines.values()):
         drawn.add_scatter(
             x=[row.facts["L"] for row in line],
-            y=_measured(line),
+            y=measured_of(line),
             mode="lines+markers",
             line={"color": BLUE},
             name=f"paper's count, {len(lines)} profiles",
@@ -135,14 +147,14 @@ def _e5(result: Result) -> go.Figure:
     printed = list({row.facts["L"]: row for row in paper}.values())
     drawn.add_scatter(
         x=[row.facts["L"] for row in printed],
-        y=_papers(printed),
+        y=papers_of(printed),
         mode="markers",
         marker=PAPER_MARK,
         name="paper",
     )
     drawn.add_scatter(
         x=[row.facts["L"] for row in exact],
-        y=_measured(exact),
+        y=measured_of(exact),
         mode="lines+markers",
         line={"color": GREEN},
         name="exact, gradients as nodes",
@@ -163,7 +175,7 @@ def _e7(result: Result) -> go.Figure:
         line = [row for row in steps if row.facts["order"] == order]
         drawn.add_scatter(
             x=[row.facts["step"] for row in line],
-            y=_measured(line),
+            y=measured_of(line),
             mode="lines+markers",
             name=order,
             col=1,
@@ -173,7 +185,7 @@ def _e7(result: Result) -> go.Figure:
         )
     drawn.add_scatter(
         x=[row.facts["step"] for row in steps],
-        y=_papers(steps),
+        y=papers_of(steps),
         mode="markers",
         marker=PAPER_MARK,
         name="paper",
@@ -185,12 +197,12 @@ def _e7(result: Result) -> go.Figure:
         bars = [row for row in result.rows if row.name.endswith(f", {kind}")]
         drawn.add_bar(
             x=orders,
-            y=_measured(bars),
+            y=measured_of(bars),
             marker={"color": colour},
             name=label,
             col=2,
             row=1,
-            text=[f"{value:g}" for value in _measured(bars)],
+            text=[f"{value:g}" for value in measured_of(bars)],
             textposition="outside",
             cliponaxis=False,
         )
@@ -257,7 +269,7 @@ def _compiled(result: Result) -> go.Figure:
             bars = [row for row in rows if row.facts["layers"] == layers]
             drawn.add_bar(
                 x=[row.facts[kind] for row in bars],
-                y=_measured(bars),
+                y=measured_of(bars),
                 marker={"color": colour},
                 name=f"{layers} layer{'s' if layers > 1 else ''}",
                 legendgroup=str(layers),
@@ -297,7 +309,7 @@ def _e9(result: Result) -> go.Figure:
     for (name, rows), colour, symbol in zip(groups.items(), COLOURS, symbols, strict=False):
         drawn.add_scatter(
             x=[plain(row.predicted) for row in rows],
-            y=_measured(rows),
+            y=measured_of(rows),
             mode="markers",
             col=1,
             row=1,
@@ -308,8 +320,8 @@ def _e9(result: Result) -> go.Figure:
     sizes = [f"{row.facts['layers']} layers, {row.facts['heads']} heads" for row in clocks]
     bars = (
         ("predicted", [plain(row.predicted) for row in clocks], GREY),
-        ("paper's clock", _papers(clocks), RED),
-        (f"our clock ({clocks[0].facts['device']})" if clocks else "our clock", _measured(clocks), BLUE),
+        ("paper's clock", papers_of(clocks), RED),
+        (f"our clock ({clocks[0].facts['device']})" if clocks else "our clock", measured_of(clocks), BLUE),
     )
     for name, heights, colour in bars:
         drawn.add_bar(
@@ -352,7 +364,7 @@ def _skips(result: Result) -> go.Figure:
             ]
             drawn.add_scatter(
                 x=[row.facts["y"] for row in points],
-                y=_measured(points),
+                y=measured_of(points),
                 mode="markers",
                 marker={"color": colour, "symbol": symbol, "size": 9},
                 name=f"{ratio}, span {span}",
@@ -390,7 +402,7 @@ def _growth(result: Result) -> go.Figure:
     )
     drawn.add_scatter(
         x=at,
-        y=_measured(steps),
+        y=measured_of(steps),
         mode="markers",
         marker={"color": GREEN, "size": 4},
         name="measured",
@@ -423,7 +435,7 @@ def _index(result: Result) -> go.Figure:
         marker = {"color": colour, "symbol": symbol, "size": 8}
         drawn.add_scatter(
             x=[plain(row.predicted) for row in points],
-            y=_measured(points),
+            y=measured_of(points),
             mode="markers",
             marker=marker,
             name=unit,
@@ -452,142 +464,6 @@ def _index(result: Result) -> go.Figure:
     return drawn
 
 
-def _edges(result: Result) -> go.Figure:
-    titles = ("full runs over the sweep of all edges", "share of the sweep that readers compute")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.12)
-    for (name, ratios), colour in zip(result.series["ratio"].items(), COLOURS, strict=False):
-        for column, values in ((1, ratios), (2, result.series["shared"][name])):
-            drawn.add_scatter(
-                x=result.series["layers"],
-                y=values,
-                mode="lines",
-                line={"color": colour},
-                name=f"{name}, closed form",
-                legendgroup=name,
-                showlegend=column == 1,
-                col=column,
-                row=1,
-            )
-        rows = [row for row in result.rows if row.facts["model"] == name]
-        points = [row for row in rows if row.name.endswith("over the sweep")]
-        drawn.add_scatter(
-            x=[row.facts["layers"] for row in points],
-            y=_measured(points),
-            mode="markers",
-            marker={"color": colour, "size": 9},
-            name=f"{name}, ledger",
-            legendgroup=name,
-            col=1,
-            row=1,
-        )
-        (limit,) = [row.facts["limit"] for row in rows if "limit" in row.facts]
-        drawn.add_hline(y=limit, line={"color": colour, "dash": "dot"}, col=1, row=1)
-    drawn.update_xaxes(title="layers", type="log", tickvals=[1, 2, 4, 8, 16, 32, 64])
-    drawn.update_yaxes(title="ratio, and its limit", rangemode="tozero", col=1)
-    drawn.update_yaxes(title="share", rangemode="tozero", col=2)
-    return drawn
-
-
-def _greedy(result: Result) -> go.Figure:
-    launch = result.series["launch"]
-    titles = (f"gain over one by one, a launch of {launch} worlds' time", "worlds for each candidate")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.12)
-    widths = result.series["widths"]
-    for (chance, gains), colour in zip(result.series["gain"].items(), COLOURS, strict=False):
-        for column, values in ((1, gains), (2, result.series["worlds"][chance])):
-            drawn.add_scatter(
-                x=widths,
-                y=values,
-                mode="lines",
-                line={"color": colour},
-                name=f"guesses right: {chance}",
-                legendgroup=str(chance),
-                showlegend=column == 1,
-                col=column,
-                row=1,
-            )
-        best, gain = result.series["best"][chance]
-        drawn.add_scatter(
-            x=[best],
-            y=[gain],
-            mode="markers",
-            marker={"color": colour, "symbol": "star", "size": 12},
-            name=f"best width {best}",
-            legendgroup=str(chance),
-            col=1,
-            row=1,
-        )
-    drawn.update_xaxes(title="candidates at once", type="log", tickvals=[1, 2, 4, 8, 16, 32, 64])
-    drawn.update_yaxes(title="gain", rangemode="tozero", col=1)
-    drawn.update_yaxes(title="worlds, those in vain included", type="log", col=2)
-    return drawn
-
-
-def _positions(result: Result) -> go.Figure:
-    drawn = go.Figure()
-    for (case, ratios), colour in zip(result.series["ratio"].items(), COLOURS, strict=False):
-        drawn.add_scatter(
-            x=result.series["size"],
-            y=ratios,
-            mode="lines",
-            line={"color": colour},
-            name=f"{case}, closed form",
-        )
-        points = [
-            row
-            for row in result.rows
-            if row.name.endswith("the ratio")
-            and row.facts["case"] == case
-            and row.facts["layers"] == row.facts["positions"]
-        ]
-        drawn.add_scatter(
-            x=[row.facts["layers"] for row in points],
-            y=_measured(points),
-            mode="markers",
-            marker={"color": colour, "size": 9},
-            name=f"{case}, ledger",
-        )
-    for limit in sorted(set(result.series["limit"].values())):
-        drawn.add_hline(y=limit, line={"color": GREY, "dash": "dot"})
-    drawn.update_xaxes(title="layers, and as many positions", type="log", tickvals=[1, 4, 16, 64])
-    drawn.update_yaxes(title="ratio in node-rows, log scale", type="log", tickvals=[1, 2, 3, 4, 6, 8, 12, 16])
-    return drawn
-
-
-def _wavefront(result: Result) -> go.Figure:
-    titles = ("launches, and the two bounds", "values held")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.12)
-    launched = [row for row in result.rows if "width" in row.facts]
-    depths = list(dict.fromkeys(row.facts["layers"] for row in launched))
-    for depth, colour in zip(depths, COLOURS, strict=False):
-        rows = [row for row in launched if row.facts["layers"] == depth]
-        widths = [row.facts["width"] for row in rows]
-        marker, dotted = {"color": colour, "size": 9}, {"color": colour, "dash": "dot"}
-        name = f"{depth} layer{'s' if depth > 1 else ''}"
-        drawn.add_scatter(x=widths, y=_measured(rows), mode="markers", marker=marker, name=name, col=1, row=1)
-        for bound in ("least", "most"):
-            values = [row.facts[bound] for row in rows]
-            drawn.add_scatter(
-                x=widths, y=values, mode="lines", line=dotted, name=f"{name}, at {bound}", col=1, row=1
-            )
-    held = [row for row in result.rows if "branches" in row.facts]
-    for how, colour in zip(dict.fromkeys(row.facts["order"] for row in held), COLOURS[2:], strict=False):
-        rows = [row for row in held if row.facts["order"] == how]
-        drawn.add_bar(
-            x=[str(row.facts["branches"]) for row in rows],
-            y=_measured(rows),
-            marker={"color": colour},
-            name=how,
-            col=2,
-            row=1,
-        )
-    drawn.update_xaxes(title="worlds at once", type="log", col=1)
-    drawn.update_yaxes(title="launches", type="log", col=1)
-    drawn.update_xaxes(title="branches", type="category", col=2)
-    drawn.update_yaxes(title="sizes of values together", rangemode="tozero", col=2)
-    return drawn
-
-
 _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "locality": _locality,
     "e4": _e4,
@@ -599,16 +475,9 @@ _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "skips": _skips,
     "growth": _growth,
     "index": _index,
-    "edges": _edges,
-    "greedy": _greedy,
-    "positions": _positions,
-    "wavefront": _wavefront,
+    "edges": edges_figure,
+    "greedy": greedy_figure,
+    "positions": positions_figure,
+    "wavefront": wavefront_figure,
+    "backward": backward_figure,
 }
-
-
-def _measured(rows: Iterable[Row]) -> list[int | float | None]:
-    return [plain(row.measured) for row in rows]
-
-
-def _papers(rows: Sequence[Row]) -> list[float | None]:
-    return [None if row.paper is None else float(row.paper) for row in rows]
