@@ -25,6 +25,7 @@ from conewise.decomposing.lens import Lens
 from conewise.decomposing.logit_attribution import LogitAttribution
 from conewise.locations.listing import Listing
 from conewise.locations.selectors import Cell, Selector, Spread
+from conewise.runs.backward.backward_cost import BackwardCost
 from conewise.runs.run import RunWorld
 
 PAGE = Path(__file__).parents[2] / "docs" / "GLOSSARY.md"
@@ -32,6 +33,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "GLOSSARY.md"
 # What public functions and methods return, besides what is public itself.
 RETURNED = (
     *(AttentionPatterns, Lens),
+    BackwardCost,
     *(Cell, CellCheck, Comparison, Decision, Decomposition, Listing, LogitAttribution, RunWorld, Selector),
     *(Spread, Trace, Verification),
 )
