@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import conewise as cw
+import conewise.compat.patching as sweeps
 import conewise.compat.transformer_lens as patching
 from conewise.errors import MetricError, PatchError, SweepError
 from conewise.locations.places import Place
@@ -242,12 +243,12 @@ def test_cells_may_be_given_as_rows_and_their_frame_returned() -> None:
     assert list(frame.iloc[LENGTH]) == [1, 0]
 
 
-@pytest.mark.parametrize("setter", list(patching.SELECTED), ids=lambda one: one.__name__)
-def test_a_setter_does_what_its_axes_say(setter: patching.Setter) -> None:
+@pytest.mark.parametrize("setter", list(sweeps.SELECTED), ids=lambda one: one.__name__)
+def test_a_setter_does_what_its_axes_say(setter: sweeps.Setter) -> None:
     """Once as known, once as any function: in a fork of its own, all of the activation put in."""
     kind = "pattern" if "pattern" in setter.__name__ else "z"
     lengths = {"pos": LENGTH, "head": HEADS, "query_pos": LENGTH, "key_pos": LENGTH}
-    last = [lengths[axis] - 1 for axis in patching.SELECTED[setter]]
+    last = [lengths[axis] - 1 for axis in sweeps.SELECTED[setter]]
     rows = pd.DataFrame([[1, *last], [2, *[0 for _ in last]]])
 
     def unknown(corrupted: Tensor, index: Any, clean: Tensor) -> Tensor:

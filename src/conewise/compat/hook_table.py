@@ -1,0 +1,304 @@
+"""The hook names of a captured model, in the order of computation, and how each value is read and changed.
+
+Most are sites. What is no node of the graph is made of nodes: a norm's scale and its normalised value of what
+the norm reads, the embedding of positions of what is the same for every prompt. A change of these is put in
+at the node behind them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from conewise.compat.act_names import get_act_name
+from conewise.compat.norms import Norm, norm_of
+from conewise.errors import MissingSiteError
+from conewise.locations.places import PlaceLike
+from conewise.model import Model
+from conewise.runs.run import Reading, Run
+
+Tensor = torch.Tensor
+Change = Callable[[Tensor], Tensor]
+Edits = list[tuple[PlaceLike, Change]]
+
+KINDS = (
+    "resid_pre",
+    "ln1",
+    *("q", "k", "v", "rot_q", "rot_k", "attn_scores", "pattern", "z", "result"),
+    "attn_out",
+    "resid_mid",
+    "mlp_in",
+    "ln2",
+    *("pre", "pre_linear", "post"),
+    "mlp_out",
+    "resid_post",
+)
+"""What a block has, in the order in which it is computed; a norm stands for its scale and what it divides."""
+
+ON_REQUEST = {"result": "use_attn_result", "mlp_in": "use_hook_mlp_in"}
+"""Kinds that a cache lists only after `set_use_attn_result(True)` and its like. They can be read and hooked
+before that too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One hook name. `edits(change)` are the patches by which the value becomes `change` of what it is.
+
+    With a `norm` there are none: changes at one norm are put in together, by `HookTable.edits`.
+    """
+
+    name: str
+    layer: int | None
+    kind: str
+    read: Callable[[Reading], Tensor]
+    edits: Callable[[Change], Edits] | None = None
+    norm: Norm | None = None
+
+
+class HookTable:
+    """Every hook name of a model of one stack of layers. Raises MissingSiteError where there is none."""
+
+    def __init__(self, model: Model, probe: Run) -> None:
+        self.model = model
+        sites = model.site_table
+        stacks = {layer.stack for layer in sites.model_layers}
+        if len(stacks) != 1:
+            raise MissingSiteError(
+                f"hook names go by blocks, and {model.name} has "
+                + (f"several stacks of them ({', '.join(sorted(stacks))})" if stacks else "none")
+                + (f": {sites.why_no_kinds}." if sites.why_no_kinds else ".")
+                + " Use the captured model itself, `conewise.capture(...)`."
+            )
+        self.n_layers = 1 + max(layer.number for layer in sites.model_layers)
+        self.norms = self._norms()
+        self.embed, self.pos_embed, self.pos_table = self._embeddings(probe)
+        self.entries: Mapping[str, Entry] = {entry.name: entry for entry in self._all()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def full(self, name: str) -> str:
+        """The full name of what was written. Raises MissingSiteError with the reason, or nearest names."""
+        return self.find(name).name
+
+    def find(self, name: str, layer: int | None = None, layer_type: str | None = None) -> Entry:
+        """The entry of a name: a full one, or a kind with its layer. Negative layers count from the end."""
+        if layer is not None and layer < 0:
+            layer += self.n_layers
+        full = get_act_name(name, layer, layer_type)
+        if full in self.entries:
+            return self.entries[full]
+        raise self._missing(full)
+
+    def edits(self, changes: Mapping[str, Change]) -> Edits:
+        """The patches by which values become `changes` of what they are, by full names; in their order."""
+        found: Edits = []
+        of_norms: dict[str, dict[str, Change]] = {}
+        for name, entry in self.entries.items():
+            if name not in changes:
+                continue
+            if entry.edits is not None:
+                found += entry.edits(changes[name])
+            elif entry.norm is not None:
+                if entry.norm.path not in of_norms:
+                    found += _at_norm(entry.norm, of_norms.setdefault(entry.norm.path, {}))
+                of_norms[entry.norm.path][entry.kind] = changes[name]
+        return found
+
+    def _missing(self, name: str) -> MissingSiteError:
+        parts = name.split(".")
+        if parts[-1] in NOT_HERE:
+            return MissingSiteError(f"no hook {name!r}: {NOT_HERE[parts[-1]]}")
+        if parts[0] == "blocks" and len(parts) > 2 and parts[1].isdigit():
+            kind = parts[-1].removeprefix("hook_")
+            if int(parts[1]) >= self.n_layers:
+                return MissingSiteError(
+                    f"no hook {name!r}: the blocks of this model are 0 to {self.n_layers - 1}."
+                )
+            if kind in {"scale", "normalized"}:
+                return MissingSiteError(
+                    f"no hook {name!r}: no module between the stream and what reads it is a norm of that "
+                    "place. What norms make is there by module path, in a run of the captured model."
+                )
+            try:
+                self.model.locate((kind, int(parts[1])))
+            except MissingSiteError as error:
+                if get_act_name(kind, int(parts[1])) == name:
+                    return error
+        near = difflib.get_close_matches(name, self.entries, n=3, cutoff=0.5)
+        nearest = f" Nearest: {', '.join(near)}." if near else ""
+        return MissingSiteError(
+            f"no hook {name!r} in this model.{nearest} All of them: `list(model.hook_dict)`."
+        )
+
+    # -- what is there -----------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[Entry]:
+        yield from self._of_embeddings()
+        known = {site.name for site in self.model.site_table}
+        for layer in range(self.n_layers):
+            for kind in KINDS:
+                name = get_act_name(kind, layer)
+                if kind in {"ln1", "ln2"}:
+                    yield from self._of_norm(f"blocks.{layer}.{kind}", layer)
+                elif kind == "mlp_in":
+                    norm = self.norms.get(f"blocks.{layer}.ln2")
+                    if norm is not None:
+                        yield Entry(name, layer, kind, partial(_value, norm.before), norm=norm)
+                elif name in known:
+                    yield Entry(name, layer, kind, partial(_value, name), partial(_at, name))
+        yield from self._of_norm("ln_final", None)
+
+    def _of_embeddings(self) -> Iterator[Entry]:
+        first = get_act_name("resid_pre", 0)
+        yield Entry("hook_embed", None, "embed", partial(_value, self.embed), partial(_at, self.embed))
+        if self.pos_embed is not None:
+            read = partial(_of_every_prompt, self.pos_embed, first)
+            edits = partial(_added, first, self.pos_embed)
+            yield Entry("hook_pos_embed", None, "pos_embed", read, edits)
+
+    def _of_norm(self, where: str, layer: int | None) -> Iterator[Entry]:
+        norm = self.norms.get(where)
+        if norm is None:
+            return
+        for kind, read in (("scale", _scale), ("normalized", _normalized)):
+            yield Entry(f"{where}.hook_{kind}", layer, kind, partial(read, norm), norm=norm)
+
+    def _norms(self) -> dict[str, Norm]:
+        """The norms between the stream and what reads it, by place: "blocks.3.ln1", "ln_final"."""
+        wanted: dict[str, str] = {}
+        nodes = {layer.number: layer.nodes for layer in self.model.site_table.model_layers}
+        for number, kinds in nodes.items():
+            wanted[f"blocks.{number}.ln1"] = kinds.get("resid_pre", "")
+            wanted[f"blocks.{number}.ln2"] = kinds.get("resid_mid", kinds.get("resid_pre", ""))
+        wanted["ln_final"] = nodes[max(nodes)].get("resid_post", "")
+        found: dict[str, Norm] = {}
+        taken: set[str] = set()
+        for where, node in wanted.items():
+            norm = next((one for one in self._reading(node) if one.path not in taken), None) if node else None
+            if norm is not None:
+                found[where] = norm
+                taken.add(norm.path)
+        return found
+
+    def _reading(self, node: str) -> Iterator[Norm]:
+        """The norms that read a node."""
+        for port in self.model.program.ports:
+            if port.inputs[:1] == (node,) and len(port.outputs) == 1 and not port.call.call:
+                module = self.model.module.get_submodule(port.call.path)
+                norm = norm_of(module, port.call.path, node, port.outputs[0])
+                if norm is not None:
+                    yield norm
+
+    def _embeddings(self, probe: Run) -> tuple[str, str | None, str | None]:
+        """The nodes whose values are added up to what enters the first block, of tokens and of positions.
+
+        And the path of the table of positions. Without one, what enters the first block is that of tokens.
+        """
+        first = get_act_name("resid_pre", 0)
+        whole = probe.read(first)
+        tables = {
+            port.outputs[0]: port.call.path
+            for port in self.model.program.ports
+            if len(port.outputs) == 1 and isinstance(self._module(port.call.path), nn.Embedding)
+        }
+        values = {node: probe.demand([node])[0] for node in tables}
+        for tokens, one in values.items():
+            for positions, other in values.items():
+                if tokens != positions and one.shape == whole.shape and _adds_up(one, other, whole):
+                    return tokens, positions, tables[positions]
+        return first, None, None
+
+    def _module(self, path: str) -> nn.Module:
+        found: nn.Module = self.model.module.get_submodule(path)
+        return found
+
+
+NOT_HERE = {
+    "hook_attn_in": "what single heads read is changed by `model.captured.paths(...)`.",
+    "hook_k_input": "what single heads read is changed by `model.captured.paths(...)`.",
+    "hook_mid": "only models with a norm inside their MLPs have it, and they are no Hugging Face models.",
+    "hook_q_input": "what single heads read is changed by `model.captured.paths(...)`.",
+    "hook_tokens": "tokens are the input; change them before the model runs.",
+    "hook_v_input": "what single heads read is changed by `model.captured.paths(...)`.",
+}
+
+
+def _adds_up(one: Tensor, other: Tensor, whole: Tensor) -> bool:
+    try:
+        return torch.equal(one + other, whole)
+    except RuntimeError:  # of shapes that do not go together
+        return False
+
+
+# -- reading and changing ------------------------------------------------------------------------------
+
+
+def _value(place: PlaceLike, run: Reading) -> Tensor:
+    return run.read(place)
+
+
+def _at(place: PlaceLike, change: Change) -> Edits:
+    return [(place, change)]
+
+
+def _of_every_prompt(node: str, like: PlaceLike, run: Reading) -> Tensor:
+    return run.read(node).expand_as(run.read(like))
+
+
+def _added(first: PlaceLike, node: str, change: Change) -> Edits:
+    """A change of what is the same for all prompts, where it was added: each prompt may get another one."""
+    seen: list[Tensor] = []
+
+    def note(value: Tensor) -> Tensor:
+        seen[:] = [value.clone()]
+        return value
+
+    def add(whole: Tensor) -> Tensor:
+        own = seen[0].expand_as(whole)
+        changed = change(own.clone())
+        return whole if torch.equal(changed, own) else whole + (changed - own)
+
+    return [(node, note), (first, add)]
+
+
+def _scale(norm: Norm, run: Reading) -> Tensor:
+    return norm.scale(run.read(norm.before))
+
+
+def _normalized(norm: Norm, run: Reading) -> Tensor:
+    x = run.read(norm.before)
+    return norm.centered(x) / norm.scale(x)
+
+
+def _at_norm(norm: Norm, changes: Mapping[str, Change]) -> Edits:
+    """Changes of what a norm reads ("mlp_in"), of its "scale" and of what it makes ("normalized").
+
+    What it reads is noted on the way; its output lies in the cone of that, so it is computed afterwards.
+    Where nothing changes, the output is the module's own, bit for bit.
+    """
+    seen: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        seen[:] = [x.clone()]
+        return x
+
+    def changed(kind: str, value: Tensor) -> Tensor:
+        return changes[kind](value.clone()) if kind in changes else value
+
+    def made(own: Tensor) -> Tensor:
+        given = changed("mlp_in", seen[0])
+        if not torch.equal(given, seen[0]):
+            own = norm(given)
+        scale = changed("scale", norm.scale(given))
+        normalized = norm.centered(given) / scale
+        left = changed("normalized", normalized)
+        is_same = torch.equal(scale, norm.scale(given)) and torch.equal(left, normalized)
+        return own if is_same else norm.affine(left)
+
+    return [(norm.before, note), (norm.after, made)]

@@ -1,0 +1,501 @@
+"""A model as a TransformerLens notebook uses it: text, caches, hooks and weights over a captured module."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from conewise.compat.activation_cache import ActivationCache, RunValues
+from conewise.compat.hook_points import HookPoint, NamesFilter, as_filter
+from conewise.compat.hook_registry import HookRegistry, Hooks
+from conewise.compat.hook_table import ON_REQUEST, Change, HookTable
+from conewise.compat.hooked_config import HookedConfig, setting
+from conewise.compat.hooked_text import HookedText
+from conewise.compat.hooked_weights import HookedWeights
+from conewise.compat.language_loss import lm_cross_entropy_loss
+from conewise.compat.matrices import Matrices
+from conewise.compat.slices import Slice
+from conewise.compat.tokens import Tokens
+from conewise.compat.unsupported import reason_for
+from conewise.errors import NoEffectWarning, PatchError
+from conewise.model import Model, capture
+from conewise.models.load import Loaded
+from conewise.runs.run import Reading, Run
+
+Tensor = torch.Tensor
+
+KEPT_RUNS = 2
+"""So many runs stay in memory: hooks on the same tokens then cost what lies behind them."""
+
+RETURN_TYPES = ("logits", "loss", "both", None)
+
+
+class HookedModel(HookRegistry, HookedText, HookedWeights):
+    """A Hugging Face model under the names of TransformerLens's HookedTransformer.
+
+    `HookedModel(cw.load("gpt2", attn_implementation="eager"))`, or `HookedModel(module, tokenizer)`. The
+    module is captured, and stays as it is: nothing is folded, centred or split in its weights, and no hook is
+    left on it. `captured` is the captured model, on which all else of Conewise works.
+
+    Hooks are patches in a fork of the run: a second call on the same tokens computes only what lies behind
+    them.
+    """
+
+    def __init__(
+        self, loaded: Any, tokenizer: Any = None, *, name: str | None = None, default_prepend_bos: bool = True
+    ) -> None:
+        if isinstance(loaded, Loaded):
+            tokenizer = loaded.tokenizer if tokenizer is None else tokenizer
+            name = loaded.name if name is None else name
+        captured = loaded if isinstance(loaded, Model) else None
+        module = captured.module if captured is not None else getattr(loaded, "module", loaded)
+        if not isinstance(module, nn.Module):
+            raise TypeError(
+                "a HookedModel is made of a loaded model (`cw.load(...)`), a module or a captured model, and "
+                f"not of {type(loaded).__name__}."
+            )
+        self.module: Any = module
+        self.captured = capture(module, input_ids=_example(module)) if captured is None else captured
+        self._runs: list[tuple[Tensor, Run]] = []
+        self._probe_run: Run | None = None
+        self.table = HookTable(self.captured, self._probe())
+        self._matrices = Matrices(self.captured, self._probe)
+        self.cfg = self._config(tokenizer, name or self.captured.name, default_prepend_bos)
+        self._text = Tokens(tokenizer, self.cfg.n_ctx, self.cfg.device)
+        self.cfg.tokenizer_prepends_bos = tokenizer is not None and self._text.prepends_bos
+        self.hook_dict: dict[str, HookPoint] = {
+            entry.name: HookPoint(entry.name, entry.layer) for entry in self.table.entries.values()
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if isinstance(getattr(type(self), name, None), property):
+            return getattr(type(self), name).fget(self)  # once more, for the error that it raised
+        raise AttributeError(reason_for(name))
+
+    def __repr__(self) -> str:
+        return f"HookedModel of {self.captured.name}: {len(self.hook_dict)} hooks"
+
+    # -- text --------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer. Raises ValueError where there is none."""
+        return self._text.tokenizer
+
+    def to_tokens(
+        self,
+        input: str | list[str],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        move_to_device: bool = True,
+        truncate: bool = True,
+    ) -> Tensor:
+        """Tokens [prompt, pos], the token of the beginning in front unless `prepend_bos` is False.
+
+        Prompts of different lengths are padded on the right, where no earlier position sees it.
+        """
+        found = self._text.to_tokens(input, self._prepends(prepend_bos), padding_side, truncate)
+        return found if move_to_device else found.cpu()
+
+    def to_string(self, tokens: Any) -> str | list[str]:
+        """The text of tokens [pos], or the texts of tokens [prompt, pos]."""
+        return self._text.to_string(tokens)
+
+    def to_str_tokens(
+        self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
+    ) -> list[Any]:
+        """The text of every token, of a text or of tokens [pos]; a list of such lists for several."""
+        return self._text.to_str_tokens(input, self._prepends(prepend_bos), padding_side)
+
+    def to_single_token(self, string: str) -> int:
+        """The token of a text that is one. Raises AssertionError where it is none or several."""
+        return self._text.to_single_token(string)
+
+    def to_single_str_token(self, int_token: int) -> str:
+        """The text of one token."""
+        return str(self.to_str_tokens([int(int_token)])[0])
+
+    def get_token_position(
+        self,
+        single_token: str | int,
+        input: str | Tensor,
+        mode: str = "first",
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+    ) -> int:
+        """The first, or the last, position of a token in a prompt."""
+        if mode not in {"first", "last"}:
+            raise ValueError(f"mode is 'first' or 'last', and {mode!r} is neither.")
+        tokens = self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input
+        if tokens.ndim == 2 and len(tokens) != 1:
+            raise AssertionError(f"expected one prompt, [pos] or [1, pos], and not {tuple(tokens.shape)}.")
+        wanted = self.to_single_token(single_token) if isinstance(single_token, str) else int(single_token)
+        where = (tokens.reshape(-1) == wanted).nonzero().reshape(-1).tolist()
+        if not where:
+            raise AssertionError(f"the token {wanted} does not occur in the prompt.")
+        return int(where[0 if mode == "first" else -1])
+
+    def _prepends(self, prepend_bos: bool | None) -> bool:
+        return self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        input: Any,
+        return_type: str | None = "logits",
+        loss_per_token: bool = False,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        stop_at_layer: int | None = None,
+        **others: Any,
+    ) -> Any:
+        """The logits [prompt, pos, d_vocab] of text or tokens; or the next tokens' loss, or both, or None.
+
+        With `stop_at_layer`, the stream as it enters that layer. Without hooks this is the module's own
+        forward.
+        """
+        _expect_no_more(others)
+        _expect_return_type(return_type)
+        tokens = self.input_tokens(input, prepend_bos, padding_side)
+        if stop_at_layer is None and not self._is_hooked("fwd") and not self._is_hooked("bwd"):
+            logits = self.module(input_ids=tokens, use_cache=False).logits
+            return _returned(logits, tokens, return_type, loss_per_token)
+        reading, _ = self._reading(tokens, {}, self.n_before(stop_at_layer))
+        return self._output(reading, tokens, return_type, loss_per_token, stop_at_layer)
+
+    forward = __call__
+
+    def run_with_cache(
+        self,
+        input: Any,
+        return_cache_object: bool = True,
+        remove_batch_dim: bool = False,
+        names_filter: NamesFilter = None,
+        device: Any = None,
+        incl_bwd: bool = False,
+        pos_slice: Any = None,
+        return_type: str | None = "logits",
+        loss_per_token: bool = False,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        stop_at_layer: int | None = None,
+        reset_hooks_end: bool = True,  # noqa: ARG002  # no hooks are added that could stay
+        clear_contexts: bool = False,
+        **others: Any,
+    ) -> tuple[Any, Any]:
+        """What calling the model returns, and a cache of its activations by hook names.
+
+        Values are read off the run when they are asked for, except with `names_filter`, `pos_slice` or
+        `device`: then just those that pass are kept, and the run is not. Hooks that are on are in force.
+        """
+        _expect_no_more(others)
+        _expect_return_type(return_type)
+        if incl_bwd:
+            raise ValueError(
+                "incl_bwd: gradients are read off a run, "
+                "`model.captured.run(tokens).gradients(metric, sites)`."
+            )
+        tokens = self.input_tokens(input, prepend_bos, padding_side)
+        is_wanted = as_filter(names_filter, self.table.full)
+        is_asked = names_filter is not None and not callable(names_filter)
+        names = [name for name in self.table if (is_asked or self.is_listed(name)) and is_wanted(name)]
+        before = self.n_before(stop_at_layer)
+        names = [name for name in names if self._is_before(name, before)]
+        reading, recorded = self._reading(tokens, dict.fromkeys(names), before)
+        output = self._output(reading, tokens, return_type, loss_per_token, stop_at_layer)
+        values: Mapping[str, Tensor] = RunValues(reading, self.table, names, recorded)
+        if names_filter is not None or pos_slice is not None or device is not None or before is not None:
+            at = Slice.unwrap(pos_slice)
+            values = {name: at.apply(value, _pos_dim(name)).to(device) for name, value in values.items()}
+        cache = ActivationCache(values, self)
+        if remove_batch_dim:
+            cache.remove_batch_dim()
+        if clear_contexts:
+            self.clear_contexts()
+        return output, cache if return_cache_object else dict(cache.items())
+
+    def run_with_hooks(
+        self,
+        *model_args: Any,
+        fwd_hooks: Hooks = (),
+        bwd_hooks: Hooks = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        **model_kwargs: Any,
+    ) -> Any:
+        """What calling the model returns while functions `hook(value, hook)` are called with named values.
+
+        A name is a hook's name or a function of names. What a function returns takes the value's place; where
+        it returns None, the value stands as it was left, written to or not.
+        """
+        with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
+            return self(*model_args, **model_kwargs)
+
+    def input_tokens(
+        self, given: Any, prepend_bos: bool | None = None, padding_side: str | None = None
+    ) -> Tensor:
+        """What the model was given as tokens [prompt, pos]."""
+        if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], str)):
+            return self.to_tokens(given, prepend_bos, padding_side)
+        tokens = torch.as_tensor(given)
+        if tokens.is_floating_point():
+            raise TypeError(
+                f"the input is text or tokens, and not {tokens.dtype}: a run cannot start in the middle of "
+                "the model. Hook 'blocks.N.hook_resid_pre' to put another stream in."
+            )
+        return (tokens[None] if tokens.ndim == 1 else tokens).to(self.cfg.device)
+
+    def reading(self, tokens: Any) -> Reading:
+        """The run on text or tokens, under the hooks that are on: what sweeps begin with."""
+        return self._reading(self.input_tokens(tokens), {})[0]
+
+    def _reading(
+        self, tokens: Tensor, wanted: Mapping[str, None], before: int | None = None
+    ) -> tuple[Reading, Mapping[str, Tensor]]:
+        """A run, or a fork of it with all hooks in force; and values that cannot be read again from there.
+
+        Every hook is called once, also where nothing asks for its value.
+        """
+        if self._is_hooked("bwd"):
+            raise ValueError(
+                "backward hooks are on, and gradients are read off a run here: "
+                "`model.captured.run(tokens).gradients(metric, sites)`. Take them off with `reset_hooks()`."
+            )
+        run = self._run(tokens)
+        points = {
+            name: point
+            for name, point in self.hook_dict.items()
+            if point.has_hooks("fwd") and self._is_before(name, before)
+        }
+        if not points:
+            return run, {}
+        recorded: dict[str, Tensor] = {}
+        shared = self._names_beside(points) if wanted else frozenset()
+        changes: dict[str, Change] = {
+            name: _calling(self.hook_dict[name], recorded)
+            for name in self.table
+            if name in points or (name in shared and name in wanted)
+        }
+        world = run.fork()
+        with _unreported():
+            edits = self.table.edits(changes)
+            for place, change in edits:
+                world.patch(place, change)
+            world.demand(dict.fromkeys(self.captured.locate(place).node for place, _ in edits))
+        return world, recorded
+
+    def _names_beside(self, points: Mapping[str, HookPoint]) -> frozenset[str]:
+        """Names of nodes that a hook of another name changes: read afterwards, they would be changed too."""
+        found: set[str] = set()
+        for names in self._names_by_node.values():
+            if any(name in points for name in names):
+                found.update(names)
+        return frozenset(found)
+
+    @cached_property
+    def _names_by_node(self) -> dict[str, list[str]]:
+        by_node: dict[str, list[str]] = {}
+        for name in self.table:
+            for place, _ in self.table.edits({name: lambda value: value}):
+                by_node.setdefault(self.captured.locate(place).node, []).append(name)
+        return by_node
+
+    def _output(
+        self,
+        reading: Reading,
+        tokens: Tensor,
+        return_type: str | None,
+        per_token: bool,
+        stop_at_layer: int | None = None,
+    ) -> Any:
+        before = self.n_before(stop_at_layer)
+        if before is not None and before < self.cfg.n_layers:
+            return reading.read(("resid_pre", before)).clone()
+        if before is not None:
+            return reading.read(("resid_post", before - 1)).clone()
+        with _unreported():
+            logits = reading.logits
+        return _returned(logits.clone(), tokens, return_type, per_token)
+
+    def _run(self, tokens: Tensor) -> Run:
+        """The run of these tokens: a kept one where there is one, of the weights that the module has now."""
+        for known, run in self._runs:
+            if known.shape == tokens.shape and torch.equal(known, tokens) and _is_current(run):
+                return run
+        run = self.captured.run(input_ids=tokens)
+        self._runs = [(tokens.clone(), run), *self._runs][:KEPT_RUNS]
+        return run
+
+    def _probe(self) -> Run:
+        """A short run, with the weights that the module has now."""
+        if self._probe_run is None or not _is_current(self._probe_run):
+            self._probe_run = self.captured.run(input_ids=_example(self.module))
+        return self._probe_run
+
+    def n_before(self, stop_at_layer: int | None) -> int | None:
+        """How many layers are computed."""
+        if stop_at_layer is None:
+            return None
+        found = stop_at_layer + self.cfg.n_layers if stop_at_layer < 0 else stop_at_layer
+        if not 0 <= found <= self.cfg.n_layers:
+            raise ValueError(f"stop_at_layer is 0 to {self.cfg.n_layers}, and not {stop_at_layer}.")
+        return found
+
+    def _is_before(self, name: str, layer: int | None) -> bool:
+        """Whether a value is computed where the model stops at this layer."""
+        entry = self.table.entries[name]
+        if layer is None:
+            return True
+        return entry.layer < layer if entry.layer is not None else not name.startswith("ln_final")
+
+    def is_listed(self, name: str) -> bool:
+        """Whether filters of names see it: what has to be switched on is seen only then."""
+        switch = ON_REQUEST.get(self.table.entries[name].kind)
+        return switch is None or bool(getattr(self.cfg, switch))
+
+    def set_use_attn_result(self, use_attn_result: bool) -> None:
+        """Whether caches list what each head adds to the stream. It can be read and hooked at any time."""
+        self.cfg.use_attn_result = use_attn_result
+
+    def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
+        """Whether caches list what the norm in front of each MLP reads. It can be hooked at any time."""
+        self.cfg.use_hook_mlp_in = use_hook_mlp_in
+
+    def loss_fn(
+        self, logits: Tensor, tokens: Tensor, attention_mask: Tensor | None = None, per_token: bool = False
+    ) -> Tensor:
+        """The loss of the next token."""
+        return lm_cross_entropy_loss(logits, tokens, attention_mask, per_token)
+
+    def eval(self) -> HookedModel:
+        """The model itself: it is in eval mode."""
+        return self
+
+    def parameters(self) -> Any:
+        """The module's parameters."""
+        return self.module.parameters()
+
+    def named_parameters(self) -> Any:
+        """The module's parameters by its own names."""
+        return self.module.named_parameters()
+
+    @property
+    def all_head_labels(self) -> list[str]:
+        """L0H0, L0H1, ..."""
+        return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
+
+    # -- sizes -------------------------------------------------------------------------------------
+
+    def _config(self, tokenizer: Any, name: str, default_prepend_bos: bool) -> HookedConfig:
+        probe, table = self._probe(), self.table
+        own = getattr(self.module, "config", None)
+        heads, width = probe.read(("z", 0)).shape[-2:]
+        weight = next(self.module.parameters())
+        kinds = self.captured.site_table.kinds
+        norm = table.norms.get("blocks.0.ln1") or table.norms.get("ln_final")
+        final = table.norms.get("ln_final")
+        shared = probe.read(("k", 0)).shape[-2] if "k" in kinds else heads
+        logits = probe.logits
+        return HookedConfig(
+            n_layers=table.n_layers,
+            d_model=probe.read(("resid_pre", 0)).shape[-1],
+            n_heads=heads,
+            d_head=width,
+            d_mlp=probe.read(("post", 0)).shape[-1] if "post" in kinds else None,
+            d_vocab=setting(own, "vocab_size") or logits.shape[-1],
+            d_vocab_out=logits.shape[-1],
+            n_ctx=setting(own, "max_position_embeddings", "n_positions", "n_ctx"),
+            n_key_value_heads=None if shared == heads else shared,
+            act_fn=setting(own, "activation_function", "hidden_act", "hidden_activation"),
+            attn_only="mlp_out" not in kinds,
+            gated_mlp="pre_linear" in kinds,
+            parallel_attn_mlp="mlp_out" in kinds and "resid_mid" not in kinds,
+            normalization_type=None if norm is None else "LN" if norm.is_centered else "RMS",
+            final_rms=final is not None and not final.is_centered,
+            eps=None if norm is None else norm.eps,
+            positional_embedding_type=_positions(table, kinds),
+            device=weight.device,
+            dtype=weight.dtype,
+            model_name=name,
+            tokenizer_name=getattr(tokenizer, "name_or_path", None),
+            original_architecture=type(self.module).__name__,
+            default_prepend_bos=default_prepend_bos,
+            tokenizer_prepends_bos=False,
+            own=own,
+        )
+
+
+def _positions(table: HookTable, kinds: tuple[str, ...]) -> str:
+    if table.pos_embed is not None:
+        return "standard"
+    return "rotary" if "rot_q" in kinds else "other"
+
+
+def _example(module: nn.Module) -> Tensor:
+    """A few tokens that every vocabulary has."""
+    return torch.arange(8, device=next(module.parameters()).device)[None] % 7
+
+
+def _is_current(run: Run) -> bool:
+    """Whether a run is of the weights that the module has now."""
+    try:
+        run.demand(())
+    except PatchError:  # weights were written to, or values of the run
+        return False
+    return True
+
+
+def _unreported() -> Any:
+    """Without warnings of patches without effect: a hook that only looks changes nothing."""
+    return warnings.catch_warnings(action="ignore", category=NoEffectWarning)
+
+
+def _calling(point: HookPoint, recorded: dict[str, Tensor]) -> Change:
+    def change(value: Tensor) -> Tensor:
+        changed = point.called(value)
+        recorded[point.name] = changed
+        return changed
+
+    return change
+
+
+def _pos_dim(name: str) -> int:
+    return -2 if name.endswith(("hook_pattern", "hook_attn_scores")) else 1
+
+
+def _returned(logits: Tensor, tokens: Tensor, return_type: str | None, per_token: bool) -> Any:
+    if return_type == "logits":
+        return logits
+    if return_type is None:
+        return None
+    loss = lm_cross_entropy_loss(logits, tokens, per_token=per_token)
+    return loss if return_type == "loss" else (logits, loss)
+
+
+def _expect_return_type(return_type: str | None) -> None:
+    if return_type not in RETURN_TYPES:
+        raise ValueError(
+            f"return_type is 'logits', 'loss', 'both' or None, and {return_type!r} is none of these."
+        )
+
+
+def _expect_no_more(others: Mapping[str, Any]) -> None:
+    """Refuse arguments that TransformerLens takes and this does not, with what to do."""
+    for name, value in others.items():
+        if value is None or value is False:
+            continue
+        raise TypeError(f"{name} is not taken here. {_ELSEWHERE.get(name, 'Leave it out.')}")
+
+
+_ELSEWHERE = {
+    "attention_mask": "Give prompts of one length, or pad on the right; capture the module with its mask, "
+    "`cw.capture(module, input_ids=..., attention_mask=...)`, for all else.",
+    "start_at_layer": "Hook 'blocks.N.hook_resid_pre' with a function that returns the stream.",
+    "past_kv_cache": "The model is run on whole prompts.",
+}

@@ -1,0 +1,188 @@
+"""The weights of a model under the names of TransformerLens: `model.W_Q`, `model.W_U`, `model.b_out`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from conewise.compat.hook_table import HookTable
+from conewise.compat.hooked_config import HookedConfig
+from conewise.compat.matrices import Matrices, stacked
+
+Tensor = torch.Tensor
+
+
+class HookedWeights:
+    """The module's own weights, layer first; nothing is folded into them, and biases that are none are zeros.
+
+    They are copies: writing to them changes no model. Keys and values have their own heads where several
+    heads of queries share them. A weight that the model has not is an AttributeError that says why.
+    """
+
+    cfg: HookedConfig
+    module: Any
+    table: HookTable
+    _matrices: Matrices
+
+    @property
+    def W_Q(self) -> Tensor:
+        """[layer, head, d_model, d_head]."""
+        return self._made("q")[0]
+
+    @property
+    def W_K(self) -> Tensor:
+        """[layer, head, d_model, d_head], of the heads of keys."""
+        return self._made("k")[0]
+
+    @property
+    def W_V(self) -> Tensor:
+        """[layer, head, d_model, d_head], of the heads of values."""
+        return self._made("v")[0]
+
+    @property
+    def W_O(self) -> Tensor:
+        """[layer, head, d_head, d_model]."""
+        return stacked(lambda layer: self._matrices.out_of_heads(layer)[0], self.cfg.n_layers)
+
+    @property
+    def b_Q(self) -> Tensor:
+        """[layer, head, d_head]."""
+        return self._made("q")[1]
+
+    @property
+    def b_K(self) -> Tensor:
+        """[layer, head, d_head], of the heads of keys."""
+        return self._made("k")[1]
+
+    @property
+    def b_V(self) -> Tensor:
+        """[layer, head, d_head], of the heads of values."""
+        return self._made("v")[1]
+
+    @property
+    def b_O(self) -> Tensor:
+        """[layer, d_model]."""
+        return stacked(lambda layer: self._matrices.out_of_heads(layer)[1], self.cfg.n_layers)
+
+    @property
+    def W_in(self) -> Tensor:
+        """[layer, d_model, d_mlp]; of a gated MLP, what is not activated."""
+        return self._made("pre_linear" if self.cfg.gated_mlp else "pre")[0]
+
+    @property
+    def b_in(self) -> Tensor:
+        """[layer, d_mlp]."""
+        return self._made("pre_linear" if self.cfg.gated_mlp else "pre")[1]
+
+    @property
+    def W_gate(self) -> Tensor | None:
+        """[layer, d_model, d_mlp] of a gated MLP, what is activated; None of another one."""
+        return self._made("pre")[0] if self.cfg.gated_mlp else None
+
+    @property
+    def b_gate(self) -> Tensor | None:
+        """[layer, d_mlp] of a gated MLP; None of another one."""
+        return self._made("pre")[1] if self.cfg.gated_mlp else None
+
+    @property
+    def W_out(self) -> Tensor:
+        """[layer, d_mlp, d_model]."""
+        return stacked(self.out_of_neurons, self.cfg.n_layers)
+
+    @property
+    def b_out(self) -> Tensor:
+        """[layer, d_model]."""
+        return stacked(lambda layer: self._matrices.out_of_neurons(layer)[1], self.cfg.n_layers)
+
+    @property
+    def W_E(self) -> Tensor:
+        """[d_vocab, d_model]."""
+        return _weight(self._embedding("get_input_embeddings", "W_E"), "W_E").detach()
+
+    @property
+    def W_pos(self) -> Tensor:
+        """[n_ctx, d_model], where positions are embedded by a table."""
+        path = self.table.pos_table
+        if path is None:
+            raise AttributeError(
+                "this model has no W_pos: no table of positions is added to the stream "
+                f"(positional_embedding_type is {self.cfg.positional_embedding_type!r})."
+            )
+        weight = _weight(self.module.get_submodule(path), "W_pos").detach()
+        # OPT keeps two rows in front that no position reads.
+        extra = 0 if self.cfg.n_ctx is None else weight.shape[0] - self.cfg.n_ctx
+        return weight[extra:] if 0 < extra <= 2 else weight
+
+    @property
+    def W_E_pos(self) -> Tensor:
+        """[d_vocab + n_ctx, d_model]: both tables, one behind the other."""
+        return torch.cat([self.W_E, self.W_pos])
+
+    @property
+    def W_U(self) -> Tensor:
+        """[d_model, d_vocab]."""
+        return _weight(self._embedding("get_output_embeddings", "W_U"), "W_U").detach().T
+
+    @property
+    def b_U(self) -> Tensor:
+        """[d_vocab]."""
+        head = self._embedding("get_output_embeddings", "b_U")
+        bias = getattr(head, "bias", None)
+        if isinstance(bias, Tensor):
+            return bias.detach()
+        weight = _weight(head, "b_U")
+        return weight.new_zeros(weight.shape[0]).detach()
+
+    def out_of_neurons(self, layer: int) -> Tensor:
+        """W_out of one layer."""
+        return self._matrices.out_of_neurons(layer)[0]
+
+    def accumulated_bias(
+        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
+    ) -> Tensor:
+        """What the biases of attention and MLPs before `layer` add to the stream, [d_model].
+
+        `mlp_input`: and that of the attention of `layer`.
+        """
+        total = self.W_E.new_zeros(self.cfg.d_model)
+        for number in range(layer + mlp_input):
+            total = total + self._matrices.out_of_heads(number)[1]
+            if include_mlp_biases and number < layer and not self.cfg.attn_only:
+                total = total + self._matrices.out_of_neurons(number)[1]
+        return total
+
+    def tokens_to_residual_directions(self, tokens: Any) -> Tensor:
+        """The columns of W_U of tokens, [..., d_model]: what the final norm's output is multiplied with."""
+        if isinstance(tokens, str):
+            tokens = self.to_single_token(tokens)
+        numbers = torch.as_tensor(tokens, device=self.cfg.device)
+        if numbers.numel() == 1:
+            numbers = numbers.reshape(())
+        weight = _weight(self._embedding("get_output_embeddings", "W_U"), "W_U").detach()
+        return weight[numbers]
+
+    def to_single_token(self, string: str) -> int:
+        """The token of a text that is one."""
+        raise NotImplementedError
+
+    def _made(self, kind: str) -> tuple[Tensor, Tensor]:
+        made = [self._matrices.made(kind, layer) for layer in range(self.cfg.n_layers)]
+        return tuple(stacked(lambda layer, i=i: made[layer][i], len(made)) for i in (0, 1))  # type: ignore[return-value, misc]
+
+    def _embedding(self, method: str, matrix: str) -> nn.Module:
+        find = getattr(self.module, method, None)
+        found = find() if callable(find) else None
+        if not isinstance(found, nn.Module):
+            raise AttributeError(
+                f"this model has no {matrix}: `{type(self.module).__name__}.{method}()` returns no module."
+            )
+        return found
+
+
+def _weight(module: nn.Module, matrix: str) -> Tensor:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise AttributeError(f"this model has no {matrix} as one matrix: {type(module).__name__} holds none.")
+    return weight
