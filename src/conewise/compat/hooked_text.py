@@ -38,7 +38,7 @@ class HookedText:
         found = self._text.to_tokens(input, self._prepends(prepend_bos), padding_side, truncate)
         return found if move_to_device else found.cpu()
 
-    def to_string(self, tokens: Any) -> str | list[str]:
+    def to_string(self, tokens: Any) -> Any:
         """The text of tokens [pos], or the texts of tokens [prompt, pos]."""
         return self._text.to_string(tokens)
 
