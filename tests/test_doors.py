@@ -27,7 +27,7 @@ from conewise.cli.circuit_folder import FoundCircuit, read_circuit
 from conewise.cli.loading import ModelName
 from conewise.cli.output import Status
 from conewise.cli.results import show_cost
-from conewise.cli.run_folder import FOLDED, STORY, read_run, write_run
+from conewise.cli.run_folder import FOLDED, read_run, write_run
 from conewise.cli.stored import QUESTION, read_question
 from conewise.errors import LoadError
 from conewise.models import tiny
@@ -39,7 +39,7 @@ from conewise.prompts.questions import Question
 from conewise.prompts.tokenized import tokenize
 from conewise.report.curve import Curve, CurvePoint
 from conewise.report.page import sweep_page
-from conewise.report.story import Story
+from conewise.report.story import STORY, Story
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.archive import MANIFEST, VALUES
 from conewise.sweeps.sweep import Sweep

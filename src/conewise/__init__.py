@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from conewise import ops
+    from conewise.asking.ask import ask
     from conewise.attributing.attribution import attribution
     from conewise.attributing.comparison import compare
     from conewise.circuits.acdc import acdc, acdc_plan
@@ -59,6 +60,7 @@ __all__ = [
     "acdc",
     "acdc_plan",
     "add",
+    "ask",
     "attribution",
     "block",
     "capture",
@@ -106,6 +108,7 @@ _HOMES = {
     "acdc": "conewise.circuits.acdc",
     "acdc_plan": "conewise.circuits.acdc",
     "add": "conewise.runs.interventions",
+    "ask": "conewise.asking.ask",
     "attribution": "conewise.attributing.attribution",
     "block": "conewise.graph.building_blocks",
     "capture": "conewise.model",

@@ -10,16 +10,20 @@ from typing import Any
 from conewise.capturing.foreign import within_memory
 from conewise.checks.verify import Verification, verify
 from conewise.edges.edge_facts import edge_facts
+from conewise.errors import PromptError
 from conewise.garbage import uncollected
 from conewise.locations.edge_sets import with_named
 from conewise.locations.edges import Edges, as_positions, edges_of
 from conewise.locations.paths import Receivers, Senders, paths_of
 from conewise.locations.places import Index, PlaceLike
 from conewise.locations.selectors import SelectorLike
+from conewise.models.load import Loaded
 from conewise.program.tensors import Tensor
+from conewise.runs.answers import token_rows
 from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
 from conewise.runs.run import Reading, Run
+from conewise.runs.text_inputs import is_text, tokens_of
 from conewise.splicing.active import active
 from conewise.splicing.splice import halves, splicing
 from conewise.status_line import status_line
@@ -50,6 +54,8 @@ class Model(Captured):
         model's named sites read before the others; the outputs always stay. None: all that fits into
         1 GiB, else what patches at the named sites read. What is not kept is computed again when it
         is asked for; results do not depend on `keep`.
+
+        A model that was captured with its tokenizer takes texts: `run("...")`, or several of one length.
         """
         return baseline(self, args, kwargs, keep)
 
@@ -152,6 +158,7 @@ class Model(Captured):
             doing("exporting")
             made = splicing(self, place, encode, decode, reads, name)
             model = object.__new__(type(self))
+            model.tokenizer, model.label = self.tokenizer, self.label
             model._hold(made.module, made.exported, made.sites_of, doing)
             doing("comparing")
             model.splices = MappingProxyType({**self.splices, name: made.checked(self, model)})
@@ -178,7 +185,7 @@ class Model(Captured):
             return verify(self, seed=seed, samples=samples)
 
 
-def capture(module: Any, /, *args: Any, batch_dim: Any = None, **kwargs: Any) -> Model:
+def capture(module: Any, /, *args: Any, batch_dim: Any = None, tokenizer: Any = None, **kwargs: Any) -> Model:
     """Turn any `nn.Module` into a graph, as it computes for an example like these arguments.
 
     The batch may vary from run to run, and the number of positions too where the module allows it.
@@ -187,10 +194,52 @@ def capture(module: Any, /, *args: Any, batch_dim: Any = None, **kwargs: Any) ->
     Hugging Face models are captured with `use_cache=False`; give `logits_to_keep=1` to compute the last
     position's logits only. Raises CaptureError with torch's reason and what to do, where the module is not
     one graph.
+
+    What `cw.load` gives may stand for the module: then the model has its tokenizer, or the one that is given
+    as `tokenizer`, and takes texts wherever it takes inputs: `model.run("...")`. Such a model needs no
+    example, and a text is one.
     """
-    if batch_dim is not None and "batch_dim" in inspect.signature(module.forward).parameters:
+    parameters = inspect.signature(module.forward).parameters if hasattr(module, "forward") else {}
+    if batch_dim is not None and "batch_dim" in parameters:
         kwargs, batch_dim = {**kwargs, "batch_dim": batch_dim}, None
+    if tokenizer is not None and "tokenizer" in parameters:
+        kwargs, tokenizer = {**kwargs, "tokenizer": tokenizer}, None
+    label = ""
+    if isinstance(module, Loaded):
+        label, tokenizer = module.name, module.tokenizer if tokenizer is None else tokenizer
+        module = module.module
+    args, kwargs = _example(module, args, kwargs, tokenizer, is_loaded=bool(label))
     with within_memory("capturing this module"):
-        model = Model(module, args, kwargs, batch_dim=batch_dim)
+        model = Model(module, args, kwargs, batch_dim=batch_dim, tokenizer=tokenizer, label=label)
         load_kernels(model)
     return model
+
+
+EXAMPLE = tuple(range(8))
+"""The tokens that a language model is captured with where none are given; any do, their number may vary."""
+
+
+def _example(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tokenizer: Any, *, is_loaded: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that a module is captured with: texts as tokens, and tokens where there are none."""
+    given = args[0] if args else kwargs.get("input_ids")
+    if is_text(given):
+        if tokenizer is None:
+            raise PromptError(
+                "a text was given as the example, and no tokenizer to read it with. Give one with "
+                "`tokenizer=`, or tokens: `input_ids=...`."
+            )
+        tokens = tokens_of(tokenizer, given).to(_device(module))
+        return (tokens, *args[1:]) if args else args, kwargs if args else {**kwargs, "input_ids": tokens}
+    if args or given is not None or not (is_loaded or tokenizer is not None):
+        return args, kwargs
+    is_two = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    if is_two or "input_ids" not in inspect.signature(module.forward).parameters:
+        return args, kwargs
+    return args, {"input_ids": token_rows([EXAMPLE], _device(module)), **kwargs}
+
+
+def _device(module: Any) -> Any:
+    first = next(iter(module.parameters()), None)
+    return None if first is None else first.device

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from conewise.cli.run_folder import FOLDED, STORY, read_run, write_run
+from conewise.cli.run_folder import FOLDED, read_run, write_run
 from conewise.errors import SweepError
+from conewise.report.story import STORY
 from tests.report.swept import swept
 
 

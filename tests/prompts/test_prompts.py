@@ -4,8 +4,8 @@ import pytest
 
 from conewise.errors import PromptError
 from conewise.prompts.pairs import Pair
-from conewise.prompts.subjects import subject_positions
 from conewise.prompts.tokenized import TokenizedPrompts, tokenize
+from conewise.texts.subjects import subject_positions
 from tests.runs.spelling import byte_level, word_level
 
 CLEAN = "When Mary and John went to the store, John gave a drink to"

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from conewise.errors import SweepError
-from conewise.prompts.tokenizing import token_texts
 from conewise.report.story import Story, TokenizedPair
+from conewise.texts.tokenizing import token_texts
 
 PAIR = TokenizedPair(
     "Ann gave Bob", "Bob gave Bob", ("Ann", " gave", " Bob"), ("Bob", " gave", " Bob"), (" it",), (" him",)

@@ -141,11 +141,13 @@ def _by_gradients(sweep: Sweep, method: str, steps: int | None) -> Approximation
             with phases.during("baselines"):
                 for reading in dict.fromkeys(readings):
                     checked.enter_context(reading.checked_once())
-                own = sweep.read_metrics(batch.base)
-                sources.append(None if batch.source is None else sweep.read_metrics(batch.source))
+                own = sweep.read_metrics(batch.base, batch.metrics)
+                sources.append(
+                    None if batch.source is None else sweep.read_metrics(batch.source, batch.metrics)
+                )
             bases.append(own)
             with phases.during("passes"):
-                work = Work(batch, sweep.metrics, ledger)
+                work = Work(batch, batch.metrics, ledger)
                 effects = chosen.scores(work, sweep.cells, count)
             values.append(effects + own[:, None])
         flops, peak = flops + work.flops, max(peak, work.peak_bytes)

@@ -46,13 +46,17 @@ class Batch(Protocol):
     def part(self, place: Place) -> Any:
         """What a world puts at one place: the sweep's, or a cell's own."""
 
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """What is measured of it."""
+
     def seen_more(self, place: EdgePlace) -> Tensor:
         """What the reader of an edge sees more than in the base, shaped like its entry's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What is run again: the cells of a sweep over its batches, and what is measured of them.
+    """What is run again: the cells of a sweep over its batches.
 
     Each of `batches` makes a batch when it is its turn. `targets` has the node that each metric reads; '' for
     a metric that reads all outputs.
@@ -61,7 +65,6 @@ class Rerun:
     model: Captured
     cells: Sequence[Cell]
     batches: Sequence[Callable[[], Batch]]
-    metrics: Sequence[Metric]
     targets: Sequence[str]
     precision: str | None = None
 
@@ -232,7 +235,7 @@ class Witness:
         found: list[Tensor] = []
         prompts = self._read.prompts(batch.base.inputs)
         with computing():
-            for metric, node in zip(self._rerun.metrics, self._rerun.targets, strict=True):
+            for metric, node in zip(batch.metrics, self._rerun.targets, strict=True):
                 if metric.whole:
                     found.append(measured_whole(metric, outputs, prompts)[0])
                 else:

@@ -20,6 +20,7 @@ from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric, expect_prompts
 from conewise.runs.run import Reading
+from conewise.runs.text_inputs import inputs_like, is_text
 from conewise.structure.edge_graph import EdgeGraph
 from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.planning.model_facts import facts_of
@@ -113,12 +114,12 @@ def asked(
 
 
 def _run(model: Captured, given: Any, name: str) -> Reading | None:
-    if isinstance(given, Mapping):
-        given = baseline(model, (), given)
+    if isinstance(given, Mapping) or is_text(given):
+        given = baseline(model, (), inputs_like(model, given))
     if given is not None and not isinstance(given, Reading):
         raise CircuitError(
-            f"`{name}` is a run, or the inputs of one, and {describe(given)} is neither. Several prompts are "
-            "one batch: `model.run(input_ids=...)` with a row for each."
+            f"`{name}` is a run, or the inputs of one, or texts, and {describe(given)} is none of them. "
+            "Several prompts are one batch: `model.run(input_ids=...)` with a row for each."
         )
     if given is not None and given.model is not model:
         raise CircuitError(

@@ -165,8 +165,7 @@ def expect_ours(out: Path) -> None:
 
 def _is_demo(folder: Path) -> bool:
     """Whether a folder holds a run that a demo wrote, or nothing yet."""
-    from conewise.cli.run_folder import STORY
-    from conewise.report.story import Story
+    from conewise.report.story import STORY, Story
 
     if folder.is_dir() and all(map(is_leftover, folder.iterdir())):
         return True

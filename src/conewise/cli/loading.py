@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from conewise.cli.failing import CommandError
 from conewise.cli.options import LoadOptions
 from conewise.cli.output import Status
 
@@ -90,26 +88,9 @@ def captured(
 ) -> Model:
     """The module as a graph, captured with these tokens.
 
-    With `reads_last` it computes the logits of the last position alone, where it can: nobody reads the
-    others, and the full forwards that a sweep is compared with should not pay for them.
+    With `reads_last` it computes the logits of the last position alone, where it can.
     """
-    module: Any = loaded.module
-    config = getattr(module, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        raise CommandError(
-            f"{loaded.name} is an encoder-decoder model, which has two inputs; the command line asks models "
-            "that read one text. Capture it from Python: `cw.capture(module, input_ids=..., "
-            "decoder_input_ids=...)`."
-        )
-    parameters = inspect.signature(module.forward).parameters
-    if "input_ids" not in parameters:
-        raise CommandError(
-            f"{loaded.name} ({type(module).__name__}) reads no tokens: its forward has no `input_ids`. The "
-            "command line asks language models; capture it from Python with `cw.capture(module, ...)`."
-        )
     with status.doing(f"capturing {loaded.name} as a graph"), status.warnings_as_notes():
-        from conewise.model import capture
-        from conewise.runs.answers import token_rows
+        from conewise.asking.ask import captured_with
 
-        last = {"logits_to_keep": 1} if reads_last and "logits_to_keep" in parameters else {}
-        return capture(module, input_ids=token_rows(rows, next(module.parameters()).device), **last)
+        return captured_with(loaded, rows, reads_last=reads_last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from conewise.asking.written_sites import chosen_edges, selected
 from conewise.cli.failing import CommandError
 from conewise.cli.loading import ModelName, captured, model_json
 from conewise.cli.options import (
@@ -16,8 +17,6 @@ from conewise.cli.options import (
     QuestionOptions,
 )
 from conewise.cli.output import Status
-from conewise.cli.selecting import chosen_edges, selected
-from conewise.errors import PromptError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +53,7 @@ def pairs_of(name: str, options: PairOptions, needed: Sequence[str], command: st
     if options.prompts is not None:
         if given:
             raise CommandError(f"--prompts and {given[0]} both say what is asked; leave one of them out.")
-        return read_pairs(options.prompts)
+        return read_pairs(options.prompts, needs_both="--corrupted" in needed)
     if not given and name == "tiny":
         from conewise.models.tiny import PROMPTS
 
@@ -132,6 +131,7 @@ def read_prompts(
     `reads_both`: what one run has is put into the other, so they have to differ. `reads_last`: as `captured`.
     """
     loaded = model.load(status)
+    from conewise.prompts.questions import expect_two_runs
     from conewise.prompts.tokenized import tokenize
 
     prompts = tokenize(
@@ -144,11 +144,8 @@ def read_prompts(
     for note in prompts.notes:
         status.warn(note)
     prompts.expect_answers(metric.word)
-    if reads_both and prompts.clean == prompts.corrupted:
-        raise PromptError(
-            "clean and corrupted have the same tokens in every pair, so patching one into the other "
-            "changes nothing."
-        )
+    if reads_both:
+        expect_two_runs(prompts)
     # Two prompts show what many would: a capture computes its example.
     example = [prompts.clean[number] for number in prompts.groups[0][:2]]
     return loaded, prompts, captured(loaded, example, status, reads_last=reads_last)
@@ -197,7 +194,7 @@ def show_prompts(console: Console, loaded: Loaded, question: Question) -> None:
     """The first pair, and what of it is the base and the source."""
     from rich.markup import escape
 
-    from conewise.prompts.tokenizing import token_texts
+    from conewise.texts.tokenizing import token_texts
 
     pair, count = question.prompts.pairs[0], len(question.prompts.pairs)
     lengths = sorted(set(question.prompts.lengths))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from conewise.errors import SweepError
 from conewise.files import write_whole
-from conewise.report.story import Story
+from conewise.report.story import STORY, Story, damaged
 from conewise.sweeps.result import Result
 from conewise.sweeps.saved import load_result
 from conewise.sweeps.storage.archive import MANIFEST, VALUES, save
@@ -15,7 +15,7 @@ from conewise.sweeps.storage.archive import MANIFEST, VALUES, save
 if TYPE_CHECKING:
     from conewise.drawing.folding import Folded
 
-STORY, FOLDED = "story.json", "folded.json"
+FOLDED = "folded.json"
 FILES = [STORY, FOLDED, VALUES, MANIFEST]
 """The files of a run, in the order in which they are written."""
 
@@ -58,16 +58,7 @@ def read_run(folder: str | Path) -> tuple[Result, Story | None, Folded | None]:
     """
     folder = Path(folder)
     result = load_result(folder)
-    return result, _story(folder / STORY), _folded(folder / FOLDED)
-
-
-def _story(path: Path) -> Story | None:
-    if not path.exists():
-        return None
-    try:
-        return Story.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SweepError) as error:
-        raise _damaged(path, error) from None
+    return result, result.story, _folded(folder / FOLDED)
 
 
 def _folded(path: Path) -> Folded | None:
@@ -78,11 +69,4 @@ def _folded(path: Path) -> Folded | None:
     try:
         return Folded.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SweepError) as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> SweepError:
-    return SweepError(
-        f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a sound copy "
-        "in its place, or delete it: the result itself can be read."
-    )
+        raise damaged(path, error) from None

@@ -1,62 +1,23 @@
-"""Sites as they are written on the command line: kinds, parts of kinds, names."""
+"""One site as it is written on the command line."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from conewise.asking.written_sites import written
 from conewise.cli.failing import CommandError
-from conewise.locations.edges import Edges
 from conewise.locations.places import Place, site
-from conewise.locations.selectors import AXES, Choice, Selectors, as_selectors, chosen, sites
 
 if TYPE_CHECKING:
     from conewise.model import Model
 
-PATTERN = "a0.*->*<k>"
-"""Edges as people write them: from the heads of layer 0 into keys."""
-
-_NAME = re.compile(r"\s*(?P<name>[^\[\],]+?)\s*(?:\[(?P<part>[^\[\]]*)\])?\s*(?:,|$)")
-_CHOICE = re.compile(r"-?\d+|-?\d*:-?\d*(?::-?\d*)?")
-
-
-def selected(text: str, pos: str | None, model: Model) -> Selectors:
-    """The sites of `--sites` and `--pos`, every layer and head of a kind unless its part says otherwise."""
-    found: Selectors | None = None
-    for name, part in _written(text):
-        choices = _usual(model, name, pos) | part
-        selector = as_selectors(sites(name, stack="", **choices))
-        found = selector if found is None else found + selector
-    if found is None:
-        raise CommandError("--sites names none; write, for one, --sites z,mlp_out.")
-    return found
-
-
-def chosen_edges(text: str, pos: str | None, model: Model, lengths: Collection[int]) -> Edges:
-    """The edges of `--edges` and `--pos`, of prompts of these lengths."""
-    writer, arrow, reader = (word.strip() for word in text.partition("->"))
-    if not arrow:
-        raise CommandError(
-            f"--edges {text!r} has no arrow; write WRITER->READER with * for anything, as {PATTERN!r}."
-        )
-    if pos is None:
-        return model.edges().select(writer=writer or "*", reader=reader or "*")
-    if len(set(lengths)) > 1:
-        raise CommandError(
-            f"--pos {pos}: the prompts have {' or '.join(map(str, sorted(set(lengths))))} tokens, so that a "
-            "position does not mean the same in all of them. Give prompts of one length, or leave --pos out."
-        )
-    positions = chosen(as_choice(pos), min(lengths), "pos", "the edges")
-    return model.edges(pos=list(positions)).select(writer=writer or "*", reader=reader or "*")
-
 
 def placed(text: str, model: Model) -> Place:
     """One site as `conewise cone` takes it: 'z[layer=1, head=2]', or a name."""
-    written = _written(text)
-    if len(written) != 1:
+    found = written(text)
+    if len(found) != 1:
         raise CommandError(f"{text!r} is not one site; write, for one, 'z[layer=1, head=2]'.")
-    ((name, part),) = written
+    ((name, part),) = found
     for axis, choice in part.items():
         if not isinstance(choice, int):
             raise CommandError(f"{text!r}: {axis}={choice} is no single number, and a site has one cone.")
@@ -76,49 +37,3 @@ def placed(text: str, model: Model) -> Place:
     )
     model.locate(place)  # says what is wrong with it
     return place
-
-
-def _written(text: str) -> list[tuple[str, dict[str, Choice]]]:
-    found, at = [], 0
-    while at < len(text.rstrip()):
-        match = _NAME.match(text, at)
-        if match is None:
-            raise CommandError(
-                f"cannot read the sites {text!r} from {text[at:]!r} on. Write kinds or names separated by "
-                "commas, each with a part if you like: z,mlp_out or 'z[layer=2:5, head=0],mlp_out'."
-            )
-        found.append((match["name"], _part(match["part"], match[0].strip(" ,"))))
-        at = match.end()
-    return found
-
-
-def _part(text: str | None, where: str) -> dict[str, Choice]:
-    choices: dict[str, Choice] = {}
-    for item in (text or "").split(",") if text and text.strip() else ():
-        axis, _, choice = (word.strip() for word in item.partition("="))
-        if axis not in AXES or not _CHOICE.fullmatch(choice):
-            raise CommandError(
-                f"cannot read {item.strip()!r} in {where!r}. A part is AXIS=CHOICE: the axis one of "
-                f"{', '.join(AXES)}, the choice a number or a slice like ':' or '2:5'."
-            )
-        choices[axis] = as_choice(choice)
-    return choices
-
-
-def as_choice(text: str) -> Choice:
-    """A number where it is one, so that results do not have an axis for it; else a slice as written."""
-    bare = text.strip()
-    return int(bare) if re.fullmatch(r"-?\d{1,18}", bare) else bare  # more digits are out of any range
-
-
-def _usual(model: Model, name: str, pos: str | None) -> dict[str, Choice]:
-    """What is chosen along each axis where nothing is said: every layer, every head."""
-    layers = model.sites.layers(name) if name in model.sites.kinds else ()
-    axes = model.locate(Place(name, layers[0] if layers else None)).view.axes
-    choices: dict[str, Choice] = {"layer": ":"} if layers else {}
-    choices |= {axis: ":" for axis in ("head", "kv_head") if layers and axis in axes}
-    if pos is not None:
-        if "pos" not in axes:
-            raise CommandError(f"--pos {pos}: {name} has no positions; its axes are {', '.join(axes)}.")
-        choices["pos"] = as_choice(pos)
-    return choices

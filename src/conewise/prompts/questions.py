@@ -6,6 +6,7 @@ sweep, and the question plans and runs them as one: its counts are the sums of t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,18 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from conewise.attributing.attribution import estimated
-from conewise.checks.cell_check import CellCheck
 from conewise.checks.hooking import HookedModule
 from conewise.drawing.folding import Folded, fold
-from conewise.errors import PromptError, SweepError
+from conewise.errors import MetricError, MissingSiteError, PromptError, SweepError
+from conewise.locations.edges import Edges
+from conewise.locations.places import Place
 from conewise.locations.selectors import Cell, Selector, SelectorLike, as_selectors
 from conewise.program.tensors import Tensor
+from conewise.prompts.answer import Answer, whole_check
 from conewise.prompts.tokenized import METRICS, Progress, TokenizedPrompts
 from conewise.report.story import PATCHES, Story
-from conewise.runs.baseline import baseline
+from conewise.runs.baseline import baseline, bound
 from conewise.runs.captured import Captured
+from conewise.runs.corruption import find_embedding
 from conewise.runs.filling import joined
 from conewise.runs.interventions import mean, noise
+from conewise.runs.metrics import Metric, as_metric, logit
 from conewise.runs.run import Run
 from conewise.sweeps.calibration import calibrate
 from conewise.sweeps.execution.ledger import SweepLedger, most
@@ -53,7 +58,11 @@ class Question:
     `direction`: "denoise" changes the corrupted run and takes values from the clean one, "noise" the other
     way round. `patch` is "source" (the other run's values), "zero", "mean" (over the base's prompts and
     positions, of all groups) or "noise" (Gaussian, of standard deviation `scale`). `metric` is one of
-    `METRICS`; "kl" compares with the clean run. `precision`: see `Sweep`.
+    `METRICS`, of which "kl" compares with the clean run; or a metric, with answers for all prompts or for
+    each in the order of the pairs; or a function of the module's outputs. `precision`: see `Sweep`.
+
+    All that is asked is looked at before anything is run. Raises PromptError, SweepError, SiteError,
+    MetricError or InputMismatchError for what cannot be asked.
     """
 
     model: Captured
@@ -61,21 +70,25 @@ class Question:
     sites: SelectorLike
     direction: str = "denoise"
     patch: str = "source"
-    metric: str = "logit_diff"
+    metric: Any = "logit_diff"
     scale: float = 1.0
     seed: int = 0
     precision: str | None = None
 
     def __post_init__(self) -> None:
-        if self.direction not in DIRECTIONS:
-            raise SweepError(f"no direction {self.direction!r}; there are {', '.join(DIRECTIONS)}.")
-        if self.patch not in PATCHES:
-            raise SweepError(f"no patch {self.patch!r}; there are {', '.join(PATCHES)}.")
-        self.prompts.expect_answers(self.metric)
+        expect_asked(self.prompts, self.direction, self.patch, self.metric, self.scale, self.seed)
+        facts = facts_of(self.model)
+        expect_vocabulary(self.model, self.prompts)
+        self._expect_one_meaning()
+        for group in range(len(self.prompts.groups)):
+            for run in ("clean", "corrupted"):
+                bound(self.model, (), self.prompts.inputs_of(group, run, facts.input_device))
+        _ = self._unrun  # raises where the model has no such site, or no such part of it
+
+    def _expect_one_meaning(self) -> None:
+        """Refuse positions in prompts of several lengths."""
         lengths = sorted(set(self.prompts.lengths))
-        if len(lengths) > 1 and any(
-            isinstance(part, Selector) and "pos" in part.choices for part in as_selectors(self.sites).parts
-        ):
+        if len(lengths) > 1 and any(map(_has_positions, as_selectors(self.sites).parts)):
             raise PromptError(
                 f"the prompts have {_listed(lengths)} tokens, so that a position does not mean the same in "
                 "all of them. Sweep by position over prompts of one length, or leave positions out."
@@ -94,9 +107,26 @@ class Question:
         return DIRECTIONS[self.direction][1] if self.patch == "source" else None
 
     @property
+    def numbers(self) -> tuple[tuple[int, ...], ...]:
+        """Which prompts each group has, by number."""
+        return self.prompts.groups
+
+    @property
     def cells(self) -> tuple[Cell, ...]:
         """The cells, the same in every group."""
-        return self._first.cells
+        return self._unrun.cells
+
+    @cached_property
+    def _unrun(self) -> Sweep:
+        """The sweep of the first group as inputs, to look at what is asked: nothing is run for it."""
+        device = facts_of(self.model).input_device
+        source = self._put if self.source is None else self.prompts.inputs_of(0, self.source, device)
+        base = self.prompts.inputs_of(0, self.base, device)
+        # What KL compares with is a run, which there is none of yet.
+        metric = logit(0) if isinstance(self.metric, str) and self.metric == "kl" else self._metric(0, None)
+        return Sweep(
+            self.model, self.sites, base=base, source=source, metric=metric, precision=self.precision
+        )
 
     def sweep(self, group: int) -> Sweep:
         """The sweep of one group."""
@@ -122,7 +152,7 @@ class Question:
                 runs[which] = baseline(self.model, (), self.prompts.inputs_of(group, which, device))
             return runs[which]
 
-        metric = self.prompts.metric(group, self.metric, run("clean") if self.metric == "kl" else None)
+        metric = self._metric(group, run("clean") if self.metric == "kl" else None)
         source = self._put if self.source is None else run(self.source)
         return Sweep(
             self.model,
@@ -132,6 +162,20 @@ class Question:
             metric=metric,
             precision=self.precision,
         )
+
+    def _metric(self, group: int, clean: Run | None) -> Metric:
+        """What is read of one group."""
+        if isinstance(self.metric, str):
+            return self.prompts.metric(group, self.metric, clean)
+        metric = as_metric(self.metric)
+        if metric.prompts is None or metric.of_prompts is None:
+            return metric
+        return metric.of_prompts(self.prompts.groups[group])
+
+    @property
+    def metric_name(self) -> str:
+        """What the metric is called."""
+        return self.metric if isinstance(self.metric, str) else as_metric(self.metric).name
 
     @cached_property
     def _put(self) -> Any:
@@ -170,8 +214,8 @@ class Question:
         resume: bool = False,
         progress: Shown = None,
         verify: int = 0,
-    ) -> Result:
-        """Run every sweep; see `Sweep.run`. The result has the prompts in the order of `prompts.pairs`.
+    ) -> Answer:
+        """Run every sweep; see `Sweep.run`. The answer has the prompts in the order of `prompts.pairs`.
 
         With several groups, each is stored in a folder of its own in `out`.
         """
@@ -190,7 +234,8 @@ class Question:
                         verify=verify,
                     )
                 )
-        return results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
+        whole = results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
+        return Answer.of(whole, self, self.story())
 
     def attribute(self, method: str, steps: int | None = None, seed: int = 0) -> Result:
         """What every sweep would find, estimated by gradients: see `conewise.attribution`."""
@@ -198,7 +243,9 @@ class Question:
             estimated(self.sweep(group), method, steps, seed=seed)
             for group in range(len(self.prompts.groups))
         ]
-        return results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
+        if len(results) == 1:
+            return replace(results[0], story=self.story())
+        return replace(_whole(results, self.prompts.groups), story=self.story())
 
     def folder_of(self, out: Path, group: int) -> Path:
         """Where a group's sweep is stored."""
@@ -206,15 +253,15 @@ class Question:
 
     # -- for pages and drawings --------------------------------------------------------------
 
-    def story(self, model: str, command: str | None = None, forwards: int = 0) -> Story:
+    def story(self, model: str | None = None, command: str | None = None, forwards: int = 0) -> Story:
         """The question in words; so many full forwards are timed for it."""
         return Story(
-            model=model,
+            model=self.model.label if model is None else model,
             prompts=self.prompts.tokenized_pairs(),
             base=self.base,
             source=self.source,
             patch=self.patch,
-            metric=METRICS[self.metric],
+            metric=METRICS[self.metric] if isinstance(self.metric, str) else self.metric_name,
             command=command,
             seed=self.seed,
             forwards_timed=forwards,
@@ -245,7 +292,7 @@ class Question:
         return {
             "direction": self.direction,
             "patch": [self.patch, *([self.scale, self.seed] if self.patch == "noise" else [])],
-            "metric": self.metric,
+            "metric": self.metric_name,
             "sites": [cell.name for cell in self.cells],
             "prompts": [
                 [pair.clean, pair.corrupted, list(pair.answers), list(pair.wrong_answers)]
@@ -253,6 +300,64 @@ class Question:
             ],
             "groups": [list(group) for group in self.prompts.groups],
         }
+
+
+def expect_asked(
+    prompts: TokenizedPrompts, direction: str, patch: str, metric: Any, scale: Any, seed: Any
+) -> None:
+    """Raise where prompts cannot be asked so: what is known of that before there is a model."""
+    if direction not in DIRECTIONS:
+        raise SweepError(f"no direction {direction!r}; there are {', '.join(DIRECTIONS)}.")
+    if patch not in PATCHES:
+        raise SweepError(f"no patch {patch!r}; there are {', '.join(PATCHES)}.")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise SweepError(f"the seed is {seed!r}; it is a whole number.")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < math.inf:
+        raise SweepError(f"scale is {scale!r}; it is the standard deviation of the noise, 0 or more.")
+    if isinstance(metric, str):
+        prompts.expect_answers(metric)
+    else:
+        made = as_metric(metric)
+        if made.prompts not in {None, len(prompts.pairs)}:
+            raise MetricError(
+                f"the metric {made.name!r} is made for {made.prompts} prompts, and {len(prompts.pairs)} were "
+                "given. Give one answer for all prompts, or one for each."
+            )
+    if patch == "source":
+        expect_two_runs(prompts)
+
+
+def expect_two_runs(prompts: TokenizedPrompts) -> None:
+    """Raise PromptError where clean and corrupted are the same prompts."""
+    if prompts.clean == prompts.corrupted:
+        raise PromptError(
+            "clean and corrupted have the same tokens in every pair, so patching one into the other "
+            "changes nothing."
+        )
+
+
+def expect_vocabulary(model: Captured, prompts: TokenizedPrompts) -> None:
+    """Raise PromptError where a tokenizer has tokens that the model has not."""
+    try:
+        known = len(find_embedding(model.program).table)
+    except MissingSiteError:
+        return
+    for number, rows in enumerate(
+        zip(prompts.clean, prompts.corrupted, prompts.answers, prompts.wrong_answers, strict=True)
+    ):
+        above = [token for tokens in rows for token in tokens if token >= known]
+        if above:
+            raise PromptError(
+                f"prompt {number + 1} has the token {above[0]}, and {model.label} knows {known}, from 0: "
+                "this is not its tokenizer. Give the one that it was trained with."
+            )
+
+
+def _has_positions(part: Selector | Edges | Sequence[Sequence[Place]]) -> bool:
+    if isinstance(part, Selector):
+        return "pos" in part.choices
+    places = part.places if isinstance(part, Edges) else [place for group in part for place in group]
+    return any("pos" in place.part for place in places)
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -292,6 +397,7 @@ def _whole(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> Result
         known = [part for part in parts if part is not None]
         return joined(known)[..., order] if len(known) == len(results) else None
 
+    checks = [result.verification for result in results]
     per_prompt = together(result.per_prompt for result in results)
     base = together(result.base_per_prompt for result in results)
     source = together(result.source_per_prompt for result in results)
@@ -307,9 +413,10 @@ def _whole(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> Result
         base.mean(-1),
         None if source is None else source.mean(-1),
         Lazy(lambda: _whole_provenance([result.provenance for result in results])),
-        _whole_check([result.verification for result in results]),
+        None if None in checks else whole_check([check for check in checks if check is not None]),
         base_per_prompt=base,
         source_per_prompt=source,
+        weights=results[0].weights,
         method=" and ".join(dict.fromkeys(result.method for result in results)),
     )
 
@@ -335,18 +442,3 @@ def _whole_provenance(provenances: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "metrics": [metric for place, metric in enumerate(metrics) if metric not in metrics[:place]],
         "batches": [batch for one in provenances for batch in one["batches"]],
     }
-
-
-def _whole_check(checks: Sequence[CellCheck | None]) -> CellCheck | None:
-    """The same cells were checked in every group: the worst deviation counts."""
-    known = [check for check in checks if check is not None]
-    if len(known) < len(checks):
-        return None
-    hooked = min(check.hooked for check in known)
-    worst = max(known, key=lambda check: (bool(check.unchecked), check.excess))
-    return replace(
-        worst,
-        hooked=hooked,
-        interpreted=worst.cells - hooked,
-        largest_deviation=max(check.largest_deviation for check in known),
-    )

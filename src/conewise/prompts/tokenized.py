@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from conewise.errors import Argument, PromptError
+from conewise.errors import PromptError
 from conewise.program.tensors import Tensor
 from conewise.prompts.pairs import Pair
-from conewise.prompts.tokenizing import token_ids, token_texts, unknown_token
 from conewise.report.story import TokenizedPair
 from conewise.runs.answers import answer_diff, answer_prob, token_rows
 from conewise.runs.metrics import Metric, kl_to
+from conewise.texts.answers import AnswerReader
+from conewise.texts.tokenizing import token_ids, token_texts
 
 Tokens = tuple[int, ...]
 
@@ -173,19 +174,18 @@ def _groups(lengths: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
 
 
 class _Reader:
-    """Reads texts as tokens, and notes what is worth a word."""
+    """Reads prompts as tokens, and their answers; notes what is worth a word."""
 
     def __init__(self, tokenizer: Any, as_written: bool) -> None:
-        self._tokenizer, self._as_written = tokenizer, as_written
-        self._unknown = unknown_token(tokenizer)
-        self._known: dict[str, Tokens] = {}
-        self.notes: list[str] = []
+        self._tokenizer = tokenizer
+        self._answers = AnswerReader(tokenizer, as_written=as_written)
+        self.notes = self._answers.notes
 
     def prompt(self, text: str, where: str) -> Tokens:
         tokens = token_ids(self._tokenizer, text)
         if not tokens:
             raise PromptError(f"{where}: {text!r} has no tokens.")
-        if self._unknown in tokens:
+        if self._answers.is_unknown(tokens):
             self.notes.append(
                 f"{where}: part of {text!r} is not in the vocabulary ({self._shown(tokens)}); the model sees "
                 "an unknown token there"
@@ -201,45 +201,7 @@ class _Reader:
             )
 
     def answers(self, texts: Sequence[str], pair: Pair, where: str) -> Tokens:
-        return tuple(self._answer(text, pair, where) for text in texts)
-
-    def _answer(self, text: str, pair: Pair, where: str) -> int:
-        other = text[1:] if text.startswith(" ") else f" {text}"
-        written, toggled = self._bare(text), self._bare(other)
-        if self._is_one(written):
-            is_ambiguous = self._is_one(toggled) and toggled != written and _lacks_space(text, pair)
-            if is_ambiguous and not self._as_written:
-                raise PromptError(
-                    f"{where}: {text!r} and {other!r} are both a token, and after a prompt that ends in "
-                    f"{pair.clean.split()[-1]!r} the one with the space comes next. Write {other!r}; if you "
-                    f"do mean {text!r}, glued to the word before it, say ",
-                    Argument("as_written", True),
-                    ".",
-                )
-            return written[0]
-        if self._is_one(toggled):
-            self.notes.append(f"{where}: {text!r} was read as {other!r}, which is one token")
-            return toggled[0]
-        if self._unknown in written:
-            raise PromptError(f"{where}: {text!r} is not in the vocabulary of this model.")
-        raise PromptError(
-            f"{where}: {text!r} is not one token: it splits into {self._shown(written)}, and {other!r} into "
-            f"{self._shown(toggled)}. Choose answers of one token; most words are one with a leading space."
-        )
-
-    def _bare(self, text: str) -> Tokens:
-        """The tokens of an answer; the same few are given again and again."""
-        if text not in self._known:
-            self._known[text] = token_ids(self._tokenizer, text, add_special_tokens=False) if text else ()
-        return self._known[text]
-
-    def _is_one(self, tokens: Tokens) -> bool:
-        return len(tokens) == 1 and tokens[0] != self._unknown
+        return tuple(self._answers.token(text, pair.clean, where) for text in texts)
 
     def _shown(self, tokens: Tokens) -> str:
-        return " ".join(f"[{text}]" for text in token_texts(self._tokenizer, tokens))
-
-
-def _lacks_space(text: str, pair: Pair) -> bool:
-    """Whether an answer would be glued to the last word of its prompt."""
-    return text[:1].isalnum() and pair.clean[-1:].isalnum()
+        return self._answers.shown(tokens)

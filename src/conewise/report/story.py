@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from conewise.errors import SweepError
+from conewise.files import write_whole
 from conewise.reading import parse_json
 from conewise.sweeps.storage.decoding import decoded
+
+STORY = "story.json"
+"""The file of a story, in the folder of its result."""
 
 RUNS = ("clean", "corrupted")
 PATCHES = ("source", "zero", "mean", "noise")
@@ -111,3 +116,37 @@ class Story:
         except ValueError as error:
             raise SweepError(f"this is not the story of a sweep: {error}.") from None
         return story
+
+
+def write_story(folder: Path, story: Story) -> None:
+    """Write a story beside a result. Raises SweepError, and leaves what is there, where another one is."""
+    path, text = folder / STORY, f"{story.to_json()}\n".encode()
+    try:
+        if path.exists() and path.read_bytes() != text:
+            raise SweepError(
+                f"{folder} holds {STORY} already; it was left as it is. Save to another folder, or delete "
+                "the old result first."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        raise SweepError(f"the story cannot be saved in {folder}: {error.strerror or error}.") from None
+
+
+def read_story(folder: Path) -> Story | None:
+    """The story beside a result; None where there is none. Raises SweepError where it is damaged."""
+    path = folder / STORY
+    if not path.exists():
+        return None
+    try:
+        return Story.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SweepError) as error:
+        raise damaged(path, error) from None
+
+
+def damaged(path: Path, error: Exception) -> SweepError:
+    """What is said of a file beside a result that cannot be understood."""
+    return SweepError(
+        f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a sound copy "
+        "in its place, or delete it: the result itself can be read."
+    )

@@ -34,14 +34,23 @@ def answer_diff(answers: Tokens, wrong: Tokens, *, name: str = "logit_diff") -> 
     def among(columns: Mapping[int, int]) -> Metric:
         return answer_diff(_mapped(answers, columns), _mapped(wrong, columns), name=name)
 
-    tokens = tuple(token for row in (*answers, *wrong) for token in row)
-    described = ("logit_diff", [list(row) for row in answers], [list(row) for row in wrong])
+    def of_prompts(numbers: Sequence[int]) -> Metric:
+        own, others = ([rows[number] for number in numbers] for rows in (answers, wrong))
+        return answer_diff(own, others, name=name)
+
     linear = tuple(
         tuple((token, sign / len(row)) for row, sign in ((right, 1.0), (other, -1.0)) for token in row)
         for right, other in zip(answers, wrong, strict=True)
     )
     return Metric(
-        name, compute, described=described, tokens=tokens, among=among, prompts=prompts, linear=linear
+        name,
+        compute,
+        described=("logit_diff", [list(row) for row in answers], [list(row) for row in wrong]),
+        tokens=tuple(token for row in (*answers, *wrong) for token in row),
+        among=among,
+        prompts=prompts,
+        of_prompts=of_prompts,
+        linear=linear,
     )
 
 
@@ -59,8 +68,14 @@ def answer_prob(answers: Tokens, *, name: str = "prob") -> Metric:
         picked = logits.float().log_softmax(-1).gather(-1, index).exp()
         return torch.where(counts, picked, 0.0).sum(-1)
 
-    described = ("prob", [list(row) for row in answers])
-    return Metric(name, compute, described=described, copies=1, prompts=prompts)
+    return Metric(
+        name,
+        compute,
+        described=("prob", [list(row) for row in answers]),
+        copies=1,
+        prompts=prompts,
+        of_prompts=lambda numbers: answer_prob([answers[number] for number in numbers], name=name),
+    )
 
 
 def _rows(tokens: Tokens, what: str) -> int:

@@ -15,6 +15,7 @@ from conewise.program.streaming import output_names, stream
 from conewise.program.tensors import Tensor, computing, copy_of
 from conewise.runs.captured import Captured
 from conewise.runs.run import Run
+from conewise.runs.text_inputs import with_tokens
 
 KEEP_ALL_BYTES = 1 << 30
 """A run keeps every value while they are estimated to take no more than this; see `Model.run`."""
@@ -30,7 +31,11 @@ def baseline(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], ke
 
 
 def bound(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Inputs by name, as copies of what was given. Raises InputMismatchError where they do not fit."""
+    """Inputs by name, as copies of what was given; texts as tokens.
+
+    Raises InputMismatchError where they do not fit, PromptError where texts cannot be read.
+    """
+    args, kwargs = with_tokens(model, args, kwargs)
     inputs = {name: copy_of(value) for name, value in model.signature.bind(args, kwargs).items()}
     sizes_of(model, inputs)
     return inputs

@@ -39,15 +39,25 @@ class Captured:
     before are refused from then on, and new ones have the new weights. A module whose tensors were replaced
     by others (`module.w = nn.Parameter(...)`, `load_state_dict(..., assign=True)`, `module.to(dtype)`) is to
     be captured again, and says so. `fidelity` says how the graph compares with the module on the example.
+    `tokenizer` reads texts that are given as inputs; None where it was captured without one. `label` is the
+    model as the user named it.
     """
 
     def __init__(
-        self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, batch_dim: int | None = None
+        self,
+        module: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        batch_dim: int | None = None,
+        tokenizer: Any = None,
+        label: str = "",
     ) -> None:
         """See `conewise.capture`."""
         with status_line(f"capturing {type(module).__name__}") as doing:
             doing("exporting")
             exported = export(module, args, kwargs, batch_dim=batch_dim)
+            self.tokenizer, self.label = tokenizer, label or exported.program.module_name
             self._hold(module, exported, SiteTable, doing)
         self.phases = doing.seconds()
         """The seconds that capturing took: exporting, building, comparing, weights."""

@@ -108,7 +108,7 @@ def sampled(metric: Metric, prompts: int) -> Metric:
             found.append(one.expand(prompts) if one.ndim == 0 else one)
         return torch.cat(found)
 
-    return replace(metric, compute=of_outputs if metric.whole else of_stack, prompts=None)
+    return replace(metric, compute=of_outputs if metric.whole else of_stack, prompts=None, of_prompts=None)
 
 
 def _rows(outputs: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,9 +27,13 @@ from conewise.runs.filling import (
     stacked,
 )
 from conewise.runs.run import Intervening, Reading
+from conewise.runs.text_inputs import is_text, text_inputs
 
 PartsOf = Callable[[Reading], Tensor]
 """What the writers of a model put into its residual stream in a run: [writer, batch, pos, d_model]."""
+
+WORDS = ("zero", "mean")
+"""Interventions that are given as a word."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,15 +195,18 @@ def resample(run: Reading, seed: int = 0) -> Intervention:
     return Intervention(f"resample(seed={seed})", part, described, runs=(run,), written=written)
 
 
-def mean(
-    model: Captured, dataset: Iterable[Mapping[str, Any]], *, per_position: bool = False
-) -> Intervention:
+def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False) -> Intervention:
     """Take the mean over a dataset: over its prompts and positions, or `per_position` over prompts alone.
 
     The dataset is a list of the model's inputs, or anything that can be gone through again. It is streamed,
-    one batch in memory at a time: once for each kind of site that is asked for, for all layers together.
+    one batch in memory at a time: once for each kind of site that is asked for, for all layers together. A
+    model that was captured with its tokenizer takes texts of any lengths.
     """
     batches = list(dataset) if isinstance(dataset, Iterator) else dataset
+    if isinstance(batches, str):
+        batches = [batches]
+    if isinstance(batches, list | tuple) and any(map(is_text, batches)):
+        batches = [text_inputs(model, one) if is_text(one) else one for one in batches]
     over = ("batch",) if per_position else ("batch", "pos")
     means: dict[str, Tensor] = {}
     made_with: list[Sums] = []

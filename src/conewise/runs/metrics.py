@@ -34,8 +34,9 @@ class Metric:
     for logits of which column `columns[token]` is that of a token: the others need not be computed.
     `linear` says how it is a sum of logits: (token, coefficient) of each, one row for all prompts or one for
     each; empty where it is none. `copies` says how many copies of what it reads it makes, for the plan's
-    memory. `prompts` says for how
-    many prompts it has answers, targets or a reference; None where any number will do.
+    memory. `prompts` says for how many prompts it has answers, targets or a reference; None where any number
+    will do. Where it is a number, `of_prompts(numbers)` is the same metric for some of these prompts, by
+    number, in that order.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Metric:
     copies: int = 0
     prompts: int | None = None
     linear: tuple[tuple[tuple[int, float], ...], ...] = ()
+    of_prompts: Callable[[Sequence[int]], Metric] | None = None
 
 
 Token = int | Sequence[int] | Tensor
@@ -64,6 +66,9 @@ def logit_diff(answer: Token, wrong: Token, *, name: str = "logit_diff") -> Metr
     def among(columns: Mapping[int, int]) -> Metric:
         return logit_diff([columns[t] for t in answer], [columns[t] for t in wrong], name=name)
 
+    def of_prompts(numbers: Sequence[int]) -> Metric:
+        return logit_diff(_some(answer, numbers), _some(wrong, numbers), name=name)
+
     prompts = one_number({"answer tokens": _prompts(answer), "wrong tokens": _prompts(wrong)})
     count = max(len(answer), len(wrong))
     pairs = zip(_repeated(answer, count), _repeated(wrong, count), strict=True)
@@ -75,6 +80,7 @@ def logit_diff(answer: Token, wrong: Token, *, name: str = "logit_diff") -> Metr
         among=among,
         prompts=prompts,
         linear=tuple(((right, 1.0), (other, -1.0)) for right, other in pairs),
+        of_prompts=of_prompts,
     )
 
 
@@ -96,6 +102,7 @@ def logit(token: Token, *, name: str = "logit") -> Metric:
         among=among,
         prompts=_prompts(tokens),
         linear=tuple(((one, 1.0),) for one in tokens),
+        of_prompts=lambda numbers: logit(_some(tokens, numbers), name=name),
     )
 
 
@@ -106,7 +113,14 @@ def prob(token: Token, *, name: str = "prob") -> Metric:
     def compute(logits: Tensor) -> Tensor:
         return _picked(_wide(logits).log_softmax(-1), tokens, "token").exp()
 
-    return Metric(name, compute, described=("prob", tokens), copies=1, prompts=_prompts(tokens))
+    return Metric(
+        name,
+        compute,
+        described=("prob", tokens),
+        copies=1,
+        prompts=_prompts(tokens),
+        of_prompts=lambda numbers: prob(_some(tokens, numbers), name=name),
+    )
 
 
 def last_position(stack: Tensor) -> Tensor:
@@ -116,7 +130,11 @@ def last_position(stack: Tensor) -> Tensor:
 
 def kl_to(run: Any, *, name: str = "kl") -> Metric:
     """KL(p_run ‖ p) of the next-token distribution at the last position, `run` the reference."""
-    reference = _wide(last_position(_logits_of(run))[0]).log_softmax(-1)
+    return _kl_to(_wide(last_position(_logits_of(run))[0]).log_softmax(-1), name)
+
+
+def _kl_to(reference: Tensor, name: str) -> Metric:
+    """KL divergence from distributions [prompt, vocabulary], given as logarithms."""
 
     def compute(logits: Tensor) -> Tensor:
         if logits.shape[1] != reference.shape[0]:
@@ -129,8 +147,14 @@ def kl_to(run: Any, *, name: str = "kl") -> Metric:
         found: Tensor = apart.sum(-1)
         return found
 
-    described = ("kl_to", inputs_digest({"": reference})[:16])
-    return Metric(name, compute, described=described, copies=4, prompts=reference.shape[0])
+    return Metric(
+        name,
+        compute,
+        described=("kl_to", inputs_digest({"": reference})[:16]),
+        copies=4,
+        prompts=reference.shape[0],
+        of_prompts=lambda numbers: _kl_to(reference[list(numbers)], name),
+    )
 
 
 def _logits_of(run: Any) -> Tensor:
@@ -166,8 +190,15 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
         counted = (wanted != -100).sum(-1).clamp(min=1)
         return losses.sum(-1) / counted
 
-    described = ("cross_entropy", inputs_digest({"": targets})[:16])
-    return Metric(name, compute, last=False, described=described, copies=1, prompts=targets.shape[0])
+    return Metric(
+        name,
+        compute,
+        last=False,
+        described=("cross_entropy", inputs_digest({"": targets})[:16]),
+        copies=1,
+        prompts=targets.shape[0],
+        of_prompts=lambda numbers: cross_entropy(targets[list(numbers)], name=name),
+    )
 
 
 def metric(function: Callable[[Any], Any], *, key: str, name: str | None = None) -> Metric:
@@ -191,15 +222,16 @@ def as_metric(given: Any) -> Metric:
     )
 
 
-def expect_prompts(metric: Metric, prompts: int, where: str) -> None:
+def expect_prompts(metric: Metric, prompts: int, where: str, total: int | None = None) -> None:
     """Raise MetricError where a metric has answers for another number of prompts than a run has.
 
-    0 is a number of prompts that is not known.
+    0 is a number of prompts that is not known. `total`: how many all runs have together.
     """
     if prompts and metric.prompts not in {None, prompts}:
+        together = f" of the {total} in all batches" if total not in {None, prompts} else ""
         raise MetricError(
             f"the metric {metric.name!r} is made for {metric.prompts} prompts, and {where} has {prompts}. "
-            "Give one answer for all prompts, or one for each."
+            f"Give one answer for all prompts, or one for each{together}."
         )
 
 
@@ -323,6 +355,11 @@ def _prompts(tokens: Sequence[int]) -> int | None:
 def _repeated(tokens: list[int], count: int) -> list[int]:
     """Tokens for so many prompts, where there is one for all or one for each."""
     return tokens * count if len(tokens) == 1 else tokens
+
+
+def _some(tokens: Sequence[int], numbers: Sequence[int]) -> list[int]:
+    """The tokens of some prompts; one for all stays one for all."""
+    return list(tokens) if len(tokens) == 1 else [tokens[number] for number in numbers]
 
 
 def _shape(found: Any) -> str:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
-from conewise.errors import InputMismatchError, SweepError, describe
+from conewise.errors import InputMismatchError, SweepError, describe, nearest_names
 from conewise.program.tensors import Tensor, copy_of
 from conewise.program.weights import Sums
 from conewise.runs.baseline import bound, sizes_of
 from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
-from conewise.runs.interventions import Intervention, as_intervention
+from conewise.runs.interventions import WORDS, Intervention, as_intervention
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.run import Reading
+from conewise.runs.text_inputs import is_text, text_inputs
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.planning.model_facts import facts_of
 
-Base = Reading | Mapping[str, Any] | Iterable[Mapping[str, Any] | Reading]
+Base = Reading | Mapping[str, Any] | str | Iterable[Mapping[str, Any] | Reading | str]
 
 
 class Batches:
@@ -26,12 +28,26 @@ class Batches:
     Inputs are copied: whatever is written to them later, numbers, provenance and checks are of the same.
     """
 
-    def __init__(self, model: Captured, base: Base, source: Any, own: Sequence[Intervention] = ()) -> None:
-        """`own` are the sources that cells have of their own."""
+    def __init__(
+        self,
+        model: Captured,
+        base: Base,
+        source: Any,
+        own: Sequence[Intervention] = (),
+        metrics: Sequence[Metric] = (),
+    ) -> None:
+        """`own` are the sources that cells have of their own, `metrics` what is read of all batches.
+
+        Raises InputMismatchError, PromptError, SweepError or MetricError for what does not fit.
+        """
         copies: dict[int, Any] = {}
+        base = _read(model, base)
+        source = _read_source(model, source, is_listed=isinstance(base, list))
         self.model, self._base, self._source = model, _copied(base, copies), _copied(source, copies)
-        self.own = own
+        self.own, self._metrics = own, tuple(metrics)
+        self._metrics_of: dict[int, tuple[Metric, ...]] = {}
         self._first: Batch | None = None
+        self._expect_fitting()
 
     def __len__(self) -> int:
         return len(self._base) if isinstance(self._base, Sequence) else 1
@@ -69,7 +85,8 @@ class Batches:
         run = source if isinstance(source, Reading) else None
         if run is not None:
             _expect_alike(base.inputs, run.inputs)
-        batch = Batch(base, run, as_intervention(source, self.model), self.own)
+        metrics = self._metrics_of.get(number, self._metrics)
+        batch = Batch(base, run, as_intervention(source, self.model), self.own, metrics)
         if number == 0:
             self._first = batch
         return batch
@@ -89,27 +106,32 @@ class Batches:
         if isinstance(given, Reading):
             return given
         if not isinstance(given, Mapping):
+            text = " A text is one where the model was captured with its tokenizer."
             raise SweepError(
                 f"base is a run, or a list of runs or of inputs, and {describe(given)} is neither. Inputs "
                 "are written as for `model.run`: {'input_ids': ...}."
+                + (text if isinstance(given, str) else "")
             )
         return InputRun(self.model, bound(self.model, (), given))
 
-    def expect_fitting(self, metrics: Sequence[Metric]) -> None:
+    def _expect_fitting(self) -> None:
         """Raise where inputs do not fit the model or their source, or answers their prompts: before any run.
 
-        Raises InputMismatchError, SweepError or MetricError. What makes its runs when asked is not looked at.
+        A metric with answers for the prompts of all batches together is cut into those of each. What makes
+        its runs when asked is not looked at.
         """
         if not isinstance(self._base, Reading | Mapping | list | tuple):
             return
         outputs = facts_of(self.model).read
+        prompts: list[int] = []
         for number, (base, source) in enumerate(self.all_given()):
             of = "" if len(self) == 1 else f"batch {number} of "
             inputs, others = self._inputs_of(base, f"{of}base"), self._inputs_of(source, f"{of}source")
             if inputs and others:
                 _expect_alike(inputs, others, of)
-            for metric in metrics if inputs else ():
-                expect_prompts(metric, outputs.prompts(inputs), f"{of}base")
+            prompts.append(outputs.prompts(inputs) if inputs else 0)
+        cut = [_cut(metric, prompts) for metric in self._metrics]
+        self._metrics_of = dict(enumerate(zip(*cut, strict=True)))
 
     def known_inputs(self) -> list[tuple[Mapping[str, Tensor], str]]:
         """The inputs of each base that are known before it is run, and of which batch they are, in words."""
@@ -133,6 +155,51 @@ class Batches:
         except InputMismatchError as error:
             raise InputMismatchError(f"{where}: {error}") from error
         return inputs
+
+
+def _read(model: Captured, given: Any) -> Any:
+    """What was given with texts as inputs: a list of texts is one batch, with a row for each."""
+    if model.tokenizer is None:
+        return given
+    if is_text(given):
+        return text_inputs(model, given)
+    if isinstance(given, list | tuple):
+        return [text_inputs(model, one) if is_text(one) else one for one in given]
+    return given
+
+
+def _read_source(model: Captured, given: Any, *, is_listed: bool) -> Any:
+    """A source with texts as inputs; in a list, each is that of a batch where bases are listed too."""
+    if model.tokenizer is None:
+        return given
+    if isinstance(given, str):
+        return given if _is_word(given) else text_inputs(model, given)
+    if isinstance(given, list | tuple) and (is_listed or any(isinstance(one, str) for one in given)):
+        if not is_listed and is_text(given) and not any(one in WORDS for one in given):
+            return text_inputs(model, given)
+        return [_read_source(model, one, is_listed=False) for one in given]
+    return given
+
+
+def _is_word(text: str) -> bool:
+    """Whether a text is no prompt: 'zero', 'mean', or what was probably meant so, which is refused later."""
+    return text in WORDS or (" " not in text and bool(nearest_names(text, WORDS)))
+
+
+def _cut(metric: Metric, prompts: Sequence[int]) -> list[Metric]:
+    """A metric for each batch of so many prompts; 0 is a number that is not known. Raises MetricError."""
+    wanted, total = metric.prompts, sum(prompts)
+    if wanted is None or all(count in {0, wanted} for count in prompts):
+        return [metric] * len(prompts)
+    if wanted == total and 0 not in prompts and metric.of_prompts is not None:
+        starts = accumulate(prompts, initial=0)
+        return [
+            metric.of_prompts(range(start, start + count))
+            for start, count in zip(starts, prompts, strict=False)
+        ]
+    for number, count in enumerate(prompts):
+        expect_prompts(metric, count, "base" if len(prompts) == 1 else f"batch {number} of base", total)
+    return [metric] * len(prompts)
 
 
 def _copied(given: Any, copies: dict[int, Any]) -> Any:

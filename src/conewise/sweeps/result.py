@@ -15,6 +15,8 @@ from conewise.locations.selectors import Cell, Spread
 from conewise.markup import heading, table, verdict
 from conewise.phases import shown_phases
 from conewise.program.tensors import Tensor, index_columns, nan_matrix, same_bits
+from conewise.report.story import write_story
+from conewise.sweeps.statistics import LEVEL, RESAMPLES, Statistics, statistics_of
 from conewise.sweeps.storage.result_data import ResultData
 
 if TYPE_CHECKING:
@@ -146,18 +148,60 @@ class Result(ResultData):
             raise SweepError(f"no metric {metric!r} in this result; there are {', '.join(self.metrics)}.")
         return self.metrics.index(metric)
 
+    # -- over prompts --------------------------------------------------------------------------
+
+    @property
+    def effect_by_prompt(self) -> Tensor:
+        """The effect on the first metric of each prompt: shaped like `values`, with prompts as the last axis.
+
+        A prompt's effect is its value less its own value in the base.
+        """
+        effects = self._effects(0)
+        return effects.reshape(*self.values.shape, effects.shape[-1])
+
+    def statistics(
+        self,
+        metric: str | None = None,
+        *,
+        level: float = LEVEL,
+        resamples: int = RESAMPLES,
+        seed: int = 0,
+    ) -> Statistics:
+        """Mean, standard error, bootstrap interval and permutation p of each effect, over prompts.
+
+        Of a metric, the first unless it is named; see `Statistics`. Raises SweepError where there is one
+        prompt only.
+        """
+        row = 0 if metric is None else self._number(metric)
+        found = statistics_of(self._effects(row), level=level, resamples=resamples, seed=seed)
+        return found.shaped(self._shaped)
+
+    def _effects(self, row: int) -> Tensor:
+        """A metric's effect for each cell and prompt."""
+        if self.base_per_prompt is None:
+            raise SweepError("the base's values of single prompts are not known, so effects of them are not.")
+        return self.per_prompt[row] - self.base_per_prompt[row]
+
     # -- as a table, as a figure, as files -----------------------------------------------------
 
-    def to_dataframe(self, *, per_prompt: bool = False) -> pd.DataFrame:
+    def to_dataframe(self, *, per_prompt: bool = False, statistics: bool = False) -> pd.DataFrame:
         """A tidy table: one row for each metric and cell, averaged over prompts.
 
         Its columns are site, kind, layer, head, pos, metric, value, base, source, effect and normalised; what
         a cell does not have is missing. With `per_prompt` there is a row for each prompt, and its number in
-        the column `prompt`.
+        the column `prompt`. With `statistics` there are the columns sem, low, high and p of the effect over
+        prompts, see `statistics`.
         """
         from conewise.sweeps.storage.frames import frame, prompts_frame  # noqa: PLC0415  # needs pandas
 
-        return prompts_frame(self) if per_prompt else frame(self)
+        if per_prompt and statistics:
+            raise SweepError("statistics are over prompts, and per_prompt has a row for each: leave out one.")
+        found = prompts_frame(self) if per_prompt else frame(self)
+        if statistics:
+            made = [statistics_of(self._effects(row)) for row in range(len(self.metrics))]
+            for name in ("sem", "low", "high", "p"):
+                found[name] = [value for one in made for value in getattr(one, name).tolist()]
+        return found
 
     def plot(self, *, metric: str | None = None) -> Figure:
         """A Plotly figure of the effects (value − base) of a metric, the first unless it is named.
@@ -204,17 +248,24 @@ class Result(ResultData):
         return Circuit.from_scores(own, scores, top=top, threshold=threshold, connected=connected)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the values (Parquet) and a manifest (JSON) to a folder; `cw.load(folder)` reads them."""
+        """Write the values (Parquet) and a manifest (JSON) to a folder; `cw.load(folder)` reads them.
+
+        What was asked, where that is known, is written beside them.
+        """
         from conewise.sweeps.storage.archive import save  # noqa: PLC0415  # needs pyarrow
 
-        return save(self, Path(folder))
+        folder = Path(folder)
+        if self.story is not None:
+            write_story(folder, self.story)
+        return save(self, folder)
 
     def report(self, path: str | Path, *, story: Story | None = None) -> Path:
         """Write a page of it, one file that opens without a network; returns its path.
 
         It is the page that `conewise report` makes. Where the sweep is at hand, the cone of every site is
-        drawn in it; `story` says what was asked: the prompts, their tokens, the metric in words. Raises
-        SweepError, and leaves what is there, where the file cannot be written or is no regular file.
+        drawn in it; `story` says what was asked: the prompts, their tokens, the metric in words; a result of
+        a question has one already. Raises SweepError, and leaves what is there, where the file cannot be
+        written or is no regular file.
         """
         from conewise.drawing.folding import fold  # noqa: PLC0415  # for pages alone
         from conewise.report.page import expect_page, write_page  # noqa: PLC0415  # needs plotly
@@ -226,7 +277,7 @@ class Result(ResultData):
             folded = fold(
                 sweep.model, sweep.cells, targets=sweep.targets(), base=base, whole=not sweep.is_function
             )
-        return write_page(path, self, story, folded)
+        return write_page(path, self, self.story if story is None else story, folded)
 
     def equals(self, other: Result) -> bool:
         """Whether both have the same cells and metrics, and equal numbers in every bit.

@@ -80,7 +80,6 @@ class Running:
         self.model, self.spec, self.batches, self.phases = model, spec, batches, phases
         self._planned, self._weights = planned, weights
         self._facts = facts_of(model)
-        self._metrics = MetricReader(self._facts, spec.metrics, spec.tokens)
         self._ledger = SweepLedger()
         self._ending: Contents | None = None
 
@@ -103,7 +102,8 @@ class Running:
                     executor = executor_for(self.model, self.spec, plan, batch)
                 plans.append(plan)
                 with during("baselines", which), uncollected():
-                    execution = executor.over(batch, self._metrics)
+                    reader = MetricReader(self._facts, batch.metrics, self.spec.tokens)
+                    execution = executor.over(batch, reader)
                 if record.keeps:
                     with during("storing"):
                         record.begin(number, plan, execution.base, execution.source)

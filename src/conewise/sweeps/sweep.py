@@ -25,7 +25,7 @@ from conewise.program.precision import expect_precision
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import as_metric
+from conewise.runs.metrics import Metric, as_metric
 from conewise.runs.own_sources import OwnSources
 from conewise.runs.spreading import spread
 from conewise.structure.selections import selected
@@ -107,8 +107,7 @@ class Sweep:
         if len(set(names)) != len(names):
             raise SweepError(f"two metrics are named {names!r}; give each its own with `name=`.")
         self.own = OwnSources(model)
-        self._batches = Batches(model, base, source, self.own)
-        self._batches.expect_fitting(self.metrics)
+        self._batches = Batches(model, base, source, self.own, self.metrics)
         first = self.batch(0)
         self.is_function = first.intervention.is_function
         lengths = partial(axis_lengths, facts=self.facts.shape(first.base.inputs))
@@ -189,9 +188,9 @@ class Sweep:
         """The nodes that the metrics read."""
         return self.facts.targets(self.metrics)
 
-    def read_metrics(self, run: Any) -> Tensor:
-        """Every metric of a run, as [metric, prompt] in float64."""
-        return MetricReader(self.facts, self.metrics).of_run(run)
+    def read_metrics(self, run: Any, metrics: Sequence[Metric] | None = None) -> Tensor:
+        """Every metric of a run, as [metric, prompt] in float64; `metrics` are those of its batch."""
+        return MetricReader(self.facts, self.metrics if metrics is None else metrics).of_run(run)
 
     def provenance(self, *, strict: bool = False) -> dict[str, Any]:
         """All that the numbers depend on, as plain values: equal sweeps have equal provenance.
@@ -347,7 +346,7 @@ class Sweep:
         """What is run again where cells of a result are checked by the module itself."""
         targets = tuple("" if metric.whole else self.facts.target(metric) for metric in self.metrics)
         batches = tuple(partial(self.batch, number) for number in range(self.batches))
-        return Rerun(self.model, self.cells, batches, self.metrics, targets, self.precision)
+        return Rerun(self.model, self.cells, batches, targets, self.precision)
 
     def __repr__(self) -> str:
         parts = " + ".join(

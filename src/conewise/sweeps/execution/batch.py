@@ -12,6 +12,7 @@ from conewise.locations.places import EdgePlace, Place, SourcedPlace, Writers
 from conewise.program.tensors import Tensor
 from conewise.runs.filling import has_nan, stacked_values
 from conewise.runs.interventions import Intervention
+from conewise.runs.metrics import Metric
 from conewise.runs.reader import reader
 from conewise.runs.run import Edit, Reading
 from conewise.sweeps.execution.edge_values import EdgeValues
@@ -22,13 +23,15 @@ from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, nan_f
 class Batch:
     """`base` is the run that is changed; `source` the run that values come from, where they do.
 
-    `own` are the sources that cells have of their own, by number.
+    `own` are the sources that cells have of their own, by number. `metrics` are what is
+    read of it: metrics with answers for the prompts of all batches have those of this one here.
     """
 
     base: Reading
     source: Reading | None
     intervention: Intervention
     own: Sequence[Intervention] = ()
+    metrics: tuple[Metric, ...] = ()
 
     def reader(self) -> Callable[[str], Any]:
         """Reads values of the base by the graph's own names, each once."""

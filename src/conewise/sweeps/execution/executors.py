@@ -276,7 +276,7 @@ class WavefrontExecutor:
             raise
         source: Reading | None = found[1] if len(found) > 1 else None
         put = batch.intervention if source is None else as_intervention(source, self.model)
-        return Batch(found[0], source, put, batch.own), runner.stays
+        return Batch(found[0], source, put, batch.own, batch.metrics), runner.stays
 
     def _baseline(self, runs: Sequence[InputRun]) -> BaselineRunner | None:
         """What computes so many runs as one; None where they cannot be stacked."""

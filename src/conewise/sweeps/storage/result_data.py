@@ -23,7 +23,8 @@ class ResultData:
     `base` and `source` are the metrics of the runs themselves, [metric], and `base_per_prompt` and
     `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
     come from a run. `origin` is what they depend on; see `provenance`. `method` is empty where every value
-    was computed in its world; else values are approximate, and it says by which method.
+    was computed in its world; else values are approximate, and it says by which method. `story` says what was
+    asked, where that is known: the prompts with their tokens, the metric in words.
     """
 
     plan: SweepPlan
@@ -41,6 +42,7 @@ class ResultData:
     source_per_prompt: Tensor | None = None
     weights: Sums | None = field(default=None, repr=False)
     method: str = ""
+    story: Any = field(default=None, repr=False)
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conewise.errors import PromptError
-from conewise.prompts.tokenizing import token_ids, token_spans, token_texts
+from conewise.texts.tokenizing import token_ids, token_spans, token_texts
 
 
 def subject_positions(prompt: str, subject: str, tokenizer: Any) -> tuple[int, ...]:

@@ -1,0 +1,116 @@
+"""Texts as the inputs of a model that was captured with its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+
+from conewise.errors import PromptError, describe
+from conewise.program.records import Program
+from conewise.runs.captured import Captured
+from conewise.texts.answers import AnswerReader
+from conewise.texts.tokenizing import token_ids
+
+Tensor = torch.Tensor
+
+
+def is_text(given: object) -> TypeGuard[str | Sequence[str]]:
+    """Whether this is a text, or a list of texts: prompts as people write them."""
+    return isinstance(given, str) or (
+        isinstance(given, list | tuple) and len(given) > 0 and all(isinstance(one, str) for one in given)
+    )
+
+
+def text_inputs(model: Captured, texts: str | Sequence[str]) -> dict[str, Tensor]:
+    """The model's inputs for a text, or for several texts of one length, a row for each.
+
+    Texts are tokenised as the tokenizer does by default, with the special tokens that it adds. A model that
+    was captured with an `attention_mask` gets one that hides nothing. Raises PromptError where the model was
+    captured without its tokenizer, where a text has no tokens, or where several have different numbers of
+    them.
+    """
+    expect_tokenizer(model)
+    name = text_input(model.program)
+    tokens = tokens_of(model.tokenizer, texts)
+    leaves = {leaf.name: leaf for leaf in model.program.inputs}
+    found = {name: tokens.to(leaves[name].device, leaves[name].dtype)}
+    if (mask := leaves.get("attention_mask")) is not None:
+        found["attention_mask"] = torch.ones(tokens.shape, dtype=mask.dtype, device=mask.device)
+    return found
+
+
+def with_tokens(
+    model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Arguments of a run with tokens where texts were given: `run("...")`, `run(input_ids="...")`."""
+    if len(args) == 1 and is_text(args[0]):
+        return (), {**text_inputs(model, args[0]), **kwargs}
+    if not any(isinstance(value, str | list | tuple) for value in kwargs.values()):
+        return args, kwargs
+    # A text under another name may be a setting of the module, which is part of the graph.
+    leaves = {leaf.name for leaf in model.program.inputs}
+    for name, value in kwargs.items():
+        if name in leaves and is_text(value):
+            if name != (named := text_input(model.program)):
+                raise PromptError(f"{name!r} is no input for texts; this model reads them as {named!r}.")
+            made = text_inputs(model, value)
+            return args, {**made, **kwargs, name: made[name]}
+    return args, kwargs
+
+
+def tokens_of(tokenizer: Any, texts: str | Sequence[str]) -> Tensor:
+    """Texts as tokens [prompt, position]; see `text_inputs`."""
+    rows = [texts] if isinstance(texts, str) else list(texts)
+    found = []
+    for number, text in enumerate(rows):
+        tokens = token_ids(tokenizer, text)
+        if not tokens:
+            raise PromptError(f"prompt {number + 1}, {text!r}, has no tokens; give a text.")
+        found.append(tokens)
+    lengths = [len(tokens) for tokens in found]
+    if len(set(lengths)) > 1:
+        shown = AnswerReader(tokenizer).shown
+        other = next(number for number, length in enumerate(lengths) if length != lengths[0])
+        raise PromptError(
+            f"the prompts have {min(lengths)} to {max(lengths)} tokens, and a batch has one length. Run them "
+            "apart, or ask about all of them at once with `cw.ask`.\n"
+            f"  prompt 1:  {shown(found[0])}\n  prompt {other + 1}:  {shown(found[other])}"
+        )
+    return torch.tensor(found, dtype=torch.long)
+
+
+def expect_tokenizer(model: Captured) -> None:
+    """Raise PromptError where a model has no tokenizer at hand, and texts cannot be read."""
+    if model.tokenizer is None:
+        raise PromptError(
+            f"{model.name} was captured without its tokenizer, so texts cannot be given to it. Capture it "
+            "with one: `cw.capture(cw.load(name))`, or `cw.capture(module, ..., tokenizer=tokenizer)`; or "
+            "give tokens: `model.run(input_ids=...)`."
+        )
+
+
+def text_input(program: Program) -> str:
+    """The input that token ids are given as: `input_ids`, or the only input of integers."""
+    integers = [leaf.name for leaf in program.inputs if not leaf.dtype.is_floating_point]
+    named = [name for name in integers if name.rpartition(".")[2] == "input_ids"]
+    found = named or integers
+    if len(found) != 1 or "." in found[0]:
+        raise PromptError(
+            f"{program.module_name} has no one input that texts could be given as: its inputs are "
+            f"{', '.join(leaf.name for leaf in program.inputs)}. Give them as tensors."
+        )
+    return found[0]
+
+
+def inputs_like(model: Captured, given: Any, what: str = "inputs") -> Mapping[str, Any]:
+    """Inputs that were given as a mapping or as texts. Raises PromptError for anything else."""
+    if is_text(given):
+        return text_inputs(model, given)
+    if not isinstance(given, Mapping):
+        raise PromptError(
+            f"{what} are a text, a list of texts, or the model's inputs as for `model.run` "
+            f"({{'input_ids': ...}}), and {describe(given)} is none of them."
+        )
+    return given
