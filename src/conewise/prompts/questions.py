@@ -18,9 +18,7 @@ from conewise.attributing.attribution import estimated
 from conewise.checks.hooking import HookedModule
 from conewise.drawing.folding import Folded, fold
 from conewise.errors import MetricError, MissingSiteError, PromptError, SweepError
-from conewise.locations.edges import Edges
-from conewise.locations.places import Place
-from conewise.locations.selectors import Cell, Selector, SelectorLike, as_selectors
+from conewise.locations.selectors import Cell, SelectorLike
 from conewise.program.tensors import Tensor
 from conewise.prompts.answer import Answer, whole_check
 from conewise.prompts.tokenized import METRICS, Progress, TokenizedPrompts
@@ -44,6 +42,9 @@ from conewise.sweeps.sweep import Sweep
 
 DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")}
 """Which run is the base, and which the source, of each direction."""
+
+POSITIONS = frozenset({"pos", "query_pos", "key_pos"})
+"""Axes whose numbers mean something else in prompts of another length."""
 
 
 def default_direction(patch: str) -> str:
@@ -79,16 +80,16 @@ class Question:
         expect_asked(self.prompts, self.direction, self.patch, self.metric, self.scale, self.seed)
         facts = facts_of(self.model)
         expect_vocabulary(self.model, self.prompts)
-        self._expect_one_meaning()
         for group in range(len(self.prompts.groups)):
             for run in ("clean", "corrupted"):
                 bound(self.model, (), self.prompts.inputs_of(group, run, facts.input_device))
-        _ = self._unrun  # raises where the model has no such site, or no such part of it
+        self._expect_one_meaning()
 
     def _expect_one_meaning(self) -> None:
-        """Refuse positions in prompts of several lengths."""
+        """Refuse sites that the model has not, and positions in prompts of several lengths."""
         lengths = sorted(set(self.prompts.lengths))
-        if len(lengths) > 1 and any(map(_has_positions, as_selectors(self.sites).parts)):
+        chosen = {axis for cell in self.cells for place in cell.places for axis in place.part}
+        if len(lengths) > 1 and not chosen.isdisjoint(POSITIONS):
             raise PromptError(
                 f"the prompts have {_listed(lengths)} tokens, so that a position does not mean the same in "
                 "all of them. Sweep by position over prompts of one length, or leave positions out."
@@ -351,13 +352,6 @@ def expect_vocabulary(model: Captured, prompts: TokenizedPrompts) -> None:
                 f"prompt {number + 1} has the token {above[0]}, and {model.label} knows {known}, from 0: "
                 "this is not its tokenizer. Give the one that it was trained with."
             )
-
-
-def _has_positions(part: Selector | Edges | Sequence[Sequence[Place]]) -> bool:
-    if isinstance(part, Selector):
-        return "pos" in part.choices
-    places = part.places if isinstance(part, Edges) else [place for group in part for place in group]
-    return any("pos" in place.part for place in places)
 
 
 def _listed(numbers: Sequence[int]) -> str:
