@@ -52,6 +52,7 @@ WITH_TORCH = (
     "runs",
     "checks",
     "splicing",
+    "generating",
     "models",
     "sweeps.planning.passes",
     "sweeps.planning",

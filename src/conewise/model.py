@@ -12,6 +12,7 @@ from conewise.checks.verify import Verification, verify
 from conewise.edges.edge_facts import edge_facts
 from conewise.errors import PromptError
 from conewise.garbage import uncollected
+from conewise.generating.generate import Patches, Positions, Prompt, Written, generate
 from conewise.locations.edge_sets import with_named
 from conewise.locations.edges import Edges, as_positions, edges_of
 from conewise.locations.paths import Receivers, Senders, paths_of
@@ -174,6 +175,34 @@ class Model(Captured):
         `cw.sites("sae.latents", latent=model.active("sae", run))`.
         """
         return active(self, name, run, most=most, pos=pos)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        n: int,
+        patches: Patches = (),
+        *,
+        positions: Positions = "all",
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> Written:
+        """Let the module write up to `n` tokens behind a prompt, with patches in force: steering.
+
+        The module's own `generate` runs, with its cache and its `options` (`do_sample=True`, `num_beams=4`;
+        greedy unless they say otherwise). Patches are pairs (place, value), in the order in which they are
+        made, by hooks that are gone afterwards. A value is `cw.add(vector, 2.0)`, "zero", a function of what
+        would have been there, or, where the place names its positions, a tensor or another run.
+
+        `positions="all"` patches the prompt and what is written; "new" only positions behind the prompt, so
+        that the first token is not yet another. A place that names positions, counted from 0, is patched at
+        those.
+
+        The prompt is text (several texts, of different lengths too), where the model was captured with its
+        tokenizer or one is given; or token ids [batch, pos], or inputs by name.
+        """
+        reads = tokenizer if tokenizer is not None else getattr(self, "tokenizer", None)
+        with within_memory("writing with this model"):
+            return generate(self, prompt, n, patches, positions, reads, options)
 
     def planned(self, plan: SweepPlan) -> Sweep:
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""

@@ -6,6 +6,7 @@ hook changes it for all who read it.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from conewise.program.build import bitwise_same
 from conewise.program.calls import Signature
@@ -42,6 +43,30 @@ class Hook:
 
     boundary: Boundary
     leaf: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One tensor at a boundary by the way to it, which is the same in calls that hand over other things too.
+
+    `way` leads from the output, or from (args, kwargs): at each step an index, a key or an attribute's name.
+    """
+
+    boundary: Boundary
+    way: tuple[int | str, ...]
+
+    def read(self, whole: Any) -> Any:
+        """What stands there; None where nothing does."""
+        for step in self.way:
+            try:
+                whole = getattr(whole, str(step)) if _is_attribute(whole, step) else whole[step]
+            except (IndexError, KeyError, AttributeError, TypeError):
+                return None
+        return whole
+
+    def replaced(self, whole: Any, value: Tensor) -> Any:
+        """The whole with another tensor there. Nothing is written to, and all else is the very same."""
+        return _replaced(whole, self.way, value)
 
 
 class HookedModule:
@@ -90,6 +115,20 @@ class HookedModule:
                     break
         return hooks
 
+    def spots(self, hooks: Mapping[str, Hook], inputs: Mapping[str, Tensor]) -> dict[str, Spot]:
+        """The ways to hooks, as they are in the run of `inputs`."""
+        ways: dict[Boundary, list[tuple[int | str, ...]]] = {}
+
+        def record(boundary: Boundary) -> Callable[[Any], None]:
+            def keep(whole: Any) -> None:
+                ways[boundary] = [tuple(map(_step, path)) for path, _ in tree_flatten_with_path(whole)[0]]
+
+            return keep
+
+        boundaries = {hook.boundary for hook in hooks.values()}
+        self._forward(inputs, {boundary: record(boundary) for boundary in boundaries}, is_whole=True)
+        return {node: Spot(hook.boundary, ways[hook.boundary][hook.leaf]) for node, hook in hooks.items()}
+
     def read(self, hooks: Iterable[Hook], inputs: Mapping[str, Tensor]) -> dict[Hook, Tensor]:
         """What passes through the hooks in the run of `inputs`."""
         seen: dict[Hook, Tensor] = {}
@@ -118,22 +157,25 @@ class HookedModule:
         return found
 
     @torch.no_grad()
-    def _forward(self, inputs: Mapping[str, Tensor], actions: Mapping[Boundary, Leaves]) -> Any:
+    def _forward(
+        self, inputs: Mapping[str, Tensor], actions: Mapping[Boundary, Any], *, is_whole: bool = False
+    ) -> Any:
         named, spec = self._signature.example.leaves()
         args, kwargs = tree_unflatten([inputs.get(name, value) for name, value in named], spec)
         # Hooks act while something is in it: one that an interruption leaves behind changes nothing.
         live: list[bool] = []
         handles: list[Any] = []
+        make = _looking if is_whole else _hook
         try:
             for boundary, action in actions.items():
                 part = self._module.get_submodule(boundary.call.path)
                 if boundary.is_output:
-                    hook = _hook(boundary.call.call, action, live, lambda _, output: output)
+                    hook = make(boundary.call.call, action, live, lambda _, output: output)
                     handles.append(part.register_forward_hook(hook))
                 else:
-                    hook = _hook(boundary.call.call, action, live, lambda args, kwargs: (args, kwargs))
+                    hook = make(boundary.call.call, action, live, lambda args, kwargs: (args, kwargs))
                     handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
-                _let_act_last(part)
+                let_dictionaries_act_last(part)
             live.append(True)
             return self._module(*args, **kwargs)
         finally:
@@ -145,7 +187,7 @@ class HookedModule:
                 raise
 
 
-def _let_act_last(part: nn.Module) -> None:
+def let_dictionaries_act_last(part: nn.Module) -> None:
     """Put the hooks of a dictionary behind all others: it reads what is there once it was changed."""
     for hooks in (part._forward_hooks, part._forward_pre_hooks):
         for number in [number for number, hook in hooks.items() if getattr(hook, "acts_last", False)]:
@@ -198,6 +240,52 @@ def _hook(
         return tree_unflatten(action(leaves), spec)
 
     return hook
+
+
+def _looking(
+    call: int, action: Callable[[Any], None], live: Sequence[bool], seen: Callable[[Any, Any], Any]
+) -> Callable[..., Any]:
+    """A hook that looks at one call of a module, and changes nothing."""
+    calls = 0
+
+    def hook(_: nn.Module, first: Any, second: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if live and calls - 1 == call:
+            action(seen(first, second))
+
+    return hook
+
+
+def _step(key: Any) -> int | str:
+    """A step of a way, as torch writes it."""
+    for name in ("idx", "key", "name"):
+        if hasattr(key, name):
+            found: int | str = getattr(key, name)
+            return found
+    return str(key)
+
+
+def _is_attribute(whole: Any, step: int | str) -> bool:
+    return isinstance(step, str) and not isinstance(whole, Mapping)
+
+
+def _replaced(whole: Any, way: tuple[int | str, ...], value: Tensor) -> Any:
+    if not way:
+        return value
+    step, *rest = way
+    inner = getattr(whole, str(step)) if _is_attribute(whole, step) else whole[step]
+    new = _replaced(inner, tuple(rest), value)
+    if isinstance(whole, tuple) and not hasattr(whole, "_fields"):
+        return tuple(new if place == step else item for place, item in enumerate(whole))
+    if isinstance(whole, tuple):  # one with names
+        return type(whole)(*(new if item is inner else item for item in whole))
+    made = copy.copy(whole)
+    if _is_attribute(whole, step):
+        setattr(made, str(step), new)
+    else:
+        made[step] = new
+    return made
 
 
 def _nearest(leaves: list[Any], value: Any) -> int | None:

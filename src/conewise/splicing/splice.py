@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from conewise.capturing.export import Exported, export
 from conewise.capturing.foreign import brief
-from conewise.checks.hooking import HookedModule
+from conewise.checks.hooking import HookedModule, Spot
 from conewise.errors import ConewiseError, DictionaryError, describe
 from conewise.locations.located import Located
 from conewise.locations.places import Place, PlaceLike, as_place
@@ -81,7 +81,7 @@ def splicing(
     latents = _latents(encode, read_value, source)
     _expect_value(_applied("decode", decode, latents), latents, value, at)
     encoding, decoding = _half("encode", encode, read_value), _half("decode", decode, latents)
-    write_at, read_at = _hooks(model, nodes)
+    write_at, read_at = _spots(model, nodes)
     is_hooked = write_at is not None and (nodes.read == nodes.value or read_at is not None)
     program = inserted(model.program, nodes, encoding.program, decoding.program, is_hooked=is_hooked)
     program = replace(program, module_name=f"{model.name}{', ' if model.splices else ' with '}{name}")
@@ -256,16 +256,18 @@ def _half(half: str, function: Function, example: Tensor) -> Exported:
     return exported
 
 
-def _hooks(model: Captured, nodes: Nodes) -> tuple[Any, Any]:
+def _spots(model: Captured, nodes: Nodes) -> tuple[Spot | None, Spot | None]:
     """Where the module shows what is written, and what is read; None where it does not."""
     values = _values(model, (nodes.value, nodes.read))
     module = HookedModule(model.module, model.program, model.signature)
     inputs = model.signature.bind(model.signature.example.args, model.signature.example.kwargs)
-    write_at = module.find({nodes.value: values[nodes.value]}, inputs).get(nodes.value)
-    if nodes.read == nodes.value:
-        return write_at, None
-    # It is only read: whether others read it elsewhere does not matter.
-    return write_at, module.find({nodes.read: values[nodes.read]}, inputs, {nodes.read: ()}).get(nodes.read)
+    hooks = module.find({nodes.value: values[nodes.value]}, inputs)
+    if nodes.read != nodes.value:
+        # It is only read: whether others read it elsewhere does not matter.
+        hooks |= module.find({nodes.read: values[nodes.read]}, inputs, {nodes.read: ()})
+    spots = module.spots(hooks, inputs)
+    read = spots.get(nodes.read) if nodes.read != nodes.value else None
+    return spots.get(nodes.value), read
 
 
 @torch.no_grad()

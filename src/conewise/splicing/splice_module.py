@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from conewise.checks.hooking import Hook
+from conewise.checks.hooking import Spot
 
 Function = Callable[[Tensor], Tensor]
 
@@ -77,26 +76,24 @@ class SpliceHook:
     acts_last = True
     """Hooks that are registered later act before it; see `checks.hooking`."""
 
-    def __init__(self, splice: Splice, hook: Hook, *, is_reading: bool, takes_two: bool) -> None:
-        self.splice, self.hook = splice, hook
+    def __init__(self, splice: Splice, spot: Spot, *, is_reading: bool, takes_two: bool) -> None:
+        self.splice, self.spot = splice, spot
         self.is_reading, self.takes_two = is_reading, takes_two
         self.calls = 0
 
     def __call__(self, _: nn.Module, first: Any, second: Any) -> Any:
         """What goes on from here: nothing else where it is not the call, or where the splice only reads."""
         number, self.calls = self.calls, self.calls + 1
-        boundary = self.hook.boundary
+        boundary = self.spot.boundary
         if number != boundary.call.call:
             return None
-        leaves, spec = tree_flatten(second if boundary.is_output else (first, second))
-        value = leaves[self.hook.leaf]
+        whole = second if boundary.is_output else (first, second)
+        value = self.spot.read(whole)
         if self.is_reading:
             self.splice.read.append(value)
             return None
-        leaves[self.hook.leaf] = (
-            self.splice(value, self.splice.read.pop()) if self.takes_two else self.splice(value)
-        )
-        return tree_unflatten(leaves, spec)
+        made = self.splice(value, self.splice.read.pop()) if self.takes_two else self.splice(value)
+        return self.spot.replaced(whole, made)
 
     def begin(self, *_: Any) -> None:
         """Count calls from the start: a forward of the whole module begins."""
@@ -105,20 +102,20 @@ class SpliceHook:
 
 
 def with_splice(
-    module: nn.Module, name: str, splice: Splice, write: Hook | None, read: Hook | None
+    module: nn.Module, name: str, splice: Splice, write: Spot | None, read: Spot | None
 ) -> nn.Module:
     """A copy of the module, with the same tensors, that holds the splice as `name`, and has it at its place.
 
-    Without a hook to `write` at, no module shows the place: the splice is held, and does nothing.
+    Without a spot to `write` at, no module shows the place: the splice is held, and does nothing.
     """
     made = shallow_copy(module)
     made.add_module(name, splice)
-    for hook in (read, write) if write is not None else ():
-        if hook is None:
+    for spot in (read, write) if write is not None else ():
+        if spot is None:
             continue
-        acting = SpliceHook(splice, hook, is_reading=hook is read, takes_two=read is not None)
-        part = made.get_submodule(hook.boundary.call.path)
-        if hook.boundary.is_output:
+        acting = SpliceHook(splice, spot, is_reading=spot is read, takes_two=read is not None)
+        part = made.get_submodule(spot.boundary.call.path)
+        if spot.boundary.is_output:
             part.register_forward_hook(acting)
         else:
             part.register_forward_pre_hook(acting, with_kwargs=True)

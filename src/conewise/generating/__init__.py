@@ -1,0 +1,1 @@
+"""Text that a model writes while its values are changed."""
