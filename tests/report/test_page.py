@@ -22,6 +22,7 @@ from conewise.errors import SweepError
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell, Spread
 from conewise.report import packing
+from conewise.report.inside import inside_of
 from conewise.report.packing import MISSING, packed
 from conewise.report.page import heading, sweep_page, write_page
 from conewise.report.sections import number
@@ -92,7 +93,7 @@ def test_only_the_page_s_own_scripts_may_run_and_no_address_may_be_fetched() -> 
     assert not {"connect-src", "frame-src", "font-src", "object-src"} & set(rules)
     scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
-    assert len(scripts) == 8
+    assert len(scripts) == 10
     assert rules["script-src"].split() == [f"'sha256-{one}'" for one in hashes]
 
 
@@ -397,7 +398,9 @@ def test_a_result_writes_the_page_that_the_command_makes_of_it(tmp_path: Path) -
 
     path = result.report(tmp_path / "new" / "page.html", story=story)
     assert path == tmp_path / "new" / "page.html"
-    assert timeless(path.read_text(encoding="utf-8")) == timeless(sweep_page(result, story, folded))
+    assert result.sweep is not None
+    inside = inside_of(result.sweep.batch(0).base, result, story)
+    assert timeless(path.read_text(encoding="utf-8")) == timeless(sweep_page(result, story, folded, inside))
     bare = replace(result, sweep=None).report(str(tmp_path / "bare.html"))
     assert timeless(bare.read_text(encoding="utf-8")) == timeless(sweep_page(result))
     assert "was not folded" in bare.read_text(encoding="utf-8")

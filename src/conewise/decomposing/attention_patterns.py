@@ -11,9 +11,14 @@ import torch
 
 from conewise.decomposing.decomposition import expect_prompt
 from conewise.decomposing.labels import position_labels
-from conewise.decomposing.taken import TakenRun
-from conewise.errors import DecompositionError
+from conewise.decomposing.taken import TakenRun, reading
+from conewise.errors import DecompositionError, MissingSiteError
 from conewise.locations.places import as_numbers, site
+from conewise.program.operations import ATTENTION
+from conewise.program.records import Ref
+from conewise.program.tensors import computing
+from conewise.structure.layers import Layer
+from conewise.sweeps.planning.shapes.attention_rules import attention_argument
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,11 +116,54 @@ def attention_patterns(
         chosen = [numbers] if isinstance(numbers, int) else list(numbers)
         if not chosen:
             raise DecompositionError("layer=[]: give at least one number, or leave it out for all layers.")
-    found = [(run.model.locate(site("pattern", layer=one, stack=stack)), one) for one in chosen]
-    values = [run.read(site("pattern", layer=one, stack=stack)) for one in chosen]
+    numbered = dict(_pattern(run, one, stack) for one in chosen)
+    layers, values = tuple(numbered), list(numbered.values())
     if len({value.shape for value in values}) > 1:
         raise DecompositionError("layers have patterns of several shapes: ask for one `layer` at a time.")
     tensor = torch.stack(values)
-    layers = tuple(place.site.layer if place.site.layer is not None else one for place, one in found)
     labels = position_labels(run.inputs, tokenizer, tensor.shape[1], tensor.shape[-1])
     return AttentionPatterns(layers, tensor, labels)
+
+
+def _pattern(run: TakenRun, layer: int, stack: str) -> tuple[int, Tensor]:
+    """The pattern of one layer, and the layer's number from 0. A fused attention's is computed anew."""
+    own = [one for one in run.model.site_table.model_layers if one.stack == stack]
+    at = layer + max((one.number for one in own), default=-1) + 1 if layer < 0 else layer
+    try:
+        return at, run.read(site("pattern", layer=layer, stack=stack))
+    except MissingSiteError:
+        found = [one for one in own if one.number == at]
+        value = _computed(run, found[0]) if found else None
+        if value is None:
+            raise
+        return at, value
+
+
+def _computed(run: TakenRun, layer: Layer) -> Tensor | None:
+    """The weights of a fused attention, of what it reads; None where they are not its own for certain.
+
+    They are compared with what the operation returned: weights times values.
+    """
+    record, read = layer.attention.core, reading(run)
+    if record.op != ATTENTION:
+        return None
+
+    named = (*record.args[:3], attention_argument(record, "attn_mask"))
+    query, key, value, mask = (read(one.name) if isinstance(one, Ref) else one for one in named)
+    if query.ndim != 4:
+        return None
+    with computing():
+        groups = query.shape[1] // key.shape[1]
+        key, value = (one.float().repeat_interleave(groups, 1) for one in (key, value))
+        scale = record.kwargs.get("scale") or query.shape[-1] ** -0.5
+        scores = query.float() @ key.transpose(-2, -1) * scale
+        if attention_argument(record, "is_causal"):
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        weights = scores.softmax(-1)
+        made, own = weights @ value, read(record.name)
+        largest = float(own.float().abs().max()) or 1.0
+        allowed = 1e-4 if own.dtype in {torch.float32, torch.float64} else 3e-2
+        is_own = made.shape == own.shape and float((made - own).abs().max()) <= allowed * largest
+    return weights.to(query.dtype) if is_own else None

@@ -34,9 +34,8 @@ MISSING = -(2**31)
 
 def packed(result: Swept, story: Story | None, folded: Folded | None = None) -> dict[str, Any]:
     """All numbers of a result, what it takes to name each cell, and what each costs."""
-    metrics, cells = result.table.shape
     prompts = result.per_prompt.shape[-1]
-    whole = prompts > 1 and metrics * cells * prompts <= MOST_PER_PROMPT
+    whole = spread(result)
     return {
         "metrics": list(result.metrics),
         "table": floats(result.table),
@@ -55,6 +54,12 @@ def packed(result: Swept, story: Story | None, folded: Folded | None = None) -> 
             "dark": colours.DARK,
         },
     }
+
+
+def spread(result: Swept) -> bool:
+    """Whether the page holds the numbers of single prompts."""
+    prompts = result.per_prompt.shape[-1]
+    return prompts > 1 and result.table.numel() * prompts <= MOST_PER_PROMPT
 
 
 def floats(numbers: Tensor | None) -> str | None:

@@ -8,6 +8,8 @@
   conewise.whenDressed(() => {
     conewise.maps.redraw();
     conewise.site.show();
+    conewise.spread.draw();
+    conewise.inside.draw();
     speeds();
   });
 
@@ -101,6 +103,8 @@
   function start() {
     conewise.maps.start();
     conewise.table.start();
+    conewise.spread.draw();
+    conewise.inside.draw();
     speeds();
     recall();
     // Something to look at: the site with the largest effect.

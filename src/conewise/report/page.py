@@ -20,8 +20,17 @@ from conewise.drawing.document import document
 from conewise.drawing.wave import cone_section, wave_section
 from conewise.errors import SweepError
 from conewise.files import expect_file, write_whole
-from conewise.report.packing import packed
-from conewise.report.sections import accounting, checked, origin, question, speeds
+from conewise.report.inside import Inside
+from conewise.report.packing import packed, spread
+from conewise.report.sections import (
+    accounting,
+    checked,
+    inside_tables,
+    origin,
+    question,
+    shown_inside,
+    speeds,
+)
 from conewise.report.story import Story
 from conewise.report.swept import Swept
 from conewise.templates import asset
@@ -41,15 +50,22 @@ KINDS = {
 }
 """What a part of a sweep is called in a title: one, and many."""
 
-SCRIPTS = ("page_theme.js", "page_data.js", "page_maps.js", "page_table.js", "page_site.js", "page.js")
+SCRIPTS = (
+    *("page_theme.js", "page_data.js", "page_maps.js", "page_table.js", "page_site.js", "page_spread.js"),
+    *("page_inside.js", "page.js"),
+)
 
 
 def write_page(
-    path: str | Path, result: Swept, story: Story | None = None, folded: Folded | None = None
+    path: str | Path,
+    result: Swept,
+    story: Story | None = None,
+    folded: Folded | None = None,
+    inside: Inside | None = None,
 ) -> Path:
     """Write the page of a sweep to a file, whole or not at all; returns its path."""
     path = Path(path)
-    text = sweep_page(result, story, folded)
+    text = sweep_page(result, story, folded, inside)
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
@@ -77,13 +93,14 @@ def sweep_page(
     result: Swept,
     story: Story | None = None,
     folded: Folded | None = None,
+    inside: Inside | None = None,
     *,
     made_at: datetime | None = None,
 ) -> str:
     """The page of a sweep as HTML, plotly.js included.
 
     Without a story the page says what the result itself knows; without a folded graph it has no cones and no
-    second view.
+    second view; without the inside of the base run, no attention and no lens.
     """
     styles = [asset("drawing/theme.css"), asset("report/page.css")]
     scripts = [asset(f"report/{name}") for name in SCRIPTS]
@@ -95,6 +112,8 @@ def sweep_page(
         styles.append(wave.style())
         scripts.insert(0, wave.script())
         data |= wave.data(folded)
+    if inside is not None:
+        data["conewise-inside"] = shown_inside(inside)
     return document(
         "report/sweep.html",
         heading(result, story),
@@ -106,7 +125,10 @@ def sweep_page(
         question=question(result, story),
         metrics=result.metrics,
         has_source=result.source is not None,
+        unit="prompt" if story is None else story.unit,
         prompt_count=result.per_prompt.shape[-1],
+        spread=spread(result),
+        inside=None if inside is None else inside_tables(inside),
         cone="" if folded is None else Markup(cone_section(folded, assets=False)),
         accounting=accounting(result, story),
         checked=checked(result),

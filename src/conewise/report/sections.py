@@ -6,14 +6,15 @@ Plain values; `sweep.html` makes a page of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from conewise.amounts import shown_bytes
 from conewise.checks.cell_check import CellCheck
 from conewise.phases import shown_phases
+from conewise.report.inside import Inside, Likely
 from conewise.report.story import Story, TokenizedPair
 from conewise.report.swept import Swept
 
@@ -117,6 +118,34 @@ def _runs(result: Swept, story: Story | None) -> dict[str, Any]:
         for row, cells in enumerate(rows):
             cells.append(number(float(result.source[row])))
     return {"heads": heads, "rows": rows}
+
+
+def inside_tables(inside: Inside) -> dict[str, Any]:
+    """What is written of the base run's inside: the lens, row by row, the last on top."""
+    tables = [
+        {
+            "prompt": table.prompt,
+            "tokens": inside.tokens[table.prompt],
+            "rows": [
+                ("input" if name == "input" else f"after {name}", [_likely(cell) for cell in row])
+                for name, row in reversed(list(zip(table.rows, table.cells, strict=True)))
+            ],
+        }
+        for table in inside.lenses
+    ]
+    prompts = sorted({one.prompt for one in inside.patterns} | {one.prompt for one in inside.lenses})
+    return {"tables": tables, "prompts": prompts, "data": inside}
+
+
+def _likely(cell: Sequence[Likely]) -> dict[str, Any]:
+    """One cell of the lens: the likeliest token, its probability in tenths, and the others in words."""
+    told = ", ".join(f"{one.text} {one.prob:.3f}" for one in cell)
+    return {"text": cell[0].text, "tenths": round(cell[0].prob * 10), "told": told}
+
+
+def shown_inside(inside: Inside) -> dict[str, Any]:
+    """What scripts draw of the base run's inside: tokens, and where heads look."""
+    return {"tokens": inside.tokens, "patterns": [asdict(one) for one in inside.patterns]}
 
 
 def speeds(result: Swept, story: Story | None) -> dict[str, Any]:

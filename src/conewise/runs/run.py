@@ -296,7 +296,7 @@ class Reading:
 
     def _tokenizer(self, given: Any) -> Any:
         """What writes tokens: given, or what the model was captured with."""
-        return getattr(self.model, "tokenizer", None) if given is None else given
+        return self.model.tokenizer if given is None else given
 
     def _tape(self) -> Tape:
         """Computes parts of this run again, recorded."""

@@ -263,21 +263,24 @@ class Result(ResultData):
         """Write a page of it, one file that opens without a network; returns its path.
 
         It is the page that `conewise report` makes. Where the sweep is at hand, the cone of every site is
-        drawn in it; `story` says what was asked: the prompts, their tokens, the metric in words; a result of
-        a question has one already. Raises SweepError, and leaves what is there, where the file cannot be
-        written or is no regular file.
+        drawn in it, and so are where the strongest heads look and the lens on the first prompts. `story` says
+        what was asked: the prompts, their tokens, the metric in words; a result of a question has one already.
+        Raises SweepError, and leaves what is there, where the file cannot be written or is no regular file.
         """
         from conewise.drawing.folding import fold  # noqa: PLC0415  # for pages alone
+        from conewise.report.inside import inside_of  # noqa: PLC0415  # for pages alone
         from conewise.report.page import expect_page, write_page  # noqa: PLC0415  # needs plotly
 
         expect_page(path)
-        folded, sweep = None, self.sweep
+        story = self.story if story is None else story
+        folded, inside, sweep = None, None, self.sweep
         if sweep is not None:
             base = sweep.batch(0).base
+            inside = inside_of(base, self, story)
             folded = fold(
                 sweep.model, sweep.cells, targets=sweep.targets(), base=base, whole=not sweep.is_function
             )
-        return write_page(path, self, self.story if story is None else story, folded)
+        return write_page(path, self, story, folded, inside)
 
     def equals(self, other: Result) -> bool:
         """Whether both have the same cells and metrics, and equal numbers in every bit.

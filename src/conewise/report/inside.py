@@ -1,0 +1,197 @@
+"""What a page shows of the base run itself: where the strongest heads look, and what the lens reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from conewise.decomposing.labels import visible
+from conewise.errors import ConewiseError, SweepError
+from conewise.locations.places import EdgePlace
+from conewise.reading import parse_json
+from conewise.report.story import Story
+from conewise.report.swept import Swept
+from conewise.runs.input_run import InputRun
+from conewise.runs.run import Reading
+from conewise.sweeps.storage.decoding import decoded
+
+HEADS = 6
+"""How many heads are shown: those with the largest effects."""
+
+PROMPTS = 2
+"""Of how many prompts."""
+
+POSITIONS = 48
+"""Of how many positions, the last ones."""
+
+TOP = 3
+"""How many tokens the lens tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Where one head looks on one prompt: `weights` are [query, key]; `effect` is what patching it does."""
+
+    layer: int
+    head: int
+    effect: float
+    prompt: int
+    weights: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """A token that the lens finds likely, and its probability."""
+
+    text: str
+    prob: float
+
+
+@dataclass(frozen=True, slots=True)
+class LensTable:
+    """The lens on one prompt: `cells` are [row, position, rank], `rows` what was read, the input first."""
+
+    prompt: int
+    rows: tuple[str, ...]
+    cells: tuple[tuple[tuple[Likely, ...], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What the base run looks like inside, as plain data: JSON both ways.
+
+    `tokens` are those of each prompt that is shown, the last ones of a long prompt; `skipped` says how many
+    positions stand before them. `why_no_patterns` and `why_no_lens` say what is in the way, where there are
+    none.
+    """
+
+    tokens: tuple[tuple[str, ...], ...]
+    skipped: int = 0
+    patterns: tuple[Pattern, ...] = ()
+    lenses: tuple[LensTable, ...] = ()
+    why_no_patterns: str = ""
+    why_no_lens: str = ""
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Inside:
+        """What `to_json` wrote. Raises SweepError for any other text."""
+        try:
+            found: Inside = decoded(parse_json(text), cls, "the inside of a run")
+        except ValueError as error:
+            raise SweepError(f"this is not the inside of a run: {error}.") from None
+        return found
+
+
+def inside_of(
+    run: Reading, result: Swept, story: Story | None = None, tokenizer: Any = None
+) -> Inside | None:
+    """The strongest heads' attention, and the lens, on the first prompts of a base run.
+
+    `result` says which heads are the strongest: those of its cells that are one head each, by the first
+    metric. Tokens are written by the tokenizer, or as the story has them. What the model does not show is
+    left out, and said why. None where there is nothing to show.
+    """
+    run, heads = _first_prompts(run), strongest_heads(result)
+    patterns, why_no_patterns, labels = _patterns(run, heads, tokenizer)
+    lenses, why_no_lens, read = _lenses(run, tokenizer)
+    labels = labels or read
+    if not patterns and not lenses:
+        return None
+    tokens = tuple(_told(row, prompt, story)[-POSITIONS:] for prompt, row in enumerate(labels[:PROMPTS]))
+    skipped = max(len(labels[0]) - POSITIONS, 0)
+    return Inside(tokens, skipped, patterns, lenses, why_no_patterns, why_no_lens)
+
+
+def _first_prompts(run: Reading) -> Reading:
+    """A run of the first prompts alone: a page has no use for what others would cost."""
+    model = run.model
+    known, given = model.program.dimensions.batch, dict(run.inputs)
+    if run.edits or model.batch_is_fixed or not known:
+        return run
+    for leaf in model.program.inputs:
+        for dim, size in enumerate(leaf.shape):
+            if str(size) in known and leaf.name in given:
+                given[leaf.name] = given[leaf.name][(slice(None),) * dim + (slice(PROMPTS),)]
+    return InputRun(model, given)
+
+
+def _told(labels: tuple[str, ...], prompt: int, story: Story | None) -> tuple[str, ...]:
+    """The tokens of a prompt: as they were written, or where only numbers are known, as a story has them."""
+    is_numbered = labels == tuple(map(str, range(len(labels))))
+    if not is_numbered or story is None or prompt >= len(story.prompts):
+        return labels
+    pair = story.prompts[prompt]
+    own = pair.clean_tokens if story.base == "clean" else pair.corrupted_tokens or pair.clean_tokens
+    return tuple(map(visible, own)) if len(own) == len(labels) else labels
+
+
+def strongest_heads(result: Swept) -> list[tuple[int, int, float]]:
+    """(layer, head, effect) of the cells that patch one head, the largest effects first."""
+    effects = (result.table[0] - result.base[0]).tolist()
+    found: dict[tuple[int, int], float] = {}
+    for cell, effect in zip(result.cells, effects, strict=True):
+        place = cell.places[0]
+        if isinstance(place, EdgePlace):
+            continue
+        head = place.part.get("head")
+        is_head = len(cell.places) == 1 and place.layer is not None and place.name in _HEAD_KINDS
+        if is_head and isinstance(head, int) and effect == effect:  # NaN is no size
+            at = (place.layer or 0, head)
+            if abs(effect) > abs(found.get(at, 0.0)):
+                found[at] = effect
+    order = sorted(found.items(), key=lambda item: -abs(item[1]))
+    return [(layer, head, effect) for (layer, head), effect in order[:HEADS]]
+
+
+_HEAD_KINDS = ("z", "q", "rot_q", "result", "pattern", "attn_scores")
+Labels = tuple[tuple[str, ...], ...]
+
+
+def _patterns(
+    run: Reading, heads: list[tuple[int, int, float]], tokenizer: Any
+) -> tuple[tuple[Pattern, ...], str, Labels]:
+    if not heads:
+        return (), "", ()
+    found: list[Pattern] = []
+    labels: Labels = ()
+    for layer, head, effect in heads:
+        try:
+            seen = run.attention(layer, tokenizer=tokenizer)
+        except ConewiseError as error:
+            return (), str(error), ()
+        labels = seen.labels
+        for prompt in range(min(PROMPTS, len(labels))):
+            own = seen.tensor[0, prompt, head, -POSITIONS:, -POSITIONS:].double().cpu()
+            weights = tuple(tuple(round(weight, 4) for weight in row) for row in own.tolist())
+            if torch.isfinite(own).all():
+                found.append(Pattern(layer, head, effect, prompt, weights))
+    return tuple(found), "", labels
+
+
+def _lenses(run: Reading, tokenizer: Any) -> tuple[tuple[LensTable, ...], str, Labels]:
+    try:
+        seen = run.lens(top=TOP, tokenizer=tokenizer)
+    except ConewiseError as error:
+        return (), str(error), ()
+    top, probs = (one[:, :PROMPTS, -POSITIONS:].tolist() for one in (seen.top, seen.top_probs))
+    tables = []
+    for prompt in range(min(PROMPTS, len(seen.labels))):
+        cells = tuple(
+            tuple(
+                tuple(
+                    Likely(seen.text(token), round(prob, 4) if prob == prob else 0.0)
+                    for token, prob in zip(*both, strict=True)
+                )
+                for both in zip(top[row][prompt], probs[row][prompt], strict=True)
+            )
+            for row in range(len(seen.rows))
+        )
+        tables.append(LensTable(prompt, seen.rows, cells))
+    return tuple(tables), "", seen.labels
