@@ -57,6 +57,27 @@ def is_tail(shape: Sequence[int], of: Sequence[int]) -> bool:
     )
 
 
+def first_blind(
+    scores: Tensor, axes: Sequence[str], keys: int, groups: Sequence[Sequence[Selection]]
+) -> int | None:
+    """The first group of parts that together hide all keys that some query sees; None where none does.
+
+    A key is seen where its score is not as low as masks make it. `keys` is the dimension of the keys.
+    """
+    seen = scores > torch.finfo(scores.dtype).min / 2
+    sole = seen & (seen.sum(keys, keepdim=True) == 1)
+    flags = []
+    for parts in groups:
+        if len(parts) == 1 and isinstance(parts[0].get(axes[keys]), int):
+            flags.append(sole[resolved(axes, parts[0], scores.shape)].any())
+            continue
+        left = seen.clone()
+        for part in parts:
+            left[resolved(axes, part, scores.shape)] = False
+        flags.append((seen.any(keys) & ~left.any(keys)).any())
+    return next((number for number, flag in enumerate(torch.stack(flags).tolist()) if flag), None)
+
+
 def noised(part: Tensor, scale: float, seed: str) -> Tensor:
     """`part` with Gaussian noise, drawn on the CPU so that it is the same on every device."""
     return part + (scale * noise_of(part.shape, seed)).to(part.device, part.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 from conewise.errors import PatchError, describe
 from conewise.identity.digests import inputs_digest
 from conewise.identity.identity import Keyed, expect_key
+from conewise.locations.located import Located
 from conewise.locations.places import Place
+from conewise.locations.sites import WHERE
 from conewise.program.tensors import Tensor, copy_of, full_like, zeros_like
 from conewise.program.weights import Sums
 from conewise.runs.baseline import baseline
@@ -19,6 +21,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.filling import (
     added,
     averaged,
+    first_blind,
     has_nan,
     noised,
     resampled,
@@ -51,6 +54,10 @@ class Intervention(Intervening):
     `value` is a tensor or a number that is put in every base alike, and `scale · shift` is added to what is
     there: many of them are put in at once. Both have the shape of the last axes of the part.
 
+    `expect_kind(place, located)` raises for sites that it is not for, before anything runs, and
+    `expect_base(cells, base)` for places, those of each world, at which nothing meaningful can be put into
+    that base.
+
     `written(parts_of, base)` is what writers put into the residual stream instead of their own parts, where
     edges are patched: `parts_of(run)` are the parts of a run, [writer, batch, pos, d_model].
     """
@@ -67,6 +74,8 @@ class Intervention(Intervening):
     value: Tensor | float | None = None
     shift: Tensor | None = None
     scale: float = 1.0
+    expect_kind: Callable[[Place, Located], None] | None = None
+    expect_base: Callable[[Sequence[Sequence[Place]], Reading], None] | None = None
 
     @property
     def how(self) -> str:
@@ -77,6 +86,10 @@ class Intervention(Intervening):
 
     def for_world(self, place: Place, base: Reading) -> Tensor | Callable[[Tensor], Tensor]:
         """What a patch at `place` of a fork of `base` is."""
+        if self.expect_kind is not None:
+            self.expect_kind(place, base.model.locate(place))
+        if self.expect_base is not None:
+            self.expect_base([[place]], base)
         if self.begin is not None:
             self.begin(base.model.weights.contents().whole)
         part = self.part(place, base)
@@ -120,18 +133,50 @@ def masked() -> Intervention:
     """Take −∞: at `attn_scores`, that hides a key from a query, and the softmax goes over the other keys.
 
     Attention from query to key is then none, and the weights of the others sum up to one again, as in the
-    knock-outs of Geva et al. (2023).
+    knock-outs of Geva et al. (2023). A query that sees no other key is refused: nothing would be left.
     """
+    return Intervention(
+        "masked",
+        _hidden,
+        ("masked",),
+        whole=_hidden,
+        expect_kind=_expect_scores,
+        expect_base=_expect_other_keys,
+    )
 
-    def part(place: Place, base: Reading) -> Tensor:
-        present = base.read(place)
-        if not present.is_floating_point():
+
+def _hidden(place: Place, base: Reading) -> Tensor:
+    return full_like(base.read(place), -math.inf)
+
+
+def _expect_scores(place: Place, found: Located) -> None:
+    kind = found.site.kind
+    if kind in WHERE and kind.removeprefix("cross_") != "attn_scores":
+        raise PatchError(
+            f"cw.masked() hides scores from the softmax, and {place} holds {WHERE[kind]}. Mask attn_scores: "
+            'cw.sites("attn_scores", layer=":", query_pos=-1, key_pos=":").'
+        )
+
+
+def _expect_other_keys(cells: Sequence[Sequence[Place]], base: Reading) -> None:
+    """Raise PatchError where a world hides all keys that a query sees."""
+    sites: dict[Place, list[list[Place]]] = {}
+    for places in cells:
+        here: dict[Place, list[Place]] = {}
+        for place in places:
+            here.setdefault(Place(place.name, place.layer, place.stack), []).append(place)
+        for site, own in here.items():
+            sites.setdefault(site, []).append(own)
+    for site, groups in sites.items():
+        axes = base.model.locate(site).view.axes
+        keys = axes.index("key_pos") if "key_pos" in axes else len(axes) - 1
+        blind = first_blind(base.read(site), axes, keys, [[place.part for place in own] for own in groups])
+        if blind is not None:
             raise PatchError(
-                f"{place} holds {present.dtype}, which has no −∞: cw.masked() is for attn_scores."
+                f"{' + '.join(map(str, groups[blind]))} hides all keys that a query sees, so that there is "
+                "nothing to attend to. Leave it out: in a causal model the first query sees the first key "
+                "alone, so choose query_pos from 1 on."
             )
-        return full_like(present, -math.inf)
-
-    return Intervention("masked", part, ("masked",), whole=part)
 
 
 def constant(given: Tensor | float) -> Intervention:

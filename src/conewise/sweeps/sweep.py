@@ -136,6 +136,9 @@ class Sweep:
                 expect_swept(groups)
                 for group in groups:
                     counted_from_front(group, lengths(group.located))
+                    put = self.batch(0).intervention if group.sources is None else self.own[group.sources[0]]
+                    if put.expect_kind is not None:
+                        put.expect_kind(group.place, group.located)
 
     def _expect_sources(self, source: Any) -> None:
         """Raise where a cell has no source, or one that does not fit its place in some base."""

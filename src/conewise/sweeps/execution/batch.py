@@ -50,9 +50,20 @@ class Batch:
             return self.own[place.number].part(place, self.base)
         return self.intervention.part(place, self.base)
 
+    def expect_possible(self, cells: Sequence[Sequence[Place]]) -> None:
+        """Raise PatchError where nothing meaningful can be put at the places of some cell."""
+        for number, put in ((None, self.intervention), *enumerate(self.own)):
+            if put.expect_base is not None:
+                own = [[place for place in places if _source_of(place) == number] for places in cells]
+                put.expect_base([places for places in own if places], self.base)
+
     def seen_more(self, place: EdgePlace) -> Tensor:
         """What the reader of an edge sees more than in the base, shaped like its entry's value."""
         return self.edges.seen_more(place)
+
+
+def _source_of(place: Place) -> int | None:
+    return place.number if isinstance(place, SourcedPlace) else None
 
 
 class BatchValues:

@@ -136,6 +136,7 @@ class _SerialExecution(_Baselines):
         super().__init__(batch, metrics)
         self._executor = executor
         _ = self.base, self.source  # looked at before anything is patched
+        batch.expect_possible(executor.spec.cells)
 
     def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
         """The metrics of each world of a chunk."""
@@ -327,6 +328,7 @@ class WavefrontExecution(_Baselines):
         where = {node: executor.facts.device_of(node) for node in executor.columns}
         self._columns = {node: index_tensor(metrics.tokens, device) for node, device in where.items()}
         self._values = BatchValues(batch, executor.sites, executor.site_values if stays else None)
+        batch.expect_possible(executor.cells)
 
     def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
         """Compute all worlds of a pass; the call fetches their metrics."""
