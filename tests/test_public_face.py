@@ -31,6 +31,7 @@ def test_the_public_names_are_these() -> None:
         "add",
         "ask",
         "attribution",
+        "attribution_plan",
         "block",
         "capture",
         "causal_trace",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from conewise import ops
     from conewise.asking.ask import ask
-    from conewise.attributing.attribution import attribution
+    from conewise.attributing.attribution import attribution, attribution_plan
     from conewise.attributing.comparison import compare
     from conewise.circuits.acdc import acdc, acdc_plan
     from conewise.circuits.circuit import Circuit
@@ -62,6 +62,7 @@ __all__ = [
     "add",
     "ask",
     "attribution",
+    "attribution_plan",
     "block",
     "capture",
     "causal_trace",
@@ -110,6 +111,7 @@ _HOMES = {
     "add": "conewise.runs.interventions",
     "ask": "conewise.asking.ask",
     "attribution": "conewise.attributing.attribution",
+    "attribution_plan": "conewise.attributing.attribution",
     "block": "conewise.graph.building_blocks",
     "capture": "conewise.model",
     "causal_trace": "conewise.circuits.tracing",

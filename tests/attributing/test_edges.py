@@ -69,6 +69,77 @@ def by_hooks(name: str, steps: int) -> dict[str, Tensor]:
     }
 
 
+@contextmanager
+def writing(oracle: HookOracle, layer: int, kind: str, value: Tensor) -> Iterator[None]:
+    """While it lasts, this is what the heads of a layer, or its MLP, add to the stream."""
+    block = oracle.blocks[layer]
+    handle = (block.out if kind == "a" else block.last).register_forward_hook(lambda *_: value)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def by_lines(name: str, steps: int) -> dict[str, Tensor]:
+    """EAP-IG (activations) from its formula: gradients along the line of what the writer's layer writes."""
+    oracle, inputs = HookOracle(module_of(name)), inputs_of(name, 1)
+    base, source = oracle.forward(**inputs), oracle.forward(**inputs_of(name, 2))
+    written = [_written(oracle, inputs_of(name, seed)) for seed in (1, 2)]
+    found: dict[str, Tensor] = {}
+    for line in written[0]:
+        gradients = {reader: torch.zeros_like(base.parts["input"]) for reader in oracle.readers}
+        for step in range(steps):
+            point = written[0][line] + step / steps * (written[1][line] - written[0][line])
+            world = Differentiated(oracle)
+            at = (
+                entering(oracle, point) if line == "input" else writing(oracle, int(line[1:]), line[0], point)
+            )
+            with at, world.hooked():
+                outputs = Forward(logits=oracle.module(**inputs, use_cache=False).logits)
+            zeros = [world.zeros[one] for one in oracle.readers]
+            read = torch.autograd.grad(squares(outputs).sum(), zeros, materialize_grads=True)
+            for reader, gradient in zip(oracle.readers, read, strict=True):
+                gradients[reader] += gradient / steps
+        for edge in oracle.edges():
+            writer, _, reader = edge.partition("->")
+            if writer.partition(".")[0] == line:
+                more = source.parts[writer] - base.parts[writer]
+                found[edge] = (more * gradients[reader]).double().sum((1, 2))
+    return {edge: found[edge] for edge in oracle.edges()}
+
+
+def _written(oracle: HookOracle, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What enters, and what the heads and the MLP of each layer add to the stream, biases included."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(line: str) -> Any:
+        return lambda _, __, output: seen.update({line: output.detach()})
+
+    handles = []
+    for layer, block in enumerate(oracle.blocks):
+        handles.append(block.out.register_forward_hook(keep(f"a{layer}")))
+        handles.append(block.last.register_forward_hook(keep(f"m{layer}")))
+    entered = oracle.forward(**inputs).parts["input"]
+    for handle in handles:
+        handle.remove()
+    return {"input": entered, **seen}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_along_activations_they_are_those_of_the_formula_by_hooks(name: str) -> None:
+    model = model_of(name, torch.float32)
+    asked: dict[str, Any] = {"base": run_of(name, 1), "source": run_of(name, 2), "metric": squares}
+    found = cw.attribution(model, model.edges(), **asked, method="eap-ig-activations", steps=3)
+    effects = found.per_prompt[0] - found.base_per_prompt  # type: ignore[operator]
+    expected = by_lines(name, 3)
+    assert [cell.name for cell in found.cells] == list(expected)
+    torch.testing.assert_close(effects, torch.stack(list(expected.values())), rtol=2e-3, atol=2e-3)
+    one = cw.attribution(model, model.edges(), **asked, method="eap-ig-activations", steps=1)
+    plain = cw.attribution(model, model.edges(), **asked, method="eap")
+    torch.testing.assert_close(one.per_prompt, plain.per_prompt)
+    assert (found.effect - plain.effect).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
 @pytest.mark.parametrize(("method", "steps"), [("eap", None), ("eap-ig", 3)])
 def test_they_are_those_of_the_formulas_by_hooks(name: str, method: str, steps: int | None) -> None:
@@ -148,6 +219,7 @@ def test_projections_by_head_are_those_of_whole_projections(
         seen.append(given[5])
 
     monkeypatch.setattr(edge_scores, "head_slices", none)
+    monkeypatch.delitem(vars(model), "_edge_tables")  # what was found is kept
     whole = cw.attribution(model, model.edges(), **asked, method="eap-ig", steps=2)
     assert len(seen) == 6  # queries, keys and values of two layers
     torch.testing.assert_close(found.effect, whole.effect, rtol=1e-4, atol=1e-4)
@@ -162,6 +234,8 @@ def test_paths_and_lines_without_a_source_are_refused() -> None:
     edges = model.edges()[:4]
     with pytest.raises(SweepError, match="give a run as the source"):
         cw.attribution(model, edges, base=base, source="zero", metric=squares, method="eap-ig")
+    with pytest.raises(SweepError, match="give a run as the source"):
+        cw.attribution(model, edges, base=base, source="zero", metric=squares, method="eap-ig-activations")
     paths = model.paths("a0.*", "a1.*<q>", freeze="none", base=base, source=source, metric=squares)
     with pytest.raises(SweepError, match="not a direct edge"):
         cw.attribution(model, paths.selectors, base=base, source=source, metric=squares, method="eap")

@@ -217,7 +217,7 @@ def test_on_a_linear_model_every_method_is_exact() -> None:
     torch.testing.assert_close(star.effect, exact.effect, rtol=1e-4, atol=1e-6)
     edges = model.edges()
     exact = model.sweep(edges, base=base, source=source, metric=metric).run()
-    for method, steps in (("eap", None), ("eap-ig", 3)):
+    for method, steps in (("eap", None), ("eap-ig", 3), ("eap-ig-activations", 2)):
         found = cw.attribution(
             model, edges, base=base, source=source, metric=metric, method=method, steps=steps
         )
@@ -359,7 +359,7 @@ def test_what_cannot_be_attributed_to_is_refused() -> None:
         cw.attribution(model, HEADS, method="eap", **asked)
     with pytest.raises(GradientError, match="several sites together"):
         cw.attribution(model, [[("z", 0), ("z", 1)]], method="ig", **asked)
-    with pytest.raises(SweepError, match="Attribute to z"):
+    with pytest.raises(SweepError, match="patching a head's z patches its result"):
         cw.attribution(model, cw.sites("result", layer=":", head=":"), **asked)
     with pytest.raises(MissingSiteError):
         cw.attribution(model, ("zz", 0), **asked)

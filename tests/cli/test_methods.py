@@ -43,7 +43,8 @@ def test_edges_are_estimated() -> None:
     [
         (("--method", "atp", "--verify", "2"), "--verify is for worlds"),
         (("--method", "atp", "--evaluator", "serial"), "--evaluator is for worlds"),
-        (("--method", "atp", "--max-memory", "1GB"), "--max-memory is for worlds"),
+        (("--method", "hybrid", "--out", "somewhere", "--resume"), "--resume is for worlds"),
+        (("--method", "atp", "--max-memory", "1kB"), "one prompt"),
         (("--steps", "3"), "--steps is for --method ig"),
         (("--method", "apt"), "no method 'apt'"),
         (("--method", "eap"), "'eap' attributes to edges"),

@@ -104,7 +104,7 @@ def test_only_what_lies_behind_the_sites_is_computed_again() -> None:
     run = run_of("gpt2", 1)
     model, tape = run.model, run._tape()
     node, targets = model.locate(("mlp_out", 1)).node, output_names(model.program)
-    behind = tape.behind([node], targets)
+    behind = model.behind([node], targets)
     graph = model.graph
     cone = set(graph.names(graph.table.cone(graph.numbers([node]))))
     assert set(behind) <= cone

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from conewise.errors import GradientError, SweepError
+from conewise.attributing.work import Work
+from conewise.errors import GradientError
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell
 from conewise.program.tensors import Tensor, computing, copy_of
+from conewise.runs.captured import Captured
 from conewise.runs.gradients import located_places
 from conewise.structure.selections import resolved
-from conewise.sweeps.execution.batch import Batch
 
 Site = tuple[str, int | None, str]
 
@@ -23,35 +24,51 @@ def site_of(place: Place) -> Site:
     return place.name, place.layer, place.stack
 
 
-class Differences:
-    """The sites that some cells patch, and what the patches of one batch change there."""
+class PatchedSites:
+    """The sites that some cells patch: a sweep has looked that each is a node of the graph."""
 
-    def __init__(self, batch: Batch, cells: Sequence[Cell]) -> None:
-        self.batch, self.base, self.cells = batch, batch.base, tuple(cells)
-        self.model = batch.base.model
+    def __init__(self, model: Captured, cells: Sequence[Cell]) -> None:
+        self.model, self.cells = model, tuple(cells)
         places = (place for cell in self.cells for place in cell.places)
-        self.located = located_places(self.model, places)
+        self.located = located_places(model, places)
         self.sites: dict[Site, Located] = {
-            site_of(place): self.model.locate(Place(*site_of(place))) for place in self.located
+            site_of(place): model.locate(Place(*site_of(place))) for place in self.located
         }
-        for place, found in self.located.items():
-            if found.result is not None:
-                raise SweepError(
-                    f"{place} is computed from z and is no node of the graph: it cannot be swept. "
-                    "Attribute to z: patching a head's z patches its result."
-                )
-        self._sizes = batch.base._sizes
-        self._changes: dict[Site, Tensor] = {}
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes by whose values is differentiated."""
         return tuple(dict.fromkeys(found.node for found in self.sites.values()))
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The values of a run that patches are made of."""
+        inside = self.model.program.record_of
+        return tuple(node for node in self.nodes if node in inside)
+
+
+class Differences:
+    """What the patches of some sites change in one batch."""
+
+    def __init__(self, work: Work, sites: PatchedSites) -> None:
+        self._work, self.model = work, work.model
+        self.cells, self.located, self.sites, self.nodes = (
+            sites.cells,
+            sites.located,
+            sites.sites,
+            sites.nodes,
+        )
+        self._changes: dict[Site, Tensor] = {}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the base."""
+        return self._work.base._sizes
+
     def part(self, place: Place) -> Tensor:
         """What the patch at one place changes, in its natural axes."""
-        present = self.base.read(place)
-        given = self.batch.part(place)
+        present = self._work.base.read(place)
+        given = self._work.batch.part(place)
         part = given if isinstance(given, Tensor) else given(copy_of(present))
         self.located.get(place, self.model.locate(place)).expect(part, present, place)
         return part - present
@@ -64,13 +81,13 @@ class Differences:
 
     def is_of_wholes(self) -> bool:
         """Whether the patch of a part is that part of the whole site's patch."""
-        return self.batch.intervention.whole is not None
+        return self._work.batch.intervention.whole is not None
 
     def in_node(self, site: Site) -> tuple[str, Tensor]:
         """The node of a site, and what a patch of the whole site changes of its value."""
         found, change = self.sites[site], self.whole(site)
-        (value,) = self.base.demand([found.node])
-        return found.node, found.view.replace(torch.zeros_like(value), {}, change, self._sizes)
+        (value,) = self._work.base.demand([found.node])
+        return found.node, found.view.replace(torch.zeros_like(value), {}, change, self.sizes)
 
 
 class CellSums:
@@ -93,7 +110,7 @@ class CellSums:
     def gradient(self, site: Site, gradients: Mapping[str, Tensor]) -> Tensor:
         """The gradient by a whole site, in natural axes."""
         found = self._differences.sites[site]
-        return found.view.read(gradients[found.node], {}, self._differences.base._sizes)
+        return found.view.read(gradients[found.node], {}, self._differences.sizes)
 
     def _effect(
         self,

@@ -1,4 +1,4 @@
-"""First-order effects of edges: edge attribution patching, and its integration along the inputs.
+"""First-order effects of edges: edge attribution patching, and its integration along a line.
 
 What an edge changes is what its writer would write more; the gradient is that by what its reader alone reads
 of the stream, through the reader's own norm and projection.
@@ -6,132 +6,95 @@ of the stream, through the reader's own norm and projection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from conewise.attributing.edge_table import EdgeTable, Projections, Slot
 from conewise.attributing.work import Work
 from conewise.circuits.head_slices import HeadSlices, by_head, head_slices
 from conewise.circuits.stacked_walk import Walks
-from conewise.edges.edge_facts import EdgeFacts
 from conewise.errors import EdgeError, SweepError
-from conewise.locations.places import EdgePlace, Place
-from conewise.locations.selectors import Cell
+from conewise.locations.places import Place
 from conewise.program.tensors import Tensor, computing
-from conewise.runs.tape import Branch, Recorded
-from conewise.structure.components import Reader
+from conewise.runs.tape import Recorded
 from conewise.sweeps.planning.shapes.layout import repeated
-
-Gradients = dict[tuple[str, str], Tensor]
-"""Gradients by what readers read, by entry and slot: [head, batch, pos, d_model], with one head at least."""
-
-Site = tuple[str, int | None, str]
 
 AT_ONCE = 1 << 26
 """So many numbers of stacked streams are differentiated through at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The readers of one entry whose values are parts of one node."""
-
-    entry: str
-    slot: str
-    node: str
-    site: tuple[str, int | None, str]
-    axis: str | None
-    heads: int
-
-
 class EdgeScores:
-    """The effects of some edges, of the gradients by what their readers read."""
+    """The effects of some edges in one batch, of the gradients by what their readers read."""
 
-    def __init__(self, work: Work, cells: Sequence[Cell]) -> None:
-        self._work, self._cells = work, tuple(cells)
-        self._sets = [[_edge(place) for place in cell.places] for cell in self._cells]
-        self._places = [place for edges in self._sets for place in edges]
-        edges = work.batch.edges
-        self.facts: dict[str, EdgeFacts] = {
-            entry: edges.facts_at(entry) for entry in dict.fromkeys(place.entry for place in self._places)
-        }
-        self.slots = tuple(self._found_slots())
-        self._by_entry: dict[str, list[Slot]] = {}
-        for one in self.slots:
-            self._by_entry.setdefault(one.entry, []).append(one)
-        self._branches = {
-            (one.entry, one.slot): branch for one in self.slots if (branch := self._branch(one)) is not None
-        }
+    def __init__(self, work: Work, table: EdgeTable) -> None:
+        self._work, self._table = work, table
 
-        self._walks: dict[int, Walks] = {}
-        self._slices: dict[tuple[str, str], HeadSlices] = {
-            (one.entry, one.slot): slices
-            for one in self.slots
-            if (one.entry, one.slot) not in self._branches and (slices := self._found_slices(one)) is not None
-        }
+    def tables(self, given: Mapping[str, Tensor], of: range | None = None) -> list[tuple[Tensor, bool]]:
+        """For each metric the effects by row of the table, and whether it is one number for all prompts.
 
-    def _found_slots(self) -> Sequence[Slot]:
-        wanted = {(place.entry, (place.name, place.layer, place.stack)) for place in self._places}
-        found: dict[tuple[str, str], list[Reader]] = {}
-        for entry, facts in self.facts.items():
-            for reader in facts.components.entries[entry]:
-                if (entry, reader.site) in wanted:
-                    found.setdefault((entry, reader.slot), []).append(reader)
-        return [
-            Slot(entry, slot, readers[0].node, readers[0].site, readers[0].axis, len(readers))
-            for (entry, slot), readers in found.items()
-        ]
-
-    def _branch(self, slot: Slot) -> Branch | None:
-        """What a slot with one reader computes of the stream, where nothing else reads it on the way."""
-        if slot.heads > 1 or slot.axis is not None:
-            return None
-        readers = self._work.model.program.readers
-        own = frozenset(self.facts[slot.entry].readers.records(slot.entry, [slot.slot]))
-        for name in own - {slot.node}:
-            if not own.issuperset(one.name for one in readers.get(name, ())):
-                return None
-        return Branch(f"{slot.entry} read by {slot.slot}", slot.entry, own) if slot.node in own else None
-
-    def gradients(self, given: Mapping[str, Tensor]) -> list[tuple[Gradients, bool]]:
-        """For each metric the gradients by what readers read, and whether it is one number for all prompts.
-
-        `given` are other values than the base's at some nodes.
+        `given` are other values than the base's at some nodes. `of`: the effects of some writers alone, by
+        the gradients of readers behind them; those of others are 0.
         """
-        work = self._work
-        others = [one for one in self.slots if (one.entry, one.slot) not in self._branches]
-        nodes = [*given, *self.facts, *(one.node for one in others)]
-        values = work.record(nodes, given=given, branches=tuple(self._branches.values()))
-        by_branch = [values[branch.name] for branch in self._branches.values()]
+        work, table = self._work, self._table
+        entries = [entry for entry in table.facts if of is None or of.start < table.writers(entry)]
+        branches = {key: branch for key, branch in table.branches.items() if key[0] in entries}
+        others = [one for one in table.others if one.entry in entries]
+        nodes = [*given, *entries, *(one.node for one in others)]
+        values = work.record(nodes, given=given, branches=tuple(branches.values()))
+        wanted = {key: values[branch.name] for key, branch in branches.items()}
+        wanted |= {one.key: values[one.node] for one in others}
+        known = self._projections()
         found = []
         for number, metric in enumerate(work.metrics):
             measured = work.measure(metric, values)
-            wanted = [*by_branch, *(values[one.node] for one in others)]
             is_last = number == len(work.metrics) - 1
-            gradients = work.gradients(measured, wanted, is_last=is_last)
-            own: Gradients = {}
-            for key, gradient in zip(self._branches, gradients, strict=False):
-                own[key] = self._shown(key[0], gradient)
-            by_norm: dict[tuple[str, str], list[tuple[Slot, HeadSlices, Tensor]]] = {}
-            for one, gradient in zip(others, gradients[len(by_branch) :], strict=True):
-                slices = self._slices.get((one.entry, one.slot))
-                if slices is None:
-                    own[one.entry, one.slot] = self._through(one, gradient, values)
-                else:
-                    by_norm.setdefault((one.entry, slices.operand), []).append((one, slices, gradient))
-            for (entry, operand), some in by_norm.items():
-                own |= self._through_norm(entry, operand, some, values)
-            found.append((own, measured.is_shared))
+            gradients = work.gradients(measured, list(wanted.values()), is_last=is_last)
+            by_slot = dict(zip(wanted, gradients, strict=True))
+            rows = []
+            for entry, slots in table.by_entry.items():
+                stack = (
+                    self._read_gradients(entry, slots, by_slot, values, known) if entry in entries else None
+                )
+                rows.append(self._rows(entry, sum(one.heads for one in slots), stack, of))
+            found.append((torch.cat(rows).double().cpu(), measured.is_shared))
         return found
+
+    def _read_gradients(
+        self,
+        entry: str,
+        slots: Sequence[Slot],
+        gradients: dict[tuple[str, str], Tensor],
+        values: Recorded,
+        known: Projections,
+    ) -> Tensor:
+        """[head of a slot, batch, pos, d_model]: the gradients by what the readers of an entry read."""
+        found: dict[tuple[str, str], Tensor] = {}
+        by_norm: dict[str, list[tuple[Slot, HeadSlices, Tensor]]] = {}
+        for one in slots:
+            gradient, slices = gradients.pop(one.key), known.slices.get(one.key)
+            if one.key in self._table.branches:
+                found[one.key] = self._shown(entry, gradient)
+            elif slices is None:
+                found[one.key] = self._through(one, gradient, values)
+            else:
+                by_norm.setdefault(slices.operand, []).append((one, slices, gradient))
+            if one.key not in self._table.branches:
+                records = self._table.facts[entry].readers.count(entry, (one.slot,))
+                self._work.count(2 * one.heads * records)
+        for operand, some in by_norm.items():
+            found |= self._through_norm(entry, operand, some, values, known)
+        return torch.cat([found[one.key] for one in slots]) if len(slots) > 1 else found[slots[0].key]
 
     def _shown(self, entry: str, gradient: Tensor) -> Tensor:
         """[1, batch, pos, d_model] of a gradient by the stream's value."""
-        return self.facts[entry].parts.shown(self._work.read, entry, gradient)[None]
+        return self._table.facts[entry].parts.shown(self._work.read, entry, gradient)[None]
 
     def _through(self, slot: Slot, gradient: Tensor, values: Recorded) -> Tensor:
         """The gradients by what each head of a slot reads, of the gradient by the slot's node."""
-        work, facts = self._work, self.facts[slot.entry]
+        work, facts = self._work, self._table.facts[slot.entry]
 
         def read(name: str) -> Any:
             return values[name].detach() if name in values else work.read(name)
@@ -148,31 +111,36 @@ class EdgeScores:
                 each = made.unflatten(dim, (len(heads), -1)).movedim(dim, 0)  # type: ignore[no-untyped-call]
                 (row,) = torch.autograd.grad(each, copies, self._apart(slot, gradient, heads))
             rows.append(row.view(len(heads), *stream.shape))
-            work.count(2 * len(heads) * facts.readers.count(slot.entry, (slot.slot,)))
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    def _found_slices(self, slot: Slot) -> HeadSlices | None:
+    # -- projections by head -------------------------------------------------------------------
+
+    def _projections(self) -> Projections:
+        """The projections of slots by head, found once for a shape and some weights."""
+        work, table = self._work, self._table
+        key = tuple(work.shape.layout.symbols.items())
+        known = table.projections.get(key)
+        if known is None or known.weights != work.weights:
+            known = table.projections[key] = Projections(work.weights, {}, {})
+            for one in table.others:
+                slices = self._found_slices(one, known)
+                if slices is not None:
+                    known.slices[one.key] = slices
+        for walks in known.walks.values():
+            walks.rebase(work.read)
+        return known
+
+    def _found_slices(self, slot: Slot, known: Projections) -> HeadSlices | None:
         """A slot's projection by head, where it is one product whose rows are batch and positions."""
-        work, facts = self._work, self.facts[slot.entry]
-        layout, axis = work.shape.layout, slot.axis
+        work, facts = self._work, self._table.facts[slot.entry]
+        layout, axis, wiring = work.shape.layout, slot.axis, facts.components.wiring
         if axis is None or layout.batch_dim.get(slot.entry) != 0:
             return None
-        key = id(facts)
-        if key not in self._walks:
-            wiring = facts.components.wiring
-            self._walks[key] = Walks(work.model.program, wiring, layout, (), work.read)
+        walks = Walks(work.model.program, wiring, layout, (), work.read)
+        walks = known.walks.setdefault(facts.components.stack, walks)
         view = work.model.locate(Place(*slot.site)).view
         with computing():
-            found = head_slices(
-                facts.components.wiring,
-                self._walks[key],
-                layout,
-                work.read,
-                slot.entry,
-                slot.node,
-                view,
-                axis,
-            )
+            found = head_slices(wiring, walks, layout, work.read, slot.entry, slot.node, view, axis)
         is_plain = found is not None and layout.batch_dim.get(found.operand) == 0
         return found if is_plain and len(found.weight) == slot.heads else None  # type: ignore[union-attr]
 
@@ -182,9 +150,10 @@ class EdgeScores:
         operand: str,
         some: Sequence[tuple[Slot, HeadSlices, Tensor]],
         values: Recorded,
-    ) -> Gradients:
+        known: Projections,
+    ) -> dict[tuple[str, str], Tensor]:
         """The gradients by what heads read, where slots read one norm: projections by head, the norm once."""
-        work, facts = self._work, self.facts[entry]
+        work, facts = self._work, self._table.facts[entry]
         stacks = []
         for slot, slices, gradient in some:
             view = work.model.locate(Place(*slot.site)).view
@@ -198,17 +167,13 @@ class EdgeScores:
             with torch.enable_grad():
                 copies = repeated(value, 0, len(stack)).clone().requires_grad_()
                 walk = some[0][1].norm
-                made = self._walks[id(facts)].run(walk, {entry: copies}, len(stack))[operand]
+                made = known.walks[facts.components.stack].run(walk, {entry: copies}, len(stack))[operand]
                 (found,) = torch.autograd.grad(made, copies, stack.reshape(made.shape))
-            work.count(2 * len(stack) * walk.records)
         else:
             found = stack
         rows = found.view(len(stack), *stream.shape)
         sizes = [slot.heads for slot, _, _ in some]
-        return {
-            (entry, slot.slot): part
-            for (slot, _, _), part in zip(some, torch.split(rows, sizes), strict=True)
-        }
+        return {slot.key: part for (slot, _, _), part in zip(some, torch.split(rows, sizes), strict=True)}
 
     def _apart(self, slot: Slot, gradient: Tensor, heads: range) -> Tensor:
         """[head, *the node's shape]: the gradient with one head each, and zeros for the others."""
@@ -222,108 +187,123 @@ class EdgeScores:
             target[row].select(dim, head).copy_(own.select(dim, head))
         return stack
 
-    def effects(self, gradients: Gradients, *, is_shared: bool) -> Tensor:
-        """[cell, prompt] in float64: what writers would write more, times the gradients."""
-        by_pos = any("pos" in place.part for place in self._places)
-        starts: dict[tuple[str, Site], tuple[int, int]] = {}
-        rows: list[Tensor] = []
-        count = 0
-        for entry, slots in self._by_entry.items():
-            writers = self.facts[entry].components.entries[entry][0].writers
-            more = self._work.batch.edges.changes_at(entry)[:writers]
-            stack = torch.cat([gradients[entry, one.slot] for one in slots])
-            where = "hwbp" if by_pos else "hwb"
-            found = torch.einsum(f"wbpd,hbpd->{where}", more.to(stack.dtype), stack)
-            rows.append(found.double().cpu().flatten(0, 1))
-            for one in slots:
-                starts[entry, one.site] = count, writers
-                count += one.heads * writers
-        table = torch.cat(rows)
-        numbers = [self._numbers(edges, starts) for edges in self._sets]
-        if all(len(one) == 1 for one in numbers):
-            effects = table[[one[0] for one in numbers]]
-        else:
-            effects = torch.stack([table[one].sum(0) for one in numbers])
-        if by_pos:
-            effects = self._at_positions(table, numbers)
-        return effects.sum(-1, keepdim=True).expand_as(effects) if is_shared else effects
+    # -- effects -------------------------------------------------------------------------------
 
-    def _numbers(
-        self, edges: Sequence[EdgePlace], starts: Mapping[tuple[str, Site], tuple[int, int]]
-    ) -> list[int]:
-        """The rows of the table that are a set of edges."""
+    @torch.no_grad()
+    def _rows(self, entry: str, heads: int, stack: Tensor | None, of: range | None) -> Tensor:
+        """[row, prompt] of one entry: what writers would write more, times the gradients by what is read."""
+        count = self._table.writers(entry)
+        more = self._work.batch.edges.changes_at(entry)[:count]
+        if stack is None:
+            along = more.shape[1:3] if self._table.positions is not None else more.shape[1:2]
+            return more.new_zeros(heads * count, *along)
+        if of is None:
+            return self._products(stack, more).flatten(0, 1)
+        found = self._products(stack, more[of.start : of.stop])
+        whole = found.new_zeros(heads, count, *found.shape[2:])
+        whole[:, of.start : of.stop] = found
+        return whole.flatten(0, 1)
+
+    def _products(self, stack: Tensor, more: Tensor) -> Tensor:
+        """[head, writer, batch], with positions behind that where edges are at some."""
+        more = more.to(stack.dtype)
+        if self._table.positions is not None:
+            return torch.einsum("hbpd,wbpd->hwbp", stack, more)
+        if stack.shape[1] == 1:
+            return (stack.flatten(1) @ more.flatten(1).T)[..., None]
+        pairs = zip(stack.unbind(1), more.unbind(1), strict=True)
+        return torch.stack([one.flatten(1) @ other.flatten(1).T for one, other in pairs], -1)
+
+    def effects(self, tables: Sequence[tuple[Tensor, bool]]) -> Tensor:
+        """[metric, cell, prompt] of effects by row: what one number for all prompts has is their sum."""
         found = []
-        for place in edges:
-            start, writers = starts[place.entry, (place.name, place.layer, place.stack)]
-            first = start + writers * int(place.part.get("head", place.part.get("kv_head", 0)))  # type: ignore[arg-type]
-            found += [first + writer for writer in (place.writer, *place.also)]
-        return found
-
-    def _at_positions(self, table: Tensor, numbers: Sequence[Sequence[int]]) -> Tensor:
-        """[cell, prompt] of a table with positions: each edge at its own position, or at all of them."""
-        rows = []
-        for edges, own in zip(self._sets, numbers, strict=True):
-            positions = [place.part.get("pos") for place in edges for _ in (place.writer, *place.also)]
-            parts = [
-                table[row].sum(-1) if pos is None else table[row][:, pos]
-                for row, pos in zip(own, positions, strict=True)
-            ]
-            rows.append(torch.stack(parts).sum(0))
-        return torch.stack(rows)
+        for table, is_shared in tables:
+            effects = self._table.by_cell(table)
+            found.append(effects.sum(-1, keepdim=True).expand_as(effects) if is_shared else effects)
+        return torch.stack(found)
 
 
-def _edge(place: Place) -> EdgePlace:
-    """A place as an edge. Raises SweepError where it is none, or a path through live components."""
-    if not isinstance(place, EdgePlace) or place.live:
-        raise SweepError(
-            f"{place} is not a direct edge, and attribution is to direct edges: take `model.edges()`."
-        )
-    if not isinstance(place.part.get("pos", 0), int):
-        raise SweepError(f"{place}: an edge is attributed to at one position, or at all of them.")
-    return place
-
-
-def eap(work: Work, cells: Sequence[Cell]) -> Tensor:
+def eap(work: Work, table: EdgeTable) -> Tensor:
     """Edge attribution patching: [metric, cell, prompt].
 
     (part of the source − part of the base) · the gradient in the base, by what the reader alone reads.
     """
-    scores = EdgeScores(work, cells)
-    return torch.stack([scores.effects(own, is_shared=shared) for own, shared in scores.gradients({})])
+    scores = EdgeScores(work, table)
+    return scores.effects(scores.tables({}))
 
 
-def eap_inputs(work: Work, cells: Sequence[Cell], steps: int) -> Tensor:
+def eap_inputs(work: Work, table: EdgeTable, steps: int) -> Tensor:
     """EAP with integrated gradients along the inputs (Hanna et al. 2024): [metric, cell, prompt].
 
     The stream as it enters the first layer goes from the base's to the source's, base + k/steps · (source −
     base) for k = 0, ..., steps − 1, and all behind it is computed; the gradients of `eap` are averaged there.
     With one step it is `eap`.
     """
-    scores = EdgeScores(work, cells)
-    facts = {id(one): one for one in scores.facts.values()}
-    if work.batch.source is None:
-        raise SweepError(
-            "'eap-ig' goes along a line from the base's inputs to the source's: give a run as the source, or "
-            "take method='eap'."
-        )
-    if len(facts) != 1:
-        raise EdgeError("'eap-ig' is of edges of one stack: attribute to those of each stack alone.")
-    (own,) = facts.values()
-    node = own.components.writers[0].node
-    (base,), (source,) = work.base.demand([node]), work.batch.source.demand([node])
-    total: list[Gradients] = []
-    shared: list[bool] = []
-    for step in range(steps):
-        found = scores.gradients({node: base + (step / steps) * (source - base)})
+    line, scores = lines(table, "eap-ig")[0], EdgeScores(work, table)
+    points = (scores.tables(_point(work, line.node, step / steps, "eap-ig")) for step in range(steps))
+    return scores.effects(_sum(points)) / steps
+
+
+def eap_activations(work: Work, table: EdgeTable, steps: int) -> Tensor:
+    """EAP with integrated gradients along activations: [metric, cell, prompt].
+
+    What a layer's heads together write, what its MLP writes, and what enters, go along a line of their own,
+    base + k/steps · (source − base) for k = 0, ..., steps − 1, while all that does not lie behind is the
+    base's; the gradients of `eap` are averaged along the line of an edge's own writer. With one step it is
+    `eap`.
+    """
+    scores, name = EdgeScores(work, table), "eap-ig-activations"
+
+    def points() -> Iterator[list[tuple[Tensor, bool]]]:
+        yield scores.tables(_point(work, "", 0.0, name))  # the first of every line
+        for line in lines(table, name):
+            for step in range(1, steps):
+                yield scores.tables(_point(work, line.node, step / steps, name), line.writers)
+
+    return scores.effects(_sum(points())) / steps
+
+
+def _sum(points: Iterable[list[tuple[Tensor, bool]]]) -> list[tuple[Tensor, bool]]:
+    """Tables of all metrics, added up over points."""
+    total: list[tuple[Tensor, bool]] = []
+    for found in points:
         if not total:
-            total, shared = [gradients for gradients, _ in found], [one for _, one in found]
+            total = found
         else:
-            for kept, (gradients, _) in zip(total, found, strict=True):
-                for key, gradient in gradients.items():
-                    kept[key] = kept[key] + gradient
-    return torch.stack(
-        [
-            scores.effects({key: one / steps for key, one in own_total.items()}, is_shared=is_shared)
-            for own_total, is_shared in zip(total, shared, strict=True)
-        ]
+            for (kept, _), (table, _) in zip(total, found, strict=True):
+                kept.add_(table)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A value that goes from the base's to the source's, and the writers whose parts it is the sum of."""
+
+    node: str
+    writers: range
+
+
+def lines(table: EdgeTable, method: str) -> list[Line]:
+    """The values that go along a line, what enters first. Raises EdgeError for edges of several stacks."""
+    stacks = {id(one): one for one in table.facts.values()}
+    if len(stacks) != 1:
+        raise EdgeError(f"{method!r} is of edges of one stack: attribute to those of each stack alone.")
+    (facts,) = stacks.values()
+    components = facts.components
+    entering = Line(components.writers[0].node, range(1))
+    return [entering, *(Line(term, own) for term, own in components.terms.items() if own.start)]
+
+
+def _point(work: Work, node: str, share: float, method: str) -> dict[str, Tensor]:
+    """The value of a node on the line from the base's to the source's; nothing where it is the base's."""
+    if work.has_source:
+        if not share:
+            return {}
+        run = work.batch.source
+        assert run is not None
+        (base,), (source,) = work.base.demand([node]), run.demand([node])
+        return {node: base + share * (source - base)}
+    raise SweepError(
+        f"{method!r} goes along a line from the base's values to the source's: give a run as the source, or "
+        "take method='eap'."
     )

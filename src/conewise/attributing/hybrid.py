@@ -24,6 +24,7 @@ class _Exact:
     """The cells that were computed exactly: effects of the first metric, and values of all."""
 
     approx: Approximation
+    max_memory: int | str | None = None
     effects: dict[int, float] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
@@ -33,21 +34,23 @@ class _Exact:
         if not numbers:
             return
         assert self.approx.sweep is not None
-        result: Result = self.approx.sweep.of_cells(numbers).run(progress=False)
+        result: Result = self.approx.sweep.of_cells(numbers).run(progress=False, max_memory=self.max_memory)
         self.results.append(result)
         for at, number in enumerate(numbers):
             self.effects[number] = float(result.table[0, at] - result.base[0])
             self.values[number] = result.per_prompt[:, at]
 
 
-def hybrid(approx: Approximation, top: int, sample: int, seed: int) -> Approximation:
+def hybrid(
+    approx: Approximation, top: int, sample: int, seed: int, max_memory: int | str | None = None
+) -> Approximation:
     """`approx` with exact values of `sample` random cells, and of all that may be among the `top` largest.
 
     Cells are computed in the order of their approximate effects, until the `top`-th largest exact effect
     exceeds the next approximate one by more than the sample's error reaches. By the first metric.
     """
     effects = np.asarray((approx.table[0] - approx.base[0]).tolist())
-    order, exact = largest(effects, len(effects)), _Exact(approx)
+    order, exact = largest(effects, len(effects)), _Exact(approx, max_memory)
     _, first = drawn(effects, 0, sample, seed)
     exact.compute(first)
     error = SampleError.of([exact.effects[number] - float(effects[number]) for number in first])

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from conewise.attributing.differences import CellSums, Differences, site_of
+from conewise.attributing.differences import CellSums, Differences, PatchedSites, site_of
 from conewise.attributing.work import Work
 from conewise.errors import GradientError
-from conewise.locations.selectors import Cell
 from conewise.program.tensors import Tensor
 
 
-def atp(work: Work, cells: Sequence[Cell]) -> Tensor:
+def atp(work: Work, sites: PatchedSites) -> Tensor:
     """Attribution patching: [metric, cell, prompt], (source − base) · gradient in the base.
 
     One forward pass over what lies behind the sites, one backward pass for each metric.
     """
-    differences = Differences(work.batch, cells)
+    differences = Differences(work, sites)
     sums, nodes = CellSums(differences, work.prompts), differences.nodes
     values = work.record(nodes)
     rows = []
@@ -30,7 +27,7 @@ def atp(work: Work, cells: Sequence[Cell]) -> Tensor:
     return torch.stack(rows)
 
 
-def integrated(work: Work, cells: Sequence[Cell], steps: int) -> Tensor:
+def integrated(work: Work, sites: PatchedSites, steps: int) -> Tensor:
     """Integrated gradients: [metric, cell, prompt], (source − base) · the mean gradient along a line.
 
     For each site of a layer, its whole value goes from the base's to the source's, base + k/steps · (source −
@@ -38,7 +35,7 @@ def integrated(work: Work, cells: Sequence[Cell], steps: int) -> Tensor:
     cell's part is taken there. Parts of one site (the heads of a layer) thus go together, as in the
     literature: for a patch of a part alone that is not the line of its own world. With one step it is `atp`.
     """
-    differences = Differences(work.batch, cells)
+    differences = Differences(work, sites)
     for cell in differences.cells:
         if len({site_of(place) for place in cell.places}) > 1:
             raise GradientError(
@@ -46,7 +43,7 @@ def integrated(work: Work, cells: Sequence[Cell], steps: int) -> Tensor:
                 "one site's value. Take method='atp', or cells of one site each."
             )
     sums = CellSums(differences, work.prompts)
-    effects = torch.zeros(len(work.metrics), len(cells), max(work.prompts, 1), dtype=torch.float64)
+    effects = torch.zeros(len(work.metrics), len(sites.cells), max(work.prompts, 1), dtype=torch.float64)
     numbers: dict[object, list[int]] = {}
     for number, cell in enumerate(differences.cells):
         numbers.setdefault(site_of(cell.places[0]), []).append(number)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from conewise.attributing.differences import CellSums, Differences
+from conewise.attributing.differences import CellSums, Differences, PatchedSites
 from conewise.attributing.work import Work
 from conewise.errors import GradientError, MissingSiteError
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell
 from conewise.program.tensors import Tensor, computing
+from conewise.runs.captured import Captured
 from conewise.runs.tape import Recorded
 
 THROUGH_SOFTMAX = ("q", "k", "rot_q", "rot_k", "attn_scores")
@@ -28,14 +30,14 @@ TERMS = ("attn_out", "cross_attn_out", "mlp_out")
 """What a layer adds to the stream."""
 
 
-def atp_star(work: Work, cells: Sequence[Cell]) -> Tensor:
+def atp_star(work: Work, sites: PatchedSites) -> Tensor:
     """[metric, cell, prompt]: the sign of the corrected first-order effect, the size of its dropped ones.
 
     With a gradient dropped at layer l, nothing that layer l adds to the stream passes it on. The size is the
     mean over layers of the absolute effects with the gradient dropped there; layers without which a cell has
     no way to the metric, its own above all, are left out. A model of one layer has no other to drop.
     """
-    star = _Star(work, cells)
+    star = _Star(work, StarCells(work.model, sites.cells))
     values = work.record(star.nodes, keep=star.terms)
     drop = _Drop(values, star.layers)
     rows = []
@@ -57,64 +59,90 @@ def atp_star(work: Work, cells: Sequence[Cell]) -> Tensor:
     return torch.stack(rows)
 
 
-class _Star:
-    """The cells, with what of them goes through a softmax, and the layers at which gradients are dropped."""
+@dataclass(frozen=True, slots=True)
+class Softmaxed:
+    """Places of one cell whose effect goes through one softmax, and what it makes of them: z."""
 
-    def __init__(self, work: Work, cells: Sequence[Cell]) -> None:
-        self._work, model = work, work.model
-        self._cells = tuple(cells)
-        self.layers = [
+    cell: int
+    z: Place
+    places: tuple[Place, ...]
+
+
+class StarCells:
+    """The cells by what of them goes through a softmax, and the layers at which gradients are dropped."""
+
+    def __init__(self, model: Captured, cells: Sequence[Cell]) -> None:
+        self.model, self.cells = model, tuple(cells)
+        layers = [
             tuple(layer.nodes[kind] for kind in TERMS if kind in layer.nodes)
             for layer in model.site_table.model_layers
         ]
-        self.layers = [terms for terms in self.layers if terms]
+        self.layers = [terms for terms in layers if terms]
         if not self.layers:
             raise GradientError(
                 "'atp*' drops gradients layer by layer, and no layers that add to a stream were found in "
                 "this model. Take method='atp'."
             )
         self.terms = [term for terms in self.layers for term in terms]
-        self._support: dict[tuple[str, ...], frozenset[int]] = {}
-        self._changes: list[tuple[int, Place, Tensor]] = []
-        plain = [self._through_softmax(number, cell) for number, cell in enumerate(self._cells)]
-        numbers = [number for number, cell in enumerate(plain) if cell is not None]
-        self._plain_numbers = numbers
-        self._differences = Differences(work.batch, [cell for cell in plain if cell is not None])
-        self._sums = CellSums(self._differences, work.prompts)
-        self._z = {str(place): model.locate(place) for _, place, _ in self._changes}
-        self.nodes = tuple(
-            dict.fromkeys([*self._differences.nodes, *(found.node for found in self._z.values())])
-        )
-        self.left = torch.tensor([self._layers_left(cell) for cell in self._cells])
+        self.softmaxed: list[Softmaxed] = []
+        plain = [self._through_softmax(number, cell) for number, cell in enumerate(self.cells)]
+        self.plain_numbers = [number for number, cell in enumerate(plain) if cell is not None]
+        self.plain = PatchedSites(model, [cell for cell in plain if cell is not None])
+        z_nodes = [model.locate(one.z).node for one in self.softmaxed]
+        self.nodes = tuple(dict.fromkeys([*self.plain.nodes, *z_nodes]))
 
     def _through_softmax(self, number: int, cell: Cell) -> Cell | None:
-        """Note what a cell's queries and keys change in z; the cell with its other places, if it has any."""
-        work, others = self._work, []
+        """Note a cell's queries and keys; the cell with its other places, if it has any."""
+        others = []
         by_attention: dict[tuple[str, int | None, str], list[Place]] = {}
         for place in cell.places:
-            site = work.model.locate(place).site
+            site = self.model.locate(place).site
             cross = "cross_" if site.kind.startswith("cross_") else ""
             if site.kind.removeprefix("cross_") in THROUGH_SOFTMAX:
                 by_attention.setdefault((f"{cross}z", site.layer, site.stack), []).append(place)
             else:
                 others.append(place)
         for z, places in by_attention.items():
-            self._changes.append((number, Place(*z), self._change_of_z(Place(*z), places)))
+            self._expect_result(Place(*z), places)
+            self.softmaxed.append(Softmaxed(number, Place(*z), tuple(places)))
         return Cell(tuple(others), cell.selector, cell.at) if others else None
 
-    def _change_of_z(self, z: Place, places: Sequence[Place]) -> Tensor:
-        """What z is more than in the base when these places are patched, in natural axes."""
-        work = self._work
+    def _expect_result(self, z: Place, places: Sequence[Place]) -> None:
         try:
-            before = work.base.read(z)
+            self.model.locate(z)
         except MissingSiteError as error:
             raise GradientError(
                 f"{places[0]} goes through a softmax, whose result is not known here: {error}"
             ) from error
+
+    def computed_for(self, one: Softmaxed) -> int:
+        """How many nodes are computed to know what z is where these places are patched."""
+        model = self.model
+        patched = frozenset(model.graph.numbers([model.locate(place).node for place in one.places]))
+        cone = model.graph.table.cone(patched) - patched
+        return len(cone & model.support((model.locate(one.z).node,), model.graph.names(patched)))
+
+
+class _Star:
+    """The effects of cells in one batch."""
+
+    def __init__(self, work: Work, cells: StarCells) -> None:
+        self._work, self._cells = work, cells
+        self.layers, self.terms, self.nodes = cells.layers, cells.terms, cells.nodes
+        self._support: dict[tuple[str, ...], frozenset[int]] = {}
+        self._changes = [(one.cell, one.z, self._change_of_z(one)) for one in cells.softmaxed]
+        self._sums = CellSums(Differences(work, cells.plain), work.prompts)
+        self._z = {str(one.z): work.model.locate(one.z) for one in cells.softmaxed}
+        self.left = torch.tensor([self._layers_left(cell) for cell in cells.cells])
+
+    def _change_of_z(self, one: Softmaxed) -> Tensor:
+        """What z is more than in the base when these places are patched, in natural axes."""
+        work = self._work
+        before = work.base.read(one.z)
         with work.base.fork() as world, computing():
-            for place in places:
+            for place in one.places:
                 world.patch(place, work.batch.part(place))
-            change = world.read(z) - before
+            change = world.read(one.z) - before
             work.count(world.ledger.count("recomputed"))
         return change
 
@@ -135,9 +163,9 @@ class _Star:
     def effects(self, gradients: Sequence[Tensor]) -> Tensor:
         """[cell, prompt] in float64, of gradients by `nodes`."""
         by_node = dict(zip(self.nodes, gradients, strict=True))
-        found = torch.zeros(len(self._cells), max(self._work.prompts, 1), dtype=torch.float64)
-        if self._plain_numbers:
-            found[self._plain_numbers] = self._sums.effects(by_node)
+        found = torch.zeros(len(self._cells.cells), max(self._work.prompts, 1), dtype=torch.float64)
+        if self._cells.plain_numbers:
+            found[self._cells.plain_numbers] = self._sums.effects(by_node)
         with computing():
             for number, place, change in self._changes:
                 located = self._z[str(place)]

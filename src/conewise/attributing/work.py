@@ -2,41 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from conewise.errors import GradientError
+from conewise.program.records import SIZES
 from conewise.program.tensors import Tensor
-from conewise.runs.metrics import Metric
-from conewise.runs.reader import reader
+from conewise.program.weights import Sums
+from conewise.runs.captured import Captured
+from conewise.runs.input_run import InputRun, PassRun
+from conewise.runs.interventions import as_intervention
+from conewise.runs.metrics import Metric, fetched
 from conewise.runs.run import Reading
-from conewise.runs.tape import Branch, Measured, Recorded
+from conewise.runs.tape import Branch, Measured, Narrow, Recorded, Tape
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.readout import is_product, readout
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.spec import SweepSpec
 
 
 class Work:
     """What attribution computes for one batch: passes over parts of the base's program, recorded.
 
+    Runs that were given as inputs are computed here, and of their values those of `reads` are kept. With
+    `is_one_pass`, one forward alone is recorded, which is the base's own: with the source's and a backward
+    pass that is all. Else passes read the base as it is, and all of its values are kept.
+
     `ledger` counts a node once for each pass that computes it, and once for each backward pass through it;
-    `flops` likewise, a backward pass by each input that is differentiated. `peak_bytes` is an upper estimate
-    of what one pass holds.
+    `flops` likewise, a backward pass by each input that is differentiated. `weights` are those that all is
+    computed with.
     """
 
-    def __init__(self, batch: Batch, metrics: Sequence[Metric], ledger: SweepLedger) -> None:
-        self.batch, self.metrics, self.ledger = batch, tuple(metrics), ledger
-        self.base: Reading = batch.base
+    def __init__(
+        self,
+        batch: Batch,
+        spec: SweepSpec,
+        ledger: SweepLedger,
+        reads: Collection[str],
+        weights: Sums,
+        *,
+        is_one_pass: bool,
+    ) -> None:
+        self.metrics, self.ledger, self.weights = spec.metrics, ledger, weights
         self.model = batch.base.model
-        self.tape = batch.base._tape()
-        self.read: Callable[[str], Any] = reader(batch.base)
+        self.inputs = batch.base.inputs
         self.facts = facts_of(self.model)
-        self.shape = self.facts.shape(batch.base.inputs)
-        self.prompts = self.facts.read.prompts(batch.base.inputs)
+        self.shape = self.facts.shape(self.inputs)
+        self.prompts = self.facts.read.prompts(self.inputs)
         self.targets = self.facts.targets(self.metrics)
-        self.flops = self.peak_bytes = self.forwards = self.backwards = 0
+        self.flops = self.forwards = self.backwards = 0
+        self._batch, self._reads = batch, tuple(dict.fromkeys(reads))
+        self._is_one_pass = is_one_pass
+        self._narrowest = narrowest(self.model, spec, self.shape)
+        self._narrow: Narrow | None = None
+        self._numbers: dict[str, Tensor] = {}
+        self._known: dict[str, Any] = {}
         self._behind: tuple[str, ...] = ()
+
+    # -- the runs ------------------------------------------------------------------------------
+
+    @property
+    def batch(self) -> Batch:
+        """The base and what is put into it, computed as far as they are read."""
+        self._compute_source()
+        if self._is_one_pass and _is_fresh(self._batch.base):
+            self._replace(base=self._forward(self._batch.base, "base"))
+        return self._batch
+
+    @property
+    def base(self) -> Reading:
+        """The run that is changed."""
+        return self.batch.base
+
+    @property
+    def has_source(self) -> bool:
+        """Whether what is put there are the values of another run."""
+        return self._batch.source is not None and self._batch.intervention.is_run
+
+    def read(self, name: str) -> Any:
+        """The value of a node in the base, or of a weight; each is read once."""
+        weights = self.model.program.source_values
+        if name in weights:
+            return weights[name]
+        if name not in self._known:
+            (self._known[name],) = self.base.demand([name])
+        return self._known[name]
+
+    def numbers(self, which: str) -> Tensor | None:
+        """[metric, prompt] in float64: the metrics of the base or the source; None where there is none."""
+        run = self.batch.base if which == "base" else self.batch.source
+        if run is not None and which not in self._numbers:
+            self._numbers[which] = MetricReader(self.facts, self.metrics).of_run(run)
+        return self._numbers.get(which)
+
+    def _compute_source(self) -> None:
+        source = self._batch.source
+        if source is not None and _is_fresh(source):
+            self._replace(source=self._forward(source, "source"))
+
+    def _forward(self, run: Reading, which: str) -> PassRun:
+        """A run of which nothing was computed, with the values that are read of it."""
+        tape, narrow = self._tape_of(run), self._narrowed(self._reads)
+        try:
+            values = tape.record((), self.targets, keep=self._reads, narrow=narrow)
+        except GradientError:
+            _ = run.world  # says which operation it was, and what it was given
+            raise
+        return self._noted(run, which, tape, values, narrow)
+
+    def _noted(
+        self, run: Reading, which: str, tape: Tape, values: Recorded, narrow: Narrow | None
+    ) -> PassRun:
+        """A run with the values that a pass has of it, those of which it computed all; its metrics."""
+        assert isinstance(run, InputRun)
+        own = {name: _detached(values[name]) for name in (*self._reads, *self.targets)}
+        with torch.no_grad():
+            rows = [tape.applied(metric, own, run.inputs, narrow)[0] for metric in self.metrics]
+        self._numbers[which] = torch.stack(
+            [fetched(one, row) for one, row in zip(self.metrics, rows, strict=True)]
+        )
+        if narrow is not None:
+            del own[narrow.target]
+        return PassRun(run, {**own, **run.inputs})
+
+    def _replace(self, base: Reading | None = None, source: Reading | None = None) -> None:
+        old = self._batch
+        put = old.intervention if source is None else as_intervention(source, self.model)
+        self._batch = replace(old, base=base or old.base, source=source or old.source, intervention=put)
+
+    def _tape_of(self, run: Reading) -> Tape:
+        if not _is_fresh(run) or (run is self._batch.base and not self._is_one_pass):
+            return run._tape()
+        weights, inputs, sizes = self.model.program.source_values, run.inputs, run._sizes
+
+        def read(name: str) -> Any:
+            return sizes if name == SIZES else inputs[name] if name in inputs else weights[name]
+
+        return Tape(self.model, read, sizes, is_fresh=True)
+
+    # -- passes --------------------------------------------------------------------------------
 
     def record(
         self,
@@ -47,32 +158,38 @@ class Work:
         keep: Collection[str] = (),
     ) -> Recorded:
         """A forward pass over what lies behind `nodes`: see `Tape.record`."""
+        self._compute_source()  # before anything is recorded, which takes memory
         nodes = tuple(dict.fromkeys(nodes))
-        behind = tuple(name for name in self.tape.behind(nodes, self.targets) if name not in given)
-        self._expect_apart(behind)
-        values = self.tape.record(nodes, self.targets, given=given, branches=branches, keep=keep)
+        tape = self._tape_of(self._batch.base)
+        behind = tuple(name for name in self.model.behind(nodes, self.targets) if name not in given)
+        self._expect_apart(behind)  # may compute the base
+        is_first = self._is_one_pass and not given and _is_fresh(self._batch.base)
+        also = (*keep, *self._reads) if is_first else tuple(keep)
+        self._tape = tape if is_first else self.base._tape()
+        self._narrow = self._narrowed((*nodes, *also))
+        values = self._tape.record(
+            nodes, self.targets, given=given, branches=branches, keep=also, narrow=self._narrow
+        )
+        if is_first:
+            base = self._batch.base
+            self._replace(base=self._noted(base, "base", tape, values, self._narrow))
         self._behind, self.forwards = behind, self.forwards + 1
-        costs, sizes = self.shape.costs, self.model.estimated_bytes(self.base.inputs)
-        self.flops += sum(costs.flops(name) for name in behind)
-        self.peak_bytes = max(self.peak_bytes, 2 * sum(sizes.get(name, 0) for name in behind))
+        self.flops += flops_forward(self.shape, behind)
         self._count(len(behind))
         return values
 
     def measure(self, metric: Metric, values: Recorded) -> Measured:
-        """A metric of the values of a pass."""
-        return self.tape.measure(metric, values, self.base.inputs)
+        """A metric of the values of the last pass."""
+        return self._tape.measure(metric, values, self.inputs, self._narrow)
 
     def gradients(
         self, measured: Measured, values: Sequence[Tensor], *, is_last: bool = True
     ) -> tuple[Tensor, ...]:
         """A backward pass through the last forward pass."""
         self.backwards += 1
-        behind, records = frozenset(self._behind), self.model.program.record_of
-        for name in self._behind:
-            into = sum(1 for one in records[name].inputs if one in behind)
-            self.flops += max(1, into) * self.shape.costs.flops(name)
+        self.flops += flops_backward(self.shape, self._behind)
         self._count(len(self._behind))
-        return self.tape.gradients(measured, values, is_last=is_last)
+        return self._tape.gradients(measured, values, is_last=is_last)
 
     def count(self, evaluations: int) -> None:
         """Count what was computed beside passes."""
@@ -81,6 +198,13 @@ class Work:
     def _count(self, evaluations: int) -> None:
         self.ledger.node_evaluations += evaluations
         self.ledger.launches += evaluations
+
+    def _narrowed(self, kept: Collection[str]) -> Narrow | None:
+        """How much of the metrics' output is computed, where all of it is not asked for otherwise."""
+        narrow = self._narrowest
+        if narrow is None or narrow.target in kept or self._batch.base._edits_at(narrow.target):
+            return None
+        return narrow
 
     def _expect_apart(self, nodes: tuple[str, ...]) -> None:
         """Raise GradientError where prompts read each other: their gradients cannot be told apart."""
@@ -96,3 +220,44 @@ class Work:
     def by_prompt(self, measured: Measured, effects: Tensor) -> Tensor:
         """Effects [cell, prompt] as a metric has them: what one number for all prompts has is their sum."""
         return effects.sum(-1, keepdim=True).expand_as(effects) if measured.is_shared else effects
+
+
+def narrowest(model: Captured, spec: SweepSpec, shape: ShapeFacts) -> Narrow | None:
+    """The least of the output that the metrics can do with; None where they need all of it."""
+    facts = facts_of(model)
+    asked = readout(facts, spec, shape)
+    if len(asked.targets) != 1 or any(metric.whole for metric in spec.metrics):
+        return None
+    (target,) = asked.targets
+    if not is_product(target, facts, shape) or model.program.readers.get(target):
+        return None
+    layout, rows = shape.layout, shape.records[target].inputs[0]
+    pos = layout.pos_dim.get(rows)
+    has_tail = asked.last and pos is not None and pos != layout.batch_dim.get(rows)
+    tokens = spec.tokens if asked.columns else ()
+    if not has_tail and not tokens:
+        return None
+    return Narrow(target, (lambda name, value: layout.tail(name, value, 1)) if has_tail else None, tokens)
+
+
+def flops_forward(shape: ShapeFacts, behind: Collection[str]) -> int:
+    """The FLOPs of a pass over some nodes."""
+    return sum(map(shape.costs.flops, behind))
+
+
+def flops_backward(shape: ShapeFacts, behind: Collection[str]) -> int:
+    """The FLOPs of a backward pass through some nodes: each by every input that is differentiated."""
+    inside, records = frozenset(behind), shape.records
+    return sum(
+        max(1, sum(1 for one in records[name].inputs if one in inside)) * shape.costs.flops(name)
+        for name in behind
+    )
+
+
+def _is_fresh(run: Reading) -> bool:
+    """Whether a run was given as inputs, and not computed yet."""
+    return isinstance(run, InputRun) and not run.is_computed
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value

@@ -54,6 +54,12 @@ class Walks:
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str]], Walk] = {}
         self._fixed: dict[tuple[str, int, int | None], Any] = {}
 
+    def rebase(self, read: Read) -> None:
+        """Read another run of the same shape from now on."""
+        self._read = read
+        self._constants.rebase(read)
+        self._fixed.clear()
+
     def walk(self, starts: Collection[str], targets: Collection[str], keep: Collection[str] = ()) -> Walk:
         """The walk from `starts` to `targets`; values of `keep` are kept to the end too."""
         key = tuple(starts), tuple(targets), frozenset(keep)

@@ -417,8 +417,8 @@ class MethodOptions:
         typer.Option(
             "--method",
             metavar="NAME",
-            help="Estimate effects by gradients instead of computing them: atp, atp*, ig or hybrid for "
-            "sites; eap, eap-ig or hybrid for edges.",
+            help="Estimate effects by gradients instead of computing them: atp, atp*, ig, relp or hybrid "
+            "for sites; eap, eap-ig, eap-ig-activations, relp or hybrid for edges.",
             rich_help_panel=_RUNNING,
             show_default=False,
         ),
@@ -429,7 +429,7 @@ class MethodOptions:
             "--steps",
             metavar="N",
             min=1,
-            help="Steps along the line of --method ig and eap-ig.",
+            help="Steps along the line of --method ig, eap-ig and eap-ig-activations.",
             rich_help_panel=_RUNNING,
             show_default=False,
         ),

@@ -118,7 +118,10 @@ def run_question(
     if stored is not None:
         if not stored.is_begun:
             # What cannot run leaves no folder that is taken.
-            question.plan(max_memory, evaluator, status.counter("prompts planned"))
+            if estimating.method is not None:
+                question.attribution_plan(estimating.method, estimating.steps, max_memory)
+            else:
+                question.plan(max_memory, evaluator, status.counter("prompts planned"))
         asked = question.described()
         if estimating.method is not None:
             asked |= {"method": estimating.method, "steps": estimating.steps}
@@ -129,7 +132,15 @@ def run_question(
     is_drawn = sys.stderr.isatty() and (not output.quiet if progress is None else progress)
     with _interruptible(question, stored, counting, command), status.warnings_as_notes():
         if estimating.method is not None:
-            result = question.attribute(estimating.method, estimating.steps, running.seed)
+            result = question.attribute(
+                estimating.method,
+                estimating.steps,
+                running.seed,
+                max_memory=max_memory,
+                out=None if stored is None or estimating.method == "hybrid" else stored.folder,
+                resume=stored is not None and stored.resume,
+                progress=counting,
+            )
         else:
             result = _run(question, how, stored, counting, is_drawn=is_drawn)
         finish(
@@ -148,13 +159,15 @@ def _expect_estimable(
     """Refuse what only worlds have, where effects are estimated."""
     if estimating.method is None:
         if estimating.steps is not None:
-            raise CommandError("--steps is for --method ig and eap-ig: without a method effects are exact.")
+            raise CommandError(
+                "--steps is for --method ig, eap-ig and eap-ig-activations: without a method effects are "
+                "exact."
+            )
         return
     given = {
         "--evaluator": running.evaluator is not opt.Evaluator.AUTO,
-        "--max-memory": running.max_memory is not None,
         "--verify": results.verify > 0,
-        "--resume": storing.resume,
+        "--resume": storing.resume and estimating.method == "hybrid",
     }
     for option, is_given in given.items():
         if is_given:

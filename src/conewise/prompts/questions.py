@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from conewise.attributing.attribution import estimated
+from conewise.attributing.attribution import estimated, planned
+from conewise.attributing.plan import AttributionPlan
 from conewise.checks.hooking import HookedModule
 from conewise.drawing.folding import Folded, fold
 from conewise.errors import MetricError, MissingSiteError, PromptError, SweepError
@@ -238,15 +239,46 @@ class Question:
         whole = results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
         return Answer.of(whole, self, self.story())
 
-    def attribute(self, method: str, steps: int | None = None, seed: int = 0) -> Result:
-        """What every sweep would find, estimated by gradients: see `conewise.attribution`."""
-        results = [
-            estimated(self.sweep(group), method, steps, seed=seed)
-            for group in range(len(self.prompts.groups))
-        ]
-        if len(results) == 1:
-            return replace(results[0], story=self.story())
-        return replace(_whole(results, self.prompts.groups), story=self.story())
+    def attribution_plan(
+        self, method: str, steps: int | None = None, max_memory: int | str | None = None
+    ) -> tuple[AttributionPlan, ...]:
+        """What estimating takes, for each group of prompts: see `conewise.attribution_plan`."""
+        groups = range(len(self.prompts.groups))
+        return tuple(planned(self.sweep(group), method, steps, max_memory) for group in groups)
+
+    def attribute(
+        self,
+        method: str,
+        steps: int | None = None,
+        seed: int = 0,
+        *,
+        max_memory: int | str | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        progress: Shown = None,
+    ) -> Result:
+        """What every sweep would find, estimated by gradients: see `conewise.attribution`.
+
+        With several groups, each is stored in a folder of its own in `out`.
+        """
+        results: list[Result] = []
+        total = len(self.prompts.groups) * len(self.cells)
+        with bar(progress, total, facts_of(self.model).device) as tell:
+            for group in range(len(self.prompts.groups)):
+                found = estimated(
+                    self.sweep(group),
+                    method,
+                    steps,
+                    seed=seed,
+                    max_memory=max_memory,
+                    out=None if out is None else self.folder_of(Path(out), group),
+                    resume=resume,
+                    progress=False,
+                )
+                tell(len(self.cells))
+                results.append(found)
+        whole = results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
+        return replace(whole, story=self.story())
 
     def folder_of(self, out: Path, group: int) -> Path:
         """Where a group's sweep is stored."""

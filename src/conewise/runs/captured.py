@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -29,6 +30,9 @@ from conewise.program.tensors import Tensor
 from conewise.program.weights import Weights
 from conewise.status_line import status_line
 from conewise.structure.views import View
+
+BEHIND_KEPT = 256
+"""How many answers of `Captured.behind` are kept."""
 
 
 class Captured:
@@ -92,6 +96,7 @@ class Captured:
                 InexactCaptureWarning,
                 stacklevel=4,
             )
+        self._behind: OrderedDict[tuple[tuple[str, ...], ...], tuple[str, ...]] = OrderedDict()
         self._supports: dict[tuple[str, ...], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}
 
@@ -137,6 +142,17 @@ class Captured:
         if nodes not in self._supports:
             self._supports[nodes] = frozenset(self.graph.table.support(self.graph.numbers(nodes), ()))
         return self._supports[nodes]
+
+    def behind(self, nodes: Collection[str], targets: Collection[str]) -> tuple[str, ...]:
+        """The records that depend on `nodes` and that `targets` depend on, in order."""
+        key = tuple(sorted(set(nodes))), tuple(sorted(set(targets)))
+        if key not in self._behind:
+            cone = self.graph.table.cone(self.graph.numbers(key[0]))
+            needed = cone & self.support(key[1])
+            self._behind[key] = self.graph.names(self.graph.table.sorted(needed))
+            while len(self._behind) > BEHIND_KEPT:
+                self._behind.popitem(last=False)
+        return self._behind[key]
 
     def identity_parts(self) -> tuple[object, ...]:
         """All that is computed: the operations, and the bits of the weights."""

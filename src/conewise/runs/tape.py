@@ -13,7 +13,6 @@ import torch
 from conewise.errors import ConewiseError, GradientError, MetricError
 from conewise.locations.located import Located
 from conewise.program.records import SIZES, Program, Record
-from conewise.program.rules import compile_rule
 from conewise.program.streaming import assembled, described_fields, field_names, output_names
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, applied, applied_whole
@@ -50,6 +49,35 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Narrow:
+    """How much of an output is computed: a product with a weight, of which metrics read a part alone.
+
+    `tail` takes the last position of what `target` reads, where that is enough; `tokens` are the columns that
+    are computed, where metrics read no others.
+    """
+
+    target: str
+    tail: Callable[[str, Tensor], Tensor] | None
+    tokens: tuple[int, ...] = ()
+
+    def inputs(self, record: Record, inputs: Sequence[Any]) -> list[Any]:
+        """What the product reads: its rows, and the rows of its weight."""
+        rows, *weights = inputs
+        if self.tail is not None:
+            rows = self.tail(record.inputs[0], rows)
+        if self.tokens:
+            index = torch.tensor(self.tokens, device=weights[0].device)
+            weights = [weight.index_select(0, index) for weight in weights]
+        return [rows, *weights]
+
+    def metric(self, metric: Metric) -> Metric:
+        """The same metric, of the columns that there are."""
+        if not self.tokens or metric.among is None:
+            return metric
+        return metric.among({token: at for at, token in enumerate(self.tokens)})
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A metric of recorded values, `numbers` [prompt]; `is_shared`: one number stands for all prompts."""
 
@@ -68,6 +96,9 @@ class Tape:
 
     `read` gives the values of the run, `sizes` are its sizes, `standing(node)` the patches that stand in it.
     Weights are constants: nothing is recorded for their sake, and the module's parameters get no gradients.
+
+    `is_fresh`: the run is not computed yet, and `read` knows its inputs, its sizes and the weights alone.
+    Then all that is needed is computed, once, and recorded from the nodes on.
     """
 
     def __init__(
@@ -76,22 +107,18 @@ class Tape:
         read: Read,
         sizes: tuple[int, ...],
         standing: Callable[[str], Sequence[Applied]] = lambda _: (),
+        *,
+        is_fresh: bool = False,
     ) -> None:
-        self.model, self.sizes = model, sizes
+        self.model, self.sizes, self.is_fresh = model, sizes, is_fresh
         self._read, self._standing = read, standing
         self._program: Program = model.program
+        self._rules, self._number = model.graph.table.rules, model.graph.number
         self._outputs = Outputs(model.program)
 
     def value(self, node: str) -> Any:
         """The value of a node in the run."""
         return self._read(node)
-
-    def behind(self, nodes: Collection[str], targets: Collection[str]) -> tuple[str, ...]:
-        """The records that are computed again: what `targets` need of the cone of `nodes`, in order."""
-        graph = self.model.graph
-        cone = graph.table.cone(graph.numbers(nodes))
-        needed = cone & self.model.support(tuple(sorted(set(targets))))
-        return tuple(graph.names(graph.table.sorted(needed)))
 
     def record(
         self,
@@ -101,15 +128,18 @@ class Tape:
         given: Mapping[str, Tensor] = MappingProxyType({}),
         branches: Sequence[Branch] = (),
         keep: Collection[str] = (),
+        narrow: Narrow | None = None,
     ) -> Recorded:
         """The values of `nodes`, `targets` and `keep`, and of the names of `branches`.
 
         `given` are other values than the run's for some of `nodes`; these are constants then, whatever lies
-        in front of them. Raises GradientError where a node's value has no gradient.
+        in front of them. Of the target of `narrow` a part alone is computed. Raises GradientError where a
+        node's value has no gradient.
         """
         wanted = {*nodes, *targets, *keep}
-        behind = self.behind(nodes, {*targets, *keep, *nodes})
+        behind = self.model.behind(nodes, wanted)
         again = frozenset(behind) - given.keys()
+        order = self._order(wanted, given) if self.is_fresh else behind
         reads: dict[tuple[str, str], str] = {
             (record, branch.value): branch.name for branch in branches for record in branch.records
         }
@@ -117,29 +147,41 @@ class Tape:
         for branch in branches:
             by_value.setdefault(branch.value, []).append(branch.name)
         values: Recorded = {}
+        begins = {name for name in nodes if name not in again}
 
         def note(name: str, value: Any) -> None:
             values[name] = value
             for other in by_value.get(name, ()):
                 values[other] = value.view_as(value)
 
-        last = self._last_reads(behind, wanted)
+        last = self._last_reads(order, wanted)
+        computed = frozenset(order)
         with torch.enable_grad():
             for name in (*nodes, *given):
-                if name not in again and name not in values:
-                    note(name, self._leaf(name, given.get(name)))
-            for name in behind:
-                if name in again:
+                if name not in again and name not in values and (name in given or name not in computed):
+                    note(name, self._leaf(name, given[name] if name in given else self._read(name)))
+            for name in order:
+                if name not in values:
                     record = self._program.record_of[name]
                     inputs = [self._input(values, reads.get((name, i), i)) for i in record.inputs]
-                    note(name, self._computed(record, inputs))
-                    del inputs
+                    if narrow is not None and name == narrow.target:
+                        inputs = narrow.inputs(record, inputs)
+                    value = self._computed(record, inputs)
+                    note(name, self._leaf(name, value) if name in begins else value)
+                    del inputs, value
                 for done in last.get(name, ()):
                     values.pop(done, None)
         for name in (*targets, *keep):
             if name not in values:
                 values[name] = self._input(values, name)
         return values
+
+    def _order(self, wanted: Collection[str], given: Collection[str]) -> tuple[str, ...]:
+        """All records that are computed for some values of a run of which nothing is known, in order."""
+        graph = self.model.graph
+        needed = self.model.support(tuple(sorted(wanted)), tuple(given))
+        order = graph.table.sorted(node for node in needed if graph.table.rules[node] is not None)
+        return tuple(name for name in graph.names(order) if name not in given)
 
     def _last_reads(self, behind: Sequence[str], wanted: Collection[str]) -> dict[str, list[str]]:
         """Values that nothing reads any more, by the record that read them last."""
@@ -151,8 +193,7 @@ class Tape:
                 done.setdefault(reader, []).append(name)
         return done
 
-    def _leaf(self, name: str, given: Tensor | None) -> Tensor:
-        value = self._read(name) if given is None else given
+    def _leaf(self, name: str, value: Any) -> Tensor:
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
             held = str(value.dtype) if isinstance(value, Tensor) else "several tensors"
             raise GradientError(
@@ -170,7 +211,8 @@ class Tape:
         return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
     def _computed(self, record: Record, inputs: Sequence[Any]) -> Any:
-        rule = compile_rule(record)
+        rule = self._rules[self._number(record.name)]
+        assert rule is not None
         try:
             value = rule(*inputs)
         except (RuntimeError, NotImplementedError) as error:
@@ -210,24 +252,34 @@ class Tape:
             )
         return named
 
-    def measure(self, metric: Metric, values: Recorded, inputs: Mapping[str, Tensor]) -> Measured:
-        """A metric of recorded values. Raises GradientError where it is no function that torch records."""
-        prompts, targets = self._outputs.prompts(inputs), self.targets(metric)
-        is_shared = False
+    def measure(
+        self, metric: Metric, values: Recorded, inputs: Mapping[str, Tensor], narrow: Narrow | None = None
+    ) -> Measured:
+        """A metric of recorded values. Raises GradientError where it is no function that torch records.
+
+        `narrow` is how much of its output was computed.
+        """
         with torch.enable_grad(), _naming(metric):
-            if metric.whole:
-                found = metric.compute(assembled(self._program, values, self.sizes))
-                is_shared = not isinstance(found, Tensor) or found.ndim == 0
-                numbers = applied_whole(replace(metric, compute=lambda _: found), None, prompts)[0]
-            else:
-                stack = self._outputs.arranged(targets[0], values[targets[0]], 1, prompts)
-                numbers = applied(metric, stack)[0]
+            numbers, is_shared = self.applied(metric, values, inputs, narrow)
+        targets = self.targets(metric)
         if not numbers.requires_grad and any(_is_recorded(values[name]) for name in targets):
             raise GradientError(
                 f"the metric {metric.name!r} has no gradient: it leaves torch, or is constant around the "
                 "outputs (a rank, a comparison). Compute it by differentiable functions of the outputs."
             )
         return Measured(metric, numbers, is_shared)
+
+    def applied(
+        self, metric: Metric, values: Recorded, inputs: Mapping[str, Tensor], narrow: Narrow | None = None
+    ) -> tuple[Tensor, bool]:
+        """A metric of values, [prompt], and whether it is one number for all prompts."""
+        prompts, targets = self._outputs.prompts(inputs), self.targets(metric)
+        if metric.whole:
+            found = metric.compute(assembled(self._program, values, self.sizes))
+            is_shared = not isinstance(found, Tensor) or found.ndim == 0
+            return applied_whole(replace(metric, compute=lambda _: found), None, prompts)[0], is_shared
+        stack = self._outputs.arranged(targets[0], values[targets[0]], 1, prompts)
+        return applied(metric if narrow is None else narrow.metric(metric), stack)[0], False
 
     def gradients(
         self, measured: Measured, values: Sequence[Tensor], *, is_last: bool = True

@@ -85,11 +85,14 @@ class Batches:
         run = source if isinstance(source, Reading) else None
         if run is not None:
             _expect_alike(base.inputs, run.inputs)
-        metrics = self._metrics_of.get(number, self._metrics)
-        batch = Batch(base, run, as_intervention(source, self.model), self.own, metrics)
+        batch = Batch(base, run, as_intervention(source, self.model), self.own, self.metrics(number))
         if number == 0:
             self._first = batch
         return batch
+
+    def metrics(self, number: int) -> tuple[Metric, ...]:
+        """What is read of one batch: of metrics with answers for the prompts of all batches, its own."""
+        return self._metrics_of.get(number, self._metrics)
 
     def forget(self) -> None:
         """Forget the first batch, so that no two are held at a time."""

@@ -95,7 +95,7 @@ class Running:
             with during("baselines", which):  # some make their runs when asked
                 batch = self.batches[number]
             ledger, resumed = self._ledger, self._ledger.resumed
-            with self._trusting(batch):
+            with trusting(batch, self._weights, self.phases):
                 with during("planning", f"{len(self.spec.cells):,} worlds"), uncollected():
                     cut = record.cut(number, options.evaluator)
                     plan = self._plan_for(number, batch, options, cut)
@@ -218,27 +218,6 @@ class Running:
             )
         return given
 
-    @contextmanager
-    def _trusting(self, batch: Batch) -> Iterator[None]:
-        """Check that all runs of a batch were made with these weights; meanwhile, do not look for writes."""
-        weights, put = self._weights, (batch.intervention, *batch.own)
-        read = [run for one in put for run in one.runs]
-        readings = [run for run in dict.fromkeys((batch.base, batch.source, *read)) if run is not None]
-        with ExitStack() as trusting:
-            with self.phases.during("weights"):
-                for reading in readings:
-                    reading.check(weights)
-                    trusting.enter_context(reading.trusted())
-            begin = [one.begin for one in put if one.begin is not None]
-            for begun in begin:
-                begun(weights.whole)
-            try:
-                yield
-            except BaseException:
-                for begun in begin:
-                    begun(Sums(()))  # of what weights it found something out is not known
-                raise
-
     def _expect_unchanged(self) -> None:
         """Raise WeightsChangedError where a weight was written to since the run began."""
         weights = self.model.weights
@@ -250,6 +229,28 @@ class Running:
                 f"the weights of {self.model.name} were written to while the sweep ran: {changed}. Its cells "
                 "are of no one model, and there is no result. Leave the weights alone until it has ended."
             )
+
+
+@contextmanager
+def trusting(batch: Batch, weights: Contents, phases: Phases) -> Iterator[None]:
+    """Check that all runs of a batch were made with these weights; meanwhile, do not look for writes."""
+    put = (batch.intervention, *batch.own)
+    read = [run for one in put for run in one.runs]
+    readings = [run for run in dict.fromkeys((batch.base, batch.source, *read)) if run is not None]
+    with ExitStack() as trusting:
+        with phases.during("weights"):
+            for reading in readings:
+                reading.check(weights)
+                trusting.enter_context(reading.trusted())
+        begin = [one.begin for one in put if one.begin is not None]
+        for begun in begin:
+            begun(weights.whole)
+        try:
+            yield
+        except BaseException:
+            for begun in begin:
+                begun(Sums(()))  # of what weights it found something out is not known
+            raise
 
 
 def executor_for(model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch) -> Executor:

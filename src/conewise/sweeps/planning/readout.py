@@ -26,7 +26,7 @@ def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
     """What the metrics of a spec read of runs of one shape."""
     targets = facts.targets(spec.metrics)
     columns: tuple[tuple[str, int], ...] = ()
-    if len(targets) == 1 and spec.reads_few_tokens and _is_product(targets[0], facts, shape):
+    if len(targets) == 1 and spec.reads_few_tokens and is_product(targets[0], facts, shape):
         columns = ((targets[0], len(spec.tokens)),)
     taken = tuple(
         (facts.target(metric), metric.last, metric.copies)
@@ -37,7 +37,7 @@ def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
     return ReadOut(targets, last, columns, taken)
 
 
-def _is_product(target: str, facts: ModelFacts, shape: ShapeFacts) -> bool:
+def is_product(target: str, facts: ModelFacts, shape: ShapeFacts) -> bool:
     """Whether an output is a product with a weight, of which a few columns can be computed alone."""
     record = shape.records.get(target)
     return (

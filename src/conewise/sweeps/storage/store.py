@@ -447,7 +447,7 @@ class Store:
         except (ValueError, OverflowError) as error:
             raise self._damaged(f"the plan of batch {batch} cannot be read ({error})") from None
         is_cut = min(plan.chunks, default=0) > 0 and sum(plan.chunks) == self._worlds
-        if plan.evaluator not in {"serial", "wavefront"} or not is_cut:
+        if plan.evaluator not in {"serial", "wavefront", "gradients"} or not is_cut:
             raise self._damaged(f"the plan of batch {batch} is not one of {self._worlds} worlds")
         return plan
 
