@@ -27,7 +27,7 @@ from conewise.cli.circuit_folder import FoundCircuit, read_circuit
 from conewise.cli.loading import ModelName
 from conewise.cli.output import Status
 from conewise.cli.results import show_cost
-from conewise.cli.run_folder import FOLDED, read_run, write_run
+from conewise.cli.run_folder import FOLDED, INSIDE, read_inside, read_run, write_run
 from conewise.cli.stored import QUESTION, read_question
 from conewise.errors import LoadError
 from conewise.models import tiny
@@ -189,7 +189,8 @@ def kept(captured: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
     sites = cw.sites("z", layer=":", head=[0, 1]) + cw.sites("mlp_out", layer=":")
     question = Question(captured, tokenize(PAIRS, tokenizer), sites)
     result = question.run(verify=2)
-    return write_run(folder / "run", result, question.story("tiny", "conewise sweep", 1), question.folded())
+    story = question.story("tiny", "conewise sweep", 1)
+    return write_run(folder / "run", result, story, question.folded(), question.inside(result, story))
 
 
 def look_at(folder: Path) -> None:
@@ -198,10 +199,10 @@ def look_at(folder: Path) -> None:
     for _ in (str(result), result._repr_html_(), result.to_dataframe(), result.effect, result.strongest()):
         pass
     show_cost(Console(file=io.StringIO()), result, story)
-    sweep_page(result, story, folded)
+    sweep_page(result, story, folded, read_inside(folder))
 
 
-@pytest.mark.parametrize(("file", "cases"), [(MANIFEST, 100), (STORY, 60), (FOLDED, 60)])
+@pytest.mark.parametrize(("file", "cases"), [(MANIFEST, 100), (STORY, 60), (FOLDED, 60), (INSIDE, 60)])
 def test_results_and_stories(file: str, cases: int, kept: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(kept, tmp_path / "run")
     path = folder / file

@@ -2,20 +2,24 @@ from pathlib import Path
 
 import pytest
 
-from conewise.cli.run_folder import FOLDED, read_run, write_run
+from conewise.cli.run_folder import FOLDED, INSIDE, read_inside, read_run, write_run
 from conewise.errors import SweepError
+from conewise.report.inside import inside_of
 from conewise.report.story import STORY
 from tests.report.swept import swept
 
 
 def test_a_run_comes_back_with_its_story_and_its_cones(tmp_path: Path) -> None:
     result, story, folded = swept()
-    assert write_run(tmp_path / "run", result, story, folded) == tmp_path / "run"
+    assert result.sweep is not None
+    inside = inside_of(result.sweep.batch(0).base, result, story)
+    assert write_run(tmp_path / "run", result, story, folded, inside) == tmp_path / "run"
     again, told, cones = read_run(tmp_path / "run")
     assert again.equals(result)
     assert again.verification == result.verification
     assert told == story
     assert cones == folded
+    assert read_inside(tmp_path / "run") == inside is not None
 
 
 def test_a_run_may_have_a_result_alone(tmp_path: Path) -> None:
@@ -25,6 +29,7 @@ def test_a_run_may_have_a_result_alone(tmp_path: Path) -> None:
     assert again.equals(result)
     assert story is None
     assert folded is None
+    assert read_inside(tmp_path) is None
 
 
 def test_a_run_is_not_written_over_another(tmp_path: Path) -> None:
@@ -43,6 +48,12 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{", encoding="utf-8")
     with pytest.raises(SweepError, match=rf"is damaged: {name} cannot be understood"):
         read_run(tmp_path)
+
+
+def test_a_damaged_inside_is_named(tmp_path: Path) -> None:
+    (tmp_path / INSIDE).write_text('{"tokens": [["a"]], "numbers": []}', encoding="utf-8")
+    with pytest.raises(SweepError, match=r"is damaged: inside\.json cannot be understood .*0 numbers"):
+        read_inside(tmp_path)
 
 
 def test_a_folder_without_a_result_is_no_run(tmp_path: Path) -> None:

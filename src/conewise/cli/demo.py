@@ -187,6 +187,7 @@ def write(found: Demo, out: Path, status: Status) -> tuple[Path, Path]:
         # Without its manifest the old run is none, and is replaced. The story stays there all the time: it
         # says that this is a demo's folder.
         (folder / MANIFEST).unlink(missing_ok=True)
-        write_run(folder, found.result, found.story, found.folded, unfinished=True)
-        write_page(page, found.result, found.story, found.folded)
+        inside = found.question.inside(found.result, found.story)
+        write_run(folder, found.result, found.story, found.folded, inside, unfinished=True)
+        write_page(page, found.result, found.story, found.folded, inside)
     return page, folder

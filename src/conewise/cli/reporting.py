@@ -69,7 +69,7 @@ def report(
             return
         stdout().print(f"wrote {path}: {found.circuit!r}", markup=False)
         return
-    from conewise.cli.run_folder import read_run
+    from conewise.cli.run_folder import read_inside, read_run
     from conewise.report.page import write_page
     from conewise.sweeps.storage.archive import is_result
 
@@ -80,7 +80,7 @@ def report(
             f"  {shell_command([*question.command, '--resume'])}"
         )
     result, story, folded = read_run(run_dir)
-    write_page(path, result, story, folded)
+    write_page(path, result, story, folded, read_inside(run_dir))
     if json:
         print_json(
             "report",

@@ -1,4 +1,4 @@
-"""The folder of a run: the result, its story and its folded graph, so that a page can be made of it later."""
+"""The folder of a run: its result, story, folded graph and inside, of which a page can be made later."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from conewise.sweeps.storage.archive import MANIFEST, VALUES, save
 
 if TYPE_CHECKING:
     from conewise.drawing.folding import Folded
+    from conewise.report.inside import Inside
 
-FOLDED = "folded.json"
-FILES = [STORY, FOLDED, VALUES, MANIFEST]
+FOLDED, INSIDE = "folded.json", "inside.json"
+FILES = [STORY, FOLDED, INSIDE, VALUES, MANIFEST]
 """The files of a run, in the order in which they are written."""
 
 
@@ -25,6 +26,7 @@ def write_run(
     result: Result,
     story: Story | None = None,
     folded: Folded | None = None,
+    inside: Inside | None = None,
     *,
     unfinished: bool = False,
 ) -> Path:
@@ -43,7 +45,7 @@ def write_run(
                 f"{folder} holds {taken[0]} already; it was left as it is. Write to another folder, or "
                 "delete the old run first."
             )
-        for name, part in ((STORY, story), (FOLDED, folded)):
+        for name, part in ((STORY, story), (FOLDED, folded), (INSIDE, inside)):
             if part is not None:
                 write_whole(folder / name, f"{part.to_json()}\n".encode())
     except OSError as error:
@@ -59,6 +61,19 @@ def read_run(folder: str | Path) -> tuple[Result, Story | None, Folded | None]:
     folder = Path(folder)
     result = load_result(folder)
     return result, result.story, _folded(folder / FOLDED)
+
+
+def read_inside(folder: str | Path) -> Inside | None:
+    """The inside of the base run in a folder, where it was kept. Raises SweepError when it is damaged."""
+    path = Path(folder) / INSIDE
+    if not path.exists():
+        return None
+    from conewise.report.inside import Inside
+
+    try:
+        return Inside.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SweepError) as error:
+        raise damaged(path, error) from None
 
 
 def _folded(path: Path) -> Folded | None:

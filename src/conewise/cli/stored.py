@@ -15,6 +15,7 @@ from conewise.reading import is_there, read_json
 
 if TYPE_CHECKING:
     from conewise.drawing.folding import Folded
+    from conewise.report.inside import Inside
     from conewise.report.story import Story
     from conewise.sweeps.result import Result
 
@@ -89,7 +90,9 @@ class StoredRun:
                 f"  {shell_command([*self._known.command, '--resume'])}"
             )
 
-    def finish(self, result: Result, story: Story, folded: Folded | None) -> None:
+    def finish(
+        self, result: Result, story: Story, folded: Folded | None, inside: Inside | None = None
+    ) -> None:
         """Keep the result; one that is there already must be the same."""
         from conewise.cli.run_folder import write_run
         from conewise.sweeps.saved import load_result
@@ -97,7 +100,7 @@ class StoredRun:
 
         if not is_result(self.folder):
             # What is there of it was left by a process that died while it wrote.
-            write_run(self.folder, result, story, folded, unfinished=True)
+            write_run(self.folder, result, story, folded, inside, unfinished=True)
         elif not load_result(self.folder).equals(result):
             raise SweepError(
                 f"the result in {self.folder} has other numbers than its store gives now. It was left as it "

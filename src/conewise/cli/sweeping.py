@@ -277,16 +277,16 @@ def finish(
 ) -> None:
     """Keep, draw and print a result; fail when its check failed."""
     story = question.story(loaded.name, command, FORWARDS)
-    folded = None
+    folded = inside = None
     if stored is not None or report is not None:
-        folded = question.folded()
+        folded, inside = question.folded(), question.inside(result, story)
     if stored is not None:
-        stored.finish(result, story, folded)
+        stored.finish(result, story, folded, inside)
         status(f"kept the run in {stored.folder}")
     if report is not None:
         from conewise.report.page import write_page
 
-        write_page(report, result, story, folded)
+        write_page(report, result, story, folded, inside)
         status(f"wrote {report}")
     files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
     if as_json:

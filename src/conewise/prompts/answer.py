@@ -11,7 +11,9 @@ from conewise.checks.cell_check import CellCheck
 from conewise.checks.recheck import recheck
 from conewise.drawing.folding import Folded
 from conewise.errors import SweepError, WeightsChangedError
+from conewise.report.inside import Inside
 from conewise.report.story import Story
+from conewise.report.swept import Swept
 from conewise.runs.captured import Captured
 from conewise.sweeps.result import Result
 from conewise.sweeps.statistics import statistics_of
@@ -37,6 +39,9 @@ class Asked(Protocol):
 
     def folded(self) -> Folded:
         """The model folded by layer, with the cone of every cell."""
+
+    def inside(self, result: Swept, story: Story | None = None) -> Inside | None:
+        """Where the strongest heads look, and the lens, on the first prompts of the base."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,8 +100,11 @@ class Answer(Result):
         from conewise.report.page import expect_page, write_page  # noqa: PLC0415  # needs plotly
 
         expect_page(path)
-        folded = None if self.question is None else self.question.folded()
-        return write_page(path, self, self.story if story is None else story, folded)
+        story = self.story if story is None else story
+        if self.question is None:
+            return write_page(path, self, story)
+        inside = self.question.inside(self, story)
+        return write_page(path, self, story, self.question.folded(), inside)
 
     def circuit(
         self,

@@ -23,7 +23,9 @@ from conewise.locations.selectors import Cell, SelectorLike
 from conewise.program.tensors import Tensor
 from conewise.prompts.answer import Answer, whole_check
 from conewise.prompts.tokenized import METRICS, Progress, TokenizedPrompts
+from conewise.report.inside import Inside, inside_of
 from conewise.report.story import PATCHES, Story
+from conewise.report.swept import Swept
 from conewise.runs.baseline import baseline, bound
 from conewise.runs.captured import Captured
 from conewise.runs.corruption import find_embedding
@@ -319,6 +321,11 @@ class Question:
         """The model folded by layer, with the cone of every cell, for drawings."""
         base, is_function = self._first.batch(0).base, self.patch == "noise"
         return fold(self.model, self.cells, targets=self._first.targets(), base=base, whole=not is_function)
+
+    def inside(self, result: Swept, story: Story | None = None) -> Inside | None:
+        """Where the strongest heads look, and the lens, on the first prompts of the base, for pages."""
+        base = self._first.batch(0).base
+        return inside_of(base, result, story, self.prompts.tokenizer, self.numbers[0])
 
     def described(self) -> dict[str, Any]:
         """All of it as plain values: equal questions have equal ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,22 +59,50 @@ class LensTable:
     rows: tuple[str, ...]
     cells: tuple[tuple[tuple[Likely, ...], ...], ...]
 
+    def check(self) -> None:
+        """Raise SweepError where it is no table of probabilities."""
+        if len(self.rows) != len(self.cells):
+            raise SweepError(f"a lens of {len(self.cells)} rows with {len(self.rows)} names.")
+        for row in self.cells:
+            for cell in row:
+                if not cell or not all(0 <= one.prob <= 1 for one in cell):
+                    raise SweepError("a cell of the lens has no token, or one without a probability.")
+
 
 @dataclass(frozen=True, slots=True)
 class Inside:
     """What the base run looks like inside, as plain data: JSON both ways.
 
     `tokens` are those of each prompt that is shown, the last ones of a long prompt; `skipped` says how many
-    positions stand before them. `why_no_patterns` and `why_no_lens` say what is in the way, where there are
-    none.
+    positions stand before them, `numbers` which prompts of the result they are, from 0. `why_no_patterns` and
+    `why_no_lens` say what is in the way, where there are none.
     """
 
     tokens: tuple[tuple[str, ...], ...]
     skipped: int = 0
+    numbers: tuple[int, ...] = (0, 1)
     patterns: tuple[Pattern, ...] = ()
     lenses: tuple[LensTable, ...] = ()
     why_no_patterns: str = ""
     why_no_lens: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.numbers) != len(self.tokens):
+            raise SweepError(
+                f"{len(self.numbers)} numbers of prompts for {len(self.tokens)} prompts' tokens."
+            )
+        shown: list[Pattern | LensTable] = [*self.patterns, *self.lenses]
+        for one in shown:
+            if not 0 <= one.prompt < len(self.tokens):
+                raise SweepError(f"something of prompt {one.prompt}, and there are {len(self.tokens)}.")
+            wide = len(self.tokens[one.prompt])
+            rows = one.weights if isinstance(one, Pattern) else one.cells
+            if any(len(row) != wide for row in rows):
+                raise SweepError(f"a row of another length than the {wide} tokens of its prompt.")
+            if isinstance(one, Pattern) and len(rows) != wide:
+                raise SweepError(f"a pattern of {len(rows)} rows, for {wide} tokens.")
+            if isinstance(one, LensTable):
+                one.check()
 
     def to_json(self) -> str:
         """All of it as JSON."""
@@ -90,13 +119,18 @@ class Inside:
 
 
 def inside_of(
-    run: Reading, result: Swept, story: Story | None = None, tokenizer: Any = None
+    run: Reading,
+    result: Swept,
+    story: Story | None = None,
+    tokenizer: Any = None,
+    numbers: Sequence[int] | None = None,
 ) -> Inside | None:
     """The strongest heads' attention, and the lens, on the first prompts of a base run.
 
     `result` says which heads are the strongest: those of its cells that are one head each, by the first
-    metric. Tokens are written by the tokenizer, or as the story has them. What the model does not show is
-    left out, and said why. None where there is nothing to show.
+    metric. `numbers` says which prompts of the result are those of the run. Tokens are written by the
+    tokenizer, or as the story has them. What the model does not show is left out, and said why. None where
+    there is nothing to show.
     """
     run, heads = _first_prompts(run), strongest_heads(result)
     patterns, why_no_patterns, labels = _patterns(run, heads, tokenizer)
@@ -104,9 +138,10 @@ def inside_of(
     labels = labels or read
     if not patterns and not lenses:
         return None
-    tokens = tuple(_told(row, prompt, story)[-POSITIONS:] for prompt, row in enumerate(labels[:PROMPTS]))
+    shown = tuple(range(len(labels)) if numbers is None else numbers)[: min(PROMPTS, len(labels))]
+    tokens = tuple(_told(row, at, story)[-POSITIONS:] for at, row in zip(shown, labels, strict=False))
     skipped = max(len(labels[0]) - POSITIONS, 0)
-    return Inside(tokens, skipped, patterns, lenses, why_no_patterns, why_no_lens)
+    return Inside(tokens, skipped, shown, patterns, lenses, why_no_patterns, why_no_lens)
 
 
 def _first_prompts(run: Reading) -> Reading:

@@ -125,6 +125,7 @@ def inside_tables(inside: Inside) -> dict[str, Any]:
     tables = [
         {
             "prompt": table.prompt,
+            "number": inside.numbers[table.prompt] + 1,
             "tokens": inside.tokens[table.prompt],
             "rows": [
                 ("input" if name == "input" else f"after {name}", [_likely(cell) for cell in row])
@@ -134,7 +135,8 @@ def inside_tables(inside: Inside) -> dict[str, Any]:
         for table in inside.lenses
     ]
     prompts = sorted({one.prompt for one in inside.patterns} | {one.prompt for one in inside.lenses})
-    return {"tables": tables, "prompts": prompts, "data": inside}
+    numbered = [(prompt, inside.numbers[prompt] + 1) for prompt in prompts]
+    return {"tables": tables, "prompts": numbered, "data": inside}
 
 
 def _likely(cell: Sequence[Likely]) -> dict[str, Any]:

@@ -264,7 +264,7 @@ class Result(ResultData):
 
         It is the page that `conewise report` makes. Where the sweep is at hand, the cone of every site is
         drawn in it, and so are where the strongest heads look and the lens on the first prompts. `story` says
-        what was asked: the prompts, their tokens, the metric in words; a result of a question has one already.
+        what was asked: the prompts, their tokens, the metric in words; that of a question has one already.
         Raises SweepError, and leaves what is there, where the file cannot be written or is no regular file.
         """
         from conewise.drawing.folding import fold  # noqa: PLC0415  # for pages alone
