@@ -40,6 +40,7 @@ def test_the_public_names_are_these() -> None:
         "chain",
         "compare",
         "cross_entropy",
+        "dictionary",
         "gradients",
         "intervention",
         "kl_to",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from conewise.runs.interventions import add, intervention, masked, mean, noise, resample
     from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.runs.run import Run
+    from conewise.splicing.dictionary import dictionary
     from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
     from conewise.sweeps.sweep import Sweep
@@ -71,6 +72,7 @@ __all__ = [
     "chain",
     "compare",
     "cross_entropy",
+    "dictionary",
     "gradients",
     "intervention",
     "kl_to",
@@ -120,6 +122,7 @@ _HOMES = {
     "chain": "conewise.graph.building_blocks",
     "compare": "conewise.attributing.comparison",
     "cross_entropy": "conewise.runs.metrics",
+    "dictionary": "conewise.splicing.dictionary",
     "gradients": "conewise.graph.gradients",
     "intervention": "conewise.runs.interventions",
     "kl_to": "conewise.runs.metrics",

@@ -26,6 +26,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.run import Reading, Run
 from conewise.runs.text_inputs import is_text, tokens_of
 from conewise.splicing.active import active
+from conewise.splicing.dictionary import Dictionary
 from conewise.splicing.splice import halves, splicing
 from conewise.status_line import status_line
 from conewise.structure.components import Components
@@ -148,13 +149,15 @@ class Model(Captured):
         latents [..., latent] of the value [..., d] at the place, `decode` makes a value of them. What the
         dictionary misses of the value, its error term, is added, so that the outputs are those of this model,
         bit for bit, which is checked on the example. A transcoder reads the value at `reads`, and writes at
-        its place.
+        its place. `cw.dictionary(folder)` reads one from files.
 
         The new model has the sites `sae.latents` (with the axis `latent`), `sae.reconstruction`, `sae.error`,
         `sae.output` and `sae.input`, and all those of this one: what was the value at the place is the
         output of the dictionary. This model, and its module, stay as they are.
         """
         encode, decode = halves(dictionary, encode, decode)
+        if reads is None and isinstance(dictionary, Dictionary) and dictionary.reads:
+            reads = dictionary.reads
         with within_memory("splicing a dictionary into this model"), status_line(f"splicing {name}") as doing:
             doing("exporting")
             made = splicing(self, place, encode, decode, reads, name)

@@ -1,0 +1,175 @@
+"""Dictionaries read from files in the layout of SAE Lens, against the formulas of their architectures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import conewise as cw
+from conewise.errors import DictionaryError
+from tests.sweeps import small
+
+D, LATENTS = 16, 24
+
+
+def drawn() -> dict[str, Tensor]:
+    """Weights of all architectures, by the names in the file."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "W_enc": (D, LATENTS), "W_dec": (LATENTS, D), "b_dec": (D,), "W_skip": (D, D),
+        **dict.fromkeys(("b_enc", "b_gate", "b_mag", "r_mag", "threshold"), (LATENTS,)),
+    }  # fmt: skip
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+PLAIN = ("W_enc", "b_enc", "W_dec", "b_dec")
+NAMES = {
+    "standard": PLAIN,
+    "topk": PLAIN,
+    "jumprelu": (*PLAIN, "threshold"),
+    "gated": ("W_enc", "b_gate", "b_mag", "r_mag", "W_dec", "b_dec"),
+    "transcoder": PLAIN,
+    "skip_transcoder": (*PLAIN, "W_skip"),
+    "jumprelu_transcoder": (*PLAIN, "threshold"),
+}
+
+
+def written(folder: Path, architecture: str = "standard", leave_out: str = "", **settings: Any) -> Path:
+    weights = drawn()
+    held = {name: weights[name] for name in NAMES.get(architecture, PLAIN) if name != leave_out}
+    save_file(held, folder / "sae_weights.safetensors")
+    known = {"architecture": architecture, "d_in": D, "d_sae": LATENTS, "dtype": "float32", **settings}
+    (folder / "cfg.json").write_text(json.dumps(known), "utf-8")
+    return folder
+
+
+def expected(
+    architecture: str, value: Tensor, *, centred: bool, k: int = 3, rescaled: bool = False
+) -> Tensor:
+    """The latents, each computed by itself."""
+    w = drawn()
+    read = value - w["b_dec"] if centred else value
+    found = torch.zeros(*value.shape[:-1], LATENTS)
+    for at in torch.cartesian_prod(*(torch.arange(size) for size in value.shape[:-1])).reshape(
+        -1, value.ndim - 1
+    ):
+        row = read[tuple(at)]
+        pre = torch.stack([row @ w["W_enc"][:, i] for i in range(LATENTS)])
+        if architecture == "gated":
+            strength = pre * w["r_mag"].exp() + w["b_mag"]
+            found[tuple(at)] = torch.where(pre + w["b_gate"] > 0, strength.clamp(min=0), 0)
+            continue
+        pre = pre + w["b_enc"]
+        if rescaled:
+            pre = pre * w["W_dec"].square().sum(1).sqrt()
+        if architecture == "topk":
+            kept = sorted(range(LATENTS), key=lambda i, pre=pre: -float(pre[i]))[:k]
+            pre = torch.stack([pre[i] if i in kept else torch.tensor(0.0) for i in range(LATENTS)])
+        if "jumprelu" in architecture:
+            pre = torch.where(pre > w["threshold"], pre, 0)
+        found[tuple(at)] = pre.clamp(min=0)
+    return found
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("architecture", sorted(NAMES))
+def test_latents_are_those_of_the_architecture(architecture: str, centred: bool, tmp_path: Path) -> None:
+    folder = written(
+        tmp_path, architecture, apply_b_dec_to_input=centred, k=3, metadata={"hook_name": "here"}
+    )
+    read = cw.dictionary(folder)
+    value = torch.randn(2, 3, D, generator=torch.Generator().manual_seed(1))
+    latents = read.encode(value)
+    assert torch.allclose(latents, expected(architecture, value, centred=centred), atol=1e-5)
+    assert torch.allclose(read.decode(latents), latents @ drawn()["W_dec"] + drawn()["b_dec"], atol=1e-5)
+    assert torch.equal(read(value), read.decode(latents))
+    assert read.latents == LATENTS
+    assert (read.reads if "transcoder" in architecture else read.place) == "here"
+    assert architecture in repr(read)
+
+
+def test_older_files_and_topk_by_length(tmp_path: Path) -> None:
+    value = torch.randn(2, 3, D, generator=torch.Generator().manual_seed(1))
+    old = {
+        "hook_point": "blocks.0.hook_resid_post",
+        "activation_fn_str": "topk",
+        "activation_fn_kwargs": {"k": 4},
+    }
+    read = cw.dictionary(written(tmp_path, **old))
+    assert read.place == "blocks.0.hook_resid_post"
+    assert torch.allclose(read.encode(value), expected("topk", value, centred=True, k=4), atol=1e-5)
+    read = cw.dictionary(written(tmp_path, "topk", k=3, rescale_acts_by_decoder_norm=True), dtype="float64")
+    latents = read.encode(value.double())
+    wanted = expected("topk", value, centred=True, rescaled=True).double()
+    assert torch.allclose(latents, wanted, atol=1e-4)
+    lengths = drawn()["W_dec"].double().norm(dim=1)
+    assert torch.allclose(
+        read.decode(latents), (latents / lengths) @ drawn()["W_dec"].double() + drawn()["b_dec"]
+    )
+    weights = {**{name: drawn()[name] for name in PLAIN}, "log_threshold": drawn()["threshold"].abs().log()}
+    written(tmp_path, "jumprelu")
+    save_file(weights, tmp_path / "sae_weights.safetensors")
+    assert torch.allclose(cw.dictionary(tmp_path).threshold, drawn()["threshold"].abs())
+
+
+def test_a_dictionary_is_spliced_in_at_its_place(tmp_path: Path) -> None:
+    read = cw.dictionary(written(tmp_path, "jumprelu", hook_name="blocks.0.hook_resid_post"))
+    model = small.model()
+    made = model.splice(read.place, read)
+    base = made.run(input_ids=small.prompts(1))
+    assert torch.equal(base.logits, model.run(input_ids=small.prompts(1)).logits)
+    assert torch.equal(base["sae.latents"], read.encode(base["resid_post", 0]))
+    about = {"hook_name": "transformer.h.0.ln_2", "hook_name_out": "blocks.0.hook_mlp_out"}
+    coder = cw.dictionary(written(tmp_path, "skip_transcoder", metadata=about))
+    made = made.splice(coder.place, coder, name="tc")
+    base = made.run(input_ids=small.prompts(1))
+    assert torch.equal(base.logits, model.run(input_ids=small.prompts(1)).logits)
+    assert torch.equal(base["tc.latents"], coder.encode(base["transformer.h.0.ln_2"]))
+
+
+def test_what_is_no_dictionary_is_refused(tmp_path: Path) -> None:
+    def refused(message: str, **how: Any) -> None:
+        with pytest.raises(DictionaryError, match=message):
+            cw.dictionary(tmp_path, **how)
+
+    with pytest.raises(DictionaryError, match=r"holds no dictionary: cfg.json and .* found: no such folder"):
+        cw.dictionary(tmp_path / "nowhere")
+    refused("holds no dictionary: .* found: nothing")
+    refused_settings: dict[str, dict[str, Any]] = {
+        "the architecture 'temporal' is not read here": {"architecture": "temporal"},
+        "the activation 'tanh-relu'": {"activation_fn": "tanh-relu"},
+        "normalised by 'layer_norm'": {"normalize_activations": "layer_norm"},
+        "finetuning_scaling_factor": {"finetuning_scaling_factor": True},
+        "a single head": {"hook_head_index": 3},
+        "says d_sae is 25, and the weights have 24": {"d_sae": 25},
+        "k is 0": {"architecture": "topk"},
+        "k is 99": {"architecture": "topk", "k": 99},
+        "lacks b_enc; it holds W_dec, W_enc, b_dec": {"leave_out": "b_enc"},
+    }
+    for message, settings in refused_settings.items():
+        written(tmp_path, **settings)
+        refused(message)
+    written(tmp_path)
+    refused("dtype is one of torch's", dtype="float12")
+    save_file(
+        {**{n: drawn()[n] for n in PLAIN}, "W_dec": torch.ones(LATENTS + 1, D)},
+        tmp_path / "sae_weights.safetensors",
+    )
+    refused(r"W_dec has shape \(25, 16\)")
+    save_file(
+        {**{n: drawn()[n] for n in PLAIN}, "b_dec": torch.full((D,), torch.nan)},
+        tmp_path / "sae_weights.safetensors",
+    )
+    refused("b_dec holds torch.float32 that are not all finite")
+    (tmp_path / "sae_weights.safetensors").write_bytes(b"not this")
+    refused("cannot be read: ")
+    (tmp_path / "cfg.json").write_text("[]", "utf-8")
+    refused("holds a list")
+    (tmp_path / "cfg.json").write_text("{", "utf-8")
+    refused("cannot be read")
