@@ -69,7 +69,7 @@ def expected(
         if rescaled:
             pre = pre * w["W_dec"].square().sum(1).sqrt()
         if architecture == "topk":
-            kept = sorted(range(LATENTS), key=lambda i, pre=pre: -float(pre[i]))[:k]
+            kept = pre.argsort(descending=True)[:k].tolist()
             pre = torch.stack([pre[i] if i in kept else torch.tensor(0.0) for i in range(LATENTS)])
         if "jumprelu" in architecture:
             pre = torch.where(pre > w["threshold"], pre, 0)
@@ -96,7 +96,7 @@ def test_latents_are_those_of_the_architecture(architecture: str, centred: bool,
 
 def test_older_files_and_topk_by_length(tmp_path: Path) -> None:
     value = torch.randn(2, 3, D, generator=torch.Generator().manual_seed(1))
-    old = {
+    old: dict[str, Any] = {
         "hook_point": "blocks.0.hook_resid_post",
         "activation_fn_str": "topk",
         "activation_fn_kwargs": {"k": 4},

@@ -41,6 +41,15 @@ class Dictionary(nn.Module):
     depends on no latent, and is left to the error term.
     """
 
+    W_enc: Tensor
+    W_dec: Tensor
+    b_enc: Tensor
+    b_dec: Tensor
+    b_gate: Tensor
+    b_mag: Tensor
+    r_mag: Tensor
+    threshold: Tensor
+
     def __init__(
         self, weights: Mapping[str, Tensor], *, top: int = 0, is_centred: bool, is_rescaled: bool = False
     ) -> None:
@@ -98,8 +107,8 @@ def dictionary(
     """A dictionary from a folder as SAE Lens writes it: `cfg.json` and `sae_weights.safetensors`.
 
     Architectures: standard, topk, jumprelu, gated, and transcoders, with a skip connection or without.
-    Weights are as they were saved, or in `dtype` on `device`: a dictionary has to have the dtype of its place. Raises
-    DictionaryError where the folder holds something else, or what cannot be computed from a value alone.
+    Weights are as they were saved, or in `dtype` on `device`: a dictionary has to have that of its place.
+    Raises DictionaryError where the folder holds something else, or what is not computed from a value alone.
     """
     where = as_path(folder)
     settings = _settings(where)
@@ -233,8 +242,8 @@ def _expect_shapes(
             )
     if _is_centred(settings, architecture) and out != width:
         raise DictionaryError(
-            f"{folder / CONFIG} says that b_dec is taken off what is read (apply_b_dec_to_input), and b_dec is "
-            f"{out} wide where what is read is {width} wide."
+            f"{folder / CONFIG} says that b_dec is taken off what is read (apply_b_dec_to_input), and b_dec "
+            f"is {out} wide where what is read is {width} wide."
         )
     said = {"d_in": width, "d_sae": count}
     for name, size in said.items():
