@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +30,7 @@ from conewise.splicing.dictionary import Dictionary
 from conewise.splicing.splice import halves, splicing
 from conewise.status_line import status_line
 from conewise.structure.components import Components
+from conewise.sweeps.batches import Base
 from conewise.sweeps.execution.loading_kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
@@ -65,14 +66,15 @@ class Model(Captured):
         self,
         sites: SelectorLike,
         *,
-        base: Reading | Mapping[str, Any] | Iterable[Reading | Mapping[str, Any]],
+        base: Base,
         source: Any = None,
         metric: Any,
         precision: str | None = None,
     ) -> Sweep:
         """Patch every one of `sites` in a world of its own, and read `metric` there.
 
-        `base` is the run that is changed, or its inputs, or several of either. `source` is where the values
+        `base` is the run that is changed, or its inputs, or several of either; or texts, where the model was
+        captured with its tokenizer. `source` is where the values
         come from: a run or inputs of the same shape, an intervention such as `cw.mean(...)`, "zero", "mean",
         or a function of what is there. It can be left out where every cell has a source of its own:
         `cw.cell(place, source=...)`, `cw.cells(place, sources={...})`. `metric` is one metric or a list of
@@ -116,7 +118,7 @@ class Model(Captured):
         receivers: Receivers,
         *,
         freeze: str = "all",
-        base: Reading | Mapping[str, Any] | Iterable[Reading | Mapping[str, Any]],
+        base: Base,
         source: Any,
         metric: Any,
         stack: str = "",

@@ -237,9 +237,12 @@ def test_a_cell_s_cost_is_that_of_its_cone() -> None:
     assert packed(other, story, folded)["costs"] is None, "cones of other cells"
 
 
-def test_a_position_has_a_token_where_all_prompts_have_the_same() -> None:
+def test_a_position_has_the_tokens_of_prompts_of_one_length() -> None:
     pairs = (TokenizedPair("", "", (), ("a", "b", "c")), TokenizedPair("", "", (), ("a", "x", "c")))
-    assert packing.tokens(Story("m", pairs)) == ["a", None, "c"]
+    assert packing.tokens(Story("m", pairs[:1])) == ["a", "b", "c"]
+    assert packing.tokens(Story("m", pairs)) == ["a", "b/x", "c"]
+    third = TokenizedPair("", "", (), ("a", " y", "c"))
+    assert packing.tokens(Story("m", (*pairs, third))) == ["a", "b/x/…", "c"]
     assert packing.tokens(Story("m", (*pairs, TokenizedPair("", "", (), ("a",))))) == []
     assert packing.tokens(None) == []
 

@@ -7,6 +7,7 @@ is computed; the samples of the noise are one batch.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from conewise.checks.cell_check import CellCheck
 from conewise.engine.world import World
-from conewise.errors import SweepError
+from conewise.errors import PromptError, SweepError, describe
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell, Choice, Spread, chosen
 from conewise.markup import heading
@@ -36,15 +37,22 @@ from conewise.runs.corruption import (
     sampled,
 )
 from conewise.runs.interventions import Intervention
-from conewise.runs.metrics import as_metric
+from conewise.runs.metrics import Metric, as_metric, last_logits, prob
 from conewise.runs.run import Reading, Run, RunWorld
+from conewise.runs.text_inputs import expect_tokenizer, is_text
+from conewise.sweeps.base_story import base_story
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
+from conewise.texts.answers import AnswerReader
+from conewise.texts.subjects import subject_positions
 
 DEVIATIONS = 3.0
 """How strong noise="auto" is, in standard deviations of the embeddings: that of Meng et al., 2022."""
+
+_POSITIONS = re.compile(r"\s*-?\d*\s*(:\s*-?\d*\s*){0,2}")
+"""Positions as text: a number, or a slice."""
 
 MOST_SAMPLES = 1_000_000
 """More samples of the noise than that take more memory than there is, for the shortest prompt."""
@@ -143,10 +151,11 @@ class Trace:
 
 def causal_trace(
     model: Captured,
-    inputs: Tensor | Mapping[str, Any] | Run,
+    inputs: str | Sequence[str] | Tensor | Mapping[str, Any] | Run,
     *,
     subject: Choice,
-    metric: Any,
+    answer: str | Sequence[str] | None = None,
+    metric: Any = None,
     kind: str = "resid_post",
     window: int = 1,
     noise: float | str = "auto",
@@ -165,12 +174,24 @@ def causal_trace(
     layer and position, the clean state of that `kind` (resid_post, mlp_out, attn_out, ...) is put back,
     and the metric is read.
 
-    `inputs`: the tokens, a mapping of the module's inputs, or their run. `window`: restore so many layers
-    around each. `noise`: the standard deviation; "auto" is three times that of the table of embeddings.
-    `samples`: how often noise is drawn; sample i is the same for the same seed, however many there are.
-    `together`: how many samples are computed as one batch; all of them, unless memory is short.
+    `inputs`: a text, where the model was captured with its tokenizer, or several of one length; or the
+    tokens, a mapping of the module's inputs, or their run. `subject`: the words of the text that noise is put
+    on, wherever they stand; or positions. `answer`: what should come next, in text, one for all prompts or
+    one for each; its probability is read. Without it, and without a `metric`, that is what the model itself
+    finds likeliest.
+
+    `window`: restore so many layers around each. `noise`: the standard deviation; "auto" is three times that
+    of the table of embeddings. `samples`: how often noise is drawn; sample i is the same for the same seed,
+    however many there are. `together`: how many samples are computed as one batch; all of them, unless memory
+    is short.
     """
+    texts = _texts(inputs)
+    subject = _subject(model, texts, subject)
+    read = _read(model, texts, answer, metric)
     clean = _clean_run(model, inputs)
+    metric = _likeliest(clean) if read is None else read
+    said = "the probability of what the model itself goes on with" if read is None else ""
+    said = said if answer is None else "the probability of the answer"
     embedding = find_embedding(model.program)
     scale = DEVIATIONS * embedding.deviation if noise == "auto" else _number(noise)
     for name, value in (("samples", samples), ("window", window), ("together", together or 1)):
@@ -202,7 +223,11 @@ def causal_trace(
     result = sweep.run(evaluator=evaluator, max_memory=max_memory, progress=progress)
     known = sweep.read_metrics(clean)
     result = replace(
-        result, spreads=(spread,), source=known.mean(-1), source_per_prompt=repeated_rows(known, samples)
+        result,
+        spreads=(spread,),
+        source=known.mean(-1),
+        source_per_prompt=repeated_rows(known, samples),
+        story=_story(clean, texts, subjects, [answer] if isinstance(answer, str) else [], said, seed),
     )
     return Trace(result, subjects, scale, samples, window)
 
@@ -247,7 +272,75 @@ class Corrupted(Sequence[Any]):
         return self._corruption.of(self._numbers[place])
 
 
-def _clean_run(model: Captured, inputs: Tensor | Mapping[str, Any] | Run) -> Run:
+def _texts(inputs: object) -> tuple[str, ...]:
+    """The texts that were given; none where inputs were."""
+    if not is_text(inputs):
+        return ()
+    return (inputs,) if isinstance(inputs, str) else tuple(inputs)
+
+
+def _subject(model: Captured, texts: Sequence[str], subject: Choice) -> Choice:
+    """The positions of the subject: its words are looked for in texts, and are the same in all of them."""
+    if not texts or not isinstance(subject, str):
+        return subject
+    expect_tokenizer(model)
+    if _POSITIONS.fullmatch(subject) and not all(subject in text for text in texts):
+        return subject
+    found = {text: subject_positions(text, subject, model.tokenizer) for text in texts}
+    if len(set(found.values())) > 1:
+        raise PromptError(
+            f"the subject {subject!r} stands at other positions in each prompt ("
+            f"{', '.join(str(list(one)) for one in dict.fromkeys(found.values()))}), and noise is put on the "
+            "same ones in a batch. Trace the prompts one by one."
+        )
+    return found[texts[0]]
+
+
+def _read(model: Captured, texts: Sequence[str], answer: str | Sequence[str] | None, metric: Any) -> Any:
+    """What is read: the metric that was given, the probability of the answer, or None where neither was."""
+    if answer is None:
+        return metric
+    if metric is not None:
+        raise SweepError("`answer` and `metric` both say what is read; leave one of them out.")
+    if not texts:
+        raise PromptError(
+            "`answer` is a text, and the prompt was given as tokens: give it as a text too, or the metric as "
+            "`cw.prob(token)`."
+        )
+    expect_tokenizer(model)
+    if not is_text(answer):
+        raise PromptError(f"`answer` is the text of a token, or one for each prompt, not {describe(answer)}.")
+    answers = [answer] * len(texts) if isinstance(answer, str) else list(answer)
+    if len(answers) != len(texts):
+        raise PromptError(
+            f"{len(answers)} answers for {len(texts)} prompts; give one for all, or one for each."
+        )
+    reader = AnswerReader(model.tokenizer)
+    return prob([reader.token(one, text, "`answer`") for one, text in zip(answers, texts, strict=True)])
+
+
+def _likeliest(clean: Run) -> Metric:
+    """The probability of what each prompt of a run goes on with."""
+    return prob(last_logits(clean).argmax(-1))
+
+
+def _story(
+    clean: Run, texts: Sequence[str], subject: tuple[int, ...], answers: Sequence[str], metric: str, seed: int
+) -> Story | None:
+    """What was traced, in words; None where the model has no tokenizer that could write it."""
+    known = base_story(clean)
+    if not known.prompts:
+        return None
+    pairs = [
+        replace(pair, corrupted_tokens=pair.clean_tokens, answers=tuple(answers), noised=subject)
+        for pair in known.prompts
+    ]
+    if texts:
+        pairs = [replace(pair, clean=text) for pair, text in zip(pairs, texts, strict=True)]
+    return replace(known, prompts=tuple(pairs), metric=metric, seed=seed)
+
+
+def _clean_run(model: Captured, inputs: Any) -> Run:
     if isinstance(inputs, Run):
         if inputs.model is not model:
             raise SweepError(f"the clean run is one of another model ({inputs.model.name}).")

@@ -102,7 +102,6 @@ def trace(
     from conewise.circuits.tracing import causal_trace
     from conewise.prompts.pairs import Pair
     from conewise.prompts.tokenized import tokenize
-    from conewise.sweeps.planning.model_facts import facts_of
     from conewise.texts.subjects import subject_positions
 
     answers, wrong_answers = tuple(answer or ()), tuple(wrong or ())
@@ -110,11 +109,11 @@ def trace(
     for note in prompts.notes:
         status.warn(note)
     metric = "logit_diff" if wrong_answers else "prob"
-    noised = subject_positions(prompt, subject, loaded.tokenizer)
+    noised = subject_positions(prompt, subject, loaded.tokenizer)  # before the model is captured
     found = captured(loaded, prompts.clean, status, reads_last=True)
     traced = causal_trace(
         found,
-        prompts.inputs_of(0, "clean", facts_of(found).input_device),
+        prompt,
         subject=noised,
         metric=prompts.metric(0, metric),
         kind=kind,
@@ -149,19 +148,12 @@ def _story(
     loaded: Loaded, prompts: TokenizedPrompts, traced: Trace, metric: str, command: str, seed: int
 ) -> Story:
     from conewise.prompts.tokenized import METRICS
-    from conewise.report.story import Story
 
-    (pair,) = prompts.tokenized_pairs()
-    pair = replace(pair, corrupted_tokens=pair.clean_tokens, noised=traced.subject)
-    return Story(
-        model=loaded.name,
-        prompts=(pair,),
-        base="corrupted",
-        source="clean",
-        patch="source",
-        metric=METRICS[metric],
-        command=command,
-        seed=seed,
+    traced_story: Story = traced.result.story
+    (pair,), (answers,) = traced_story.prompts, prompts.tokenized_pairs()
+    pair = replace(pair, answers=answers.answers, wrong_answers=answers.wrong_answers)
+    return replace(
+        traced_story, model=loaded.name, prompts=(pair,), metric=METRICS[metric], command=command, seed=seed
     )
 
 

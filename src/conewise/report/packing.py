@@ -69,15 +69,9 @@ def floats(numbers: Tensor | None) -> str | None:
     return _bytes(np.asarray(numbers.detach().cpu().numpy(), dtype="<f8"))
 
 
-def tokens(story: Story | None) -> list[str | None]:
-    """The token at each position of the base prompt; None where prompts have different ones."""
-    if story is None or not story.prompts:
-        return []
-    rows = [pair.clean_tokens if story.base == "clean" else pair.corrupted_tokens for pair in story.prompts]
-    rows = [row or pair.clean_tokens for row, pair in zip(rows, story.prompts, strict=True)]
-    if len({len(row) for row in rows}) != 1:
-        return []
-    return [column[0] if len(set(column)) == 1 else None for column in zip(*rows, strict=True)]
+def tokens(story: Story | None) -> list[str]:
+    """The token at each position of the base prompts; none where these have different lengths."""
+    return [] if story is None else list(story.position_tokens())
 
 
 def _costs(result: Swept, folded: Folded | None) -> dict[str, Any] | None:

@@ -60,9 +60,9 @@
     const heads = part.coordinates[last].map(number => label(axes[last], number));
     return { kind: "map", rows, columns, labels, heads, title: axes.slice(0, last).join(" × "), across: axes[last] };
   }
-  // A number along an axis; a position with its token, where all prompts have the same.
+  // A number along an axis; a position with its token, where all prompts are of one length.
   function label(axis, number) {
-    const token = axis === "pos" ? data.given.tokens[number] : null;
+    const token = /^(query_|key_)?pos$/.test(axis) ? data.given.tokens[number] : null;
     return token ? `${token.replace(/\n/g, "⏎").trim() || "␣"} ${number}` : String(number);
   }
   // Some of many labels, so that they do not run into each other.

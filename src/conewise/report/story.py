@@ -7,6 +7,7 @@ them is changed and where the values come from, the metric in words, the command
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from conewise.sweeps.storage.decoding import decoded
 
 STORY = "story.json"
 """The file of a story, in the folder of its result."""
+
+FEW = 2
+"""How many of the tokens at a position are written out, where prompts have different ones."""
 
 RUNS = ("clean", "corrupted")
 PATCHES = ("source", "zero", "mean", "noise")
@@ -104,6 +108,17 @@ class Story:
         }[self.patch]
         return f"Each world runs the {self.base} prompt with {put}."
 
+    def position_tokens(self) -> tuple[str, ...]:
+        """The token at each position of the base prompts; of several prompts the first few: "Mary/Tom/…".
+
+        Empty where prompts have different lengths: then a position has no token.
+        """
+        rows = [pair.clean_tokens if self.base == "clean" else pair.corrupted_tokens for pair in self.prompts]
+        rows = [row or pair.clean_tokens for row, pair in zip(rows, self.prompts, strict=True)]
+        if len({len(row) for row in rows}) != 1:
+            return ()
+        return tuple(_together(column) for column in zip(*rows, strict=True))
+
     def to_json(self) -> str:
         """The story as JSON."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False)
@@ -116,6 +131,16 @@ class Story:
         except ValueError as error:
             raise SweepError(f"this is not the story of a sweep: {error}.") from None
         return story
+
+
+def _together(tokens: Sequence[str]) -> str:
+    """The tokens that prompts have at a position, as one text."""
+    found = list(dict.fromkeys(tokens))
+    if len(found) == 1:
+        return found[0]
+    return "/".join(
+        [*(token.strip() or token for token in found[:FEW]), *(["…"] if len(found) > FEW else [])]
+    )
 
 
 def write_story(folder: Path, story: Story) -> None:

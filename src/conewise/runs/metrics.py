@@ -130,7 +130,7 @@ def last_position(stack: Tensor) -> Tensor:
 
 def kl_to(run: Any, *, name: str = "kl") -> Metric:
     """KL(p_run ‖ p) of the next-token distribution at the last position, `run` the reference."""
-    return _kl_to(_wide(last_position(_logits_of(run))[0]).log_softmax(-1), name)
+    return _kl_to(_wide(last_logits(run)).log_softmax(-1), name)
 
 
 def _kl_to(reference: Tensor, name: str) -> Metric:
@@ -157,12 +157,19 @@ def _kl_to(reference: Tensor, name: str) -> Metric:
     )
 
 
+def last_logits(run: Any) -> Tensor:
+    """The logits of a run at the last position: [prompt, vocabulary]."""
+    return last_position(_logits_of(run))[0]
+
+
 def _logits_of(run: Any) -> Tensor:
     """The logits of a run as a stack of one world."""
     program = run.model.program
     names = field_names(program, "logits") or output_names(program)
     if len(names) != 1:
-        raise MetricError(f"kl_to reads the logits, and the run's outputs are {described_fields(program)}.")
+        raise MetricError(
+            f"the logits are to be read, and the run's outputs are {described_fields(program)}."
+        )
     outputs = Outputs(program)
     (value,) = run.demand(names)
     return outputs.arranged(names[0], value, 1, outputs.prompts(run.inputs))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -27,8 +29,15 @@ LETTERS = {
 HOVER = "<b>%{customdata[0]}</b><br>value %{customdata[1]:.6g}<br>effect %{customdata[2]:+.6g}<extra></extra>"
 
 
-def figure(result: ResultData) -> go.Figure:
-    """The effects of the first metric, one panel for each selector; 0 is white, and one scale is for all."""
+POSITIONS = ("pos", "query_pos", "key_pos")
+"""Axes that are labelled by tokens."""
+
+
+def figure(result: ResultData, tokens: Sequence[str] = ()) -> go.Figure:
+    """The effects of the first metric, one panel for each selector; 0 is white, and one scale is for all.
+
+    `tokens` are those at each position, where they are known: they stand on the axes.
+    """
     parts = result.parts()
     effects = (result.table[0] - result.base[0]).tolist()
     values = result.table[0].tolist()
@@ -40,7 +49,7 @@ def figure(result: ResultData) -> go.Figure:
     )
     for column, (part, start) in enumerate(parts, start=1):
         stop = start + len(part.cells)
-        _panel(drawn, part, effects[start:stop], values[start:stop], column)
+        _panel(drawn, part, effects[start:stop], values[start:stop], column, tokens)
     largest = max((abs(effect) for effect in effects if math.isfinite(effect)), default=0.0) or 1.0
     metric = result.metrics[0]
     name = parts[0][0].name if len(parts) == 1 else "the sites"
@@ -60,7 +69,14 @@ def figure(result: ResultData) -> go.Figure:
     return drawn
 
 
-def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[float], column: int) -> None:
+def _panel(
+    drawn: go.Figure,
+    part: Spread,
+    effects: list[float],
+    values: list[float],
+    column: int,
+    tokens: Sequence[str],
+) -> None:
     told = [
         [cell.name, value, effect] for cell, value, effect in zip(part.cells, values, effects, strict=True)
     ]
@@ -72,7 +88,11 @@ def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[fl
         return
     if len(part.axes) < 2:
         axis = part.axes[0] if part.axes else "site"
-        labels = [cell.name for cell in part.cells] if axis == "site" or not part.axes else part.labels_of(0)
+        labels = (
+            [cell.name for cell in part.cells]
+            if axis == "site" or not part.axes
+            else _labels(part, 0, tokens)
+        )
         bars = go.Bar(
             x=labels,
             y=effects,
@@ -87,8 +107,8 @@ def _panel(drawn: go.Figure, part: Spread, effects: list[float], values: list[fl
     width = _columns(part)
     heat = go.Heatmap(
         z=_rows(effects, width),
-        x=part.labels_of(-1),
-        y=_row_labels(part),
+        x=_labels(part, -1, tokens),
+        y=_row_labels(part, tokens),
         customdata=_rows(told, width),
         hovertemplate=HOVER,
         coloraxis="coloraxis",
@@ -165,10 +185,27 @@ def _rows(flat: list[Any], width: int) -> list[list[Any]]:
     return [flat[start : start + width] for start in range(0, len(flat), width)]
 
 
-def _row_labels(part: Spread) -> list[str]:
+def _labels(part: Spread, axis: int, tokens: Sequence[str]) -> list[str]:
+    """What stands along an axis: numbers, labels, or a position's token with its number."""
+    labels = part.labels_of(axis)
+    if part.axes[axis] not in POSITIONS or not tokens:
+        return labels
+    numbers = part.coordinates[axis]
+    return [
+        f"{_plain(tokens[number])} {number}" if 0 <= number < len(tokens) else label
+        for number, label in zip(numbers, labels, strict=True)
+    ]
+
+
+def _plain(token: str) -> str:
+    """A token as text that Plotly does not take for tags."""
+    return html.escape(token.replace("\n", "⏎").strip() or "␣", quote=False)
+
+
+def _row_labels(part: Spread, tokens: Sequence[str]) -> list[str]:
     """The numbers along the first of two axes; along the first of more, numbers with letters: L0 H3."""
     if len(part.axes) == 2:
-        return part.labels_of(0)
+        return _labels(part, 0, tokens)
     letters = [LETTERS.get(axis, f"{axis} ") for axis in part.axes[:-1]]
     along = [part.labels_of(axis) for axis in range(len(part.axes) - 1)]
     return [

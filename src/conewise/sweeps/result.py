@@ -16,6 +16,7 @@ from conewise.markup import heading, table, verdict
 from conewise.phases import shown_phases
 from conewise.program.tensors import Tensor, index_columns, nan_matrix, same_bits
 from conewise.report.story import write_story
+from conewise.sweeps.base_story import base_story
 from conewise.sweeps.statistics import LEVEL, RESAMPLES, Statistics, statistics_of
 from conewise.sweeps.storage.result_data import ResultData
 
@@ -206,11 +207,21 @@ class Result(ResultData):
     def plot(self, *, metric: str | None = None) -> Figure:
         """A Plotly figure of the effects (value − base) of a metric, the first unless it is named.
 
-        Two axes give a heatmap, one a row of bars; selectors that were added up stand side by side.
+        Two axes give a heatmap, one a row of bars; selectors that were added up stand side by side. Positions
+        are labelled by their tokens where these are known: of a question, or of a model with its tokenizer.
         """
         from conewise.sweeps.plots import figure  # noqa: PLC0415  # needs plotly
 
-        return figure(self if metric is None else self.select(metric))
+        return figure(self if metric is None else self.select(metric), self.position_tokens())
+
+    def position_tokens(self) -> tuple[str, ...]:
+        """The token at each position, as far as it is known; none where prompts have different lengths."""
+        if self.story is not None:
+            found: tuple[str, ...] = self.story.position_tokens()
+            return found
+        if self.sweep is None or self.sweep.batches > 1:
+            return ()
+        return base_story(self.sweep.batch(0).base).position_tokens()
 
     def circuit(
         self,
