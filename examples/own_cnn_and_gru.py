@@ -15,7 +15,9 @@ class Cnn(nn.Module):
         self.head = nn.Linear(12, 4)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.second(self.first(images).relu()).relu().mean((2, 3)))
+        channels: Tensor = self.second(self.first(images).relu()).relu()
+        scores: Tensor = self.head(channels.mean((2, 3)))
+        return scores
 
 
 class Reader(nn.Module):
@@ -29,7 +31,8 @@ class Reader(nn.Module):
         state = torch.zeros(tokens.shape[0], 16)
         for step in range(6):
             state = self.cell(self.embed(tokens[:, step]), state)
-        return self.head(state)
+        scores: Tensor = self.head(state)
+        return scores
 
 
 def margin(out: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the guide on steering finds, against plain hooks on the module: one full forward for each world."""
+"""What the guide on cells finds, against plain hooks on the module: one full forward for each world."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYERS = 4
 def page() -> dict[str, Any]:
     """The names that the page's code defines."""
     names: dict[str, Any] = {"__name__": "page"}
-    for block in blocks(ROOT / "docs/guides/steering.md"):
+    for block in blocks(ROOT / "docs/guides/cells.md"):
         if block.language == "python":
             run(block, names)
     return names
@@ -78,7 +78,7 @@ def heads_of(of: str, layer: int) -> Tensor:
         return args, given
 
     difference(ids(of), {}, before={f"model.layers.{layer}.self_attn.o_proj": look})
-    return seen[0].unflatten(-1, (4, -1))
+    return seen[0].reshape(*seen[0].shape[:-1], 4, -1)
 
 
 def alike(found: Tensor, expected: list[float]) -> None:
