@@ -12,7 +12,7 @@ from torch import Tensor
 import conewise as cw
 from conewise.errors import DecompositionError
 from tests.decomposing.plain_hooks import PlainHooks
-from tests.edges.small_models import inputs_of, model_of, module_of, run_of
+from tests.edges.small_models import inputs_of, module_of, run_of
 from tests.structure.made import EncoderDecoder
 
 NAMES = ["gpt2", "llama", "gpt_neox", "gemma2"]
@@ -162,7 +162,7 @@ def test_a_stream_whose_parts_are_wrong_is_refused(monkeypatch: pytest.MonkeyPat
         found = own(self, read, out)  # type: ignore[arg-type]
         return found.mul_(1.01)
 
-    run = model_of("gpt2").run(**inputs_of("gpt2", 3))
+    run = run_of("gpt2", 3)
     monkeypatch.setattr(HeadShares, "projected", wrong)
     with pytest.raises(DecompositionError, match="do not add up"):
         run.decompose()

@@ -12,7 +12,7 @@ import conewise as cw
 from conewise.decomposing import lens as lens_module
 from conewise.errors import DecompositionError
 from tests.decomposing.plain_hooks import PlainHooks
-from tests.edges.small_models import inputs_of, model_of, module_of, run_of
+from tests.edges.small_models import inputs_of, module_of, run_of
 from tests.structure.made import EncoderDecoder
 
 NAMES = ["gpt2", "llama", "gpt_neox", "gemma2"]
@@ -87,7 +87,7 @@ def test_half_precision_and_the_last_position_alone() -> None:
 
 
 def test_texts_labels_tables_and_pictures() -> None:
-    run = model_of("gpt2").run(**inputs_of("gpt2", 0))
+    run = run_of("gpt2", 0)
     found = run.lens(top=2, tokens=[" t7"], tokenizer=Letters())
     assert found.tokens == (7,)
     ids = inputs_of("gpt2", 0)["input_ids"]

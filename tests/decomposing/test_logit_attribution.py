@@ -11,7 +11,7 @@ import conewise as cw
 from conewise.errors import DecompositionError, MetricError
 from conewise.runs.answers import answer_diff
 from tests.decomposing.plain_hooks import PlainHooks
-from tests.edges.small_models import inputs_of, model_of, module_of, run_of
+from tests.edges.small_models import inputs_of, module_of, run_of
 
 NAMES = ["gpt2", "llama", "gpt_neox", "gemma2"]
 
@@ -104,7 +104,7 @@ def test_a_world_is_attributed_as_it_is() -> None:
 
 
 def test_the_table_and_the_pictures() -> None:
-    run = model_of("gpt2").run(**inputs_of("gpt2", 0))
+    run = run_of("gpt2", 0)
     found = run.logit_attribution(cw.logit_diff(7, 3))
     frame = found.to_dataframe()
     assert frame.groupby("prompt").value.sum().tolist() == pytest.approx(found.numbers.tolist(), abs=1e-4)

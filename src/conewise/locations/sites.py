@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from conewise.errors import MissingSiteError, Piece
 from conewise.locations.head_result import HeadResult
@@ -14,6 +15,7 @@ from conewise.structure.attention.attention import Attention, find_attention, we
 from conewise.structure.attention.operand_axes import natural_axes
 from conewise.structure.axes import Axes, Axis, regroup
 from conewise.structure.layers import Layer, find_layers
+from conewise.structure.norm_scales import FINAL_SCALE, SCALES, final_scale, scale_of
 from conewise.structure.views import View, view_of
 from conewise.structure.wiring import Wiring
 
@@ -42,6 +44,9 @@ WHERE: Mapping[str, str] = {
     "result": "each head's share of the output projection, without its bias; computed from z",
     "pre": "the neurons before the activation (of the gate, in a gated MLP)",
     "pre_linear": "the neurons of a gated MLP that are not activated, before the product",
+    "ln1_scale": "what the norm that attention reads multiplies with: 1/√(mean square + ε); not in lists",
+    "ln2_scale": "what the norm that the MLP reads multiplies with, likewise",
+    "ln_final_scale": "what the norm that the unembedding reads multiplies with, likewise",
     "post": "the neurons as the down projection reads them: activated, and gated",
 }
 """Where each kind lies; the test suite checks every line against hooks on the module."""
@@ -140,6 +145,8 @@ class SiteTable:
 
     def layers(self, kind: str, stack: str = "") -> tuple[int, ...]:
         """The layers that have this kind."""
+        if kind in SCALES:
+            return tuple(sorted(at for k, s, at in self._scales if (k, s) == (kind, stack)))
         return tuple(sorted(layer for k, s, layer in self._by_kind if (k, s) == (kind, stack)))
 
     @property
@@ -152,6 +159,8 @@ class SiteTable:
 
         Raises MissingSiteError with the reason where it is known, else with the nearest names.
         """
+        if kind_or_name in {*SCALES, FINAL_SCALE}:
+            return self._scale(kind_or_name, layer, stack)
         if layer is None:
             if kind_or_name in self._by_name:
                 return self._by_name[kind_or_name]
@@ -187,6 +196,54 @@ class SiteTable:
                 f"layer {layer} has no {kind_or_name!r}; layers that have it: {spans(having)}."
             )
         raise self._unknown(kind_or_name)
+
+    @cached_property
+    def _scales(self) -> dict[tuple[str, str, int], Site]:
+        """The scales of norms, where nodes hold them. No list of kinds has them: few look for them."""
+        found: dict[tuple[str, str, int], Site] = {}
+        for layer in self.model_layers:
+            for kind in SCALES:
+                node, _ = scale_of(self._wiring, layer, kind)
+                if node is not None:
+                    name = _name(kind, layer.stack, layer.number)
+                    view = self._scale_view(layer, node)
+                    found[kind, layer.stack, layer.number] = Site(
+                        name, kind, node, view, layer.number, layer.stack
+                    )
+        return found
+
+    def _scale_view(self, layer: Layer, node: str) -> View | None:
+        """[batch, pos] of a value that lies as the stream does, with one number for all features."""
+        stream = layer.nodes.get("resid_pre") or layer.nodes.get("resid_post")
+        view = None if stream is None else _stream_view(self._wiring, layer, stream, STREAM)
+        own, shape = self._wiring.shape(node), None if stream is None else self._wiring.shape(stream)
+        if view is None or own is None or shape is None or own[:-1] != shape[:-1]:
+            return None
+        packing = tuple(tuple(axis for axis in packed if axis != "d_model") for packed in view.packing)
+        return View(tuple(axis for axis in view.axes if axis != "d_model"), packing, view.lengths)
+
+    def _scale(self, kind: str, layer: int | None, stack: str) -> Site:
+        """The scale of a norm. Raises MissingSiteError, and says why it is not there."""
+        own = sorted((one for one in self.model_layers if one.stack == stack), key=lambda one: one.number)
+        if not own:
+            raise MissingSiteError(f"no {kind!r} here: {self.why_no_kinds or 'no such stack'}.")
+        if kind == FINAL_SCALE:
+            node, why = final_scale(self._wiring, own[-1])
+            if node is None:
+                raise MissingSiteError(f"no {kind!r} here: {why}.")
+            return Site(kind, kind, node, self._scale_view(own[-1], node), None, stack)
+        if layer is None:
+            raise MissingSiteError(
+                f"{kind!r} is one in each layer: say which, as in `site({kind!r}, layer=0)`."
+            )
+        at = layer + own[-1].number + 1 if layer < 0 else layer
+        if (kind, stack, at) in self._scales:
+            return self._scales[kind, stack, at]
+        found = [one for one in own if one.number == at]
+        if not found:
+            raise MissingSiteError(_no_layer(at, [one.number for one in own]))
+        _, why = scale_of(self._wiring, found[0], kind)
+        raise MissingSiteError(f"layer {at} has no {kind!r}: {why}.")
 
     def _unknown(self, name: str) -> MissingSiteError:
         for (kind, stack, layer), reason in self._missing.items():
