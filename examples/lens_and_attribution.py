@@ -1,0 +1,18 @@
+"""What the stream says after each layer, and which heads write the answer into it."""
+
+import conewise as cw
+
+model = cw.capture(cw.load("tiny"))
+run = model.run("When Mary and John went to the store, John gave a drink to")
+mary, john = model.tokenizer.convert_tokens_to_ids(["Mary", "John"])
+
+lens = run.lens(tokens=[mary, john])
+for row, layer in enumerate(lens.rows):
+    print(
+        f"{layer:>5}: {lens.text(int(lens.top[row, 0, -1, 0])):8} P(Mary) = {lens.probs[row, 0, -1, 0]:.3f}"
+    )
+found = run.logit_attribution(cw.logit_diff(answer=mary, wrong=john))
+for name, value in found.strongest(4):
+    print(f"{name:>6} {value:+.2f}")
+
+assert abs(float(found.tensor.sum() - found.numbers.sum())) < 1e-3  # the parts add up to the metric
