@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +121,9 @@ bench-sweeps: $(VENV)/.peers ## sweeps on the CPU, beside hand-written ways and 
 
 bench-attribution: $(VENV)/.dev ## Effects by gradients, against forwards and a backward of the module
 	$(BIN)/python -m benchmarks.attribution
+
+bench-generation: $(VENV)/.dev ## steering while a model writes, and latents, against plain hooks; minutes
+	$(BIN)/python -m benchmarks.generation
 
 bench-acdc: $(VENV)/.dev ## ACDC, against one full forward for each edge; minutes
 	$(BIN)/python -m benchmarks.acdc

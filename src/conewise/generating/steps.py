@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from conewise.errors import PatchError
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.program.records import Program, SizeRef
+from conewise.structure.selections import resolved
 
 Value = Tensor | Callable[[Tensor], Tensor]
 
@@ -45,17 +46,24 @@ class StepPatch:
     found: Located
     value: Value
     is_new: bool
+    has_sizes: bool = field(init=False)
+    """Whether the view of its value depends on the sizes of a run."""
+    is_whole: bool = field(init=False)
+    """Whether the value is a function of a node's value as it lies."""
+    _known: dict[tuple[Any, ...], tuple[Any, ...]] = field(init=False, default_factory=dict)
 
-    @property
-    def has_sizes(self) -> bool:
-        """Whether the view of its value depends on the sizes of a run."""
-        return any(isinstance(length, SizeRef) for length in self.found.view.lengths.values())
+    def __post_init__(self) -> None:
+        view = self.found.view
+        lies_so = view.packing == tuple((axis,) for axis in view.axes)
+        has_sizes = any(isinstance(length, SizeRef) for length in view.lengths.values())
+        object.__setattr__(self, "has_sizes", has_sizes)
+        object.__setattr__(self, "is_whole", lies_so and not self.place.part and callable(self.value))
 
-    def positions(self, step: Step) -> list[int]:
+    def positions(self, step: Step) -> Sequence[int]:
         """The positions of a step that are patched, counted from the start of the sequence."""
         chosen, first = self.place.part.get("pos"), step.start
         if chosen is None:
-            return list(range(max(first, step.prompt) if self.is_new else first, step.stop))
+            return range(max(first, step.prompt) if self.is_new else first, step.stop)
         if isinstance(chosen, int):
             return [chosen] if first <= chosen < step.stop else []
         if isinstance(chosen, slice):
@@ -67,18 +75,38 @@ class StepPatch:
         at = self.positions(step)
         if not at:
             return value
-        local = [position - step.start for position in at]
-        chosen = self.place.part.get("pos")
-        is_all = len(local) == step.stop - step.start
-        pos = local[0] if isinstance(chosen, int) else slice(None) if is_all else tuple(local)
-        view, part = self.found.view, {**self.place.part, "pos": pos}
-        if is_all and not isinstance(chosen, int):
-            del part["pos"]
-        present = view.read(value, part, sizes)
-        found = Located(self.found.site, view, part)
+        is_all = len(at) == step.stop - step.start
+        if is_all and self.is_whole:
+            assert callable(self.value)
+            return self._expected(self.value(value.clone()), value)
+        fresh = value.clone()
+        shown = self.found.view.present(fresh, sizes)
+        index = self._index([position - step.start for position in at], is_all, shown.shape)
+        present = shown[index]
         new = self.value(present.clone()) if callable(self.value) else self._given(at, present)
-        found.expect(new, present, self.place)
-        return new if not part and present.shape == value.shape else view.replace(value, part, new, sizes)
+        shown[index] = self._expected(new, present)
+        return fresh
+
+    def _index(self, at: Sequence[int], is_all: bool, shape: Sequence[int]) -> tuple[Any, ...]:
+        """An index into a step's value in natural axes: the same in most steps, so it is kept."""
+        key = (None if is_all else tuple(at), tuple(shape))
+        if key not in self._known:
+            chosen = self.place.part.get("pos")
+            pos = at[0] if isinstance(chosen, int) else slice(None) if is_all else tuple(at)
+            self._known[key] = resolved(self.found.view.axes, {**self.place.part, "pos": pos}, shape)
+        return self._known[key]
+
+    def _expected(self, new: Any, present: Tensor) -> Tensor:
+        """What is put there. Raises PatchError where it is of another shape, dtype or device."""
+        is_tensor = isinstance(new, Tensor)
+        if not is_tensor or (new.shape, new.dtype, new.device) != (
+            present.shape,
+            present.dtype,
+            present.device,
+        ):
+            self.found.expect(new, present, self.place)
+        made: Tensor = new
+        return made
 
     def _given(self, at: Sequence[int], present: Tensor) -> Tensor:
         """What was given for these positions; a row for each that a search keeps of a prompt."""
