@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,9 @@ def test_the_example_has_at_most_15_lines_and_prints_what_plain_hooks_compute(
     printed = capsys.readouterr().out.splitlines()
 
     loaded = cw.load("tiny", attn_implementation="eager")
-    assert loaded.tokenizer is not None
-    ids = loaded.tokenizer("When Mary and John went to the store, John gave a drink to", return_tensors="pt")
-    mary, john = loaded.tokenizer.convert_tokens_to_ids(["Mary", "John"])
+    tokenizer: Any = loaded.tokenizer
+    ids = tokenizer("When Mary and John went to the store, John gave a drink to", return_tensors="pt")
+    mary, john = tokenizer.convert_tokens_to_ids(["Mary", "John"])
     with torch.no_grad():
         plain = PlainHooks(loaded.module, input_ids=ids.input_ids)
         streams = [plain.seen.streams[f"a{layer}.h0<q>"] for layer in range(4)] + [plain.stream]

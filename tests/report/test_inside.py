@@ -139,3 +139,28 @@ def test_a_page_of_a_large_model_stays_under_8_mb() -> None:
         ),
     )
     assert len(sweep_page(many, story, folded, large).encode()) < 8_000_000
+
+
+def test_effects_with_intervals_are_a_figure_of_the_strongest_cells() -> None:
+    result, _, _ = swept()
+    figure = result.plot_intervals(3)
+    cells = [cell for cell, _, _ in result.strongest(count=3)]
+    assert list(figure.layout.yaxis.ticktext) == [cell.name for cell in cells]
+    dots, means = figure.data
+    places = [list(result.cells).index(cell) for cell in cells]
+    assert result.base_per_prompt is not None
+    effects = (result.per_prompt[0] - result.base_per_prompt[0])[places]
+    assert list(dots.x) == pytest.approx(effects.flatten().tolist())
+    assert list(means.x) == pytest.approx(effects.mean(-1).tolist())
+    found = result.statistics()
+    low = found.low.flatten()[places] if found.low.ndim else found.low
+    assert [x - less for x, less in zip(means.x, means.error_x.arrayminus, strict=True)] == pytest.approx(
+        low.tolist()
+    )
+    alone = replace(
+        result, per_prompt=result.per_prompt[..., :1], base_per_prompt=result.base_per_prompt[:, :1]
+    )
+    with pytest.raises(SweepError, match="need two or more"):
+        alone.plot_intervals()
+    with pytest.raises(SweepError, match="at least 1"):
+        result.plot_intervals(0)

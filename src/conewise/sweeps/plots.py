@@ -13,6 +13,8 @@ from plotly.subplots import make_subplots
 
 from conewise.colours import LIGHT
 from conewise.locations.selectors import Spread
+from conewise.program.tensors import Tensor
+from conewise.sweeps.statistics import Statistics
 from conewise.sweeps.storage.result_data import ResultData
 
 LETTERS = {
@@ -64,6 +66,48 @@ def figure(result: ResultData, tokens: Sequence[str] = ()) -> go.Figure:
             "colorbar": {"title": f"{metric} − base"},
         },
         showlegend=False,
+        plot_bgcolor="rgba(0,0,0,0)",
+    )
+    return drawn
+
+
+def intervals(names: Sequence[str], effects: Tensor, statistics: Statistics, metric: str) -> go.Figure:
+    """Effects [cell, prompt]: a dot for each prompt, the mean and its interval; the first cell is on top."""
+    rows = list(range(len(names)))
+    labels = [_plain(name) for name in names]
+    found = effects.double().cpu()
+    mean, low, high = (one.tolist() for one in (statistics.mean, statistics.low, statistics.high))
+    dots = go.Scatter(
+        x=found.flatten().tolist(),
+        y=[row for row in rows for _ in range(found.shape[1])],
+        customdata=[[label, prompt + 1] for label in labels for prompt in range(found.shape[1])],
+        hovertemplate="<b>%{customdata[0]}</b><br>prompt %{customdata[1]}: %{x:+.6g}<extra></extra>",
+        mode="markers",
+        marker={"size": 7, "opacity": 0.4, "color": "#2166ac"},
+    )
+    means = go.Scatter(
+        x=mean,
+        y=rows,
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [top - value for top, value in zip(high, mean, strict=True)],
+            "arrayminus": [value - bottom for bottom, value in zip(low, mean, strict=True)],
+            "color": "#1a1e24",
+        },
+        customdata=[list(row) for row in zip(labels, low, high, statistics.p.tolist(), strict=True)],
+        hovertemplate="<b>%{customdata[0]}</b><br>mean %{x:+.6g}, "
+        "[%{customdata[1]:+.4g}, %{customdata[2]:+.4g}], p = %{customdata[3]:.2g}<extra></extra>",
+        mode="markers",
+        marker={"size": 8, "color": "#1a1e24"},
+    )
+    drawn = go.Figure([dots, means])
+    drawn.update_xaxes(title_text=f"effect on {_plain(metric)}")
+    drawn.update_yaxes(tickvals=rows, ticktext=labels, autorange="reversed")
+    drawn.update_layout(
+        title=f"Effects over {statistics.prompts} prompts, with intervals of {statistics.level:.0%}",
+        showlegend=False,
+        height=160 + 28 * len(names),
         plot_bgcolor="rgba(0,0,0,0)",
     )
     return drawn

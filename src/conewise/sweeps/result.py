@@ -214,6 +214,27 @@ class Result(ResultData):
 
         return figure(self if metric is None else self.select(metric), self.position_tokens())
 
+    def plot_intervals(self, count: int = 12, *, metric: str | None = None) -> Figure:
+        """A Plotly figure of the largest effects over prompts: a dot for each, the mean and its interval.
+
+        The interval is that of `statistics`. Raises SweepError where there is one prompt only.
+        """
+        from conewise.sweeps.plots import intervals  # noqa: PLC0415  # needs plotly
+
+        if not hasattr(count, "__index__") or count < 1:
+            raise SweepError(f"count is {count!r}; it is how many cells are drawn, at least 1.")
+        row = 0 if metric is None else self._number(metric)
+        places = {id(cell): at for at, cell in enumerate(self.cells)}
+        chosen = [cell for cell, _, _ in self.strongest(metric, count)]
+        effects = self._effects(row)[[places[id(cell)] for cell in chosen]]
+        return intervals([cell.name for cell in chosen], effects, statistics_of(effects), self.metrics[row])
+
+    def save_image(self, path: str | Path, *, metric: str | None = None) -> Path:
+        """Write the picture as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
+        from conewise.decomposing.figures import save_image  # noqa: PLC0415  # needs plotly
+
+        return save_image(self.plot(metric=metric), path)
+
     def position_tokens(self) -> tuple[str, ...]:
         """The token at each position, as far as it is known; none where prompts have different lengths."""
         if self.story is not None:
