@@ -13,10 +13,16 @@ import transformers
 from torch import Tensor, nn
 
 import conewise.compat.transformer_lens as transformer_lens
-from conewise.compat.transformer_lens import ActivationCache, HookedModel, HookPoint, get_act_name
-from conewise.compat.unsupported import INSTEAD
+from conewise.compat.hooked.unsupported import INSTEAD
+from conewise.compat.transformer_lens import (
+    ActivationCache,
+    FactoredMatrix,
+    HookedModel,
+    HookPoint,
+    get_act_name,
+)
 from conewise.errors import MissingSiteError
-from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, VOCABULARY, logits, prompts, tiny, value
+from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, VOCABULARY, hooks, logits, prompts, tiny, value
 
 NAMES = ["gpt2", "llama", "neox"]
 CLOSE = 2e-5
@@ -132,7 +138,7 @@ def test_short_names_stand_for_full_ones(key: Any, name: str) -> None:
         (("resid_mid", 0), "parallel"),
         (("z", 7), "the blocks of this model are 0 to 2"),
         ("hook_pos_embed", "no hook 'hook_pos_embed'"),
-        (("q_input", 0), "model.captured.paths"),
+        (("mid", 0), "a norm inside their MLPs"),
         (("patern", 0), "Nearest: pattern"),
         (3, "a key is a hook's name"),
     ],
@@ -296,6 +302,48 @@ def test_weights_make_the_values_that_they_are_named_after(name: str) -> None:
         assert model.W_E_pos.shape == (VOCABULARY + 32, 32)
 
 
+def test_circuits_are_products_of_weights() -> None:
+    """With two heads to each head of keys and values."""
+    model = hooked("llama")
+    layer, head = 1, 3
+    qk, ov = model.QK[layer, head], model.OV[layer, head]
+    close(qk.AB, model.W_Q[layer, head] @ model.W_K[layer, head // 2].T)
+    close(ov.AB, model.W_V[layer, head // 2] @ model.W_O[layer, head])
+    assert model.OV.shape == (LAYERS, HEADS, 32, 32)
+    copying = model.W_E[:5] @ ov @ model.W_U[:, :7]
+    assert isinstance(copying, FactoredMatrix)
+    close(copying.AB, model.W_E[:5] @ ov.AB @ model.W_U[:, :7], 1e-4)
+    trace = ov.eigenvalues.sum().real
+    assert trace.item() == pytest.approx(ov.AB.trace().item(), abs=1e-4)
+    u, s, v = ov.svd()
+    close(u * s @ v.T, ov.AB, 1e-4)
+    assert ov.norm().item() == pytest.approx(ov.AB.norm().item(), rel=1e-4)
+    close(ov.T.AB, ov.AB.T)
+    close(ov.make_even().AB, ov.AB, 1e-4)
+    close(ov @ model.W_U[:, 3], ov.AB @ model.W_U[:, 3], 1e-4)
+    close(model.W_E[3] @ ov, model.W_E[3] @ ov.AB, 1e-4)
+    close((qk @ ov).AB, qk.AB @ ov.AB, 1e-4)
+    close(ov[2:4, -1].AB, ov.AB[2:4, -1:])
+    with pytest.raises(ValueError, match="do not go together"):
+        FactoredMatrix(torch.ones(2, 3), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_have_paths(name: str) -> None:
+    model, (found, cached) = hooked(name), run(name)
+    block = model.blocks[1]
+    assert torch.equal(block.attn.W_V, model.W_V[1])
+    assert torch.equal(block.mlp.b_out, model.b_out[1])
+    assert block.attn.hook_z.name == "blocks.1.attn.hook_z"
+    assert block.hook_resid_post is model.hook_dict["blocks.1.hook_resid_post"]
+    close(block.ln1(cached["resid_pre", 1]), cached["normalized", 1, "ln1"] * block.ln1.w + block.ln1.b)
+    close(model.unembed(model.ln_final(cached["resid_post", -1])), found, 1e-4)
+    embedded = model.embed(TOKENS)
+    close(embedded + model.pos_embed(TOKENS) if name == "gpt2" else embedded, cached["resid_pre", 0])
+    with pytest.raises(AttributeError, match=r"blocks.1.attn has no 'W_T'; it has W_K, W_O, W_Q"):
+        block.attn.W_T  # noqa: B018
+
+
 # -- hooks ------------------------------------------------------------------------------------------------
 
 
@@ -427,6 +475,105 @@ def test_norms_are_changed_through_their_scale_and_what_they_divide(name: str) -
     close(found, expected(lambda x: norm.module.forward(-x)), 1e-4)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_single_heads_read_is_changed(name: str) -> None:
+    model, (_, cached) = hooked(name), run(name)
+    norm = model.table.norms["blocks.1.ln1"]
+    for kind in "qkv":
+
+        def negate(stream: Tensor, hook: Any) -> None:
+            stream[:, :, 1] *= -1
+
+        def expected(own: Tensor, hook: Any, kind: str = kind) -> None:
+            weight, bias = (getattr(model, f"{part}_{kind.upper()}")[1, 1] for part in "Wb")
+            own[:, :, 1] = norm(-cached["resid_pre", 1]) @ weight + bias
+
+        found = model.run_with_hooks(TOKENS, fwd_hooks=[(f"blocks.1.hook_{kind}_input", negate)])
+        other = model.run_with_hooks(TOKENS, fwd_hooks=[(f"blocks.1.attn.hook_{kind}", expected)])
+        close(found, other, 1e-4)
+        assert not torch.allclose(found, own_logits(name), atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_backward_hooks_see_gradients(name: str) -> None:
+    """Against torch's own, by what hooks on the module retain."""
+    model = hooked(name)
+    seen: dict[str, Tensor] = {}
+    forward: list[str] = []
+
+    def metric(found: Tensor) -> Tensor:
+        return (found[:, -1, 5] - found[:, -1, 9]).sum()
+
+    def keep(gradient: Tensor, hook: Any) -> None:
+        seen[hook.name] = gradient
+
+    try:
+        model.add_hook(lambda one: True, keep, "bwd")
+        model.add_hook("blocks.1.attn.hook_z", lambda z, hook: forward.append(hook.name))
+        metric(model(TOKENS)).backward()  # type: ignore[no-untyped-call]
+    finally:
+        model.reset_hooks()
+    assert forward == ["blocks.1.attn.hook_z"]
+    retained: dict[str, Tensor] = {}
+
+    def retain(kind: str) -> Callable[[Tensor], Tensor]:
+        def change(whole: Tensor) -> Tensor:
+            whole.retain_grad()
+            retained[kind] = whole
+            return whole
+
+        return change
+
+    kinds = ["resid_pre", "attn_out", "mlp_out", "z"]
+    with hooks(name, {(kind, 1): retain(kind) for kind in kinds}) as module:
+        metric(module(input_ids=TOKENS, use_cache=False).logits).backward()  # type: ignore[no-untyped-call]
+        module.zero_grad()
+    for kind, whole in retained.items():
+        assert whole.grad is not None
+        close(seen[get_act_name(kind, 1)], whole.grad.reshape(seen[get_act_name(kind, 1)].shape))
+    scores = seen["blocks.1.attn.hook_pattern"]
+    assert scores.shape == (2, HEADS, LENGTH, LENGTH)
+    assert scores.abs().max() > 0
+
+
+def test_gradients_of_the_loss_are_cached() -> None:
+    model = hooked("gpt2")
+    loss, cached = model.run_with_cache(TOKENS, return_type="loss", incl_bwd=True)
+    gradient: Tensor = cached["blocks.1.hook_resid_post_grad"]
+
+    def nudge(stream: Tensor, hook: Any) -> Tensor:
+        return stream + 1e-2 * gradient / gradient.norm()
+
+    higher = model.run_with_hooks(TOKENS, return_type="loss", fwd_hooks=[("blocks.1.hook_resid_post", nudge)])
+    assert (higher - loss).item() == pytest.approx(1e-2 * gradient.norm().item(), rel=0.05)
+    kept, fwd, bwd = model.get_caching_hooks(lambda one: one.endswith("hook_z"), incl_bwd=True)
+    with model.hooks(fwd, bwd):
+        model(TOKENS, return_type="loss").backward()
+    close(kept["blocks.0.attn.hook_z_grad"], cached["blocks.0.attn.hook_z_grad"])
+    assert torch.equal(kept["blocks.2.attn.hook_z"], run("gpt2")[1]["z", 2])
+    with pytest.raises(ValueError, match="return_type='loss'"):
+        model.run_with_cache(TOKENS, incl_bwd=True)
+    with pytest.raises(ValueError, match=r"no gradient is known by ln_final.hook_scale"):
+        model.add_hook("ln_final.hook_scale", print, "bwd")
+
+
+def test_a_backward_hook_changes_what_flows_back() -> None:
+    model = hooked("llama")
+    seen: list[Tensor] = []
+
+    def stop(gradient: Tensor, hook: Any) -> Tensor:
+        return torch.zeros_like(gradient)
+
+    pairs: Any = [
+        ("blocks.1.hook_mlp_out", stop),
+        ("blocks.1.mlp.hook_post", lambda gradient, hook: seen.append(gradient)),
+    ]
+    with model.hooks(bwd_hooks=pairs):
+        model(TOKENS, return_type="loss").backward()
+    assert len(seen) == 1
+    assert not seen[0].any()
+
+
 def test_embeddings_of_positions_are_changed_prompt_by_prompt() -> None:
     model = hooked("gpt2")
 
@@ -454,7 +601,12 @@ def test_sweeps_begin_with_the_hooks_that_are_on() -> None:
         out[:, 4] = cached[hook.name][:, 4]
         return out
 
-    pair = ("blocks.1.attn.hook_z", zeroed(2))
+    _, fresh = model.run_with_cache(TOKENS)
+
+    def mixed(z: Tensor, hook: Any) -> None:
+        z[:, :, 2] = fresh["blocks.2.attn.hook_z"][:, :, 1]  # read first when worlds are computed
+
+    pair = ("blocks.1.attn.hook_z", mixed)
     with model.hooks(fwd_hooks=[pair]):
         found = transformer_lens.get_act_patch_mlp_out(model, other, cached, metric)
     expected = metric(model.run_with_hooks(other, fwd_hooks=[pair, ("blocks.0.hook_mlp_out", patched)]))
@@ -497,10 +649,13 @@ def test_names_that_are_not_there_are_none_that_are() -> None:
 
 
 def test_new_weights_are_seen() -> None:
-    model = HookedModel(neox())
-    before, _ = model.run_with_cache(TOKENS)
+    model = hooked("neox")
+    tokens = prompts(1, seed=9)
+    before, _ = model.run_with_cache(tokens)
+    weight = model.module.lm_head.weight
     with torch.no_grad():
-        model.module.lm_head.weight.mul_(2)
-    after, _ = model.run_with_cache(TOKENS)
+        weight.mul_(2)
+        after, _ = model.run_with_cache(tokens)
+        assert torch.equal(model.W_U, weight.T)
+        weight.div_(2)
     close(after, 2 * before)
-    close(model.W_U, model.module.lm_head.weight.detach().T)

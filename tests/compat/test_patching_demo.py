@@ -6,8 +6,6 @@ with plain hooks on the module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -16,10 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import conewise as cw
 import conewise.compat.transformer_lens as patching
 import conewise.compat.transformer_lens as utils
-from conewise.compat.transformer_lens import HookedModel
+from tests.compat.shipped import block, hook, hooked, projection
 
 CLOSE = 1e-4
 """How far batched kernels may lie from single ones; the metrics are of order 1."""
@@ -29,11 +26,6 @@ PROMPTS = [
     "When Mary and John went to the store, Mary gave a drink to",
 ]
 ANSWERS = [(" Mary", " John"), (" John", " Mary")]
-
-
-@cache
-def hooked() -> HookedModel:
-    return HookedModel(cw.load("tiny", attn_implementation="eager"))
 
 
 def imshow(tensor: Tensor, **options: Any) -> Any:
@@ -72,24 +64,6 @@ def notebook() -> Notebook:
     return Notebook()
 
 
-@contextmanager
-def hook(path: str, change: Callable[[Tensor], Tensor], *, is_input: bool = False) -> Iterator[Any]:
-    """The module with what goes into, or comes out of, one part of it changed."""
-    part = hooked().module.get_submodule(path)
-
-    def enter(_: Any, args: Any) -> Any:
-        return (change(args[0].clone()), *args[1:])
-
-    def leave(_: Any, __: Any, out: Any) -> Any:
-        return (change(out[0].clone()), *out[1:]) if isinstance(out, tuple) else change(out.clone())
-
-    handle = part.register_forward_pre_hook(enter) if is_input else part.register_forward_hook(leave)
-    try:
-        yield hooked().module
-    finally:
-        handle.remove()
-
-
 @torch.no_grad()
 def by_hand(path: str, index: Any, heads: int | None = None, *, is_input: bool = False) -> float:
     """The metric with one part of one activation from the clean run, by two forwards with hooks."""
@@ -114,7 +88,8 @@ def by_hand(path: str, index: Any, heads: int | None = None, *, is_input: bool =
 
 def test_prompts_become_tokens_and_answers_are_single_tokens() -> None:
     book = notebook()
-    assert book.model.to_string(book.clean_tokens[0]).endswith(PROMPTS[0])
+    text: str = book.model.to_string(book.clean_tokens[0])
+    assert text.endswith(PROMPTS[0])
     assert book.model.to_str_tokens(PROMPTS[0]) == book.model.to_str_tokens(book.clean_tokens[0])
     assert book.clean_tokens.shape == book.corrupted_tokens.shape
     assert book.clean > 0.5, "the shipped model knows the answer"
@@ -130,18 +105,9 @@ def test_patching_the_stream_shows_where_the_names_matter() -> None:
     assert figure.data[0].z.shape == (book.model.cfg.n_layers, book.clean_tokens.shape[1])
     last = len(labels) - 1
     for layer, pos in ((0, 3), (2, last), (3, last)):
-        expected = by_hand(_block(layer), (slice(None), pos), is_input=True)
+        expected = by_hand(block(layer), (slice(None), pos), is_input=True)
         assert found[layer, pos].item() == pytest.approx(expected, abs=CLOSE)
     assert found[3, last] > 0.5
-
-
-def _block(layer: int) -> str:
-    return f"{_stack()}.{layer}"
-
-
-def _stack() -> str:
-    names: list[str] = [name for name, _ in hooked().module.named_modules() if name.endswith(".0")]
-    return names[0].removesuffix(".0")
 
 
 def test_every_part_of_a_block_is_patched_by_position() -> None:
@@ -152,7 +118,7 @@ def test_every_part_of_a_block_is_patched_by_position() -> None:
     assert every.shape == (3, book.model.cfg.n_layers, book.clean_tokens.shape[1])
     figure = imshow(every, facet_col=0, title="resid_pre, attn_out, mlp_out")
     assert len(figure.data) == 3
-    expected = by_hand(f"{_block(1)}.mlp", (slice(None), -1))
+    expected = by_hand(f"{block(1)}.mlp", (slice(None), -1))
     assert every[2, 1, -1].item() == pytest.approx(expected, abs=CLOSE)
 
 
@@ -161,19 +127,15 @@ def test_heads_are_patched_at_all_positions_and_at_each() -> None:
     model, corrupted, clean = book.model, book.corrupted_tokens, book.clean_cache
     heads = patching.get_act_patch_attn_head_out_all_pos(model, corrupted, clean, book.metric)
     assert heads.shape == (model.cfg.n_layers, model.cfg.n_heads)
-    by_pos = patching.get_act_patch_attn_head_out_by_pos(model, corrupted, clean, book.metric)
+    _, short = model.run_with_cache(book.clean_tokens[:, 9:])
+    by_pos = patching.get_act_patch_attn_head_out_by_pos(model, corrupted[:, 9:], short, book.metric)
     rows = by_pos.permute(0, 2, 1).flatten(0, 1)  # einops: layer pos head -> (layer head) pos
     labels = [f"L{i}H{j}" for i in range(model.cfg.n_layers) for j in range(model.cfg.n_heads)]
     assert labels == model.all_head_labels
     assert len(imshow(rows, y=labels).data[0].z) == len(labels)
     layer, head = divmod(int(heads.argmax()), model.cfg.n_heads)
-    expected = by_hand(_projection(layer), (slice(None), slice(None), head), model.cfg.n_heads, is_input=True)
+    expected = by_hand(projection(layer), (slice(None), slice(None), head), model.cfg.n_heads, is_input=True)
     assert heads[layer, head].item() == pytest.approx(expected, abs=CLOSE)
-
-
-def _projection(layer: int) -> str:
-    inside = dict(hooked().module.get_submodule(_block(layer)).named_modules())
-    return f"{_block(layer)}.{next(name for name in inside if name.endswith(('o_proj', 'attn.c_proj')))}"
 
 
 def test_queries_keys_values_and_patterns_are_patched_too() -> None:
@@ -182,8 +144,9 @@ def test_queries_keys_values_and_patterns_are_patched_too() -> None:
     every = patching.get_act_patch_attn_head_all_pos_every(model, corrupted, clean, book.metric)
     assert every.shape == (5, model.cfg.n_layers, model.cfg.n_heads)
     imshow(every, facet_col=0, labels={"x": "Head", "y": "Layer"})
-    by_pos = patching.get_act_patch_attn_head_by_pos_every(model, corrupted, clean, book.metric)
-    assert by_pos.shape == (5, model.cfg.n_layers, clean["resid_pre", 0].shape[1], model.cfg.n_heads)
+    _, short = model.run_with_cache(book.clean_tokens[:, 9:])  # the end alone, for the sake of time
+    by_pos = patching.get_act_patch_attn_head_by_pos_every(model, corrupted[:, 9:], short, book.metric)
+    assert by_pos.shape == (5, model.cfg.n_layers, short["resid_pre", 0].shape[1], model.cfg.n_heads)
     # One by one, by hooks on the model: what one cell of the sweep stands for.
     layer, head = divmod(int(every[4].argmax()), model.cfg.n_heads)
 
@@ -251,8 +214,8 @@ def test_a_sweep_tells_its_cost_before_it_runs() -> None:
     given = (book.model, book.corrupted_tokens, book.clean_cache, book.metric)
     plan = patching.get_act_patch_mlp_out(*given, plan=True)
     assert plan.worlds == book.model.cfg.n_layers * book.clean_tokens.shape[1]
-    found = patching.get_act_patch_mlp_out(*given)
-    torch.testing.assert_close(plan.run().per_prompt.mean(-1).reshape(found.shape).float(), found)
+    found = plan.run().per_prompt.mean(-1).reshape(book.model.cfg.n_layers, -1)
+    assert found[1, -1].item() == pytest.approx(by_hand(f"{block(1)}.mlp", (slice(None), -1)), abs=CLOSE)
     every = patching.get_act_patch_block_every(*given, plan=True)
     assert list(every) == ["resid_pre", "attn_out", "mlp_out"]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from conewise.compat.act_names import OTHER_NAMES
-from conewise.compat.activation_cache import ActivationCache, RunValues
-from conewise.compat.hooked_model import HookedModel
+from conewise.compat.hooked.activation_cache import ActivationCache, RunValues
+from conewise.compat.hooked.hooked_model import HookedModel
+from conewise.compat.hooks.act_names import OTHER_NAMES
 from conewise.compat.last_position import LastPosition, ReadsMoreError, reads_only_last
 from conewise.compat.patching_result import PatchingResult, ranges_frame, stacked_types
 from conewise.errors import MetricError, NoEffectWarning, PatchError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 INSTEAD: Mapping[str, str] = {
-    "all_composition_scores": "multiply `W_Q`, `W_K`, `W_V` and `W_O`, which are plain tensors",
+    "all_composition_scores": "multiply `QK` and `OV`, which are FactoredMatrix",
     "boot_transformers": "load the model with `cw.load(name, attn_implementation='eager')`",
     "cache_all": "use `run_with_cache`",
     "cache_some": "use `run_with_cache(names_filter=...)`",
@@ -31,8 +31,6 @@ INSTEAD: Mapping[str, str] = {
     "set_tokenizer": "give the tokenizer when the model is made: `HookedModel(module, tokenizer)`",
     "set_ungroup_grouped_query_attention": "keys and values keep their own heads; repeat them with "
     "`repeat_interleave`",
-    "set_use_attn_in": "what single heads read is changed by `model.captured.paths(...)`",
-    "set_use_split_qkv_input": "what single heads read is changed by `model.captured.paths(...)`",
     "setup": "nothing is left to set up",
     "state_dict": "use `model.module.state_dict()`",
     "to": "load the model where it shall be, `cw.load(name, device=..., dtype=...)`",

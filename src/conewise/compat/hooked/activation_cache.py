@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from conewise.compat.hook_table import Entry, HookTable
-from conewise.compat.norms import Norm
-from conewise.compat.slices import Slice
+from conewise.compat.hooked.slices import Slice
+from conewise.compat.hooks.hook_table import Entry, HookTable
+from conewise.compat.hooks.norms import Norm
 from conewise.errors import MissingSiteError
 from conewise.runs.run import Reading
 

@@ -8,15 +8,16 @@ at the node behind them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
-from conewise.compat.act_names import get_act_name
-from conewise.compat.norms import Norm, norm_of
+from conewise.compat.hooks.act_names import get_act_name
+from conewise.compat.hooks.matrices import Matrices
+from conewise.compat.hooks.norms import Norm, norm_of
 from conewise.errors import MissingSiteError
 from conewise.locations.places import PlaceLike
 from conewise.model import Model
@@ -28,6 +29,7 @@ Edits = list[tuple[PlaceLike, Change]]
 
 KINDS = (
     "resid_pre",
+    *("attn_in", "q_input", "k_input", "v_input"),
     "ln1",
     *("q", "k", "v", "rot_q", "rot_k", "attn_scores", "pattern", "z", "result"),
     "attn_out",
@@ -40,7 +42,15 @@ KINDS = (
 )
 """What a block has, in the order in which it is computed; a norm stands for its scale and what it divides."""
 
-ON_REQUEST = {"result": "use_attn_result", "mlp_in": "use_hook_mlp_in"}
+INTO_HEADS = {"attn_in": "qkv", "q_input": "q", "k_input": "k", "v_input": "v"}
+"""What heads read, and what they make of it."""
+
+ON_REQUEST = {
+    "result": "use_attn_result",
+    "mlp_in": "use_hook_mlp_in",
+    "attn_in": "use_attn_in",
+    **dict.fromkeys(("q_input", "k_input", "v_input"), "use_split_qkv_input"),
+}
 """Kinds that a cache lists only after `set_use_attn_result(True)` and its like. They can be read and hooked
 before that too."""
 
@@ -49,22 +59,25 @@ before that too."""
 class Entry:
     """One hook name. `edits(change)` are the patches by which the value becomes `change` of what it is.
 
-    With a `norm` there are none: changes at one norm are put in together, by `HookTable.edits`.
+    With a `norm` there are none: changes at one norm are put in together, by `HookTable.edits`. `touches` are
+    the places that are patched; `is_site` says that the value is that of the one place.
     """
 
     name: str
     layer: int | None
     kind: str
     read: Callable[[Reading], Tensor]
+    touches: tuple[PlaceLike, ...]
     edits: Callable[[Change], Edits] | None = None
     norm: Norm | None = None
+    is_site: bool = False
 
 
 class HookTable:
     """Every hook name of a model of one stack of layers. Raises MissingSiteError where there is none."""
 
-    def __init__(self, model: Model, probe: Run) -> None:
-        self.model = model
+    def __init__(self, model: Model, probe: Run, matrices: Matrices) -> None:
+        self.model, self._matrices = model, matrices
         sites = model.site_table
         stacks = {layer.stack for layer in sites.model_layers}
         if len(stacks) != 1:
@@ -94,6 +107,11 @@ class HookTable:
         if full in self.entries:
             return self.entries[full]
         raise self._missing(full)
+
+    def places(self, names: Iterable[str]) -> dict[str, PlaceLike]:
+        """The places of those names that are sites."""
+        found = {name: self.entries[name] for name in names}
+        return {name: entry.touches[0] for name, entry in found.items() if entry.is_site}
 
     def edits(self, changes: Mapping[str, Change]) -> Edits:
         """The patches by which values become `changes` of what they are, by full names; in their order."""
@@ -149,25 +167,40 @@ class HookTable:
                 elif kind == "mlp_in":
                     norm = self.norms.get(f"blocks.{layer}.ln2")
                     if norm is not None:
-                        yield Entry(name, layer, kind, partial(_value, norm.before), norm=norm)
+                        yield _of_norm_entry(name, layer, kind, norm, partial(_value, norm.before))
+                elif kind in INTO_HEADS:
+                    yield from self._into_heads(name, layer, kind)
                 elif name in known:
-                    yield Entry(name, layer, kind, partial(_value, name), partial(_at, name))
+                    yield _site_entry(name, layer, kind, name)
         yield from self._of_norm("ln_final", None)
 
     def _of_embeddings(self) -> Iterator[Entry]:
         first = get_act_name("resid_pre", 0)
-        yield Entry("hook_embed", None, "embed", partial(_value, self.embed), partial(_at, self.embed))
+        yield _site_entry("hook_embed", None, "embed", self.embed)
         if self.pos_embed is not None:
             read = partial(_of_every_prompt, self.pos_embed, first)
             edits = partial(_added, first, self.pos_embed)
-            yield Entry("hook_pos_embed", None, "pos_embed", read, edits)
+            yield Entry("hook_pos_embed", None, "pos_embed", read, (self.pos_embed, first), edits)
 
     def _of_norm(self, where: str, layer: int | None) -> Iterator[Entry]:
         norm = self.norms.get(where)
         if norm is None:
             return
         for kind, read in (("scale", _scale), ("normalized", _normalized)):
-            yield Entry(f"{where}.hook_{kind}", layer, kind, partial(read, norm), norm=norm)
+            yield _of_norm_entry(f"{where}.hook_{kind}", layer, kind, norm, partial(read, norm))
+
+    def _into_heads(self, name: str, layer: int, kind: str) -> Iterator[Entry]:
+        """What heads read, a copy for each, if the norm in front of them and their projections are known."""
+        norm, places = self.norms.get(f"blocks.{layer}.ln1"), []
+        for made in INTO_HEADS[kind]:
+            where = get_act_name(made, layer)
+            if norm is None or where not in {site.name for site in self.model.site_table}:
+                return
+            places.append(where)
+        if norm is not None:
+            read = partial(_by_head, norm.before, places[0])
+            edits = partial(_before_heads, norm, self._matrices, layer, INTO_HEADS[kind])
+            yield Entry(name, layer, kind, read, (norm.before, *places), edits)
 
     def _norms(self) -> dict[str, Norm]:
         """The norms between the stream and what reads it, by place: "blocks.3.ln1", "ln_final"."""
@@ -220,12 +253,8 @@ class HookTable:
 
 
 NOT_HERE = {
-    "hook_attn_in": "what single heads read is changed by `model.captured.paths(...)`.",
-    "hook_k_input": "what single heads read is changed by `model.captured.paths(...)`.",
     "hook_mid": "only models with a norm inside their MLPs have it, and they are no Hugging Face models.",
-    "hook_q_input": "what single heads read is changed by `model.captured.paths(...)`.",
     "hook_tokens": "tokens are the input; change them before the model runs.",
-    "hook_v_input": "what single heads read is changed by `model.captured.paths(...)`.",
 }
 
 
@@ -245,6 +274,45 @@ def _value(place: PlaceLike, run: Reading) -> Tensor:
 
 def _at(place: PlaceLike, change: Change) -> Edits:
     return [(place, change)]
+
+
+def _site_entry(name: str, layer: int | None, kind: str, place: PlaceLike) -> Entry:
+    read, edits = partial(_value, place), partial(_at, place)
+    return Entry(name, layer, kind, read, (place,), edits, is_site=True)
+
+
+def _of_norm_entry(
+    name: str, layer: int | None, kind: str, norm: Norm, read: Callable[[Reading], Tensor]
+) -> Entry:
+    return Entry(name, layer, kind, read, (norm.before, norm.after), norm=norm)
+
+
+def _by_head(before: PlaceLike, made: PlaceLike, run: Reading) -> Tensor:
+    """The stream, a copy for each head."""
+    heads = run.read(made).shape[2]
+    return run.read(before).unsqueeze(2).expand(-1, -1, heads, -1)
+
+
+def _before_heads(norm: Norm, matrices: Matrices, layer: int, kinds: str, change: Change) -> Edits:
+    """What heads project, of a changed stream: norm and projection are computed again, head by head."""
+    weights = {kind: matrices.made(kind, layer) for kind in kinds}
+    seen: list[Tensor] = []
+    changed: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        seen[:], changed[:] = [x.clone()], []
+        return x
+
+    def put(kind: str, own: Tensor) -> Tensor:
+        given = seen[0].unsqueeze(2).expand(-1, -1, own.shape[2], -1)
+        if not changed:
+            changed.append(change(given.clone()))
+        if changed[0].shape == given.shape and torch.equal(changed[0], given):
+            return own
+        weight, bias = weights[kind]
+        return torch.einsum("bphm,hmd->bphd", norm(changed[0]), weight) + bias
+
+    return [(norm.before, note), *((get_act_name(kind, layer), partial(put, kind)) for kind in kinds)]
 
 
 def _of_every_prompt(node: str, like: PlaceLike, run: Reading) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from conewise.compat.hooked_config import HookedConfig
-from conewise.compat.tokens import Tokens
+from conewise.compat.hooked.hooked_config import HookedConfig
+from conewise.compat.hooked.tokens import Tokens
 
 Tensor = torch.Tensor
 

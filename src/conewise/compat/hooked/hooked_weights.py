@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from conewise.compat.hook_table import HookTable
-from conewise.compat.hooked_config import HookedConfig
-from conewise.compat.matrices import Matrices, stacked
+from conewise.compat.hooked.hooked_config import HookedConfig
+from conewise.compat.hooks.factored_matrix import FactoredMatrix
+from conewise.compat.hooks.hook_table import HookTable
+from conewise.compat.hooks.matrices import Matrices, stacked
 
 Tensor = torch.Tensor
 
@@ -134,6 +135,19 @@ class HookedWeights:
             return bias.detach()
         weight = _weight(head, "b_U")
         return weight.new_zeros(weight.shape[0]).detach()
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """W_Q @ W_K.T, [layer, head, d_model, d_model], as factors; shared keys are repeated."""
+        return FactoredMatrix(self.W_Q, self._repeated(self.W_K).transpose(-2, -1))
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """W_V @ W_O, [layer, head, d_model, d_model], as factors; shared values are repeated."""
+        return FactoredMatrix(self._repeated(self.W_V), self.W_O)
+
+    def _repeated(self, weight: Tensor) -> Tensor:
+        return weight.repeat_interleave(self.cfg.n_heads // weight.shape[1], 1)
 
     def out_of_neurons(self, layer: int) -> Tensor:
         """W_out of one layer."""

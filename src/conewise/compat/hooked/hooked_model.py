@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -10,19 +9,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from conewise.compat.activation_cache import ActivationCache, RunValues
-from conewise.compat.hook_points import HookPoint, NamesFilter, as_filter
-from conewise.compat.hook_registry import HookRegistry, Hooks
-from conewise.compat.hook_table import ON_REQUEST, Change, HookTable
-from conewise.compat.hooked_config import HookedConfig, setting
-from conewise.compat.hooked_text import HookedText
-from conewise.compat.hooked_weights import HookedWeights
-from conewise.compat.language_loss import lm_cross_entropy_loss
-from conewise.compat.matrices import Matrices
-from conewise.compat.slices import Slice
-from conewise.compat.tokens import Tokens
-from conewise.compat.unsupported import reason_for
-from conewise.errors import NoEffectWarning, PatchError
+from conewise.compat.hooked.activation_cache import ActivationCache, RunValues
+from conewise.compat.hooked.hooked_config import config_of
+from conewise.compat.hooked.hooked_parts import HookedParts
+from conewise.compat.hooked.hooked_text import HookedText
+from conewise.compat.hooked.language_loss import lm_cross_entropy_loss
+from conewise.compat.hooked.slices import Slice
+from conewise.compat.hooked.tokens import Tokens
+from conewise.compat.hooked.unsupported import reason_for
+from conewise.compat.hooks.backward import recorded_logits
+from conewise.compat.hooks.hook_points import HookPoint, NamesFilter, as_filter
+from conewise.compat.hooks.hook_registry import HookRegistry, Hooks
+from conewise.compat.hooks.hook_table import ON_REQUEST, Change, HookTable
+from conewise.compat.hooks.hooked_pass import hooked
+from conewise.compat.hooks.matrices import Matrices
+from conewise.errors import PatchError
 from conewise.model import Model, capture
 from conewise.models.load import Loaded
 from conewise.runs.run import Reading, Run
@@ -35,15 +36,15 @@ KEPT_RUNS = 2
 RETURN_TYPES = ("logits", "loss", "both", None)
 
 
-class HookedModel(HookRegistry, HookedText, HookedWeights):
+class HookedModel(HookRegistry, HookedText, HookedParts):
     """A Hugging Face model under the names of TransformerLens's HookedTransformer.
 
     `HookedModel(cw.load("gpt2", attn_implementation="eager"))`, or `HookedModel(module, tokenizer)`. The
     module is captured, and stays as it is: nothing is folded, centred or split in its weights, and no hook is
     left on it. `captured` is the captured model, on which all else of Conewise works.
 
-    Hooks are patches in a fork of the run: a second call on the same tokens computes only what lies behind
-    them.
+    Hooks are called between the steps of a run that is kept: a second call on the same tokens computes only
+    what lies behind them.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
         self.captured = capture(module, input_ids=_example(module)) if captured is None else captured
         self._runs: list[tuple[Tensor, Run]] = []
         self._probe_run: Run | None = None
-        self.table = HookTable(self.captured, self._probe())
         self._matrices = Matrices(self.captured, self._probe)
-        self.cfg = self._config(tokenizer, name or self.captured.name, default_prepend_bos)
+        self.table = HookTable(self.captured, self._probe(), self._matrices)
+        self.cfg = config_of(self.table, self._probe(), tokenizer, name or self.captured.name)
+        self.cfg.default_prepend_bos = default_prepend_bos
         self._text = Tokens(tokenizer, self.cfg.n_ctx, self.cfg.device)
         self.cfg.tokenizer_prepends_bos = tokenizer is not None and self._text.prepends_bos
         self.hook_dict: dict[str, HookPoint] = {
@@ -166,6 +168,12 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
         if stop_at_layer is None and not self._is_hooked("fwd") and not self._is_hooked("bwd"):
             logits = self.module(input_ids=tokens, use_cache=False).logits
             return _returned(logits, tokens, return_type, loss_per_token)
+        if self._is_hooked("bwd"):
+            if stop_at_layer is not None:
+                raise ValueError(
+                    "backward hooks are on, and stop_at_layer returns no logits to go back from."
+                )
+            return _returned(self._recorded(tokens), tokens, return_type, loss_per_token)
         reading, _ = self._reading(tokens, {}, self.n_before(stop_at_layer))
         return self._output(reading, tokens, return_type, loss_per_token, stop_at_layer)
 
@@ -196,11 +204,6 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
         """
         _expect_no_more(others)
         _expect_return_type(return_type)
-        if incl_bwd:
-            raise ValueError(
-                "incl_bwd: gradients are read off a run, "
-                "`model.captured.run(tokens).gradients(metric, sites)`."
-            )
         tokens = self.input_tokens(input, prepend_bos, padding_side)
         is_wanted = as_filter(names_filter, self.table.full)
         is_asked = names_filter is not None and not callable(names_filter)
@@ -213,6 +216,8 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
         if names_filter is not None or pos_slice is not None or device is not None or before is not None:
             at = Slice.unwrap(pos_slice)
             values = {name: at.apply(value, _pos_dim(name)).to(device) for name, value in values.items()}
+        if incl_bwd:
+            values = {**values, **self._gradients(tokens, names, return_type)}
         cache = ActivationCache(values, self)
         if remove_batch_dim:
             cache.remove_batch_dim()
@@ -252,8 +257,17 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
         return (tokens[None] if tokens.ndim == 1 else tokens).to(self.cfg.device)
 
     def reading(self, tokens: Any) -> Reading:
-        """The run on text or tokens, under the hooks that are on: what sweeps begin with."""
-        return self._reading(self.input_tokens(tokens), {})[0]
+        """The run on text or tokens, patched with the hooks that are on: what sweeps begin with."""
+        run = self._run(self.input_tokens(tokens))
+        changes = {name: point.called for name, point in self.hook_dict.items() if point.has_hooks("fwd")}
+        if not changes:
+            return run
+        # Once by themselves: what they read of caches is at hand then, in the middle of a world's demand.
+        hooked(run, self.table, changes)
+        world = run.fork()
+        for place, change in self.table.edits(changes):
+            world.patch(place, change)
+        return world
 
     def _reading(
         self, tokens: Tensor, wanted: Mapping[str, None], before: int | None = None
@@ -262,11 +276,6 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
 
         Every hook is called once, also where nothing asks for its value.
         """
-        if self._is_hooked("bwd"):
-            raise ValueError(
-                "backward hooks are on, and gradients are read off a run here: "
-                "`model.captured.run(tokens).gradients(metric, sites)`. Take them off with `reset_hooks()`."
-            )
         run = self._run(tokens)
         points = {
             name: point
@@ -282,13 +291,27 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
             for name in self.table
             if name in points or (name in shared and name in wanted)
         }
-        world = run.fork()
-        with _unreported():
-            edits = self.table.edits(changes)
-            for place, change in edits:
-                world.patch(place, change)
-            world.demand(dict.fromkeys(self.captured.locate(place).node for place, _ in edits))
-        return world, recorded
+        return hooked(run, self.table, changes), recorded
+
+    def _gradients(self, tokens: Tensor, names: list[str], return_type: str | None) -> dict[str, Tensor]:
+        """The gradients of the loss by sites, by their names with "_grad" behind."""
+        if return_type != "loss":
+            raise ValueError("incl_bwd goes with return_type='loss', of which the gradients are.")
+        found: dict[str, Tensor] = {}
+
+        def keep(gradient: Tensor, hook: HookPoint) -> None:
+            found[f"{hook.name}_grad"] = gradient
+
+        sites = [name for name in names if self.table.entries[name].is_site]
+        with self.hooks(bwd_hooks=[(name, keep) for name in sites]), torch.enable_grad():
+            lm_cross_entropy_loss(self._recorded(tokens), tokens).backward()  # type: ignore[no-untyped-call]
+        return found
+
+    def _recorded(self, tokens: Tensor) -> Tensor:
+        """The logits, recorded for a backward pass that calls backward hooks; forward hooks are in force."""
+        changes = {name: point.called for name, point in self.hook_dict.items() if point.has_hooks("fwd")}
+        points = {name: point for name, point in self.hook_dict.items() if point.has_hooks("bwd")}
+        return recorded_logits(self._run(tokens), self.table, changes, points)
 
     def _names_beside(self, points: Mapping[str, HookPoint]) -> frozenset[str]:
         """Names of nodes that a hook of another name changes: read afterwards, they would be changed too."""
@@ -301,8 +324,8 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
     @cached_property
     def _names_by_node(self) -> dict[str, list[str]]:
         by_node: dict[str, list[str]] = {}
-        for name in self.table:
-            for place, _ in self.table.edits({name: lambda value: value}):
+        for name, entry in self.table.entries.items():
+            for place in entry.touches:
                 by_node.setdefault(self.captured.locate(place).node, []).append(name)
         return by_node
 
@@ -319,9 +342,7 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
             return reading.read(("resid_pre", before)).clone()
         if before is not None:
             return reading.read(("resid_post", before - 1)).clone()
-        with _unreported():
-            logits = reading.logits
-        return _returned(logits.clone(), tokens, return_type, per_token)
+        return _returned(reading.logits.clone(), tokens, return_type, per_token)
 
     def _run(self, tokens: Tensor) -> Run:
         """The run of these tokens: a kept one where there is one, of the weights that the module has now."""
@@ -363,6 +384,14 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
         """Whether caches list what each head adds to the stream. It can be read and hooked at any time."""
         self.cfg.use_attn_result = use_attn_result
 
+    def set_use_attn_in(self, use_attn_in: bool) -> None:
+        """Whether caches list what each head reads. It can be read and hooked at any time."""
+        self.cfg.use_attn_in = use_attn_in
+
+    def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
+        """Whether caches list what queries, keys and values are made of. It can be hooked at any time."""
+        self.cfg.use_split_qkv_input = use_split_qkv_input
+
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
         """Whether caches list what the norm in front of each MLP reads. It can be hooked at any time."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
@@ -385,57 +414,6 @@ class HookedModel(HookRegistry, HookedText, HookedWeights):
         """The module's parameters by its own names."""
         return self.module.named_parameters()
 
-    @property
-    def all_head_labels(self) -> list[str]:
-        """L0H0, L0H1, ..."""
-        return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
-
-    # -- sizes -------------------------------------------------------------------------------------
-
-    def _config(self, tokenizer: Any, name: str, default_prepend_bos: bool) -> HookedConfig:
-        probe, table = self._probe(), self.table
-        own = getattr(self.module, "config", None)
-        heads, width = probe.read(("z", 0)).shape[-2:]
-        weight = next(self.module.parameters())
-        kinds = self.captured.site_table.kinds
-        norm = table.norms.get("blocks.0.ln1") or table.norms.get("ln_final")
-        final = table.norms.get("ln_final")
-        shared = probe.read(("k", 0)).shape[-2] if "k" in kinds else heads
-        logits = probe.logits
-        return HookedConfig(
-            n_layers=table.n_layers,
-            d_model=probe.read(("resid_pre", 0)).shape[-1],
-            n_heads=heads,
-            d_head=width,
-            d_mlp=probe.read(("post", 0)).shape[-1] if "post" in kinds else None,
-            d_vocab=setting(own, "vocab_size") or logits.shape[-1],
-            d_vocab_out=logits.shape[-1],
-            n_ctx=setting(own, "max_position_embeddings", "n_positions", "n_ctx"),
-            n_key_value_heads=None if shared == heads else shared,
-            act_fn=setting(own, "activation_function", "hidden_act", "hidden_activation"),
-            attn_only="mlp_out" not in kinds,
-            gated_mlp="pre_linear" in kinds,
-            parallel_attn_mlp="mlp_out" in kinds and "resid_mid" not in kinds,
-            normalization_type=None if norm is None else "LN" if norm.is_centered else "RMS",
-            final_rms=final is not None and not final.is_centered,
-            eps=None if norm is None else norm.eps,
-            positional_embedding_type=_positions(table, kinds),
-            device=weight.device,
-            dtype=weight.dtype,
-            model_name=name,
-            tokenizer_name=getattr(tokenizer, "name_or_path", None),
-            original_architecture=type(self.module).__name__,
-            default_prepend_bos=default_prepend_bos,
-            tokenizer_prepends_bos=False,
-            own=own,
-        )
-
-
-def _positions(table: HookTable, kinds: tuple[str, ...]) -> str:
-    if table.pos_embed is not None:
-        return "standard"
-    return "rotary" if "rot_q" in kinds else "other"
-
 
 def _example(module: nn.Module) -> Tensor:
     """A few tokens that every vocabulary has."""
@@ -449,11 +427,6 @@ def _is_current(run: Run) -> bool:
     except PatchError:  # weights were written to, or values of the run
         return False
     return True
-
-
-def _unreported() -> Any:
-    """Without warnings of patches without effect: a hook that only looks changes nothing."""
-    return warnings.catch_warnings(action="ignore", category=NoEffectWarning)
 
 
 def _calling(point: HookPoint, recorded: dict[str, Tensor]) -> Change:

@@ -1,0 +1,1 @@
+"""A model, its cache and its parts under the names of TransformerLens."""
