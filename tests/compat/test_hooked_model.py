@@ -542,7 +542,8 @@ def test_gradients_of_the_loss_are_cached() -> None:
     gradient: Tensor = cached["blocks.1.hook_resid_post_grad"]
 
     def nudge(stream: Tensor, hook: Any) -> Tensor:
-        return stream + 1e-2 * gradient / gradient.norm()
+        step: Tensor = 1e-2 * gradient / gradient.norm()
+        return stream + step
 
     higher = model.run_with_hooks(TOKENS, return_type="loss", fwd_hooks=[("blocks.1.hook_resid_post", nudge)])
     assert (higher - loss).item() == pytest.approx(1e-2 * gradient.norm().item(), rel=0.05)

@@ -46,7 +46,7 @@ def recorded_logits(
     nodes = list(dict.fromkeys([start, *(node_of(found) for found in hooked.values())]))
     logits = field_names(model.program, "logits") or ()
     # What is changed and not computed again is given: the embedding itself, and what does not depend on it.
-    again = {*tape.behind([start], [*logits, *nodes, *edits])}
+    again = {*model.behind([start], [*logits, *nodes, *edits])}
     given: dict[str, Tensor] = {}
     for node, own in edits.items():
         if node not in again:
