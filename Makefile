@@ -52,8 +52,8 @@ test: setup ## run the tests
 test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/runs/test_smollm2.py tests/sweeps/test_sweep_smollm2.py tests/docs/test_blocks.py
 
-test-transformer-lens: $(VENV)/.compare ## sites of the same name, against TransformerLens; minutes
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/sweeps/test_transformer_lens.py
+test-transformer-lens: $(VENV)/.compare ## sites of the same name, and HookedModel, against TransformerLens; minutes
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/sweeps/test_transformer_lens.py tests/compat/test_against_transformer_lens.py
 
 # jax and what tracr needs beside it stay out of the environment of all else.
 $(TRACR)/.made: tests/ground_truth/tracr-constraints.txt
