@@ -34,9 +34,9 @@ def quick(name: str) -> Result:
     if name == "greedy":
         return greedy.run(names=("gpt2",), lines=((4, 2),))
     if name == "positions":
-        return positions.run(sizes=((2, 3), (1, 1)))
+        return positions.run(sizes=((2, 3), (1, 1)), models=(("gpt2", 1, 3),))
     if name == "wavefront":
-        return wavefront.run(depths=(1,))
+        return wavefront.run(depths=(1,), rounds=1)
     if name == "backward":
         return backward.run(names=("four towers",))
     if name == "index":

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 from conewise.graph.graph import Graph
-from conewise.theory import ReaderAt, RowStack, greedy_cost, reverse_cost, speculation, stack_peak
+from conewise.theory import ReaderAt, RowStack, greedy_cost, reverse_cost, row_costs, speculation, stack_peak
 from tests.laws.oracle import cone, support, wiring
+from tests.laws.row_graphs import RowGraph
 
 Reads = Mapping[str, Sequence[str]]
 
@@ -295,6 +297,37 @@ def _products(graph: Graph, loss: str, wrt: Collection[str]) -> dict[str, list[s
     return found
 
 
+def rows_from_the_patch_on(given: RowGraph) -> int:
+    """Takes what a wavefront computes, every node from the patch on, for what has to be."""
+    return _rows(given, computed="from the first on")
+
+
+def rows_without_mixing(given: RowGraph) -> int:
+    """Forgets that other rows are read."""
+    return _rows(replace(given, mixes=(frozenset[int](),) * len(given.mixes)))
+
+
+def rows_that_all_read_all(given: RowGraph) -> int:
+    """Takes every node for one that reads other rows of all its inputs."""
+    return _rows(replace(given, mixes=tuple(map(frozenset, given.reads))))
+
+
+def _rows(given: RowGraph, **options: Any) -> int:
+    place = (str(given.patch[0]), given.patch[1])
+    demand = list(map(str, given.demand))
+    (found,) = row_costs(
+        given.graph(),
+        [place],
+        given.positions,
+        given.named(),
+        demand,
+        given.rows,
+        causal=given.causal,
+        **options,
+    )
+    return found
+
+
 DEMAND_MUTANTS = [
     plain_union_of_cones,
     support_not_cut_at_patches,
@@ -344,3 +377,4 @@ REVERSE_MUTANTS = [
     gradients_behind_any_product,
     gradients_without_their_sums,
 ]
+ROW_MUTANTS = [rows_from_the_patch_on, rows_without_mixing, rows_that_all_read_all]

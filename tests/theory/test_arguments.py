@@ -87,6 +87,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "blueprint": [{"architecture": "llama", "layers": 2, "heads": 2}],
     "branch_order": [{"branches": [(3, 1), (2.5, 2)]}],
     "calibrate": [{"samples": SAMPLES, "intercept": True, "confidence": 0.9}],
+    "calibrate_stacks": [{"samples": [(9, 1, 1.9), (5, 1, 1.1), (1, 2, 0.41)], "confidence": 0.9}],
     "change_extremes": [on_graph(changes=CHANGES, demand="n3", weights=WEIGHTS)],
     "changed_cost": [on_graph(changes=CHANGES, demand="n3", order=[1, 0], weights=WEIGHTS)],
     "comparable_pairs": [on_graph()],
@@ -138,6 +139,17 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "position_limit": [{"q": 1, "profile": "input-heavy", "shared": 0.5, "causal": True}],
     "restored_cost": [on_graph(sites=["n1", ["n2"]], demand="n3", weights=WEIGHTS)],
     "reverse_cost": [{"graph": smooth(), "sites": ["n1", ["n2"]], "loss": "n3", "wrt": ["n1"]}],
+    "row_costs": [
+        on_graph(
+            sites=[("n1", 0), ("n2", 1)],
+            positions=2,
+            mixes={"n2": ["n1"]},
+            demand="n3",
+            rows="all",
+            causal=True,
+            computed="row by row",
+        )
+    ],
     "saturating_worlds": [{"launch": 20, "world": 2, "share": 0.1}],
     "sites_limit": [
         {"q": 1, "p": 2, "profile": "input-heavy", "sites": "output-heavy"},
@@ -187,6 +199,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
 CALLS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     name: (getattr(theory, name), examples) for name, examples in EXAMPLES.items()
 }
+STACKS = theory.calibrate_stacks([(9, 1, 1.9), (5, 1, 1.1), (1, 2, 0.41)])
 METHODS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     "Calibration.ratio": (
         lambda cones, nodes: [fit.ratio(cones, nodes) for fit in (FIT, BELOW_ZERO)],
@@ -205,17 +218,24 @@ METHODS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
         [{"at": "n3", "kind": "redefine", "inputs": ("n1",)}],
     ),
     "RowStack": (
-        lambda layers, positions, keys, queries, mixed, terminal, causal, demand, first: theory.RowStack(
+        lambda layers, positions, keys, queries, mixed, terminal, causal, demand, first, how: theory.RowStack(
             layers, positions, keys, queries, mixed, terminal, causal
-        ).ratio(demand, first),
+        ).ratio(demand, first, computed=how),
         [
             {
                 **dict.fromkeys(["layers", "positions", "keys", "queries", "mixed", "terminal"], 3),
                 "causal": True,
                 "demand": "last",
                 "first": 1,
+                "how": "from the first on",
             }
         ],
+    ),
+    "StackClock.seconds": (STACKS.seconds, [{"launches": 3, "work": 2}]),
+    "StackClock.enough_worlds": (STACKS.enough_worlds, [{"node": 2, "share": 0.1}]),
+    "StackClock, of odd estimates": (
+        lambda launch, work: theory.StackClock(Estimate(launch, 0, 0, 0), Estimate(work, 0, 0, 0), 1.0).rate,
+        [{"launch": 1.0, "work": 0.5}],
     ),
     "ReaderAt": (
         lambda entry, site, writers, parts: theory.edge_cost(

@@ -15,9 +15,11 @@ from conewise.theory.backward import (
 )
 from conewise.theory.clocks.compiled import compiled_ceiling, compiled_ratio
 from conewise.theory.clocks.regression import Estimate, Fit, least_squares
+from conewise.theory.clocks.stacks import StackClock, calibrate_stacks
 from conewise.theory.clocks.wallclock import Calibration, calibrate, wallclock_ceiling, wallclock_ratio
 from conewise.theory.parts.edges import EdgeCost, ReaderAt, edge_cost, edge_count, edge_limit, stack_edge_cost
 from conewise.theory.parts.positions import RowStack, position_limit
+from conewise.theory.parts.rows import row_costs
 from conewise.theory.profiles.karamata import KaramataIndex, karamata_index
 from conewise.theory.profiles.layers import layered_ratio, layered_training_ratio, sites_limit
 from conewise.theory.profiles.skips import (
@@ -119,6 +121,7 @@ __all__ = [
     "ReverseCost",
     "RowStack",
     "Speculation",
+    "StackClock",
     "StackPeak",
     "Touched",
     "batched_cost",
@@ -129,6 +132,7 @@ __all__ = [
     "blueprint",
     "branch_order",
     "calibrate",
+    "calibrate_stacks",
     "change_extremes",
     "changed_cost",
     "comparable_pairs",
@@ -168,6 +172,7 @@ __all__ = [
     "position_limit",
     "restored_cost",
     "reverse_cost",
+    "row_costs",
     "saturating_worlds",
     "sites_limit",
     "skip_layers",

@@ -1,4 +1,4 @@
-"""Positions: sweeps over (layer, position) counted in node-rows, on graphs in which every row is a node.
+"""Positions: sweeps over (layer, position) counted in node-rows, on graphs of rows and on captured models.
 
 Claim: in a causal stack a patch makes stale only rows from its position on, so that the ratio tends to 4
 where that of whole nodes tends to 2; a demand at the last position leaves the limit as it is, a shared prefix
@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from conewise.capturing.quiet import quiet
+from conewise.experiments.beyond.computed_rows import counting_rows, planned_rows
 from conewise.experiments.measure import patch_cost, warm
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.graph.graph import Graph
-from conewise.theory.parts.positions import Rows, RowStack, position_limit
+from conewise.locations.selectors import sites
+from conewise.model import Model
+from conewise.models.architectures import ARCHITECTURES
+from conewise.program.operations import ATTENTION
+from conewise.runs.metrics import logit_diff
+from conewise.theory.parts.positions import Computed, Rows, RowStack, position_limit
+from conewise.theory.parts.rows import row_costs
 
 SIZES = ((1, 1), (2, 4), (4, 4), (4, 16), (8, 16), (12, 1))
 CURVE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -26,14 +35,28 @@ CASES: tuple[tuple[str, bool, Rows], ...] = (
 )
 
 
-def run(progress: Progress = silent, sizes: Sequence[tuple[int, int]] = SIZES) -> Result:
-    """Patch every layer at every position, in a graph of rows, for each kind of stack and demand."""
+MODELS = (("gpt2", 3, 6), ("llama", 2, 5), ("bert", 2, 5))
+"""Captured ones: which, of how many layers, over how many positions."""
+BOTH_WAYS = {"bert"}
+SEED = 0
+
+
+def run(
+    progress: Progress = silent,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    models: Sequence[tuple[str, int, int]] = MODELS,
+) -> Result:
+    """Patch every layer at every position, in graphs of rows and on captured models."""
     started = time.perf_counter()
     rows: list[Row] = []
+    work = len(sizes) + len(models)
     for done, (layers, positions) in enumerate(sizes, start=1):
         for case, causal, demand in CASES:
             rows += _rows(case, RowStack(layers, positions, KEYS, QUERIES, MIXED, causal=causal), demand)
-        progress(done, len(sizes))
+        progress(done, work)
+    for done, (name, layers, positions) in enumerate(models, start=len(sizes) + 1):
+        rows += _swept(name, layers, positions)
+        progress(done, work)
     series = {
         "size": list(CURVE),
         "ratio": {
@@ -53,7 +76,10 @@ def run(progress: Progress = silent, sizes: Sequence[tuple[int, int]] = SIZES) -
             "with the last position demanded or all; where attention looks both ways it tends to 2."
         ),
         rows=rows,
-        compared="node-rows of full runs and of sweeps equal the closed forms exactly",
+        compared=(
+            "node-rows of full runs and of sweeps equal the closed forms exactly; so do those of plans and "
+            "of runs on captured models, counted from the first row on"
+        ),
         notes=(
             (
                 f"A layer has {KEYS} nodes that other rows read, {QUERIES} that only its own row reads, and "
@@ -64,9 +90,16 @@ def run(progress: Progress = silent, sizes: Sequence[tuple[int, int]] = SIZES) -
                 "With a shared prefix, base and source differ in the second half of the positions alone, and "
                 "only these are swept."
             ),
+            (
+                "Captured models have random weights and fused attention; the stream behind each layer is "
+                "patched at each position, and the last one demanded. Planned: steps of plans, by worlds and "
+                "rows. Computed: sizes of the tensors that the run makes. A wavefront computes a node from "
+                "the first row that changes on; what has to be computed stands beside it."
+            ),
         ),
+        seed=SEED,
         seconds=time.perf_counter() - started,
-        versions=versions(),
+        versions=versions("torch", "transformers"),
         series=series,
     )
 
@@ -87,6 +120,77 @@ def _rows(case: str, stack: RowStack, demand: Rows) -> list[Row]:
             None,
             stack.ratio(demand, half),
             Fraction(len(later) * full, sum(later)),
+            facts=facts,
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Node-rows of one patch of a captured model: predicted from the first on, needed, planned, computed."""
+
+    predicted: int
+    needed: int
+    planned: int
+    computed: int
+
+
+def swept(name: str, layers: int, positions: int) -> list[Swept]:
+    """The stream behind each layer patched at each position, one sweep each."""
+    architecture = replace(ARCHITECTURES[name], attention=False)  # what torch has fused
+    with quiet():
+        model = Model(architecture.make(layers, SEED), (), architecture.example(positions, SEED))
+    base, source = (model.run(**architecture.example(positions, SEED + more)) for more in (1, 2))
+    mixes = {
+        record.name: [key.name for key in record.args[1:3]]
+        for record in model.program.records
+        if record.op == ATTENTION
+    }
+    found = []
+    for layer in range(layers):
+        for at in range(positions):
+            chosen = sites("resid_post", layer=layer, pos=at)
+            sweep = model.sweep(chosen, base=base, source=source, metric=logit_diff(1, 2))
+            with counting_rows(base, positions) as count:
+                result = sweep.run(evaluator="wavefront", progress=False)
+            place = (model.locate(("resid_post", layer)).node, at)
+            predicted, needed = (
+                row_costs(
+                    model.graph,
+                    [place],
+                    positions,
+                    mixes,
+                    sweep.targets(),
+                    causal=name not in BOTH_WAYS,
+                    computed=how,
+                )[0]
+                for how in HOW
+            )
+            found.append(Swept(predicted, needed, planned_rows(result.plan, positions), count.rows))
+    return found
+
+
+HOW: tuple[Computed, ...] = ("from the first on", "row by row")
+
+
+def _swept(name: str, layers: int, positions: int) -> list[Row]:
+    found = swept(name, layers, positions)
+    at = f"{name} captured, {layers} × {positions}"
+    facts = {"case": name, "layers": layers, "positions": positions}
+    predicted = sum(one.predicted for one in found)
+    planned, computed = sum(one.planned for one in found), sum(one.computed for one in found)
+    wrong = sum(not one.predicted == one.planned == one.computed for one in found)
+    return [
+        Row(f"{at}, the sweep, planned", None, predicted, planned, unit="node-rows", facts=facts),
+        Row(f"{at}, the sweep, computed", None, predicted, computed, unit="node-rows", facts=facts),
+        Row(f"{at}, patches of which the three differ", None, 0, wrong, facts=facts),
+        Row(
+            f"{at}, the sweep; predicted: what has to be computed",
+            None,
+            sum(one.needed for one in found),
+            computed,
+            exact=False,
+            unit="node-rows",
             facts=facts,
         ),
     ]
@@ -122,6 +226,28 @@ def graph_of(stack: RowStack) -> tuple[Graph, list[str]]:
             graph.node(f"{layer}.{t}", _mixed, mixed)
         stream = [f"{layer}.{t}" for t in positions]
     return graph, [_chain(graph, f"end.{t}", stream[t], stack.terminal) for t in positions]
+
+
+def node_graph(stack: RowStack) -> tuple[Graph, dict[str, list[str]]]:
+    """The graph of whole nodes, and what `row_costs` takes as mixes; the site of a layer is its number.
+
+    What is demanded is "end".
+    """
+    graph, mixes = Graph(), dict[str, list[str]]()
+    stream = graph.source("x", 1)
+    for layer in range(stack.layers):
+        at = f"layer{layer}."
+        key = _chain(graph, f"{at}key", stream, stack.keys)
+        query = _chain(graph, f"{at}query", stream, stack.queries)
+        mixed: Sequence[str] = list(dict.fromkeys([stream, query, key]))
+        names = [*(f"{at}mixed.{step}" for step in range(1, stack.mixed)), str(layer)]
+        mixes[names[0]] = [key]
+        for name in names:
+            mixed = [graph.node(name, _mixed, mixed)]
+        (stream,) = mixed
+    _chain(graph, "end", stream, stack.terminal - 1)
+    graph.node("end", _mixed, [f"end.{stack.terminal - 2}" if stack.terminal > 1 else stream])
+    return graph, mixes
 
 
 def _chain(graph: Graph, name: str, reads: str, length: int) -> str:

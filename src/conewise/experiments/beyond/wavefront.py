@@ -8,33 +8,52 @@ launching nodes depth by depth can hold many times what going branch by branch d
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 
 from conewise.capturing.quiet import quiet
+from conewise.experiments.paper.llama import one_thread
 from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.graph.graph import Graph
-from conewise.locations.selectors import sites
+from conewise.locations.selectors import SelectorLike, sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.runs.metrics import logit_diff
+from conewise.runs.run import Run
 from conewise.sweeps.sweep import Sweep
+from conewise.theory.clocks.stacks import calibrate_stacks
 from conewise.theory.sweeps import sweep_cost
 from conewise.theory.wavefront import saturating_worlds, stack_launches, stack_peak
 
 SEED, POSITIONS = 0, 5
 DEPTHS, WIDTHS = (2, 5), (1, 2, 3, 5, 8, 13, 1000)
 BRANCHES, WIDE = (2, 4, 8), 16
+TIMED_POSITIONS, TIMED_WIDTHS, ROUNDS = 32, (1, 2, 3, 5, 8, 13, 1000), 7
 
 
-def run(progress: Progress = silent, depths: Sequence[int] = DEPTHS) -> Result:
-    """Count launches of stacks of every width on the plan of a sweep over all heads and MLPs."""
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A sweep in stacks of one width: what its plans launch and compute, and the seconds that it took."""
+
+    width: int
+    launches: int
+    flops: int
+    nodes: int
+    seconds: float
+
+
+def run(progress: Progress = silent, depths: Sequence[int] = DEPTHS, rounds: int = ROUNDS) -> Result:
+    """Count launches of stacks of every width on plans of sweeps over all heads and MLPs, and time them."""
     started = time.perf_counter()
     rows: list[Row] = []
     for done, depth in enumerate(depths, start=1):
         rows += _launched(depth)
         progress(done, len(depths))
     rows += [row for branches in BRANCHES for row in _held(branches)]
+    with one_thread():
+        timed = {depth: _timed(depth, rounds) for depth in depths}
+    rows += _clock(timed)
     return Result(
         name="wavefront",
         title="Stacks of worlds",
@@ -43,7 +62,7 @@ def run(progress: Progress = silent, depths: Sequence[int] = DEPTHS) -> Result:
             "times; depth by depth holds n times what branch by branch does."
         ),
         rows=rows,
-        compared="launches by plan, and what stacks hold, equal the theory exactly",
+        compared="launches by plan, and what stacks hold, equal the theory exactly. Seconds are reported",
         notes=(
             (
                 "Launches are nodes that some world of a stack computes, by the plan's list of the worlds of "
@@ -58,10 +77,16 @@ def run(progress: Progress = silent, depths: Sequence[int] = DEPTHS) -> Result:
                 "Branches: one site, n branches of a wide node and a narrow one, and their sum; values are "
                 "counted while the nodes are launched in either order."
             ),
+            (
+                f"Seconds: one thread, {TIMED_POSITIONS} positions, the fastest of {rounds} runs of each. "
+                "What a launch and an operation take is fitted to the last depth, all widths, and predicts "
+                "the others from the launches and FLOPs of their plans."
+            ),
         ),
         seed=SEED,
         seconds=time.perf_counter() - started,
         versions=versions("torch", "transformers"),
+        series={"timed": {str(depth): [asdict(one) for one in found] for depth, found in timed.items()}},
     )
 
 
@@ -100,16 +125,91 @@ def _launched(depth: int) -> list[Row]:
 
 def _sweep(depth: int) -> Sweep:
     """All heads and MLPs."""
+    model, base, source = _model(depth, POSITIONS)
+    return _swept(model, base, source, sites("z", layer=":", head=":") + sites("mlp_out", layer=":"))
+
+
+def _model(depth: int, positions: int) -> tuple[Model, Run, Run]:
     architecture = ARCHITECTURES["gpt2"]
     with quiet():
-        model = Model(architecture.make(depth, SEED), (), architecture.example(POSITIONS, SEED))
-    found: Sweep = model.sweep(
-        sites("z", layer=":", head=":") + sites("mlp_out", layer=":"),
-        base=model.run(**architecture.example(POSITIONS, SEED + 1)),
-        source=model.run(**architecture.example(POSITIONS, SEED + 2)),
-        metric=logit_diff(1, 2),
-    )
+        model = Model(architecture.make(depth, SEED), (), architecture.example(positions, SEED))
+    base, source = (model.run(**architecture.example(positions, SEED + more)) for more in (1, 2))
+    return model, base, source
+
+
+def _swept(model: Model, base: Run, source: Run, chosen: SelectorLike) -> Sweep:
+    found: Sweep = model.sweep(chosen, base=base, source=source, metric=logit_diff(1, 2))
     return found
+
+
+def _timed(depth: int, rounds: int) -> list[Timed]:
+    """Stacks of each width, in the order of depth; the first run of a stack is not timed."""
+    model, base, source = _model(depth, TIMED_POSITIONS)
+    whole = _swept(model, base, source, sites("z", layer=":", head=":") + sites("mlp_out", layer=":"))
+    compiled = whole.plan(evaluator="wavefront").compiled
+    assert compiled is not None, "a planned sweep is compiled"
+    places = [whole.cells[cell].places[0] for cell in compiled.order]
+    found = []
+    for width in sorted({min(width, len(places)) for width in TIMED_WIDTHS}):
+        stacks = [
+            _swept(model, base, source, places[first : first + width])
+            for first in range(0, len(places), width)
+        ]
+        plans = [stack.plan(evaluator="wavefront") for stack in stacks]
+        seconds = [
+            [plan.run(progress=False, verify=0).ledger.compute_seconds for _ in range(rounds + 1)][1:]
+            for plan in plans
+        ]
+        found.append(
+            Timed(
+                width,
+                sum(plan.launches for plan in plans),
+                sum(plan.flops for plan in plans),
+                sum(plan.node_evaluations for plan in plans),
+                sum(map(min, seconds)),
+            )
+        )
+    return found
+
+
+def _clock(timed: Mapping[int, Sequence[Timed]]) -> list[Row]:
+    """What a launch and an operation take at the last depth, and the seconds of all others by that."""
+    *others, first = timed
+    clock = calibrate_stacks([(one.launches, one.flops, one.seconds) for one in timed[first]])
+    rows = [
+        Row(
+            f"{first} layers, a launch takes",
+            None,
+            None,
+            1e6 * clock.launch.value,
+            exact=False,
+            unit="µs",
+            facts={"low": 1e6 * clock.launch.low, "high": 1e6 * clock.launch.high},
+        ),
+        Row(
+            f"{first} layers, a billion operations take",
+            None,
+            None,
+            1e12 * clock.work.value,
+            exact=False,
+            unit="ms",
+            facts={"low": 1e12 * clock.work.low, "high": 1e12 * clock.work.high},
+        ),
+    ]
+    for depth in (first, *others):
+        for one in timed[depth]:
+            predicted = 1e3 * clock.seconds(one.launches, one.flops)
+            fitted = " (fitted)" if depth == first else ""
+            name = f"{depth} layers, {one.width} at once, milliseconds{fitted}"
+            facts = {"timed": depth, "at_once": one.width, "launches": one.launches}
+            rows.append(Row(name, None, predicted, 1e3 * one.seconds, exact=False, unit="ms", facts=facts))
+    last = timed[first][0]
+    if clock.work.value > 0 and clock.launch.value > 0:
+        enough = clock.enough_worlds(Fraction(last.flops, last.nodes), Fraction(1, 10))
+        rows.append(
+            Row("worlds at once that leave a tenth of the work to be saved", None, None, enough, exact=False)
+        )
+    return rows
 
 
 def _held(branches: int) -> list[Row]:

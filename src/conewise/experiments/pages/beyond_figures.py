@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from conewise.experiments.pages.palette import BLUE, COLOURS, GREEN, GREY, ORANGE, measured_of
-from conewise.experiments.result import Result
+from conewise.experiments.result import Result, Row, plain
 
 
 def edges_figure(result: Result) -> go.Figure:
@@ -116,8 +118,8 @@ def positions_figure(result: Result) -> go.Figure:
 
 def wavefront_figure(result: Result) -> go.Figure:
     """Launches by width, and values held by order."""
-    titles = ("launches, and the two bounds", "values held")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.12)
+    titles = ("launches, and the two bounds", "values held", "milliseconds, and as predicted")
+    drawn = make_subplots(cols=3, subplot_titles=titles, horizontal_spacing=0.09)
     launched = [row for row in result.rows if "width" in row.facts]
     depths = list(dict.fromkeys(row.facts["layers"] for row in launched))
     for depth, colour in zip(depths, COLOURS, strict=False):
@@ -148,7 +150,28 @@ def wavefront_figure(result: Result) -> go.Figure:
     drawn.update_yaxes(title="launches", type="log", col=1)
     drawn.update_xaxes(title="branches", type="category", col=2)
     drawn.update_yaxes(title="sizes of values together", rangemode="tozero", col=2)
+    _clock(drawn, [row for row in result.rows if "timed" in row.facts])
     return drawn
+
+
+def _clock(drawn: go.Figure, timed: Sequence[Row]) -> None:
+    """Milliseconds of stacks by width: measured, and by launches and work."""
+    depths = sorted({row.facts["timed"] for row in timed})
+    for depth, colour in zip(depths, COLOURS, strict=False):
+        rows = [row for row in timed if row.facts["timed"] == depth]
+        widths = [row.facts["at_once"] for row in rows]
+        marker = {"color": colour, "size": 8, "symbol": "square"}
+        name = f"{depth} layer{'s' if depth > 1 else ''}, measured"
+        drawn.add_scatter(
+            x=widths, y=measured_of(rows), mode="markers", marker=marker, name=name, col=3, row=1
+        )
+        predicted = [plain(row.predicted) for row in rows]
+        line = {"color": colour}
+        drawn.add_scatter(
+            x=widths, y=predicted, mode="lines", line=line, name="launches · c + work / rate", col=3, row=1
+        )
+    drawn.update_xaxes(title="worlds at once", type="log", col=3)
+    drawn.update_yaxes(title="milliseconds", type="log", col=3)
 
 
 def backward_figure(result: Result) -> go.Figure:
