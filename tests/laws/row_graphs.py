@@ -27,7 +27,7 @@ class RowGraph:
         graph = cw.Graph()
         graph.source("0", 1)
         for node, reads in enumerate(self.reads, 1):
-            graph.node(str(node), Mix(), map(str, reads))
+            graph.node(str(node), Mix(), list(map(str, reads)))
         return graph
 
     def named(self) -> dict[str, list[str]]:

@@ -119,7 +119,14 @@ class _Pass:
                 if site in span and _may_pass(table.rules[node], index):
                     span.add(node)
                     into.setdefault(site, []).append(_product(graph, node, index))
-        products = {node: into[node] for node in order if node in span and node != end}
+        # A product that does not read the gradient behind it wants nothing of it.
+        wanted, stack = set(by), list(by)
+        while stack:
+            node = stack.pop()
+            ahead = {way.behind for way in into.get(node, ()) if way.behind is not None} - wanted
+            wanted |= ahead
+            stack.extend(ahead)
+        products = {node: into[node] for node in order if node in wanted and node != end}
         read = {value for ways in products.values() for way in ways for value in way.values}
         return cls(graph, products, frozenset({end, *read}))
 

@@ -12,9 +12,10 @@ from conewise.markup import table
 from conewise.program.tensors import Tensor
 from conewise.runs.backward.reverse_graph import METRIC, reverse_graph
 from conewise.runs.gradients import lengths_of, located_places, node_of
-from conewise.runs.metrics import Metric
+from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.spreading import spread
 from conewise.runs.tape import Tape
+from conewise.structure.outputs import Outputs
 from conewise.theory.reverse import ReverseCost, reverse_cost, sites_with_gradients
 
 
@@ -94,6 +95,11 @@ def backward_cost_of(
     tape: Tape, metric: Metric, sites: SelectorLike, inputs: Mapping[str, Tensor], *, weights: bool
 ) -> BackwardCost:
     """What a patch of each cell of `sites` makes stale, by the gradients by them, or by the weights."""
+    if not isinstance(weights, bool):
+        raise GradientError(
+            f"`weights` is {weights!r}; it is True for gradients by every parameter, or False."
+        )
+    expect_prompts(metric, Outputs(tape.model.program).prompts(inputs), "this run")
     found = spread(as_selectors(sites), tape.model, lambda one: lengths_of(tape, one))
     located = located_places(tape.model, (place for places in found.places for place in places))
     patches = [sorted({node_of(located[place]) for place in places}) for places in found.places]

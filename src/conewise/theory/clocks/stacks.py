@@ -90,7 +90,8 @@ def calibrate_stacks(samples: Iterable[StackSample], *, confidence: float = 0.95
         [seconds for _, _, seconds in found],
         confidence=confidence,
     )
-    return StackClock(*fit.coefficients, fit.r_squared)
+    launch, work = fit.coefficients
+    return StackClock(launch, work, fit.r_squared)
 
 
 _OF = "launches, work and seconds"
