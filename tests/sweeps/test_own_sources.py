@@ -135,6 +135,25 @@ def test_cells_of_every_sort_are_what_hooks_make_of_them(evaluator: str) -> None
     assert result.verify(n=len(cells)).ok
 
 
+@EVALUATORS
+def test_single_numbers_of_a_value(evaluator: str) -> None:
+    """A part of no axes at all."""
+    at = cw.site("mlp_out", layer=0, batch=1, pos=-2, d_model=3)
+    cells = cw.cells(at, sources={"one": 1.0, "two": torch.tensor(2.0), "plus": cw.add(torch.tensor(3.0))})
+
+    def changed(number: float, *, is_added: bool = False) -> Any:
+        def change(whole: Tensor) -> Tensor:
+            whole[1, -2, 3] = number + (whole[1, -2, 3] if is_added else 0.0)
+            return whole
+
+        return {("mlp_out", 0): change}
+
+    expected = [hooked(changed(1.0)), hooked(changed(2.0)), hooked(changed(3.0, is_added=True))]
+    torch.testing.assert_close(
+        swept(cells, evaluator).per_prompt[0], torch.stack(expected), rtol=0, atol=BATCHED
+    )
+
+
 def test_serial_is_the_module_bit_for_bit() -> None:
     cells, changes = listed()
     expected = torch.stack([hooked(one) for one in changes])

@@ -132,6 +132,14 @@ SITES: dict[str, Any] = {
     "positions": cw.sites("resid_pre", layer=":", pos=":"),
     "whole values": WHOLE,
     "lists of heads": [cw.site("z", layer=n, head=[h, h + 2, 7]) for n in range(LAYERS) for h in range(5)],
+    "steered": cw.cells(
+        cw.sites("resid_mid", layer=":"),
+        sources={str(scale): cw.add(torch.linspace(-1, 1, WIDTH), scale) for scale in range(6)},
+    ),
+    "own values": cw.cells(
+        cw.sites("mlp_out", layer=":"),
+        sources={str(number): torch.full((16, LENGTH, WIDTH), number / 7) for number in range(6)},
+    ),
 }
 METRICS: dict[str, Callable[[int], Any]] = {
     "difference": lambda batch: cw.logit_diff(1, 2),
@@ -145,6 +153,8 @@ CASES = [
     ("gpt2", "heads", "cross entropy", "run", "wavefront"),
     ("llama", "positions", "difference", "run", "wavefront"),
     ("llama", "whole values", "difference", "function", "wavefront"),
+    ("llama", "steered", "difference", "own", "wavefront"),
+    ("gpt2", "own values", "difference", "own", "wavefront"),
     ("llama", "heads", "probability", "run", "serial"),
     ("llama", "whole values", "probability", "zero", "serial"),
 ]
@@ -156,6 +166,7 @@ def sweep_of(name: str, sites: str, metric: str, source: str, batch: int = 16) -
     sources: dict[str, Callable[[], Any]] = {
         "run": lambda: captured.run(input_ids=ids(batch, 2), **masked),
         "noise": lambda: cw.noise(0.5),
+        "own": lambda: None,
         "function": lambda: lambda part: part * 2,
     }
     put = sources.get(source, lambda: source)()

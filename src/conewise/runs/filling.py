@@ -137,7 +137,7 @@ def stacked(rows: list[Tensor], dim: int = 0) -> Tensor:
 
 def stacked_values(rows: list[Tensor], dims: int) -> Tensor:
     """Values for parts of so many axes, one behind the other: each has the last of them, or fewer."""
-    spread = [row.reshape(*[1] * (dims - row.ndim), *row.shape) for row in rows]
+    spread = [row.reshape((*[1] * (dims - row.ndim), *row.shape)) for row in rows]
     if len({row.shape for row in spread}) > 1:
         widest = [max(sizes) for sizes in zip(*(row.shape for row in spread), strict=True)]
         spread = [row.expand(widest) for row in spread]

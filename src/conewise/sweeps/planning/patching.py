@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 from conewise.graph.graph import Graph
 from conewise.locations.located import Located
@@ -131,12 +132,16 @@ class Patching:
         With `of_source`, those of the sweep's source too: one value for each site.
         """
         wanted, taken = set(nodes), 0
+        stacks: set[tuple[Any, ...]] = set()  # sites that are given the same sources share one
         for group, lengths in zip(self.groups, self.lengths, strict=True):
             if group.node not in wanted or group.sources is None:
                 continue
             item = self.facts.costs.itemsize(group.node)
             if group.how in {"value", "shift"}:
-                taken += len(set(group.sources)) * min(group.largest, part_size(group, lengths)) * item
+                size, sources = min(group.largest, part_size(group, lengths)), frozenset(group.sources)
+                stack = sources, len(group.located.part_axes), size, item
+                taken += len(sources) * size * item if stack not in stacks else 0
+                stacks.add(stack)
             elif group.how == "whole":
                 taken += math.prod(lengths.values()) * item
         return taken + (sum(map(self.whole, wanted)) if of_source else 0)
