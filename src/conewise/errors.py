@@ -312,6 +312,10 @@ class IdentityError(SweepError):
         super().__init__(*(message or [f"{where}: {what}" if where else what]))
 
 
+class FleetError(SweepError):
+    """Workers that cannot be had, or that cannot be sent what a sweep needs."""
+
+
 class EdgeError(ConewiseError):
     """Edges that a model does not have, or the parts of a stream that cannot be separated."""
 

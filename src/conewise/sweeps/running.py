@@ -30,6 +30,7 @@ from conewise.sweeps.planning.model_facts import ModelFacts, facts_of
 from conewise.sweeps.planning.plan import SweepPlan, of_batches
 from conewise.sweeps.planning.planner import Planner
 from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.storage.result_data import Missing
 from conewise.sweeps.storage.store import Recorder
 
 
@@ -60,6 +61,7 @@ class Numbers:
     per_prompt: Tensor
     base: Tensor
     source: Tensor | None
+    missing: tuple[Missing, ...] = ()
 
 
 class Running:
@@ -220,15 +222,19 @@ class Running:
 
     def _expect_unchanged(self) -> None:
         """Raise WeightsChangedError where a weight was written to since the run began."""
-        weights = self.model.weights
         with self.phases.during("weights"):
-            now, self._ending = self._ending or weights.whole_contents(), None
-            changed = weights.changed(self._weights.whole, now.whole)
-        if changed:
-            raise WeightsChangedError(
-                f"the weights of {self.model.name} were written to while the sweep ran: {changed}. Its cells "
-                "are of no one model, and there is no result. Leave the weights alone until it has ended."
-            )
+            now, self._ending = self._ending or self.model.weights.whole_contents(), None
+            expect_unchanged(self.model, self._weights, now)
+
+
+def expect_unchanged(model: Captured, before: Contents, now: Contents) -> None:
+    """Raise WeightsChangedError where weights are not what they were before a sweep."""
+    changed = model.weights.changed(before.whole, now.whole)
+    if changed:
+        raise WeightsChangedError(
+            f"the weights of {model.name} were written to while the sweep ran: {changed}. Its cells "
+            "are of no one model, and there is no result. Leave the weights alone until it has ended."
+        )
 
 
 @contextmanager

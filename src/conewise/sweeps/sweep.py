@@ -14,6 +14,8 @@ from conewise.amounts import as_bytes
 from conewise.capturing.foreign import within_memory
 from conewise.checks.witness import Rerun
 from conewise.errors import NoEffectWarning, SweepError
+from conewise.fleets.processes import Processes
+from conewise.fleets.running import Fleet
 from conewise.garbage import uncollected
 from conewise.locations.edges import Edges
 from conewise.locations.located import Located
@@ -45,7 +47,7 @@ from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.progress import bar
 from conewise.sweeps.result import Result
-from conewise.sweeps.running import Numbers, Options, Running
+from conewise.sweeps.running import Numbers, Options, Running, expect_unchanged
 from conewise.sweeps.storage.plan_spec import plain_spec
 from conewise.sweeps.storage.provenance import Given, lazy_provenance, provenance
 from conewise.sweeps.storage.store import StoredSweep, recorder
@@ -169,16 +171,8 @@ class Sweep:
 
     def of_cells(self, numbers: Sequence[int]) -> Sweep:
         """The same sweep over some of its cells, by number, in that order."""
-        given = self._batches.all_given()
-        bases, sources = [base for base, _ in given], [source for _, source in given]
-        return Sweep(
-            self.model,
-            [[self._as_given(place) for place in self.cells[number].places] for number in numbers],
-            base=bases[0] if len(given) == 1 else bases,
-            source=sources[0] if len(given) == 1 else sources,
-            metric=self.metrics,
-            precision=self.precision,
-        )
+        sites = [[self._as_given(place) for place in self.cells[number].places] for number in numbers]
+        return Sweep(self.model, **{**self.asked(), "sites": sites})
 
     def _as_given(self, place: Place) -> Place | SourcedCell:
         """A place as it was given: with its own source, where it has one."""
@@ -224,6 +218,18 @@ class Sweep:
         self.facts.expect_weights(now)
         self._batches.expect_weights(now)
 
+    def asked(self) -> dict[str, Any]:
+        """What this sweep was given, as `Sweep` takes it beside the model."""
+        given = self._batches.all_given()
+        bases, sources = [base for base, _ in given], [source for _, source in given]
+        return {
+            "sites": self.selectors,
+            "base": bases[0] if len(given) == 1 else bases,
+            "source": sources[0] if len(given) == 1 else sources,
+            "metric": list(self.metrics),
+            "precision": self.precision,
+        }
+
     def _planned(
         self, batch: Batch, max_memory: int | None, evaluator: str, cut: StoredCut | None = None
     ) -> SweepPlan:
@@ -258,6 +264,8 @@ class Sweep:
         progress: bool | Callable[[int, int], None] | None = None,
         verify: int = 0,
         plan: SweepPlan | None = None,
+        executor: Fleet | None = None,
+        device: str | None = None,
     ) -> Result:
         """Run the plan: the one that is given, or else the one that `plan` would make.
 
@@ -266,6 +274,8 @@ class Sweep:
         nothing; None shows one if stderr is a terminal or a notebook and the run takes more than a second; a
         function is called with (cells done, cells in all). `verify`: check so many random cells against
         plain full forwards of the module. The ledger of the result has the seconds of each phase.
+        `executor`: workers that run it beyond this process, such as `cw.Ray(workers=4)`;
+        `device="cuda:0,cuda:1"` is short for `cw.Processes(devices=["cuda:0", "cuda:1"])`.
 
         The weights have to be those that base and source were made with: all their bits are read at the end,
         at the start where they were not read before, and before anything is stored. Raises
@@ -273,14 +283,32 @@ class Sweep:
         """
         phases = Phases(PHASES)
         options = Options(evaluator, as_bytes(max_memory), plan)
+        if device is not None:
+            if executor is not None:
+                raise SweepError(
+                    "`executor` and `device` both say who runs this sweep; leave one of them out."
+                )
+            with Processes(devices=device.split(",")) as processes:
+                return self.run(
+                    evaluator=evaluator, max_memory=max_memory, out=out, resume=resume, progress=progress,
+                    verify=verify, plan=plan, executor=processes,
+                )  # fmt: skip
 
         def attempt(weights: Contents) -> Result:
             tell.begin(phases)
             self._expect_weights(weights.whole)
-            running = Running(self.model, self.spec, self._batches, self._planned, weights, phases)
             with ExitStack() as recording:
                 with phases.during("storing"):
                     record = recording.enter_context(recorder(self._stored(weights.whole), out, resume))
+                if executor is not None:
+                    with phases.during("passes"):
+                        numbers = executor.numbers(self, self._planned, options, record, tell)
+                    with phases.during("weights"):
+                        expect_unchanged(self.model, weights, self.model.weights.whole_contents())
+                    numbers.ledger.phases = phases.seconds()
+                    numbers.ledger.seconds = sum(numbers.ledger.phases.values())
+                    return self._result(numbers, weights.whole)
+                running = Running(self.model, self.spec, self._batches, self._planned, weights, phases)
                 return self._result(running.run(options, record, tell), weights.whole)
 
         with bar(progress, len(self.cells) * self.batches, self.facts.device) as tell:
@@ -331,6 +359,7 @@ class Sweep:
             base,
             source,
             weights,
+            missing=numbers.missing,
         )
 
     def _stored(self, weights: Sums) -> StoredSweep:

@@ -15,6 +15,16 @@ from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Cells of a batch that could not be computed, by number and by name, and why."""
+
+    batch: int
+    cells: tuple[int, ...]
+    names: tuple[str, ...]
+    why: str
+
+
 @dataclass(frozen=True, eq=False)
 class ResultData:
     """Values by cell, in the order of the sites.
@@ -24,7 +34,8 @@ class ResultData:
     `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
     come from a run. `origin` is what they depend on; see `provenance`. `method` is empty where every value
     was computed in its world; else values are approximate, and it says by which method. `story` says what was
-    asked, where that is known: the prompts with their tokens, the metric in words.
+    asked, where that is known: the prompts with their tokens, the metric in words. `missing` are the cells
+    that could not be computed where a fleet ran the sweep: their values are NaN.
     """
 
     plan: SweepPlan
@@ -43,6 +54,7 @@ class ResultData:
     weights: Sums | None = field(default=None, repr=False)
     method: str = ""
     story: Any = field(default=None, repr=False)
+    missing: tuple[Missing, ...] = ()
 
     @property
     def provenance(self) -> dict[str, Any]:

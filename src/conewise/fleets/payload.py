@@ -1,0 +1,148 @@
+"""What travels to a worker: anything that a sweep was given, but never a captured model or its values.
+
+A captured model stands in it as a name, and a run as its inputs and its patches: the worker has its own
+model, and runs them again. Tensors travel beside the rest, once each.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conewise.errors import FleetError
+from conewise.runs.baseline import baseline
+from conewise.runs.captured import Captured
+from conewise.runs.input_run import InputRun
+from conewise.runs.run import Reading
+
+Tensor = torch.Tensor
+
+
+class Payload:
+    """Bytes that refer to tensors, as arrays of bytes beside them."""
+
+    __slots__ = ("arrays", "body")
+
+    def __init__(self, body: bytes, arrays: Sequence[NDArray[np.uint8]]) -> None:
+        self.body, self.arrays = body, list(arrays)
+
+
+def packed(given: Any, model: Captured | None = None) -> Payload:
+    """What was given, to be sent. Raises FleetError where something of it cannot travel."""
+    body = io.BytesIO()
+    pickler = _Pickler(body, model)
+    try:
+        pickler.dump(given)
+    except FleetError:
+        raise
+    except Exception as error:
+        raise FleetError(
+            f"a worker cannot be sent what this sweep was given ({type(error).__name__}: {error}). Metrics, "
+            "interventions and modules have to be such that they can be pickled: without open files, locks "
+            "or generators."
+        ) from error
+    return Payload(body.getvalue(), pickler.arrays)
+
+
+def unpacked(payload: Payload, model: Captured | None = None, device: torch.device | None = None) -> Any:
+    """What was sent. `model` stands where the sender's stood; tensors of a GPU come to `device`.
+
+    This runs what the sender wrote: a worker takes payloads from its own driver alone.
+    """
+    return _Unpickler(payload, model, device).load()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, body: io.BytesIO, model: Captured | None) -> None:
+        super().__init__(body, protocol=5)
+        self._model = model
+        self.arrays: list[NDArray[np.uint8]] = []
+        self._known: dict[int, tuple[Any, int]] = {}
+
+    def persistent_id(self, given: Any) -> Any:
+        if isinstance(given, Captured):
+            if given is not self._model:
+                raise FleetError(
+                    f"this sweep reads another captured model ({given.name}), which workers do not have."
+                )
+            return ("model",)
+        if isinstance(given, Reading):
+            edits = [(edit.place, edit.part) for edit in given.edits]
+            return ("run", self._number(given), isinstance(given, InputRun), dict(given.inputs), edits)
+        if type(given) in {torch.Tensor, torch.nn.Parameter}:
+            return ("tensor", *self._tensor(given))
+        return None
+
+    def reducer_override(self, given: Any) -> Any:
+        if isinstance(given, MappingProxyType):
+            return _read_only, (dict(given),)
+        return super().reducer_override(given)
+
+    def _number(self, given: Any) -> int:
+        return self._known.setdefault(id(given), (given, len(self._known)))[1]
+
+    def _tensor(self, given: Tensor) -> tuple[Any, ...]:
+        is_new = id(given) not in self._known
+        number = self._number(given)
+        value = given.detach()
+        if is_new:
+            flat = value.cpu().contiguous().reshape(-1)
+            self.arrays.append(flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8))
+        at = len(self.arrays) - 1 if is_new else None
+        kind = "parameter" if isinstance(given, torch.nn.Parameter) else "tensor"
+        needs = given.requires_grad
+        return number, at, str(value.dtype), tuple(value.shape), value.device.type, kind, needs
+
+
+def _read_only(given: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(given)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, payload: Payload, model: Captured | None, device: torch.device | None) -> None:
+        super().__init__(io.BytesIO(payload.body))
+        self._arrays, self._model, self._device = payload.arrays, model, device
+        self._known: dict[int, Any] = {}
+
+    def persistent_load(self, given: Any) -> Any:
+        kind, *rest = given
+        if kind == "model":
+            return self._model
+        number = rest[0]
+        if number not in self._known:
+            self._known[number] = self._tensor(*rest[1:]) if kind == "tensor" else self._run(*rest[1:])
+        return self._known[number]
+
+    def _tensor(
+        self, at: int, dtype: str, shape: Sequence[int], device: str, kind: str, needs_gradient: bool
+    ) -> Tensor:
+        number = getattr(torch, dtype.removeprefix("torch."))
+        raw = torch.from_numpy(
+            np.array(self._arrays[at])
+        )  # a copy: what was sent may be shared and read-only
+        value = raw.view(number).reshape(shape) if raw.numel() else torch.empty(shape, dtype=number)
+        if device != "cpu":
+            value = value.to(self._device or torch.device(device))
+        if kind == "parameter":
+            return torch.nn.Parameter(value, requires_grad=needs_gradient)
+        return value.requires_grad_() if needs_gradient else value
+
+    def _run(self, is_input: bool, inputs: Mapping[str, Tensor], edits: Sequence[tuple[Any, Any]]) -> Reading:
+        assert self._model is not None
+        if is_input and not edits:
+            return InputRun(self._model, dict(inputs))
+        run: Any = baseline(self._model, (), inputs)
+        if not edits:
+            return run  # type: ignore[no-any-return]
+        world = run.fork()
+        for place, part in edits:
+            world.patch(place, part)
+        return world  # type: ignore[no-any-return]

@@ -1,0 +1,192 @@
+"""Workers as processes of this machine: several GPUs, or several cores, without a scheduler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from conewise.amounts import as_bytes
+from conewise.errors import FleetError
+from conewise.fleets.running import FleetRunning, Work
+from conewise.fleets.scheduling import Crew, FleetLedger
+from conewise.fleets.seats import Seat, expect_counts
+from conewise.fleets.shares import Share
+from conewise.fleets.swept import Swept
+from conewise.fleets.worker import DIED, Done, Failed
+from conewise.sweeps.running import Numbers, Options, Planned
+from conewise.sweeps.storage.store import Recorder
+
+
+class Processes:
+    """Runs sweeps in processes of this machine: `sweep.run(executor=cw.Processes(devices="cuda:0,cuda:1"))`.
+
+    There is one worker for each of `devices`; without them, `workers` that compute where the model is. Each
+    has `threads` threads. `max_memory` is what the chunks of one worker may take; a share that takes more is
+    cut in half. With `model`, a folder or a name, workers load the weights from there (`load` is what
+    `cw.load` is given beside); else they are sent the module.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        devices: str | Sequence[str] | None = None,
+        threads: int = 1,
+        max_memory: int | str | None = None,
+        model: str | None = None,
+        load: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(devices, str):
+            devices = devices.split(",")
+        chosen: list[str | None] = [one.strip() for one in devices] if devices is not None else []
+        expect_counts(workers=workers, threads=threads)
+        if devices is not None and (not chosen or not all(chosen)):
+            raise FleetError(f"devices are names such as 'cuda:0', and {devices!r} has none or an empty one.")
+        if workers is not None and chosen and workers != len(chosen):
+            raise FleetError(f"there is one worker for each device: {len(chosen)}, not {workers}.")
+        if load and model is None:
+            raise FleetError("`load` says how workers load `model`, which was not given.")
+        self._devices = chosen or [None] * (workers or 2)
+        self._threads, self._memory = threads, as_bytes(max_memory)
+        self._model, self._load = model, dict(load or {})
+        self._seats: list[_Process] = []
+        self._published: dict[str, Any] = {}
+        self._count = 0
+        self.ledger = FleetLedger()
+        """What the last sweep took, by worker."""
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return len(self._devices)
+
+    def close(self) -> None:
+        """End all processes."""
+        for seat in self._seats:
+            seat.end()
+        self._seats.clear()
+        self._published.clear()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def numbers(
+        self, sweep: Swept, planned: Planned, options: Options, record: Recorder, tell: Callable[[int], None]
+    ) -> Numbers:
+        """Run all worlds of a sweep; see `conewise.fleets.running.Fleet`."""
+        running = FleetRunning(sweep, planned, self, self._model, self._load)
+        try:
+            return running.run(options, record, tell)
+        except BaseException:
+            self.close()  # what is still computed is for nobody
+            raise
+        finally:
+            self.ledger = running.ledger
+
+    def crew(self, work: Work) -> Crew:
+        """Workers that know what is swept, and with which model."""
+        if work.model not in self._published:
+            self._published[work.model] = work.recipe()
+        self._published[work.key] = work.sweep
+        for device in self._devices[len(self._seats) :]:
+            self._seats.append(self._seat(device))
+        for seat in self._seats:
+            seat.begin(work)
+        return _ProcessCrew(self, work, self._seats)
+
+    def ended(self, work: Work) -> None:
+        """Forget a sweep."""
+        self._published.pop(work.key, None)
+        for seat in self._seats:
+            seat.forget(work)
+
+    def _seat(self, device: str | None) -> _Process:
+        self._count += 1
+        named = f"worker {self._count}" + (f" on {device}" if device else "")
+        return _Process(named, self._published, device, self._threads, self._memory)
+
+
+class _Process(Seat):
+    """A process that runs `conewise.fleets.process_worker`, and the pipe to it."""
+
+    def __init__(
+        self, name: str, published: Mapping[str, Any], device: str | None, threads: int, memory: int | None
+    ) -> None:
+        super().__init__(name, published)
+        self.device, self.is_out = device, False
+        self.pipe, theirs = Pipe()
+        options = [str(theirs.fileno()), device or "", str(threads), str(memory or "")]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "conewise.fleets.process_worker", *options],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+
+    def call(self, method: str, *given: Any) -> None:
+        """Send a call; one to a process that is gone is noticed when a share is waited for."""
+        try:
+            self.pipe.send((method, given))
+        except OSError:
+            return
+
+    def run(self, key: str, share: Share) -> None:
+        """Send a share."""
+        self.is_out = True
+        self.call("run", key, share)
+
+    def outcome(self) -> Done | Failed:
+        """What came back."""
+        self.is_out = False
+        try:
+            is_set_up, found = self.pipe.recv()
+        except (EOFError, OSError):
+            code = self.process.wait()
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            return Failed(DIED, f"its process ended with {how}")
+        if not is_set_up:
+            raise FleetError(f"{self.name} could not be set up: {found}")
+        outcome: Done | Failed = found
+        return outcome
+
+    def end(self) -> None:
+        """End the process."""
+        self.pipe.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class _ProcessCrew:
+    def __init__(self, fleet: Processes, work: Work, seats: list[_Process]) -> None:
+        self._fleet, self._work, self._seats = fleet, work, seats
+
+    @property
+    def seats(self) -> Sequence[_Process]:
+        """All seats."""
+        return self._seats
+
+    def wait(self) -> list[tuple[Any, Done | Failed]]:
+        """Wait until a share comes back."""
+        waiting: dict[Connection, _Process] = {seat.pipe: seat for seat in self._seats if seat.is_out}
+        return [(waiting[pipe], waiting[pipe].outcome()) for pipe in wait(list(waiting))]  # type: ignore[index]
+
+    def replace(self, seat: Any) -> _Process:
+        """Another process in the place of one that ended."""
+        seat.end()
+        own = self._fleet._seat(seat.device)
+        own.begin(self._work)
+        self._seats[self._seats.index(seat)] = own
+        return own

@@ -1,0 +1,238 @@
+"""Workers as actors of Ray: on this machine, or on all machines of a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from conewise.amounts import as_bytes
+from conewise.errors import FleetError
+from conewise.fleets.running import FleetRunning, Work
+from conewise.fleets.scheduling import Crew, FleetLedger
+from conewise.fleets.seats import Seat, expect_counts, is_number
+from conewise.fleets.shares import Share
+from conewise.fleets.swept import Swept
+from conewise.fleets.worker import DIED, Done, Failed, Worker
+from conewise.sweeps.running import Numbers, Options, Planned
+from conewise.sweeps.storage.store import Recorder
+
+LOOPBACK = "127.0.0.1"
+
+
+class Ray:
+    """Runs sweeps on workers of Ray: `sweep.run(executor=cw.Ray(workers=4))`.
+
+    `address` is that of a cluster ("auto" finds the one of this machine, "ray://head:10001" another); None
+    starts a local one that listens on this machine alone, and ends it with `close` or with the process.
+    `workers` is how many there are, by default one for each GPU, or for each core. Each gets
+    `gpus_per_worker` and `cpus_per_worker`, and computes with as many threads. `max_memory` is what the
+    chunks of one worker may take; a share that takes more is cut in half. With `model`, a folder or a name,
+    each worker loads the weights from there (`load` is what `cw.load` is given beside); else the module is
+    put into Ray's object store, once.
+
+    A cluster of Ray runs code for whoever can reach it: keep it in a network of your own.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        workers: int | None = None,
+        gpus_per_worker: float = 0,
+        cpus_per_worker: float = 1,
+        max_memory: int | str | None = None,
+        model: str | None = None,
+        load: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, given in (("gpus_per_worker", gpus_per_worker), ("cpus_per_worker", cpus_per_worker)):
+            if not is_number(given) or given < 0:
+                raise FleetError(f"{name} is a number of 0 or more, not {given!r}.")
+        expect_counts(workers=workers)
+        if load and model is None:
+            raise FleetError("`load` says how workers load `model`, which was not given.")
+        self.address, self._gpus, self._cpus = address, gpus_per_worker, cpus_per_worker
+        self._asked, self._memory = workers, as_bytes(max_memory)
+        self._model, self._load = model, dict(load or {})
+        self._ray: Any = None
+        self._is_ours = False
+        self._seats: list[_Actor] = []
+        self._published: dict[str, Any] = {}
+        self._count = 0
+        self.ledger = FleetLedger()
+        """What the last sweep took, by worker."""
+
+    # -- the cluster -------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        if self._asked is not None:
+            return self._asked
+        found = self._connected().cluster_resources()
+        if self._gpus:
+            return max(1, int(found.get("GPU", 0) // self._gpus))
+        return max(1, int(found.get("CPU", 1) // (self._cpus or 1)))
+
+    def _connected(self) -> Any:
+        if self._ray is None:
+            try:
+                import ray  # noqa: PLC0415  # an extra
+            except ImportError as error:
+                raise FleetError(
+                    "Ray is not installed here: `pip install 'conewise[ray]'`, on this machine and on all "
+                    "workers."
+                ) from error
+            if not ray.is_initialized():
+                try:
+                    self._start(ray)
+                except Exception as error:
+                    where = f"at {self.address!r}" if self.address else "on this machine"
+                    raise FleetError(
+                        f"no cluster of Ray {where} ({type(error).__name__}: {error}). Start one with "
+                        "`ray start --head`, or leave `address` out to have one for this process alone."
+                    ) from error
+            self._ray = ray
+        return self._ray
+
+    def _start(self, ray: Any) -> None:
+        if self.address is not None:
+            ray.init(address=self.address, log_to_driver=False, ignore_reinit_error=True)
+            return
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        count = (
+            None if self._asked is None else max(os.cpu_count() or 1, int(self._asked * self._cpus + 0.999))
+        )
+        ray.init(
+            num_cpus=count,
+            include_dashboard=None,
+            _node_ip_address=LOOPBACK,
+            dashboard_host=LOOPBACK,
+            log_to_driver=False,
+        )
+        self._is_ours = True
+
+    def close(self) -> None:
+        """Let all workers go; a local cluster that was started for them ends."""
+        if self._ray is None:
+            return
+        for seat in self._seats:
+            seat.end()
+        self._seats.clear()
+        self._published.clear()
+        if self._is_ours:
+            self._ray.shutdown()
+        self._ray, self._is_ours = None, False
+
+    def __enter__(self) -> Ray:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.close()
+
+    # -- sweeps ------------------------------------------------------------------------------------
+
+    def numbers(
+        self, sweep: Swept, planned: Planned, options: Options, record: Recorder, tell: Callable[[int], None]
+    ) -> Numbers:
+        """Run all worlds of a sweep; see `conewise.sweeps.sweep.Fleet`."""
+        self._connected()
+        running = FleetRunning(sweep, planned, self, self._model, self._load)
+        try:
+            return running.run(options, record, tell)
+        finally:
+            self.ledger = running.ledger
+
+    def crew(self, work: Work) -> Crew:
+        """Workers that know what is swept, and with which model."""
+        if work.model not in self._published:
+            self._published[work.model] = self._ray.put(work.recipe())
+        self._published[work.key] = self._ray.put(work.sweep)
+        while len(self._seats) < self.workers:
+            self._seats.append(self._seat())
+        for seat in self._seats:
+            seat.begin(work)
+        return _RayCrew(self, work, self._seats)
+
+    def ended(self, work: Work) -> None:
+        """Forget a sweep."""
+        self._published.pop(work.key, None)
+        for seat in self._seats:
+            seat.forget(work)
+
+    def _seat(self) -> _Actor:
+        ray, threads = self._ray, max(1, int(self._cpus))
+        actor = ray.remote(Worker).options(
+            num_cpus=self._cpus,
+            num_gpus=self._gpus,
+            max_restarts=0,
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+        )
+        device = "cuda" if self._gpus else None
+        self._count += 1
+        handle = actor.remote(device, threads, self._memory)
+        return _Actor(ray, f"worker {self._count}", handle, self._published)
+
+
+class _Actor(Seat):
+    """An actor, and what was asked of it."""
+
+    def __init__(self, ray: Any, name: str, actor: Any, published: Mapping[str, Any]) -> None:
+        super().__init__(name, published)
+        self._ray, self._actor = ray, actor
+        self.pending: Any = None
+        self._calls: list[Any] = []
+
+    def call(self, method: str, *given: Any) -> None:
+        """Ask the actor for something; what comes of it is looked at with the next share."""
+        self._calls.append(getattr(self._actor, method).remote(*given))
+
+    def run(self, key: str, share: Share) -> None:
+        """Ask for a share."""
+        self.pending = self._actor.run.remote(key, share)
+
+    def outcome(self) -> Done | Failed:
+        """What came back of the share that is done."""
+        found, self.pending = self.pending, None
+        exceptions = self._ray.exceptions
+        try:
+            for one in self._calls:
+                self._ray.get(one)
+            self._calls.clear()
+            outcome: Done | Failed = self._ray.get(found)
+        except (
+            exceptions.RayActorError,
+            exceptions.OutOfMemoryError,
+            exceptions.WorkerCrashedError,
+        ) as error:
+            return Failed(DIED, str(error).strip().splitlines()[0])
+        except exceptions.RayTaskError as error:
+            raise FleetError(f"{self.name} could not be set up: {error.cause or error}") from error
+        return outcome
+
+    def end(self) -> None:
+        """Let the actor go."""
+        self._ray.kill(self._actor, no_restart=True)
+
+
+class _RayCrew:
+    def __init__(self, fleet: Ray, work: Work, seats: list[_Actor]) -> None:
+        self._fleet, self._work, self._seats = fleet, work, seats
+
+    @property
+    def seats(self) -> Sequence[_Actor]:
+        """All seats."""
+        return self._seats
+
+    def wait(self) -> list[tuple[Any, Done | Failed]]:
+        """Wait until a share comes back."""
+        waiting = {seat.pending: seat for seat in self._seats if seat.pending is not None}
+        ready, _ = self._fleet._ray.wait(list(waiting), num_returns=1)
+        return [(waiting[one], waiting[one].outcome()) for one in ready]
+
+    def replace(self, seat: Any) -> _Actor:
+        """Another worker in the place of one that died."""
+        own = self._fleet._seat()
+        own.begin(self._work)
+        self._seats[self._seats.index(seat)] = own
+        return own

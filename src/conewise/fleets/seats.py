@@ -1,0 +1,66 @@
+"""A seat: one worker, and what it was told. Whoever carries the calls is another's business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conewise.errors import FleetError
+from conewise.fleets.running import Work
+from conewise.fleets.shares import Share
+
+
+class Seat:
+    """Tells a worker all that a share needs, each once, and gives it shares.
+
+    `published` has what was put where workers find it, by key. Calls are carried out in the order in which
+    they are made.
+    """
+
+    def __init__(self, name: str, published: Mapping[str, Any]) -> None:
+        self.name, self._published = name, published
+        self._told: set[Any] = set()
+        self._work: Work | None = None
+
+    def call(self, method: str, *given: Any) -> None:
+        """Have the worker do something, and do not wait for it."""
+        raise NotImplementedError
+
+    def run(self, key: str, share: Share) -> None:
+        """Have the worker run a share; something comes back of it."""
+        raise NotImplementedError
+
+    def begin(self, work: Work) -> None:
+        """Tell it of a sweep."""
+        self._work = work
+        if work.model not in self._told:
+            self.call("prepare", work.model, self._published[work.model])
+            self._told.add(work.model)
+        self.call("know_sweep", work.key, work.model, self._published[work.key])
+
+    def submit(self, share: Share) -> None:
+        """Give it a share."""
+        work = self._work
+        assert work is not None
+        if (work.key, share.batch) not in self._told:
+            self.call("know_plan", work.key, share.batch, work.plans[share.batch])
+            self._told.add((work.key, share.batch))
+        self.run(work.key, share)
+
+    def forget(self, work: Work) -> None:
+        """The sweep has ended."""
+        self._told = {one for one in self._told if not (isinstance(one, tuple) and one[0] == work.key)}
+        self.call("forget", work.key)
+
+
+def is_number(given: object) -> bool:
+    """Whether it is a number, and not a truth."""
+    return isinstance(given, int | float) and not isinstance(given, bool)
+
+
+def expect_counts(**given: object) -> None:
+    """Raise FleetError where something that was given is no whole number of 1 or more."""
+    for name, count in given.items():
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count > 0
+        if count is not None and not is_count:
+            raise FleetError(f"{name} is a number of 1 or more, not {count!r}.")
