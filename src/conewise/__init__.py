@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from conewise.engine.plan import Plan
     from conewise.engine.world import Event, World
     from conewise.errors import ConewiseError
+    from conewise.fleets.processes import Processes
+    from conewise.fleets.ray_fleet import Ray
     from conewise.graph.block import Block, Graft
     from conewise.graph.building_blocks import block, chain
     from conewise.graph.gradients import gradients
@@ -53,6 +55,8 @@ __all__ = [
     "Node",
     "Place",
     "Plan",
+    "Processes",
+    "Ray",
     "Result",
     "Run",
     "Sweep",
@@ -103,6 +107,8 @@ _HOMES = {
     "Node": "conewise.graph.graph",
     "Place": "conewise.locations.places",
     "Plan": "conewise.engine.plan",
+    "Processes": "conewise.fleets.processes",
+    "Ray": "conewise.fleets.ray_fleet",
     "Result": "conewise.sweeps.result",
     "Run": "conewise.runs.run",
     "Sweep": "conewise.sweeps.sweep",

@@ -41,6 +41,8 @@ class Processes:
         model: str | None = None,
         load: Mapping[str, Any] | None = None,
     ) -> None:
+        self._seats: list[_Process] = []
+        self._published: dict[str, Any] = {}
         if isinstance(devices, str):
             devices = devices.split(",")
         chosen: list[str | None] = [one.strip() for one in devices] if devices is not None else []
@@ -54,8 +56,6 @@ class Processes:
         self._devices = chosen or [None] * (workers or 2)
         self._threads, self._memory = threads, as_bytes(max_memory)
         self._model, self._load = model, dict(load or {})
-        self._seats: list[_Process] = []
-        self._published: dict[str, Any] = {}
         self._count = 0
         self.ledger = FleetLedger()
         """What the last sweep took, by worker."""

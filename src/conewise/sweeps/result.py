@@ -363,7 +363,7 @@ class Result(ResultData):
         )
 
     def __str__(self) -> str:
-        lines = [repr(self)]
+        lines = [repr(self), *(f"  {one}" for one in self.missing)]
         if self.ledger.phases:
             lines.append(f"  time: {shown_phases(self.ledger.phases)}")
         for name in self.metrics:
@@ -397,5 +397,7 @@ class Result(ResultData):
         row = 0 if metric is None else self._number(metric)
         cells, base = self.cells, float(self.base[row])
         values = self.table[row].tolist()
-        order = sorted(range(len(cells)), key=lambda number: -abs(values[number] - base))
+        gone = {number for one in self.missing for number in one.cells}
+        there = [number for number in range(len(cells)) if number not in gone]
+        order = sorted(there, key=lambda number: -abs(values[number] - base))
         return [(cells[number], values[number] - base, values[number]) for number in order[:count]]

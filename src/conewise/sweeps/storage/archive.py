@@ -37,7 +37,7 @@ from conewise.sweeps.planning.plan import PlanCosts, SweepPlan
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.decoding import decoded
 from conewise.sweeps.storage.frames import frame
-from conewise.sweeps.storage.result_data import ResultData
+from conewise.sweeps.storage.result_data import Missing, ResultData
 from conewise.sweeps.storage.tensor_packing import from_rows, unpacked
 
 MANIFEST, VALUES = "manifest.json", "values.parquet"
@@ -162,6 +162,7 @@ def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
         "verification": None if result.verification is None else asdict(result.verification),
         "metrics": list(result.metrics),
         **({"approximate": True, "method": result.method} if result.method else {}),
+        **({"missing": [asdict(one) for one in result.missing]} if result.missing else {}),
         # Hexadecimal, because a metric may be infinite, which JSON cannot say.
         "base": _exact(result.base),
         "source": _exact(result.source),
@@ -213,6 +214,7 @@ def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> ResultD
         base_per_prompt=base_per_prompt,
         source_per_prompt=source_per_prompt,
         method=decoded(manifest.get("method", ""), str, "method"),
+        missing=decoded(manifest.get("missing", []), tuple[Missing, ...], "missing"),
     )
 
 

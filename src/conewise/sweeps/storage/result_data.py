@@ -24,6 +24,11 @@ class Missing:
     names: tuple[str, ...]
     why: str
 
+    def __str__(self) -> str:
+        some = ", ".join(self.names[:3]) + (", ..." if len(self.names) > 3 else "")
+        count = f"{len(self.names)} cell{'s' if len(self.names) > 1 else ''}"
+        return f"{count} of batch {self.batch} could not be computed ({some}): {self.why}"
+
 
 @dataclass(frozen=True, eq=False)
 class ResultData:
