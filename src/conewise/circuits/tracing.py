@@ -17,6 +17,7 @@ from typing import Any
 from conewise.checks.cell_check import CellCheck
 from conewise.engine.world import World
 from conewise.errors import PromptError, SweepError, describe
+from conewise.fleets.running import Fleet
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell, Choice, Spread, chosen
 from conewise.markup import heading
@@ -167,6 +168,7 @@ def causal_trace(
     evaluator: str = "auto",
     max_memory: int | str | None = None,
     progress: bool | Callable[[int, int], None] | None = False,
+    executor: Fleet | None = None,
 ) -> Trace:
     """Which states carry what the model knows of the subject (Meng et al., 2022).
 
@@ -220,7 +222,7 @@ def causal_trace(
         source=_restored(clean, prompts),
         metric=[sampled(as_metric(one), prompts) for one in _listed(metric)],
     )
-    result = sweep.run(evaluator=evaluator, max_memory=max_memory, progress=progress)
+    result = sweep.run(evaluator=evaluator, max_memory=max_memory, progress=progress, executor=executor)
     known = sweep.read_metrics(clean)
     result = replace(
         result,

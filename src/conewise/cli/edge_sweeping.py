@@ -40,6 +40,7 @@ def edges(
     options: opt.EdgeOptions,
     plan: opt.Plan = False,
     running: opt.RunOptions,
+    fleet: opt.FleetOptions,
     estimating: opt.MethodOptions,
     results: opt.ResultOptions,
     storing: opt.StoreOptions,
@@ -52,10 +53,13 @@ def edges(
             raise CommandError("--plan is of worlds that are computed: leave out --method and --steps.")
         if storing.out is not None or storing.resume or results.report is not None:
             raise CommandError("--plan runs nothing, so there is nothing for --out, --resume or --report.")
-        plan_question("edges", model, options, running=running, output=output, loading=loading, unit="edge")
+        plan_question(
+            "edges", model, options,
+            running=running, fleet=fleet, output=output, loading=loading, unit="edge",
+        )  # fmt: skip
         return
     run_question(
         ctx, "edges", model, options,
-        running=running, estimating=estimating, results=results, storing=storing, output=output,
+        running=running, fleet=fleet, estimating=estimating, results=results, storing=storing, output=output,
         loading=loading, unit="edge",
     )  # fmt: skip

@@ -41,7 +41,7 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep what was typed, for messages and provenance."""
         ctx.meta[_COMMAND] = ["conewise", *args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, _with_values(args))
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; what it raises becomes a message and an exit code."""
@@ -71,6 +71,16 @@ class Commands(TyperGroup):
                 "This is a defect: please report it with what `conewise --debug ...` prints.",
             )
             raise typer.Exit(INTERNAL) from None
+
+
+def _with_values(words: list[str]) -> list[str]:
+    """What was typed, with the value that `--ray` has where no address follows: the parser wants one."""
+    found = list(words)
+    for place, word in enumerate(found):
+        follows = found[place + 1] if place + 1 < len(found) else "-"
+        if word == "--ray" and follows.startswith("-"):
+            found[place] = "--ray=local"
+    return found
 
 
 def _expect_utf8(words: list[str]) -> None:

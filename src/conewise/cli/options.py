@@ -409,6 +409,42 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
+class FleetOptions:
+    """Who runs it beyond this process."""
+
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="[ADDRESS]",
+            help="Run it on workers of Ray: those of a cluster (auto, ray://head:10001), or, without an "
+            "address, of one that is started on this machine.",
+            rich_help_panel=_RUNNING,
+            show_default=False,
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=1,
+            help="How many workers there are; without --ray, they are processes of this machine.",
+            rich_help_panel=_RUNNING,
+            show_default=False,
+        ),
+    ] = None
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate",
+            help="With a plan and --workers N: what so many workers would take, on paper.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
 class MethodOptions:
     """Whether effects are computed or estimated."""
 
@@ -505,7 +541,7 @@ class LoadOptions:
         typer.Option(
             "--device",
             metavar="NAME",
-            help="cpu, cuda, cuda:1, mps.",
+            help="cpu, cuda, cuda:1, mps; several, as cuda:0,cuda:1, each have a worker.",
             rich_help_panel=_LOADING,
             show_default="cpu",
         ),

@@ -13,6 +13,7 @@ import typer
 from conewise.cli import options as opt
 from conewise.cli.codes import CHECK_FAILED
 from conewise.cli.failing import CommandError, Interrupted, command_of, shell_command
+from conewise.cli.fleets import fleet_of, shown, simulated, without_workers
 from conewise.cli.groups import flat
 from conewise.cli.help_texts import help_text
 from conewise.cli.loading import ModelName
@@ -76,6 +77,7 @@ def sweep(
     *,
     options: opt.QuestionOptions,
     running: opt.RunOptions,
+    fleet: opt.FleetOptions,
     estimating: opt.MethodOptions,
     results: opt.ResultOptions,
     storing: opt.StoreOptions,
@@ -85,7 +87,7 @@ def sweep(
     """Patch every site in a world of its own; see `SWEEP_HELP`."""
     run_question(
         ctx, "sweep", model, options,
-        running=running, estimating=estimating, results=results, storing=storing, output=output,
+        running=running, fleet=fleet, estimating=estimating, results=results, storing=storing, output=output,
         loading=loading,
     )  # fmt: skip
 
@@ -97,6 +99,7 @@ def run_question(
     options: opt.QuestionOptions | opt.EdgeOptions,
     *,
     running: opt.RunOptions,
+    fleet: opt.FleetOptions,
     estimating: opt.MethodOptions,
     results: opt.ResultOptions,
     storing: opt.StoreOptions,
@@ -112,7 +115,7 @@ def run_question(
         expect_writable_file(results.report, "--report")
     stored = None if storing.out is None else StoredRun(storing.out, storing.resume)
     status = Status(output.quiet)
-    loaded, question = ask(ModelName(model, loading), options, running.seed, status)
+    loaded, question = ask(ModelName(model, without_workers(loading)), options, running.seed, status)
     command = command_of(ctx)
     evaluator, max_memory = running.evaluator.value, running.max_memory
     if stored is not None:
@@ -142,7 +145,8 @@ def run_question(
                 progress=counting,
             )
         else:
-            result = _run(question, how, stored, counting, is_drawn=is_drawn)
+            with fleet_of(fleet, loading) as executor:
+                result = _run(question, how | {"executor": executor}, stored, counting, is_drawn=is_drawn)
         finish(
             loaded, question, result, shell_command(command),
             stored=stored, report=results.report, status=status, as_json=output.json, top=results.top,
@@ -182,11 +186,14 @@ def plan(
     *,
     options: opt.QuestionOptions,
     running: opt.RunOptions,
+    fleet: opt.FleetOptions,
     output: opt.OutputOptions,
     loading: opt.LoadOptions,
 ) -> None:
     """Say what a sweep would cost; see `PLAN_HELP`."""
-    plan_question("plan", model, options, running=running, output=output, loading=loading)
+    if fleet.ray is not None or (fleet.workers is not None and not fleet.simulate):
+        raise CommandError("a plan runs nothing, so there are no workers: say --workers N --simulate.")
+    plan_question("plan", model, options, running=running, fleet=fleet, output=output, loading=loading)
 
 
 def plan_question(
@@ -195,22 +202,27 @@ def plan_question(
     options: opt.QuestionOptions | opt.EdgeOptions,
     *,
     running: opt.RunOptions,
+    fleet: opt.FleetOptions,
     output: opt.OutputOptions,
     loading: opt.LoadOptions,
     unit: str = "site",
 ) -> None:
     """Ask, plan and print what it would cost."""
     status = Status(output.quiet)
-    loaded, question = ask(ModelName(model, loading), options, running.seed, status)
+    loaded, question = ask(ModelName(model, without_workers(loading)), options, running.seed, status)
     with status.doing("planning"):
         progress = status.counter("prompts planned")
         found = question.plan(running.max_memory, running.evaluator.value, progress)
+        paper = simulated(question, fleet, running) if fleet.simulate else None
     if output.json:
-        print_json(name, {**question_json(loaded, question), "plan": plan_json(found)})
+        simulation = {} if paper is None else {"simulation": paper}
+        print_json(name, {**question_json(loaded, question), "plan": plan_json(found), **simulation})
         return
     console = stdout()
     show_question(console, loaded, question, unit)
     show_plan(console, found)
+    if paper is not None:
+        console.print(shown(paper))
 
 
 def _run(

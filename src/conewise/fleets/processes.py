@@ -12,7 +12,7 @@ from typing import Any
 
 from conewise.amounts import as_bytes
 from conewise.errors import FleetError
-from conewise.fleets.running import FleetRunning, Work
+from conewise.fleets.running import Dispatch, FleetRunning, Work
 from conewise.fleets.scheduling import Crew, FleetLedger
 from conewise.fleets.seats import Seat, expect_counts
 from conewise.fleets.shares import Share
@@ -85,7 +85,9 @@ class Processes:
         self, sweep: Swept, planned: Planned, options: Options, record: Recorder, tell: Callable[[int], None]
     ) -> Numbers:
         """Run all worlds of a sweep; see `conewise.fleets.running.Fleet`."""
-        running = FleetRunning(sweep, planned, self, self._model, self._load)
+        running = FleetRunning(
+            sweep, planned, Dispatch(self.workers, self._crew, self._ended), self._model, self._load
+        )
         try:
             return running.run(options, record, tell)
         except BaseException:
@@ -94,7 +96,7 @@ class Processes:
         finally:
             self.ledger = running.ledger
 
-    def crew(self, work: Work) -> Crew:
+    def _crew(self, work: Work) -> Crew:
         """Workers that know what is swept, and with which model."""
         if work.model not in self._published:
             self._published[work.model] = work.recipe()
@@ -105,7 +107,7 @@ class Processes:
             seat.begin(work)
         return _ProcessCrew(self, work, self._seats)
 
-    def ended(self, work: Work) -> None:
+    def _ended(self, work: Work) -> None:
         """Forget a sweep."""
         self._published.pop(work.key, None)
         for seat in self._seats:

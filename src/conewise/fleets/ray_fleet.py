@@ -8,7 +8,7 @@ from typing import Any
 
 from conewise.amounts import as_bytes
 from conewise.errors import FleetError
-from conewise.fleets.running import FleetRunning, Work
+from conewise.fleets.running import Dispatch, FleetRunning, Work
 from conewise.fleets.scheduling import Crew, FleetLedger
 from conewise.fleets.seats import Seat, expect_counts, is_number
 from conewise.fleets.shares import Share
@@ -51,7 +51,7 @@ class Ray:
         expect_counts(workers=workers)
         if load and model is None:
             raise FleetError("`load` says how workers load `model`, which was not given.")
-        self.address, self._gpus, self._cpus = address, gpus_per_worker, cpus_per_worker
+        self._address, self._gpus, self._cpus = address, gpus_per_worker, cpus_per_worker
         self._asked, self._memory = workers, as_bytes(max_memory)
         self._model, self._load = model, dict(load or {})
         self._ray: Any = None
@@ -87,7 +87,7 @@ class Ray:
                 try:
                     self._start(ray)
                 except Exception as error:
-                    where = f"at {self.address!r}" if self.address else "on this machine"
+                    where = f"at {self._address!r}" if self._address else "on this machine"
                     raise FleetError(
                         f"no cluster of Ray {where} ({type(error).__name__}: {error}). Start one with "
                         "`ray start --head`, or leave `address` out to have one for this process alone."
@@ -96,8 +96,8 @@ class Ray:
         return self._ray
 
     def _start(self, ray: Any) -> None:
-        if self.address is not None:
-            ray.init(address=self.address, log_to_driver=False, ignore_reinit_error=True)
+        if self._address is not None:
+            ray.init(address=self._address, log_to_driver=False, ignore_reinit_error=True)
             return
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         count = (
@@ -137,13 +137,15 @@ class Ray:
     ) -> Numbers:
         """Run all worlds of a sweep; see `conewise.sweeps.sweep.Fleet`."""
         self._connected()
-        running = FleetRunning(sweep, planned, self, self._model, self._load)
+        running = FleetRunning(
+            sweep, planned, Dispatch(self.workers, self._crew, self._ended), self._model, self._load
+        )
         try:
             return running.run(options, record, tell)
         finally:
             self.ledger = running.ledger
 
-    def crew(self, work: Work) -> Crew:
+    def _crew(self, work: Work) -> Crew:
         """Workers that know what is swept, and with which model."""
         if work.model not in self._published:
             self._published[work.model] = self._ray.put(work.recipe())
@@ -154,7 +156,7 @@ class Ray:
             seat.begin(work)
         return _RayCrew(self, work, self._seats)
 
-    def ended(self, work: Work) -> None:
+    def _ended(self, work: Work) -> None:
         """Forget a sweep."""
         self._published.pop(work.key, None)
         for seat in self._seats:

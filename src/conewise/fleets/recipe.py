@@ -37,9 +37,14 @@ def recipe_of(model: Captured, source: str | None = None, **how: Any) -> Recipe:
 
     `how` is what `cw.load` was given beside the name.
     """
+    if model.splices:
+        raise FleetError(
+            f"{model.name} has a dictionary spliced in ({next(iter(model.splices))}), which workers cannot "
+            "be sent: sweep it in this process."
+        )
     example = model.signature.example
     # The class goes by its name: whoever captures stands above this room.
-    call = packed((type(model), tuple(example.args), dict(example.kwargs), model.batch_dim))
+    call = packed((type(model), tuple(example.args), dict(example.kwargs), model._batch_dim))
     module = None
     if source is None:
         is_training = model.module.training

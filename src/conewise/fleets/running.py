@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -36,18 +36,13 @@ class Fleet(Protocol):
         """Run all worlds of a sweep; what is finished is given to `record`, and told."""
 
 
-class Dispatch(Protocol):
-    """Gets workers ready for one sweep, and gives their seats."""
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """How workers are had: how many; `crew` gets them ready for a sweep, `ended` lets them forget it."""
 
-    @property
-    def workers(self) -> int:
-        """How many workers there are."""
-
-    def crew(self, work: Work) -> Crew:
-        """Workers that know what is swept, and with which model."""
-
-    def ended(self, work: Work) -> None:
-        """The sweep has ended: it can be forgotten."""
+    workers: int
+    crew: Callable[[Work], Crew]
+    ended: Callable[[Work], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +130,7 @@ class FleetRunning:
         batch = sweep.batch(number)
         cut = record.cut(number, options.evaluator)
         plan = self._planned(batch, options.max_memory, options.evaluator, cut)
-        assert plan.compiled is not None
-        compiled = plan.compiled
-        if plan.evaluator == "serial":
-            worlds = len(compiled.order)
-            chunks = [range(at, min(at + SERIAL_GROUP, worlds)) for at in range(0, worlds, SERIAL_GROUP)]
-            each = [plan.flops * len(one) // worlds for one in chunks]
-        else:
-            chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
-            each = [compiled.programs[one.program].flops for one in compiled.passes]
-        return _BatchUnderWay(plan, chunks, each)
+        return _BatchUnderWay(plan, *chunks_of(plan))
 
     def _work(self, batches: list[_BatchUnderWay]) -> Work:
         sweep, model = self._sweep, self._sweep.model
@@ -242,6 +228,32 @@ class FleetRunning:
                 rows[at : at + len(part)] = part
             found.append(rows)
         return found
+
+
+def chunks_of(plan: SweepPlan) -> tuple[list[range], list[int]]:
+    """The worlds of each chunk of a batch's plan, and what it costs, in FLOPs."""
+    assert plan.compiled is not None
+    compiled = plan.compiled
+    if plan.evaluator == "serial":
+        worlds = len(compiled.order)
+        chunks = [range(at, min(at + SERIAL_GROUP, worlds)) for at in range(0, worlds, SERIAL_GROUP)]
+        return chunks, [plan.flops // plan.batches * len(one) // worlds for one in chunks]
+    chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
+    return chunks, [compiled.programs[one.program].flops for one in compiled.passes]
+
+
+def shares_of(plans: Sequence[SweepPlan], workers: int) -> list[list[tuple[int, int]]]:
+    """For each sweep that is run behind another, its shares as they would be given out: (batch, FLOPs)."""
+    found = []
+    for plan in plans:
+        chunks, costs = chunks_of(plan)
+        wanted = [
+            ChunkCost(batch, number, len(one), cost)
+            for batch in range(plan.batches)
+            for number, (one, cost) in enumerate(zip(chunks, costs, strict=True))
+        ]
+        found.append([(share.batch, share.cost) for share in cut_into_shares(wanted, workers)])
+    return found
 
 
 def _order(plan: SweepPlan) -> tuple[int, ...]:

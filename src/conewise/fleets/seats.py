@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from conewise.fleets.running import Work
 from conewise.fleets.shares import Share
 
 
-class Seat:
+class Seat(ABC):
     """Tells a worker all that a share needs, each once, and gives it shares.
 
     `published` has what was put where workers find it, by key. Calls are carried out in the order in which
@@ -22,13 +23,13 @@ class Seat:
         self._told: set[Any] = set()
         self._work: Work | None = None
 
+    @abstractmethod
     def call(self, method: str, *given: Any) -> None:
         """Have the worker do something, and do not wait for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, key: str, share: Share) -> None:
         """Have the worker run a share; something comes back of it."""
-        raise NotImplementedError
 
     def begin(self, work: Work) -> None:
         """Tell it of a sweep."""

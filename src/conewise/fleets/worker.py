@@ -127,6 +127,9 @@ class Worker:
     def run(self, key: str, share: Share) -> Done | Failed:
         """Run a share. What goes wrong with it is returned, not raised."""
         started = time.perf_counter()
+        lack = self._lack_of_room(key, share)
+        if lack:
+            return Failed(MEMORY, lack)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NoEffectWarning)  # a sweep has cells without effect
@@ -150,7 +153,6 @@ class Worker:
                 rows.append(self._part(sweep, plan, batch, share, ledger))
             else:
                 for chunk in share.chunks:
-                    self._expect_room(plan)
                     rows.append(execution.start(chunk, ledger, watch)())
         base, source = execution.base, execution.source
         return Done(
@@ -206,11 +208,18 @@ class Worker:
         ledger.launches += found.ledger.launches
         return found.per_prompt.transpose(0, 1)
 
-    def _expect_room(self, plan: SweepPlan) -> None:
-        """Raise MemoryError where a chunk is known not to fit into this worker."""
-        if self.memory is not None and plan.peak_bytes > self.memory:
-            taken, there = shown_bytes(plan.peak_bytes), shown_bytes(self.memory)
-            raise MemoryError(f"a chunk takes {taken}, and this worker has {there}")
+    def _lack_of_room(self, key: str, share: Share) -> str:
+        """What is lacking where a whole chunk is known not to fit into this worker; else nothing."""
+        plan = self._plans[key, share.batch]
+        if (
+            self.memory is None
+            or share.worlds is not None
+            or not share.chunks
+            or plan.peak_bytes <= self.memory
+        ):
+            return ""
+        taken, there = shown_bytes(plan.peak_bytes), shown_bytes(self.memory)
+        return f"a chunk takes {taken}, and this worker has {there}"
 
 
 class _One:

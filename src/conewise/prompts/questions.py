@@ -19,6 +19,7 @@ from conewise.attributing.plan import AttributionPlan
 from conewise.checks.hooking import HookedModule
 from conewise.drawing.folding import Folded, fold
 from conewise.errors import MetricError, MissingSiteError, PromptError, SweepError
+from conewise.fleets.running import Fleet
 from conewise.locations.selectors import Cell, SelectorLike
 from conewise.program.tensors import Tensor
 from conewise.prompts.answer import Answer, whole_check
@@ -218,10 +219,12 @@ class Question:
         resume: bool = False,
         progress: Shown = None,
         verify: int = 0,
+        executor: Fleet | None = None,
     ) -> Answer:
         """Run every sweep; see `Sweep.run`. The answer has the prompts in the order of `prompts.pairs`.
 
-        With several groups, each is stored in a folder of its own in `out`.
+        With several groups, each is stored in a folder of its own in `out`; `executor` runs one behind the
+        other.
         """
         results = []
         total = len(self.prompts.groups) * len(self.cells)
@@ -236,6 +239,7 @@ class Question:
                         resume=resume,
                         progress=PassedOn(tell),
                         verify=verify,
+                        executor=executor,
                     )
                 )
         whole = results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
@@ -451,6 +455,7 @@ def _whole(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> Result
         source_per_prompt=source,
         weights=results[0].weights,
         method=" and ".join(dict.fromkeys(result.method for result in results)),
+        missing=tuple(one for result in results for one in result.missing),
     )
 
 

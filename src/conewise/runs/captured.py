@@ -62,7 +62,7 @@ class Captured:
             doing("exporting")
             exported = export(module, args, kwargs, batch_dim=batch_dim)
             self.tokenizer, self.label = tokenizer, label or exported.program.module_name
-            self.batch_dim = batch_dim
+            self._batch_dim = batch_dim
             self._hold(module, exported, SiteTable, doing)
         self.phases = doing.seconds()
         """The seconds that capturing took: exporting, building, comparing, weights."""

@@ -1,0 +1,96 @@
+"""Workers of a command: `--ray`, `--workers`, several devices; and what they would take, on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError
+
+if TYPE_CHECKING:
+    from conewise.fleets.running import Fleet
+    from conewise.prompts.questions import Question
+
+LOCAL = "local"
+"""What `--ray` stands for where no address follows: a cluster on this machine, for this command."""
+
+
+def without_workers(loading: opt.LoadOptions) -> opt.LoadOptions:
+    """How the driver itself loads the model: on the first of several devices."""
+    return replace(loading, device=(loading.device or "").split(",")[0] or None)
+
+
+@contextmanager
+def fleet_of(options: opt.FleetOptions, loading: opt.LoadOptions) -> Iterator[Fleet | None]:
+    """The workers that were asked for, ended with the command; None where there are none."""
+    if options.simulate:
+        raise CommandError("--simulate runs nothing: it goes with `conewise plan` and `edges --plan`.")
+    devices = [one for one in (loading.device or "").split(",") if one]
+    if options.ray is not None:
+        if len(devices) > 1:
+            raise CommandError("--ray gives each worker a device: name one kind with --device, as cuda.")
+        from conewise.fleets.ray_fleet import Ray
+
+        gpus = 1 if devices and devices[0].startswith("cuda") else 0
+        with Ray(
+            None if options.ray == LOCAL else options.ray, workers=options.workers, gpus_per_worker=gpus
+        ) as ray:
+            yield ray
+        return
+    if len(devices) > 1 or options.workers is not None:
+        from conewise.fleets.processes import Processes
+
+        chosen = devices if len(devices) > 1 else None
+        with Processes(options.workers, devices=chosen) as processes:
+            yield processes
+        return
+    yield None
+
+
+def simulated(question: Question, options: opt.FleetOptions, running: opt.RunOptions) -> dict[str, Any]:
+    """What workers would take, from the plan of each group of prompts and the rates of this machine."""
+    from conewise.fleets.running import shares_of
+    from conewise.fleets.simulation import Rates, simulate, worth_having
+
+    if options.workers is None:
+        raise CommandError("--simulate of how many workers? Say so with --workers N.")
+    groups = range(len(question.prompts.groups))
+    plans = [question.sweep(group).plan(running.max_memory, running.evaluator.value) for group in groups]
+    flops, seconds = sum(plan.flops for plan in plans), [plan.seconds for plan in plans]
+    known = [one for one in seconds if one is not None]
+    if len(known) < len(seconds) or not flops:
+        raise CommandError("nothing was timed on this device, so that there are no seconds to simulate.")
+    capture = sum(question.model.phases.values())
+    baseline = 2 * question.forward_seconds(1) / len(plans)
+    rates = Rates(setup=capture, baseline=baseline, flop=sum(known) / flops)
+    sweeps = shares_of(plans, options.workers)
+    found = [simulate(shares, options.workers, replace(rates, setup=0.0)) for shares in sweeps]
+    one = [simulate(shares, 1, replace(rates, setup=0.0)) for shares in shares_of(plans, 1)]
+    busy = [sum(each) for each in zip(*(single.busy for single in found), strict=True)]
+    mean = sum(busy) / len(busy)
+    return {
+        "workers": options.workers,
+        "shares": sum(map(len, sweeps)),
+        "makespan_seconds": capture + sum(single.makespan for single in found),
+        "one_worker_seconds": capture + sum(single.makespan for single in one),
+        "balance": max(busy) / mean if mean else 1.0,
+        "worth_having": max(worth_having(shares, options.workers, rates) for shares in sweeps),
+        "setup_seconds": capture,
+        "baseline_seconds": sum(single.baselines for single in found),
+    }
+
+
+def shown(found: dict[str, Any]) -> str:
+    """A simulation as lines."""
+    span, one, setup = (found[f"{name}_seconds"] for name in ("makespan", "one_worker", "setup"))
+    lines = [
+        f"{found['workers']} workers, {found['shares']} shares: {span:.3g} s; one worker: {one:.3g} s",
+        f"capturing the model, on each worker: {setup:.3g} s",
+        f"baselines, on all workers together: {found['baseline_seconds']:.3g} s",
+        f"balance, the busiest worker over the mean: {found['balance']:.2f}",
+        f"more than {found['worth_having']} workers would hardly help",
+    ]
+    return "\n".join(lines)
