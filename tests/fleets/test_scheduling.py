@@ -30,11 +30,12 @@ def done(share: Share) -> Done:
 
 class Player:
     def __init__(self, name: str) -> None:
-        self.name, self.share = name, None
+        self.name = name
+        self.share: Share | None = None
 
     def submit(self, share: Share) -> None:
         assert self.share is None, "it has a share already"
-        self.share = share  # type: ignore[assignment]
+        self.share = share
 
 
 class Players:
@@ -48,7 +49,7 @@ class Players:
     def wait(self) -> list[tuple[Any, Done | Failed]]:
         busy = [seat for seat in self.seats if seat.share is not None]
         some = self._random.sample(busy, self._random.randint(1, len(busy)))
-        found = []
+        found: list[tuple[Any, Done | Failed]] = []
         for seat in some:
             share, seat.share = seat.share, None
             assert share is not None

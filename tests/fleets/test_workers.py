@@ -52,7 +52,7 @@ def test_a_sweep_has_the_bits_of_a_local_one(fleet: Any, model: Model, evaluator
 
 
 def test_edges_too(fleet: Any, model: Model) -> None:
-    sweep = heads(model).model.sweep(
+    sweep = model.sweep(
         model.edges(), base={"input_ids": ids(1)}, source={"input_ids": ids(2)}, metric=METRIC
     )
     assert torch.equal(sweep.run(executor=fleet).per_prompt, sweep.run().per_prompt)
