@@ -129,7 +129,7 @@ class Running:
         ledger.phases = self.phases.seconds()
         ledger.seconds = sum(ledger.phases.values())
         if not ledger.resumed:
-            calibration_of(self.model).note(plan.evaluator, plan.flops, ledger.compute_seconds)
+            calibration_of(self.model).note(plan.evaluator, plan.launches, plan.flops, ledger.compute_seconds)
         known = [one for one in sources if one is not None]
         return Numbers(
             plan,

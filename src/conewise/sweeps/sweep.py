@@ -243,7 +243,7 @@ class Sweep:
                 evaluator=evaluator,
                 cut=cut,
             )
-        seconds = calibration_of(self.model).seconds(plan.evaluator, plan.flops)
+        seconds = calibration_of(self.model).seconds(plan.evaluator, plan.launches, plan.flops)
         return replace(plan, seconds=seconds, spec=Lazy(self._plain_spec), sweep=self)
 
     def _plain_spec(self) -> dict[str, Any]:
