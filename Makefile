@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-ray test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-ray test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,7 +51,7 @@ demo: setup ## take SmolLM2-135M apart: every head and MLP, one page; demo-repor
 # Two workers with one thread each: more threads than cores make small ops slower. Tests start many
 # processes: what Python compiled for one is kept for the next.
 test: setup ## run the tests
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/runs/test_smollm2.py tests/sweeps/test_sweep_smollm2.py tests/docs/test_blocks.py
@@ -72,8 +72,8 @@ test-tracr: setup $(TRACR)/.made ## compile the RASP programs anew, compare with
 test-architectures: setup ## every architecture, attention and precision, against hooks; named sites of 80; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py tests/capturing/test_coverage.py tests/locations/test_sites.py tests/runs/test_architectures.py tests/edges/test_stream_parts.py tests/sweeps/test_sweep_zoo.py tests/drawing/test_folding.py
 
-test-laws: setup ## random networks against hooks, all two hundred; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/laws
+test-laws: setup ## random networks against hooks, all two hundred, and all that mixes positions; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/laws tests/sweeps/test_sweep_regions.py
 
 test-ray: $(VENV)/.ray ## sweeps by workers: processes, and a local cluster of Ray; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/fleets
@@ -141,6 +141,10 @@ bench-edges: $(VENV)/.dev ## edges, against one hooked forward for each; minutes
 # Freed memory stays with the process: giving it back is not Python's time.
 bench-python: $(VENV)/.dev ## what a sweep of many worlds spends in Python, for each of them; minutes
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.python_per_world
+
+bench-workers: $(VENV)/.ray ## sweeps by one, two and four workers beside one process; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.workers processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.workers ray
 
 bench-gpu: ## sweeps on a CUDA device; run from source, with torch and transformers alone
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_sweeps

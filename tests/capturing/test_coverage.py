@@ -19,14 +19,18 @@ from tests.capturing.zoo import ZOO, Case
 from tests.sweeps.execution.kernels import kernels
 
 BOTH = {"gpt2", "llama", "bert", "t5"}
-"""The architectures that are always gone through whole; `make test-architectures` does so with all."""
+"""Those that are always gone through with every attention, and GPT-2 with every precision.
+
+`make test-architectures` goes through all.
+"""
 PAIRS = [(name, attention) for name, case in ZOO.items() for attention in case.attention]
 
 
 def _cost(name: str, attention: str, dtype: torch.dtype = torch.float32) -> list[pytest.MarkDecorator]:
     """Beside one attention in float32, the others say little that is new."""
     is_one = attention == ZOO[name].attention[-1] and dtype == torch.float32
-    return [] if is_one or name in BOTH else [pytest.mark.slow]
+    is_gone_through = name in BOTH and (dtype == torch.float32 or name == "gpt2")
+    return [] if is_one or is_gone_through else [pytest.mark.slow]
 
 
 EVERY = [

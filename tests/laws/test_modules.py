@@ -8,7 +8,7 @@ import pytest
 
 from tests.laws.module_scenes import outcome
 
-AT_ONCE = 60
+AT_ONCE = 30
 """So many networks are part of `make test`; the others have a target of their own, `make test-laws`."""
 
 

@@ -89,13 +89,13 @@ def swept(name: str, metric: str, batch: int, start: int) -> Sweep:
     return made
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", ["all", pytest.param("last", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ATTENTION)
 def test_whatever_attention_sees(name: str, metric: str) -> None:
     assert_exact(swept(name, metric, 2, 3))
 
 
-@pytest.mark.parametrize(("metric", "batch"), [("last", 1), ("all", 2)])
+@pytest.mark.parametrize(("metric", "batch"), [pytest.param("last", 1, marks=pytest.mark.slow), ("all", 2)])
 @pytest.mark.parametrize("name", POSITIONS)
 def test_whatever_mixes_positions(name: str, metric: str, batch: int) -> None:
     assert_exact(swept(name, metric, batch, 2))

@@ -635,10 +635,10 @@ def test_flipped_bytes_are_found_or_do_not_matter(sweep: Sweep, tmp_path: Path) 
     whole = sweep.run(out=tmp_path)
     sound = (tmp_path / FILE).read_bytes()
     generator = torch.Generator().manual_seed(0)
-    places = torch.randint(0, len(sound), (150,), generator=generator).tolist()
-    places += range(0, 100, 5)  # the header
+    places = torch.randint(0, len(sound), (50,), generator=generator).tolist()
+    places += range(0, 100, 10)  # the header
     used = [place for place in range(len(sound)) if sound[place]]
-    places += [used[pick] for pick in torch.randint(0, len(used), (100,), generator=generator).tolist()]
+    places += [used[pick] for pick in torch.randint(0, len(used), (40,), generator=generator).tolist()]
     found = 0
     for place in places:
         flipped = bytearray(sound)
@@ -648,7 +648,7 @@ def test_flipped_bytes_are_found_or_do_not_matter(sweep: Sweep, tmp_path: Path) 
             assert sweep.run(out=tmp_path, resume=True).equals(whole), place
         except SweepError:
             found += 1
-    assert found > 80
+    assert found > 30
 
 
 def test_the_manifest_tells_what_was_run(sweep: Sweep, tmp_path: Path) -> None:
