@@ -22,13 +22,15 @@ class Line:
     note: str = ""
 
 
-def seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def seconds(action: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     action()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def interleaved(*actions: Callable[[], object], rounds: int) -> list[float]:
+def interleaved(
+    *actions: Callable[[], object], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """The least seconds of each action. All take turns, so that a noisy moment hits all alike."""
     times: list[list[float]] = [[] for _ in actions]
     gc.collect()
@@ -40,7 +42,7 @@ def interleaved(*actions: Callable[[], object], rounds: int) -> list[float]:
             # Odd turns go backwards: no action always runs on the heels of the same other one.
             places = range(len(actions)) if turn % 2 == 0 else reversed(range(len(actions)))
             for place in places:
-                times[place].append(seconds(actions[place]))
+                times[place].append(seconds(actions[place], clock))
     finally:
         gc.enable()
     return [min(series) for series in times]

@@ -24,6 +24,8 @@ METHODS = [
     ("atp", HEADS, None),
     ("atp*", HEADS + cw.sites("q", layer=":", head=":") + cw.sites("k", layer=1), None),
     ("ig", cw.sites("z", layer=":") + cw.sites("mlp_out", layer=":"), 3),
+    ("relp", HEADS, None),
+    ("relp", "edges", None),
     ("eap", "edges", None),
     ("eap-ig", "edges", 3),
     ("eap-ig-activations", "edges", 3),

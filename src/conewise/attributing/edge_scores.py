@@ -19,6 +19,7 @@ from conewise.circuits.stacked_walk import Walks
 from conewise.errors import EdgeError, SweepError
 from conewise.locations.places import Place
 from conewise.program.tensors import Tensor, computing
+from conewise.runs.relevance import Relevance
 from conewise.runs.tape import Recorded
 from conewise.sweeps.planning.shapes.layout import repeated
 
@@ -29,8 +30,8 @@ AT_ONCE = 1 << 26
 class EdgeScores:
     """The effects of some edges in one batch, of the gradients by what their readers read."""
 
-    def __init__(self, work: Work, table: EdgeTable) -> None:
-        self._work, self._table = work, table
+    def __init__(self, work: Work, table: EdgeTable, relevance: Relevance | None = None) -> None:
+        self._work, self._table, self._relevance = work, table, relevance
 
     def tables(self, given: Mapping[str, Tensor], of: range | None = None) -> list[tuple[Tensor, bool]]:
         """For each metric the effects by row of the table, and whether it is one number for all prompts.
@@ -43,7 +44,7 @@ class EdgeScores:
         branches = {key: branch for key, branch in table.branches.items() if key[0] in entries}
         others = [one for one in table.others if one.entry in entries]
         nodes = [*given, *entries, *(one.node for one in others)]
-        values = work.record(nodes, given=given, branches=tuple(branches.values()))
+        values = work.record(nodes, given=given, branches=tuple(branches.values()), relevance=self._relevance)
         wanted = {key: values[branch.name] for key, branch in branches.items()}
         wanted |= {one.key: values[one.node] for one in others}
         known = self._projections()
@@ -106,7 +107,8 @@ class EdgeScores:
             heads = range(first, min(first + at_once, slot.heads))
             with torch.enable_grad():
                 copies = stream.repeat(len(heads), 1, 1).requires_grad_()
-                (made,) = facts.readers.recorded(slot.entry, (slot.slot,), copies, read).values()
+                own = facts.readers.recorded(slot.entry, (slot.slot,), copies, read, self._relevance)
+                (made,) = own.values()
                 dim = work.shape.layout.batch_dim.get(slot.node) or 0
                 each = made.unflatten(dim, (len(heads), -1)).movedim(dim, 0)  # type: ignore[no-untyped-call]
                 (row,) = torch.autograd.grad(each, copies, self._apart(slot, gradient, heads))
@@ -167,7 +169,8 @@ class EdgeScores:
             with torch.enable_grad():
                 copies = repeated(value, 0, len(stack)).clone().requires_grad_()
                 walk = some[0][1].norm
-                made = known.walks[facts.components.stack].run(walk, {entry: copies}, len(stack))[operand]
+                walks = known.walks[facts.components.stack]
+                made = walks.run(walk, {entry: copies}, len(stack), relevance=self._relevance)[operand]
                 (found,) = torch.autograd.grad(made, copies, stack.reshape(made.shape))
         else:
             found = stack
@@ -229,6 +232,15 @@ def eap(work: Work, table: EdgeTable) -> Tensor:
     (part of the source − part of the base) · the gradient in the base, by what the reader alone reads.
     """
     scores = EdgeScores(work, table)
+    return scores.effects(scores.tables({}))
+
+
+def relp_edges(work: Work, table: EdgeTable) -> Tensor:
+    """Relevance patching of edges: as `eap`, with relevance in the place of gradients.
+
+    Edges into queries and keys have none: attention's pattern is a constant.
+    """
+    scores = EdgeScores(work, table, work.relevance())
     return scores.effects(scores.tables({}))
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from conewise.attributing.differences import PatchedSites
-from conewise.attributing.edge_scores import eap, eap_activations, eap_inputs
+from conewise.attributing.edge_scores import eap, eap_activations, eap_inputs, relp_edges
 from conewise.attributing.edge_table import EdgeTable, edge_table, is_known
-from conewise.attributing.node_scores import atp, integrated
+from conewise.attributing.node_scores import atp, integrated, relp
 from conewise.attributing.star_scores import atp_star
 from conewise.attributing.work import Work
 from conewise.errors import SweepError
@@ -100,6 +100,7 @@ METHODS: Mapping[str, Method] = {
         Method("atp", of_sites=_plain(atp), is_one_pass=True),
         Method("atp*", of_sites=_plain(atp_star)),
         Method("ig", of_sites=integrated, default_steps=10),
+        Method("relp", of_sites=_plain(relp), of_edges=_plain(relp_edges), is_one_pass=True),
         Method("eap", of_edges=_plain(eap), is_one_pass=True),
         Method("eap-ig", of_edges=eap_inputs, default_steps=5),
         Method("eap-ig-activations", of_edges=eap_activations, default_steps=5),

@@ -8,6 +8,7 @@ from conewise.attributing.differences import CellSums, Differences, PatchedSites
 from conewise.attributing.work import Work
 from conewise.errors import GradientError
 from conewise.program.tensors import Tensor
+from conewise.runs.relevance import Relevance
 
 
 def atp(work: Work, sites: PatchedSites) -> Tensor:
@@ -15,9 +16,21 @@ def atp(work: Work, sites: PatchedSites) -> Tensor:
 
     One forward pass over what lies behind the sites, one backward pass for each metric.
     """
+    return _one_pass(work, sites, None)
+
+
+def relp(work: Work, sites: PatchedSites) -> Tensor:
+    """Relevance patching (Jafari et al. 2025): as `atp`, with relevance in the place of gradients.
+
+    See `runs.relevance` for the rules. Queries and keys have none: attention's pattern is a constant.
+    """
+    return _one_pass(work, sites, work.relevance())
+
+
+def _one_pass(work: Work, sites: PatchedSites, relevance: Relevance | None) -> Tensor:
     differences = Differences(work, sites)
     sums, nodes = CellSums(differences, work.prompts), differences.nodes
-    values = work.record(nodes)
+    values = work.record(nodes, relevance=relevance)
     rows = []
     for number, metric in enumerate(work.metrics):
         measured = work.measure(metric, values)

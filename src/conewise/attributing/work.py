@@ -17,6 +17,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun, PassRun
 from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric, fetched
+from conewise.runs.relevance import Relevance
 from conewise.runs.run import Reading
 from conewise.runs.tape import Branch, Measured, Narrow, Recorded, Tape
 from conewise.sweeps.execution.batch import Batch
@@ -26,6 +27,8 @@ from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.readout import is_product, readout
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
+
+_RELEVANCE = "_relevance"
 
 
 class Work:
@@ -156,19 +159,28 @@ class Work:
         given: Mapping[str, Tensor] = MappingProxyType({}),
         branches: Sequence[Branch] = (),
         keep: Collection[str] = (),
+        relevance: Relevance | None = None,
     ) -> Recorded:
         """A forward pass over what lies behind `nodes`: see `Tape.record`."""
         self._compute_source()  # before anything is recorded, which takes memory
         nodes = tuple(dict.fromkeys(nodes))
         tape = self._tape_of(self._batch.base)
         behind = tuple(name for name in self.model.behind(nodes, self.targets) if name not in given)
+        if relevance is not None:
+            relevance.expect(nodes, behind)
         self._expect_apart(behind)  # may compute the base
         is_first = self._is_one_pass and not given and _is_fresh(self._batch.base)
         also = (*keep, *self._reads) if is_first else tuple(keep)
         self._tape = tape if is_first else self.base._tape()
         self._narrow = self._narrowed((*nodes, *also))
         values = self._tape.record(
-            nodes, self.targets, given=given, branches=branches, keep=also, narrow=self._narrow
+            nodes,
+            self.targets,
+            given=given,
+            branches=branches,
+            keep=also,
+            narrow=self._narrow,
+            relevance=relevance,
         )
         if is_first:
             base = self._batch.base
@@ -190,6 +202,17 @@ class Work:
         self.flops += flops_backward(self.shape, self._behind)
         self._count(len(self._behind))
         return self._tape.gradients(measured, values, is_last=is_last)
+
+    def relevance(self) -> Relevance:
+        """The rules of relevance for what the metrics read, found once for a model."""
+        known: dict[tuple[str, ...], Relevance] = vars(self.model).setdefault(_RELEVANCE, {})
+        if self.targets not in known:
+            layers = self.model.site_table.model_layers
+            attentions = [
+                one for layer in layers for one in (layer.attention, layer.cross) if one is not None
+            ]
+            known[self.targets] = Relevance(self.model.program, attentions, self.targets)
+        return known[self.targets]
 
     def count(self, evaluations: int) -> None:
         """Count what was computed beside passes."""

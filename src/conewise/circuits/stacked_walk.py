@@ -12,6 +12,7 @@ from conewise.edges.stacked_values import Read
 from conewise.program.operations import ATTENTION
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
+from conewise.runs.relevance import Relevance
 from conewise.structure.wiring import Wiring
 from conewise.sweeps.planning.shapes.attention_rules import repeated_rule
 from conewise.sweeps.planning.shapes.fusing import Fusion, fitting, product_then_bias
@@ -107,11 +108,12 @@ class Walks:
         worlds: int,
         rows: int | None = None,
         columns: Mapping[str, Tensor] | None = None,
+        relevance: Relevance | None = None,
     ) -> dict[str, Any]:
         """The values of the walk's targets, and of what it keeps, for `given` stacks of so many worlds.
 
         `rows`: of so many last positions, which is what is given then. `columns`: of a product with a
-        weight, the columns that are computed.
+        weight, the columns that are computed. With `relevance` what is recorded is that, by its rules.
         """
         stacks: dict[str, Any] = dict(given)
         for step in walk.steps:
@@ -123,7 +125,11 @@ class Walks:
                     value if name in stacks else value.index_select(0, columns[step.node])
                     for name, value in zip(step.inputs, operands, strict=True)
                 ]
-            stacks[step.node] = step.rule(*operands)
+            if relevance is None or step.node not in relevance.rules:
+                stacks[step.node] = step.rule(*operands)
+            else:
+                entry = stacks.get(relevance.entries.get(step.node, ""))
+                stacks[step.node] = relevance.rules[step.node](step.rule, operands, entry)
             for name in step.drop:
                 del stacks[name]
         return stacks

@@ -15,6 +15,7 @@ from conewise.locations.sites import SiteTable
 from conewise.program.records import Record
 from conewise.program.rules import Rule
 from conewise.program.tensors import computing
+from conewise.runs.relevance import Relevance
 from conewise.structure.components import Components
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 
@@ -54,17 +55,24 @@ class ReaderValues:
         with computing():
             return self.recorded(entry, slots, stream, read)
 
-    def recorded(self, entry: str, slots: Collection[str], stream: Tensor, read: Read) -> dict[str, Tensor]:
-        """The same, recorded by torch's autograd where it is on: for gradients by the streams."""
+    def recorded(
+        self,
+        entry: str,
+        slots: Collection[str],
+        stream: Tensor,
+        read: Read,
+        relevance: Relevance | None = None,
+    ) -> dict[str, Tensor]:
+        """The same, recorded by torch's autograd where it is on: for gradients by streams, or relevance."""
         steps = self._between(entry, tuple(dict.fromkeys(slots)))
         if not self._is_fixed:
             value = self._views.as_node(entry, stream)
             worlds = self._values.worlds_in(read, entry, value)
-            return self._computed(steps, entry, value, self._values.reading(read, worlds))
+            return self._computed(steps, entry, value, self._values.reading(read, worlds), relevance)
         rows = self._views.shown(entry, read(entry)[None]).shape[1]
         reading = self._values.reading(read, 1)
         each = [
-            self._computed(steps, entry, self._views.as_node(entry, one), reading)
+            self._computed(steps, entry, self._views.as_node(entry, one), reading, relevance)
             for one in torch.split(stream, rows)
         ]
         return {slot: torch.cat([one[slot] for one in each], 0) for slot in steps.nodes}
@@ -77,10 +85,17 @@ class ReaderValues:
         """How many records are computed for one stream."""
         return len(self._between(entry, tuple(dict.fromkeys(slots))).records)
 
-    def _computed(self, steps: _Steps, entry: str, value: Tensor, reading: Read) -> dict[str, Tensor]:
+    def _computed(
+        self, steps: _Steps, entry: str, value: Tensor, reading: Read, relevance: Relevance | None
+    ) -> dict[str, Tensor]:
         known: dict[str, Any] = {entry: value}
         for record, rule, done in steps.records:
-            known[record.name] = rule(*[known[n] if n in known else reading(n) for n in record.inputs])
+            inputs = [known[n] if n in known else reading(n) for n in record.inputs]
+            if relevance is None or record.name not in relevance.rules:
+                known[record.name] = rule(*inputs)
+            else:
+                begin = known.get(relevance.entries.get(record.name, ""))
+                known[record.name] = relevance.rules[record.name](rule, inputs, begin)
             for name in done:
                 del known[name]
         return {slot: known[node] for slot, node in steps.nodes.items()}

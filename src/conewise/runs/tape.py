@@ -16,6 +16,7 @@ from conewise.program.records import SIZES, Program, Record
 from conewise.program.streaming import assembled, described_fields, field_names, output_names
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, applied, applied_whole
+from conewise.runs.relevance import Relevance
 from conewise.structure.outputs import Outputs
 
 Tensor = torch.Tensor
@@ -129,12 +130,13 @@ class Tape:
         branches: Sequence[Branch] = (),
         keep: Collection[str] = (),
         narrow: Narrow | None = None,
+        relevance: Relevance | None = None,
     ) -> Recorded:
         """The values of `nodes`, `targets` and `keep`, and of the names of `branches`.
 
         `given` are other values than the run's for some of `nodes`; these are constants then, whatever lies
-        in front of them. Of the target of `narrow` a part alone is computed. Raises GradientError where a
-        node's value has no gradient.
+        in front of them. Of the target of `narrow` a part alone is computed. With `relevance` what is
+        recorded is that, by its rules. Raises GradientError where a node's value has no gradient.
         """
         wanted = {*nodes, *targets, *keep}
         behind = self.model.behind(nodes, wanted)
@@ -154,7 +156,8 @@ class Tape:
             for other in by_value.get(name, ()):
                 values[other] = value.view_as(value)
 
-        last = self._last_reads(order, wanted)
+        entries = {} if relevance is None else relevance.entries
+        last = self._last_reads(order, wanted, entries)
         computed = frozenset(order)
         with torch.enable_grad():
             for name in (*nodes, *given):
@@ -166,7 +169,11 @@ class Tape:
                     inputs = [self._input(values, reads.get((name, i), i)) for i in record.inputs]
                     if narrow is not None and name == narrow.target:
                         inputs = narrow.inputs(record, inputs)
-                    value = self._computed(record, inputs)
+                    if relevance is None or name not in relevance.rules:
+                        value = self._computed(record, inputs)
+                    else:
+                        entry = self._input(values, entries[name]) if name in entries else None
+                        value = self._edited(record, relevance.rules[name](self._rule(name), inputs, entry))
                     note(name, self._leaf(name, value) if name in begins else value)
                     del inputs, value
                 for done in last.get(name, ()):
@@ -183,9 +190,18 @@ class Tape:
         order = graph.table.sorted(node for node in needed if graph.table.rules[node] is not None)
         return tuple(name for name in graph.names(order) if name not in given)
 
-    def _last_reads(self, behind: Sequence[str], wanted: Collection[str]) -> dict[str, list[str]]:
-        """Values that nothing reads any more, by the record that read them last."""
-        last = {i: name for name in behind for i in self._program.record_of[name].inputs}
+    def _last_reads(
+        self, behind: Sequence[str], wanted: Collection[str], entries: Mapping[str, str]
+    ) -> dict[str, list[str]]:
+        """Values that nothing reads any more, by the record that read them last.
+
+        `entries` are what some records read beside their inputs.
+        """
+        last: dict[str, str] = {}
+        for name in behind:
+            last |= dict.fromkeys(self._program.record_of[name].inputs, name)
+            if name in entries:
+                last[entries[name]] = name
         computed = frozenset(behind) - set(wanted)
         done: dict[str, list[str]] = {}
         for name, reader in last.items():
@@ -211,10 +227,8 @@ class Tape:
         return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
     def _computed(self, record: Record, inputs: Sequence[Any]) -> Any:
-        rule = self._rules[self._number(record.name)]
-        assert rule is not None
         try:
-            value = rule(*inputs)
+            value = self._rule(record.name)(*inputs)
         except (RuntimeError, NotImplementedError) as error:
             raise GradientError(f"{_described(record)} cannot be recorded for gradients: {error}") from error
         if isinstance(value, Tensor):
@@ -225,6 +239,15 @@ class Tape:
                     f"{_described(record)} has no derivative: what lies in front of it has no "
                     "gradient. Attribute to sites behind it, or sweep exactly."
                 )
+        return self._edited(record, value)
+
+    def _rule(self, name: str) -> Callable[..., Any]:
+        rule = self._rules[self._number(name)]
+        assert rule is not None
+        return rule
+
+    def _edited(self, record: Record, value: Any) -> Any:
+        """A record's value with the patches that stand there."""
         for edit in self._standing(record.name):
             if edit.found.result is not None:
                 raise GradientError(
