@@ -5,7 +5,7 @@ The shape of GPT-2 small, random weights, one pair of prompts of 20 tokens. Rows
 - `atp`: all heads and MLPs (156 sites), both baselines included, against two forwards and one backward of the
   module with hooks that keep what AtP needs;
 - `eap`: all 32,491 edges, both baselines included, against the same two forwards and one backward, and
-  against EAP by hand in plain PyTorch, as it was published: two forwards and one backward of a module in which
+  against EAP by hand in plain PyTorch, as published: two forwards and one backward of a module in which
   every head's queries, keys and values read a stream of their own, and one product for each layer;
 - `check`: `check(top=50, sample=200)` on edges, against 250 hooked forwards (a stated number is timed and
   scaled).
