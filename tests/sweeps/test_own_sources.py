@@ -11,6 +11,7 @@ from torch import Tensor
 
 import conewise as cw
 from conewise.errors import ConewiseError, PatchError, SiteError, SweepError
+from conewise.report.packing import packed
 from conewise.sweeps.planning.plan import SweepPlan
 from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, logits, prompts, tiny, value
 
@@ -253,6 +254,7 @@ def test_a_result_is_saved_with_its_labels(tmp_path: Path) -> None:
     assert list(frame["sign"]) == ["minus", "plus"] * LAYERS
     assert list(frame["layer"]) == [0, 0, 1, 1, 2, 2]
     assert list(result.plot().data[0].x) == ["minus", "plus"]
+    assert packed(result, None)["parts"][0]["labels"] == [[], ["minus", "plus"]]
     assert result.report(tmp_path / "page.html").exists()
 
 

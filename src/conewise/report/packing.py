@@ -93,6 +93,7 @@ def _part(part: Spread, start: int) -> dict[str, Any]:
         "name": part.name,
         "axes": list(part.axes),
         "coordinates": [list(along) for along in part.coordinates],
+        **({"labels": [list(part.labels.get(axis, ())) for axis in part.axes]} if part.labels else {}),
         "start": start,
         "count": len(part.cells),
         "pieces": pieces,

@@ -32,12 +32,14 @@
   }
 
   // -- how a part is laid out ------------------------------------------------------------------
-  const LETTERS = { layer: "L", head: "H", kv_head: "K", pos: "P", neuron: "N" };
+  const LETTERS = {
+    layer: "L", head: "H", kv_head: "K", pos: "P", query_pos: "Q", key_pos: "K", neuron: "N", latent: "F",
+  };
   function layout(part) {
     const axes = part.axes, last = axes.length - 1;
     if (axes.length === 0 || (axes.length === 1 && part.count <= BARS)) {
       const labels = axes[0] && axes[0] !== "site"
-        ? part.coordinates[0].map(number => label(axes[0], number))
+        ? part.coordinates[0].map((_, place) => written(part, 0, place))
         : Array.from({ length: part.count }, (_, own) => names.nameOf(part.start + own));
       return { kind: "bars", rows: part.count, columns: 1, labels, title: axes[0] || "site" };
     }
@@ -53,13 +55,17 @@
     const columns = part.shape[last], rows = part.count / columns;
     const labels = Array.from({ length: rows }, (_, row) => {
       const point = axes.slice(0, last).map((_, axis) =>
-        part.coordinates[axis][Math.floor(row * columns / part.strides[axis]) % part.shape[axis]]);
-      return axes.length === 2 ? label(axes[0], point[0])
-        : point.map((number, axis) => `${LETTERS[axes[axis]] || axes[axis] + " "}${number}`).join(" ");
+        Math.floor(row * columns / part.strides[axis]) % part.shape[axis]);
+      return axes.length === 2 ? written(part, 0, point[0]) : point.map((place, axis) =>
+        `${LETTERS[axes[axis]] || axes[axis] + " "}${named(part, axis, place) ?? part.coordinates[axis][place]}`).join(" ");
     });
-    const heads = part.coordinates[last].map(number => label(axes[last], number));
+    const heads = part.coordinates[last].map((_, place) => written(part, last, place));
     return { kind: "map", rows, columns, labels, heads, title: axes.slice(0, last).join(" × "), across: axes[last] };
   }
+  // What stands at a place of an axis: a label where the axis has some, else a number.
+  const named = (part, axis, place) => part.labels && part.labels[axis][place];
+  const written = (part, axis, place) =>
+    named(part, axis, place) ?? label(part.axes[axis], part.coordinates[axis][place]);
   // A number along an axis; a position with its token, where all prompts are of one length.
   function label(axis, number) {
     const token = /^(query_|key_)?pos$/.test(axis) ? data.given.tokens[number] : null;

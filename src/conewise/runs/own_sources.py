@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,48 +73,63 @@ class OwnSources(Sequence[Intervention]):
             if isinstance(given, Reading):
                 _expect_alike(given, inputs, of)
         seen: set[Any] = set()
+        holes: dict[Any, _Hole] = {}
         for place in places:
             put = self._put[place.number]
-            tensor = put.value if put.value is not None else put.shift
-            if tensor is None:
+            if put.value is None and put.shift is None:
                 continue
             part = tuple(
                 (axis, _plain(index)) for axis, index in place.part.items() if type(index) is not int
             )
-            axes = tuple(place.part)
-            key = place.number, place.name, place.layer, place.stack, axes, part
-            if key not in seen:
-                seen.add(key)
-                self._expect_fitting(place, put, shape_of, of)
+            key = place.name, place.layer, place.stack, tuple(place.part), part
+            if (key, place.number) not in seen:
+                seen.add((key, place.number))
+                if key not in holes:
+                    holes[key] = self._hole(place, shape_of)
+                _expect_fitting(place, put, holes[key], of)
 
-    def _expect_fitting(self, place: SourcedPlace, put: Intervention, shape_of: PartShape, of: str) -> None:
-        found = self._model.locate(place)
-        shape = tuple(shape_of(found))
-        axes = ", ".join(found.part_axes)
-        program = self._model.program
-        record = program.record_of.get(found.node) or next(i for i in program.inputs if i.name == found.node)
-        dtype, device = record.dtype, record.device
-        if put.value is not None and not isinstance(put.value, Tensor):
-            _expect_number(put.value, dtype, place)
-            return
-        value = put.value if isinstance(put.value, Tensor) else put.shift
-        assert value is not None
-        if not is_tail(value.shape, shape):
-            raise PatchError(
-                f"{of}the {'value' if put.shift is None else 'vector to add'} at {place} has shape "
-                f"{tuple(value.shape)}, and the place has {shape} ({axes}). Give one of that shape, or of "
-                "its last axes: it is the same for all axes before."
-            )
-        if put.shift is None and dtype is not None and value.dtype != dtype:
-            raise PatchError(
-                f"the value at {place} is {value.dtype}, and the place has {dtype}. Convert it first, "
-                f"`value.to({dtype})`: nothing is cast."
-            )
-        if put.shift is None and device is not None and value.device != device:
-            raise PatchError(
-                f"the value at {place} lies on {value.device}, and the place on {device}. Move it first, "
-                f"`value.to({str(device)!r})`: nothing is moved."
-            )
+    def _hole(self, place: Place, shape_of: PartShape) -> _Hole:
+        found, program = self._model.locate(place), self._model.program
+        leaves = (leaf for leaf in program.inputs if leaf.name == found.node)
+        record = program.record_of.get(found.node) or next(leaves, None)
+        dtype, device = (None, None) if record is None else (record.dtype, record.device)
+        return _Hole(tuple(shape_of(found)), ", ".join(found.part_axes), dtype, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hole:
+    """What has to be filled: the shape of a part, its axes in words, its dtype and device where known."""
+
+    shape: tuple[int, ...]
+    axes: str
+    dtype: torch.dtype | None
+    device: torch.device | None
+
+
+def _expect_fitting(place: SourcedPlace, put: Intervention, hole: _Hole, of: str) -> None:
+    """Raise PatchError where a value or a shift does not fit."""
+    dtype, device = hole.dtype, hole.device
+    if put.value is not None and not isinstance(put.value, Tensor):
+        _expect_number(put.value, dtype, place)
+        return
+    value = put.value if isinstance(put.value, Tensor) else put.shift
+    assert value is not None
+    if not is_tail(value.shape, hole.shape):
+        raise PatchError(
+            f"{of}the {'value' if put.shift is None else 'vector to add'} at {place} has shape "
+            f"{tuple(value.shape)}, and the place has {hole.shape} ({hole.axes}). Give one of that shape, "
+            "or of its last axes: it is the same for all axes before."
+        )
+    if put.shift is None and dtype is not None and value.dtype != dtype:
+        raise PatchError(
+            f"the value at {place} is {value.dtype}, and the place has {dtype}. Convert it first, "
+            f"`value.to({dtype})`: nothing is cast."
+        )
+    if put.shift is None and device is not None and value.device != device:
+        raise PatchError(
+            f"the value at {place} lies on {value.device}, and the place on {device}. Move it first, "
+            f"`value.to({str(device)!r})`: nothing is moved."
+        )
 
 
 def _expect_usable(put: Intervention, label: str) -> None:
