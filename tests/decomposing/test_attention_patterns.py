@@ -52,6 +52,9 @@ def test_bad_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         found.plot(1)
     with pytest.raises(DecompositionError, match="there are 4 heads"):
         found.plot(0, heads=[4])
+    with pytest.raises(DecompositionError, match="heads='ab'"):
+        found.plot(0, heads="ab")  # type: ignore[arg-type]
+    assert len(found.plot(0, heads=1).data) == 1
     with pytest.raises(DecompositionError, match=r"layer=1\.5"):
         run.attention(1.5)
     with pytest.raises(MissingSiteError, match="no layer 9"):

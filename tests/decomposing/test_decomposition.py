@@ -138,6 +138,27 @@ def test_bad_arguments_are_refused() -> None:
         run.decompose()["a9.h9"]
     with pytest.raises(DecompositionError, match="no prompt 2: there are 2"):
         run.decompose().plot(prompt=2)
+    with pytest.raises(DecompositionError, match="prompt='a'"):
+        run.decompose().plot(prompt="a")  # type: ignore[arg-type]
+
+
+def test_what_is_written_to_is_not_the_run() -> None:
+    run = run_of("gpt2", 2)
+    before = run["resid_pre", 0].clone()
+    for by in ("head", "component", "layer"):
+        found = run.decompose(by, at=("resid_pre", 0))
+        found.tensor.zero_()
+        found.stream.zero_()
+    assert torch.equal(run["resid_pre", 0], before)
+
+
+def test_positions_that_are_not_finite_do_not_hide_the_others() -> None:
+    with run_of("gpt2", 0).fork() as world:
+        world.patch(cw.site("mlp_out", layer=1, pos=1), lambda value: value * float("nan"))
+        found = world.decompose(by="component")
+        assert found["m1"][:, 1].isnan().all()
+        torch.testing.assert_close(found.tensor.sum(0)[:, 2:], found.stream[:, 2:], atol=1e-4, rtol=1e-4)
+        assert world.lens(top=1).rows == ("input", "0", "1")
 
 
 def test_the_table_and_the_picture_have_every_part() -> None:

@@ -125,8 +125,13 @@ def test_an_encoder_decoder_is_read_at_the_stack_that_leads_to_logits() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     run = run_of("gpt2", 0)
-    with pytest.raises(DecompositionError, match="at least 1"):
-        run.lens(top=0)
+    for top in (0, True, 2.5, "3"):
+        with pytest.raises(DecompositionError, match="at least 1"):
+            run.lens(top=top)  # type: ignore[arg-type]
+    for tokens in (None, [1.5], [None]):
+        with pytest.raises(DecompositionError, match="a token is its number"):
+            run.lens(tokens=tokens)
+    assert run.lens(tokens=torch.tensor(3)).tokens == (3,)
     with pytest.raises(DecompositionError, match="not in the vocabulary of 211"):
         run.lens(tokens=[211])
     with pytest.raises(DecompositionError, match="no tokenizer is known"):
@@ -136,7 +141,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(DecompositionError, match="no token that this lens was asked for"):
         run.lens(tokens=[3]).plot(token=4)
     plain = cw.capture(torch.nn.Linear(3, 4), torch.ones(2, 3))
-    with pytest.raises(DecompositionError, match="the lens reads logits"):
+    with pytest.raises(DecompositionError, match="no stack of layers was found"):
         plain.run(torch.ones(2, 3)).lens()
 
 

@@ -11,7 +11,9 @@ import conewise as cw
 from conewise.errors import DecompositionError, MetricError
 from conewise.runs.answers import answer_diff
 from tests.decomposing.plain_hooks import PlainHooks
-from tests.edges.small_models import inputs_of, module_of, run_of
+from tests.edges.small_models import inputs_of, module_of, run_of, stirred
+from tests.structure.made import stacked
+from tests.structure.test_names import FORMS
 
 NAMES = ["gpt2", "llama", "gpt_neox", "gemma2"]
 
@@ -74,6 +76,21 @@ def test_half_precision_says_how_far_it_is_off(name: str) -> None:
     assert 0 < found.deviation <= found.allowed == 3e-2
     scale = float(exact.tensor.abs().max())
     torch.testing.assert_close(found.tensor, exact.tensor, atol=0.1 * scale, rtol=0.1)
+
+
+def test_a_norm_in_single_precision_within_a_double_model_is_allowed_for() -> None:
+    """Llama norms in float32, whatever the stream is."""
+    found = run_of("llama", 0, torch.float64).logit_attribution(cw.logit(1), by="layer")
+    assert found.deviation <= found.allowed == 1e-4
+
+
+def test_a_module_that_returns_one_tensor_is_attributed_and_read_by_the_lens() -> None:
+    flow, parts, _, _ = FORMS["pre_norm"]
+    ids = torch.arange(14).reshape(2, 7)
+    run = cw.capture(stirred(stacked(flow, **parts)), ids=ids).run(ids=ids)
+    found = run.logit_attribution(cw.logit(3))
+    torch.testing.assert_close(found.tensor.sum(0), run.outputs[:, -1, 3].double(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(run.lens(tokens=[3]).logits[-1, ..., 0], run.outputs[..., 3])
 
 
 def test_metrics_that_are_no_sum_of_logits_are_refused() -> None:

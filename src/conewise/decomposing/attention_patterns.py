@@ -60,7 +60,7 @@ class AttentionPatterns:
         return pd.DataFrame({**columns, "weight": own.flatten().tolist()})
 
     def plot(
-        self, layer: int | None = None, *, prompt: int = 0, heads: Iterable[int] | None = None
+        self, layer: int | None = None, *, prompt: int = 0, heads: int | Iterable[int] | None = None
     ) -> Figure:
         """Small pictures, one for each head: queries from above, keys from the left, with their tokens.
 
@@ -71,7 +71,11 @@ class AttentionPatterns:
         prompt = expect_prompt(prompt, len(self.labels))
         chosen = self.layers if layer is None else (self.layers[self._index(layer)],)
         count = self.tensor.shape[2]
-        own = list(range(count)) if heads is None else list(heads)
+        try:
+            numbers = as_numbers(range(count) if heads is None else heads)
+        except TypeError:
+            raise DecompositionError(f"heads={heads!r}: give numbers of heads, from 0.") from None
+        own = [numbers] if isinstance(numbers, int) else list(numbers)
         outside = [head for head in own if not 0 <= head < count]
         if outside or not own:
             raise DecompositionError(f"heads={own}: there are {count} heads, from 0.")

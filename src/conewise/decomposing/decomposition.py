@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from conewise.decomposing.labels import position_labels
-from conewise.decomposing.taken import TakenRun, patches_in_the_way, reading
+from conewise.decomposing.taken import TakenRun, difference, largest, patches_in_the_way, reading
 from conewise.edges.edge_facts import EdgeFacts, edge_facts
 from conewise.errors import DecompositionError, EdgeError
 from conewise.locations.places import PlaceLike, as_place
@@ -139,6 +139,8 @@ def index_of(names: tuple[str, ...], name: str) -> int:
 
 def expect_prompt(prompt: int, prompts: int) -> int:
     """A prompt's number. Raises DecompositionError for one that is not there."""
+    if isinstance(prompt, bool) or not hasattr(prompt, "__index__"):
+        raise DecompositionError(f"prompt={prompt!r}: give its number, from 0.")
     if not -prompts <= prompt < prompts:
         raise DecompositionError(f"no prompt {prompt}: there are {prompts}, from 0.")
     return prompt % prompts
@@ -160,7 +162,9 @@ def decompose(
     if bool(constant.any()):
         parts = (*parts, BIAS)
         tensor = torch.cat([tensor, constant[None].to(tensor.dtype)])
-    stream = facts.parts.stream(reading(run), node)
+    # Copies: what is lent here may be written to, and the run stays as it is.
+    stream = facts.parts.stream(reading(run), node).clone()
+    tensor = tensor.clone() if len(parts) == 1 else tensor
     deviation, allowed = _compared(run, facts, node, place, tensor, stream)
     labels = position_labels(run.inputs, tokenizer, *stream.shape[:2])
     return Decomposition(by, place, parts, tensor, stream, deviation, allowed, labels)
@@ -256,9 +260,7 @@ def _compared(
 ) -> tuple[float, float]:
     """How far the sum of the parts is off the stream, and how far it may be. Raises DecompositionError."""
     allowed = facts.parts.tolerance(node)
-    whole = stream.double()
-    largest = float(whole.abs().max()) or 1.0
-    apart = float((tensor.sum(0, dtype=torch.float64) - whole).abs().max()) / largest
+    apart = float(difference(tensor.sum(0, dtype=torch.float64), stream).max()) / largest(stream)
     if not apart <= allowed:
         raise DecompositionError(
             f"the parts do not add up to {place}: they differ by {apart:.1e} of its largest value, and "

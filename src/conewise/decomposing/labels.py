@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from conewise.errors import DecompositionError
@@ -45,7 +45,9 @@ def visible(text: str) -> str:
 
 def token_numbers(tokens: Any, tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
     """Tokens as their numbers: numbers as they are, texts by the tokenizer, each of one token."""
-    given: Sequence[Any] = [tokens] if isinstance(tokens, int | str) else list(tokens)
+    tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    is_one = isinstance(tokens, str) or not isinstance(tokens, Iterable)
+    given: Sequence[Any] = [tokens] if is_one else list(tokens)
     found: list[int] = []
     for one in given:
         if isinstance(one, str):

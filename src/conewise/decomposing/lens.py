@@ -11,12 +11,12 @@ import torch
 
 from conewise.decomposing.decomposition import expect_prompt
 from conewise.decomposing.labels import position_labels, token_numbers, token_text, visible
-from conewise.decomposing.taken import TakenRun, patches_in_the_way, reading
+from conewise.decomposing.taken import TakenRun, difference, largest, logits_name, patches_in_the_way, reading
 from conewise.edges.edge_facts import edge_facts
 from conewise.edges.stacked_values import StackedValues
 from conewise.errors import DecompositionError, EdgeError
 from conewise.program.records import Record
-from conewise.program.streaming import described_fields, field_names
+from conewise.program.streaming import described_fields
 from conewise.program.tensors import computing
 from conewise.structure.layers import Layer
 from conewise.structure.outputs import Outputs
@@ -144,13 +144,13 @@ class Head:
     def __init__(self, run: TakenRun, stack: str) -> None:
         self._program = run.model.program
         self._wiring = Wiring(self._program)
-        names = field_names(self._program, "logits") or ()
-        if len(names) != 1:
+        logits = logits_name(run)
+        if logits is None:
             raise DecompositionError(
                 f"the lens reads logits, and this model returns {described_fields(self._program)}. Capture "
                 "it with its unembedding, as `AutoModelForCausalLM` has it."
             )
-        (self.output,) = names
+        self.output = logits
         self.layers, self.entry = self._found(run, stack)
         self._records = self._between()
         self._values = StackedValues(self._program)
@@ -223,7 +223,7 @@ class Head:
 
 def lens(run: TakenRun, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
     """The logit lens of a run; see `Run.lens`."""
-    if not hasattr(top, "__index__") or top < 1:
+    if isinstance(top, bool) or not hasattr(top, "__index__") or top < 1:
         raise DecompositionError(f"top={top!r}: the lens keeps a number of tokens, at least 1.")
     head, read = Head(run, stack), reading(run)
     outputs = Outputs(run.model.program)
@@ -279,8 +279,7 @@ def _expect_own(run: TakenRun, found: Tensor, own: Tensor) -> None:
     """The last row has to be the model's own logits. Raises DecompositionError."""
     if torch.equal(found, own):
         return
-    largest = float(own.double().abs().max()) or 1.0
-    apart = float((found.double() - own.double()).abs().max()) / largest
+    apart = float(difference(found, own).max()) / largest(own)
     allowed = 1e-4 if own.dtype in {torch.float32, torch.float64} else 3e-2
     if not apart <= allowed:
         raise DecompositionError(

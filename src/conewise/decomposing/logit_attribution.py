@@ -19,9 +19,10 @@ from conewise.decomposing.decomposition import (
     parts_at,
 )
 from conewise.decomposing.labels import position_labels
-from conewise.decomposing.taken import TakenRun, patches_in_the_way, reading
+from conewise.decomposing.taken import TakenRun, difference, logits_name, patches_in_the_way, reading
 from conewise.decomposing.unembedding import Unembedding
 from conewise.edges.edge_facts import EdgeFacts
+from conewise.edges.stream_parts import TOLERANCES
 from conewise.errors import DecompositionError, MetricError
 from conewise.structure.outputs import Outputs
 
@@ -188,7 +189,7 @@ def attribute(
     if positions not in {"last", "all"}:
         raise DecompositionError(f"positions={positions!r}: they are 'last', as metrics read them, or 'all'.")
     facts = facts_of(run, stack)
-    way, prompts = _unembedding(facts), numbers.shape[0]
+    way, prompts = _unembedding(facts, logits_name(run)), numbers.shape[0]
     parts, tensor, constant = parts_at(run, facts, way.reader.entry, by)
     tokens = tuple(dict.fromkeys(token for row in metric.linear for token, _ in row))
     coefficients = _coefficients(metric.linear, tokens, prompts).to(tensor.device)
@@ -209,11 +210,11 @@ def attribute(
     return LogitAttribution(by, metric.name, parts, added.cpu(), whole.cpu(), deviation, allowed, labels)
 
 
-def _unembedding(facts: EdgeFacts) -> Unembedding:
+def _unembedding(facts: EdgeFacts, logits: str | None) -> Unembedding:
     """Found once, and kept with what is known of the model."""
     kept: Unembedding | None = vars(facts).get("unembedding")
     if kept is None:
-        kept = vars(facts)["unembedding"] = Unembedding(facts)
+        kept = vars(facts)["unembedding"] = Unembedding(facts, logits)
     return kept
 
 
@@ -236,16 +237,14 @@ def _compared(
     run: TakenRun, facts: EdgeFacts, way: Unembedding, name: str, added: Tensor, whole: Tensor
 ) -> tuple[float, float]:
     """How far the parts are off the metric, as a share of what is added up, and how far they may be."""
-    dtype = run.model.program.dtypes.get(way.output)
-    allowed = max(facts.parts.tolerance(way.reader.entry), 3e-2 if dtype in _HALF else 0.0)
+    behind = [allowed for dtype, allowed in TOLERANCES.items() if dtype in way.dtypes]
+    allowed = max(facts.parts.tolerance(way.reader.entry), *behind)
     sizes = added.abs().sum(0).clamp(min=1e-30)
-    apart = float(((added.sum(0) - whole).abs() / sizes).max())
+    shares = torch.where(whole.isfinite(), difference(added.sum(0), whole) / sizes, 0.0)
+    apart = float(shares.max())
     if not apart <= allowed:
         raise DecompositionError(
             f"the parts do not add up to {name}: they differ by {apart:.1e} of what is added up, and "
             f"{allowed:.0e} is allowed for rounding.{patches_in_the_way(run)}"
         )
     return apart, allowed
-
-
-_HALF = (torch.float16, torch.bfloat16)

@@ -6,9 +6,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
+
 from conewise.edges.edge_facts import Structured
 from conewise.locations.located import Located
 from conewise.locations.places import PlaceLike
+from conewise.program.streaming import field_names, output_names
 from conewise.program.tensors import Tensor
 
 
@@ -52,6 +55,24 @@ class TakenRun(Protocol):
 def reading(run: TakenRun) -> Callable[[str], Any]:
     """Reads values of a run by the graph's own names, each once."""
     return functools.cache(run.value_at)
+
+
+def logits_name(run: TakenRun) -> str | None:
+    """The node of the logits: the output of that name, or the only one there is. None where neither is."""
+    program = run.model.program
+    names = field_names(program, "logits") or output_names(program)
+    return names[0] if len(names) == 1 else None
+
+
+def difference(found: Tensor, whole: Tensor) -> Tensor:
+    """How far two values are apart; what is not finite in the second, or alike in both, is 0 apart."""
+    apart = (found.double() - whole.double()).abs()
+    return torch.where(whole.isfinite(), apart, torch.zeros_like(apart))
+
+
+def largest(whole: Tensor) -> float:
+    """The largest finite number of a value, 1 where there is none but 0."""
+    return float(torch.where(whole.isfinite(), whole.double().abs(), 0.0).max()) or 1.0
 
 
 def patches_in_the_way(run: TakenRun) -> str:

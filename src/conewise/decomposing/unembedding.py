@@ -14,7 +14,6 @@ from conewise.edges.stacked_values import StackedValues
 from conewise.errors import DecompositionError
 from conewise.program.operations import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE
 from conewise.program.records import Record, Ref
-from conewise.program.streaming import field_names
 from conewise.program.tensors import computing
 from conewise.structure.affine import SAME, Walk, walk_to
 from conewise.structure.components import Reader
@@ -44,12 +43,12 @@ class Unembedding:
     DecompositionError for a model that has something else there.
     """
 
-    def __init__(self, facts: EdgeFacts) -> None:
+    def __init__(self, facts: EdgeFacts, logits: str | None) -> None:
         self._facts = facts
         self._program = facts.components.program
         self._wiring = facts.components.wiring
         self._values = StackedValues(self._program)
-        self.output = self._expect_logits()
+        self.output = self._expect_logits(logits)
         self.reader = self._expect_reader()
         self._product = self._expect_product()
         (self._operand,) = self._wiring.operands(self._product)
@@ -87,16 +86,22 @@ class Unembedding:
             arranged = self._arranged(torch.cat([found, rest[None]]), prompts)
             return self._at_logits(read, arranged, tokens, prompts)
 
+    @property
+    def dtypes(self) -> set[torch.dtype | None]:
+        """The precisions of all that lies on the way."""
+        wiring, entry = self._wiring, self.reader.entry
+        names = wiring.above(self.output, frozenset(wiring.records), frozenset({entry})) & wiring.cone(entry)
+        return {self._program.dtypes.get(name) for name in names}
+
     # -- what lies on the way ------------------------------------------------------------------
 
-    def _expect_logits(self) -> str:
-        names = field_names(self._program, "logits") or ()
-        if len(names) != 1:
+    def _expect_logits(self, name: str | None) -> str:
+        if name is None:
             raise DecompositionError(
                 "this model returns no logits, so nothing can be attributed to them. Take the stream apart "
                 "instead: `run.decompose(...)`."
             )
-        return names[0]
+        return name
 
     def _expect_reader(self) -> Reader:
         found = [one for one in self._facts.components.readers if one.slot == "logits"]

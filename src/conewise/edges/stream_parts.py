@@ -184,7 +184,7 @@ class StreamParts:
             if one.rows.start < count:
                 names |= wiring.above(one.term, frozenset(wiring.records), frozenset({one.node}))
         dtypes = {self.components.program.dtypes.get(name) for name in names}
-        return max(tolerance for dtype, tolerance in _TOLERANCES.items() if dtype in dtypes)
+        return max(tolerance for dtype, tolerance in TOLERANCES.items() if dtype in dtypes)
 
     def _constants(self, read: Read) -> Iterator[tuple[str, Tensor]]:
         """The constant part at every entry, in order: no writer has any part, and biases are as they are."""
@@ -338,5 +338,5 @@ def _widened(rows: Rows, numbers: range) -> Tensor:
     return wide
 
 
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-2}
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-2}
 """How far parts may be off the stream, relative to its largest value."""
