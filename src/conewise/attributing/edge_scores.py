@@ -19,8 +19,8 @@ from conewise.circuits.stacked_walk import Walks
 from conewise.errors import EdgeError, SweepError
 from conewise.locations.places import Place
 from conewise.program.tensors import Tensor, computing
-from conewise.runs.relevance import Relevance
 from conewise.runs.tape import Recorded
+from conewise.structure.relevance import Relevance
 from conewise.sweeps.planning.shapes.layout import repeated
 
 AT_ONCE = 1 << 26

@@ -8,7 +8,7 @@ from conewise.attributing.differences import CellSums, Differences, PatchedSites
 from conewise.attributing.work import Work
 from conewise.errors import GradientError
 from conewise.program.tensors import Tensor
-from conewise.runs.relevance import Relevance
+from conewise.structure.relevance import Relevance
 
 
 def atp(work: Work, sites: PatchedSites) -> Tensor:
@@ -22,7 +22,7 @@ def atp(work: Work, sites: PatchedSites) -> Tensor:
 def relp(work: Work, sites: PatchedSites) -> Tensor:
     """Relevance patching (Jafari et al. 2025): as `atp`, with relevance in the place of gradients.
 
-    See `runs.relevance` for the rules. Queries and keys have none: attention's pattern is a constant.
+    See `structure.relevance` for the rules. Queries and keys have none: attention's pattern is a constant.
     """
     return _one_pass(work, sites, work.relevance())
 

@@ -17,9 +17,9 @@ from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun, PassRun
 from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric, fetched
-from conewise.runs.relevance import Relevance
 from conewise.runs.run import Reading
 from conewise.runs.tape import Branch, Measured, Narrow, Recorded, Tape
+from conewise.structure.relevance import Relevance
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
