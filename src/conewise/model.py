@@ -132,7 +132,9 @@ class Model(Captured):
         readers such as `a9.h6<q>`, `m5` and `logits`; names may hold `*`, and a set of receivers is patched
         together. The plan counts the worlds; what live components compute for senders comes on top.
         """
-        cells = paths_of(edge_facts(self, stack).components, senders, receivers, freeze)
+        facts = edge_facts(self, stack)
+        cells = paths_of(facts.components, senders, receivers, freeze)
+        _ = facts.parts  # raises where what components wrote cannot be told apart
         return Sweep(self, cells, base=base, source=source, metric=metric)
 
     def splice(

@@ -14,6 +14,7 @@ from torch import Tensor
 import conewise as cw
 from conewise.errors import (
     DictionaryError,
+    EdgeError,
     MissingSiteError,
     NoEffectWarning,
     UnhookedWarning,
@@ -335,3 +336,22 @@ def test_a_written_weight_of_a_dictionary_is_noticed() -> None:
         dictionary.w_dec[0, 0] += 1
     with pytest.raises(WeightsChangedError, match="w_dec"):
         _ = base["sae.reconstruction"]
+
+
+def test_edges_are_there_where_a_dictionary_belongs_to_an_mlp_and_are_refused_elsewhere() -> None:
+    ids, other = small.prompts(1, 2), small.prompts(2, 2)
+    model = plain().splice(("mlp_out", 0), Autoencoder(D, 20))
+    found, wanted = (
+        one.sweep(
+            one.edges(), base=one.run(input_ids=ids), source=one.run(input_ids=other), metric=METRIC
+        ).run()
+        for one in (model, plain())
+    )
+    assert torch.allclose(found.values, wanted.values, rtol=0, atol=1e-6)
+    base = spliced().run(input_ids=ids)
+    with pytest.raises(
+        EdgeError, match=r"has dictionaries in it \(sae\).* take the edges of the model before"
+    ):
+        spliced().edges()
+    with pytest.raises(EdgeError, match="has dictionaries in it"):
+        spliced().paths("a0.h0", "logits", base=base, source="zero", metric=METRIC)

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from conewise.edges.live_streams import LiveStreams
 from conewise.edges.reader_values import ReaderValues
 from conewise.edges.stream_parts import StreamParts
+from conewise.errors import EdgeError
 from conewise.locations.sites import SiteTable
 from conewise.program.records import Program
 from conewise.structure.components import Components
@@ -36,7 +37,17 @@ class EdgeFacts:
     @cached_property
     def parts(self) -> StreamParts:
         """What each component wrote into the stream."""
-        return StreamParts(self._table, self.components)
+        try:
+            return StreamParts(self._table, self.components)
+        except EdgeError as error:
+            names = self._table.dictionaries
+            if not names:
+                raise
+            raise EdgeError(
+                f"{error} The model has dictionaries in it ({', '.join(names)}), and a nonlinear one in the "
+                "stream or behind heads keeps parts from being told apart: take the edges of the model "
+                "before it was spliced in, whose outputs are the same, or splice it in at mlp_out."
+            ) from error
 
     @cached_property
     def reads(self) -> tuple[str, ...]:

@@ -143,6 +143,12 @@ class SiteTable:
         """The kinds that this model has."""
         return tuple(dict.fromkeys(kind for kind, _, _ in self._by_kind))
 
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """The names of the dictionaries that were spliced in."""
+        known = (site.name for site in self if site.kind == DICTIONARY)
+        return tuple(name.removesuffix(".latents") for name in known if name.endswith(".latents"))
+
     def layers(self, kind: str, stack: str = "") -> tuple[int, ...]:
         """The layers that have this kind."""
         if kind in SCALES:
