@@ -20,6 +20,7 @@ from conewise.program.tensors import copy_of, zeros_like
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
 from conewise.runs.run import Reading
+from conewise.texts.tokenizing import token_ids
 
 Prompt = str | Sequence[str] | Tensor | Mapping[str, Any]
 Patches = Mapping[PlaceLike, Any] | Iterable[tuple[PlaceLike, Any]]
@@ -139,17 +140,19 @@ def _tokens(model: Captured, texts: list[Any], tokenizer: Any) -> dict[str, Any]
             "the prompt is text, and there is no tokenizer to read it: give one, `generate(..., "
             "tokenizer=...)`, or token ids."
         )
-    is_padded = len({len(ids) for ids in tokenizer(texts).input_ids}) > 1
-    if is_padded and tokenizer.pad_token is None:
+    found = [token_ids(tokenizer, text) for text in texts]
+    length, pad = max(map(len, found)), tokenizer.pad_token_id
+    if pad is None and any(len(ids) < length for ids in found):
         raise InputMismatchError(
             "the prompts have different lengths, and the tokenizer has no token to pad with: set "
             "`tokenizer.pad_token = tokenizer.eos_token`, or give one prompt at a time."
         )
     # What is written goes on from the end of each prompt: the padding stands in front.
-    padding = {"padding": True, "padding_side": "left"} if is_padded else {}
-    tokens = tokenizer(texts, return_tensors="pt", **padding)
+    missing = [length - len(ids) for ids in found]
+    ids = torch.tensor([[pad] * gap + list(own) for gap, own in zip(missing, found, strict=True)])
+    mask = torch.tensor([[0] * gap + [1] * (length - gap) for gap in missing])
     device = next(iter(model.module.parameters())).device
-    return {"input_ids": tokens.input_ids.to(device), "attention_mask": tokens.attention_mask.to(device)}
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
 def _pairs(patches: Patches) -> list[tuple[PlaceLike, Any]]:
