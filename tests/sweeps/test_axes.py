@@ -302,6 +302,7 @@ def test_pairs_stand_beside_other_selectors_and_go_through_json() -> None:
         (lambda: cw.pairs(cw.pairs(cw.sites("z", layer=0, head=":"))), SiteError, "pairs of pairs"),
         (lambda: cw.pairs(tiny("gpt2").edges()), SiteError, "pairs are of sites"),
         (lambda: cw.pairs([("mlp_out", 0), ("mlp_out", 0)]), SiteError, "patch the same place"),
+        (lambda: cw.pairs([("resid_post", 0), ("resid_pre", 1)]), SiteError, "patch the same place"),
         (lambda: cw.pairs([]), SiteError, "no sites"),
         (lambda: [cw.site("z", layer=0, head=4)], ConewiseError, "no head 4"),
         (lambda: [("result", 0)], SweepError, "cannot be swept"),
@@ -317,6 +318,13 @@ def test_masks_are_for_scores_alone() -> None:
     for sites in (cw.sites("pattern", layer=":"), [cw.cell(("z", 0), source=cw.masked())]):
         with pytest.raises(PatchError, match="hides scores from the softmax"):
             tiny("gpt2").sweep(sites, base={"input_ids": BASE}, source=cw.masked(), metric=METRIC)
+
+
+def test_masks_have_no_attribution() -> None:
+    run = tiny("gpt2").run(input_ids=BASE)
+    scores = cw.sites("attn_scores", layer=":", query_pos=-1, key_pos=":")
+    with pytest.raises(SweepError, match="no gradient tells"):
+        cw.attribution(tiny("gpt2"), scores, base=run, source=cw.masked(), metric=METRIC)
 
 
 def test_a_matrix_is_of_pairs() -> None:

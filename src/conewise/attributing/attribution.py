@@ -395,6 +395,9 @@ def _expect_one_source(sweep: Sweep) -> None:
             "attribution is by one source for all cells, and here cells have sources of their own. Run the "
             "sweep itself, or attribute to places with `source=`."
         )
+    put = sweep.batch(0).intervention
+    if put.expect_base is not None:
+        raise SweepError(f"{put.name} puts in what no gradient tells the effect of: run the sweep itself.")
 
 
 def _expect_no_steps(steps: int | None) -> None:

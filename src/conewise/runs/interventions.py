@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from conewise.errors import PatchError, describe
@@ -194,9 +195,21 @@ def constant(given: Tensor | float) -> Intervention:
 
 
 def _as_scale(scale: object) -> float:
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise PatchError(f"cw.add multiplies its vector by a finite number, not by {scale!r}.")
-    return scale
+    number = _as_number(scale)
+    if number is None or not math.isfinite(number):
+        raise PatchError(f"cw.add multiplies its vector by a finite number, not by {describe(scale)}.")
+    return number
+
+
+def _as_number(given: object) -> float | None:
+    """A plain number, whatever kind of number was given; None for what is none."""
+    if isinstance(given, Tensor) and given.ndim == 0:
+        given = given.item()
+    if isinstance(given, bool):
+        return None
+    if isinstance(given, int | float):
+        return given
+    return float(given) if isinstance(given, Real) else None
 
 
 def noise(scale: float, seed: int = 0) -> Intervention:
@@ -332,8 +345,14 @@ def as_own(given: Any, model: Captured) -> Intervention:
     """What people may give as the source of a cell: what a sweep takes, a tensor, or a number."""
     if isinstance(given, Tensor):
         return constant(given)
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return constant(given)
+    number = _as_number(given)
+    if number is not None:
+        return constant(number)
+    if not isinstance(given, str | Intervention | Reading) and not callable(given):
+        raise PatchError(
+            f"a cell cannot have {describe(given)} as its source: give a tensor, a number, a run, 'zero', "
+            "'mean', an intervention such as `cw.add(...)`, or a function of what would have been there."
+        )
     return as_intervention(given, model)
 
 

@@ -179,7 +179,7 @@ class _Spreading:
         if len(single) < 2:
             raise SiteError(f"{part!r}: there is one cell, and a pair has two.")
         names = tuple(cell.name for cell in single)
-        places = [frozenset(map(_bare, cell.places)) for cell in single]
+        places = [frozenset(map(self._hole, cell.places)) for cell in single]
         cells = []
         for first, one in enumerate(single):
             if part.singles:
@@ -195,6 +195,10 @@ class _Spreading:
         name = f"pairs of {'+'.join(dict.fromkeys(one.name for one in spreads))}"
         labels = MappingProxyType({"pair": tuple([cell.name for cell in cells])})
         return Spread(name, ("pair",), (tuple(range(len(cells))),), tuple(cells), labels, names)
+
+    def _hole(self, place: Place) -> tuple[str, Place]:
+        """What a place is, whatever name it goes by."""
+        return self._model.locate(place).node, Place("", part=place.part)
 
 
 def _bare(place: Place) -> Place:
