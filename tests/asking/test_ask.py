@@ -177,3 +177,62 @@ def test_smollm2_is_a_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(cw.ConewiseError, match="is not a model"):  # a folder of that name is that folder
         load_model("smollm2")
     assert seen == ["embedded"]
+
+
+def test_a_split_has_every_prompt_once_and_the_same_each_time() -> None:
+    question = cw.ask(model(), pairs(7))
+    first, second = question.split(seed=3)
+    texts = [pair.clean for part in (first, second) for pair in part.prompts.pairs]
+    assert sorted(texts) == sorted(pair.clean for pair in question.prompts.pairs)
+    assert {len(first.prompts.pairs), len(second.prompts.pairs)} == {3, 4}
+    again = question.split(seed=3)[0]
+    assert again.prompts.pairs == first.prompts.pairs
+    assert question.split(seed=4)[0].prompts.pairs != first.prompts.pairs
+    assert len(question.split(share=0.01)[0].prompts.pairs) == 1
+    metric = cw.logit([token(row["answers"][0]) for row in pairs(7)])
+    part = cw.ask(model(), pairs(7), metric=metric).split()[1]
+    for pair, number in zip(part.prompts.pairs, part.metric.described[1], strict=True):
+        assert token(pair.answers[0]) == number
+
+
+def test_sites_found_on_some_prompts_are_tried_on_others() -> None:
+    """The sets by hand: the strongest heads of one part, all patched together in the other."""
+    question = cw.ask(model(), pairs(8))
+    held = question.faithfulness(top=[1, 3], seed=1)
+    first, second = question.split(seed=1)
+    rows = {row["clean"]: row for row in pairs(8)}
+    effects = head_effects([rows[pair.clean] for pair in first.prompts.pairs]).mean(-1)
+    assert held.found.source is not None
+    order = (
+        (effects * (held.found.source - held.found.base).sign()).flatten().argsort(descending=True).tolist()
+    )
+    expected = [cw.site("z", layer=at // 4, head=at % 4) for at in order[:3]]
+    assert list(held.sets[1]) == expected
+    assert list(held.sets[0]) == expected[:1]
+    others = [rows[pair.clean] for pair in second.prompts.pairs]
+    alone = head_effects(others)[order[0] // 4, order[0] % 4]
+    ends = [
+        torch.tensor([difference(logits(row[run]), row) for row in others], dtype=torch.float64).mean()
+        for run in ("corrupted", "clean")
+    ]
+    assert float(held.shares[0]) == pytest.approx(float(alone.mean() / (ends[1] - ends[0])), abs=1e-4)
+    assert held.found_shares.shape == (2,)
+    assert "sites found on 4 prompts, tried on 4 others" in str(held)
+
+
+@pytest.mark.parametrize(
+    ("asked", "how", "said"),
+    [
+        ({}, {"top": 0}, "top is 0"),
+        ({}, {"top": 17}, "from 1 to 16"),
+        ({}, {"top": []}, "names no number"),
+        ({}, {"share": 1}, "share is 1"),
+        ({"patch": "zero"}, {}, "'zero' has no source"),
+        ({"sites": "a0.*->m1"}, {"top": 1}, "edges are a circuit"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(asked: dict[str, Any], how: dict[str, Any], said: str) -> None:
+    with pytest.raises(cw.ConewiseError, match=said):
+        cw.ask(model(), pairs(3), **asked).faithfulness(**how)
+    with pytest.raises(PromptError, match="one prompt cannot be split"):
+        cw.ask(model(), pairs(1)).split()

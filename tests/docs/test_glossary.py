@@ -26,6 +26,7 @@ from conewise.decomposing.logit_attribution import LogitAttribution
 from conewise.locations.listing import Listing
 from conewise.locations.selectors import Cell, Selector, Spread
 from conewise.prompts.answer import Answer
+from conewise.prompts.held_out import HeldOut
 from conewise.prompts.questions import Question
 from conewise.runs.backward.backward_cost import BackwardCost
 from conewise.runs.run import RunWorld
@@ -39,7 +40,7 @@ RETURNED = (
     BackwardCost,
     *(Cell, CellCheck, Comparison, Decision, Decomposition, Listing, LogitAttribution, RunWorld, Selector),
     *(Spread, Trace, Verification),
-    *(Answer, Question, Statistics),
+    *(Answer, HeldOut, Question, Statistics),
 )
 
 # Words of plain English and of Python, and those of the field, that mean here what they mean everywhere.
@@ -48,7 +49,7 @@ PLAIN = frozenset(
         "after", "along", "array", "attach", "away", "bitwise", "both", "by", "bytes", "check", "checked",
         "at", "choices", "clear", "close", "compare", "computed", "conewise", "coordinates", "count",
         "dataframe", "default", "discard", "dot", "equals", "error", "estimated", "excess", "facts", "fixed",
-        "ask", "attribute", "described", "folder", "forward", "scale", "seconds", "seed",
+        "ask", "attribute", "described", "folder", "inside", "where", "forward", "scale", "seconds", "seed",
         "function", "hooked", "inputs", "interpreted", "interval", "is", "largest", "list", "load",
         "log", "made", "method", "only", "second",
         "may", "message", "missing", "module", "name", "names", "not", "note", "notes", "number",

@@ -7,6 +7,7 @@ sweep, and the question plans and runs them as one: its counts are the sums of t
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +21,11 @@ from conewise.checks.hooking import HookedModule
 from conewise.drawing.folding import Folded, fold
 from conewise.errors import MetricError, MissingSiteError, PromptError, SweepError
 from conewise.fleets.running import Fleet
+from conewise.locations.places import EdgePlace
 from conewise.locations.selectors import Cell, SelectorLike
 from conewise.program.tensors import Tensor
 from conewise.prompts.answer import Answer, whole_check
+from conewise.prompts.held_out import HeldOut
 from conewise.prompts.tokenized import METRICS, Progress, TokenizedPrompts
 from conewise.report.inside import Inside, inside_of
 from conewise.report.story import PATCHES, Story
@@ -285,6 +288,72 @@ class Question:
                 results.append(found)
         whole = results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
         return replace(whole, story=self.story())
+
+    # -- on some of the prompts ----------------------------------------------------------------
+
+    def split(self, share: float = 0.5, seed: int = 0) -> tuple[Question, Question]:
+        """The same question of two parts of the prompts, drawn at random: a share of them, and the others.
+
+        Raises PromptError where a part would have no prompt.
+        """
+        count = len(self.prompts.pairs)
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+            raise PromptError(f"share is {share!r}; it is how much of the prompts, between 0 and 1.")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise PromptError(f"the seed is {seed!r}; it is a whole number.")
+        if count < 2:
+            raise PromptError("one prompt cannot be split; ask about two or more.")
+        order = random.Random(seed).sample(range(count), count)
+        cut = min(max(round(share * count), 1), count - 1)
+        return self._of(sorted(order[:cut])), self._of(sorted(order[cut:]))
+
+    def _of(self, numbers: Sequence[int]) -> Question:
+        metric = self.metric if isinstance(self.metric, str) else as_metric(self.metric)
+        if isinstance(metric, Metric) and metric.prompts is not None and metric.of_prompts is not None:
+            metric = metric.of_prompts(numbers)
+        return replace(self, prompts=self.prompts.of(numbers), metric=metric)
+
+    def faithfulness(
+        self, top: int | Sequence[int] = (1, 2, 4, 8), *, share: float = 0.5, seed: int = 0, **how: Any
+    ) -> HeldOut:
+        """How much of the behaviour the strongest sites have on prompts that they were not found on.
+
+        The sites are found on a `share` of the prompts, see `split`: those that move the metric furthest
+        towards the source, the first `top` of them, for each number. Each such set is patched together, in
+        the other prompts. `how` as in `run`.
+        """
+        counts = [top] if isinstance(top, int) else list(top)
+        if self.source is None:
+            raise SweepError(
+                f"faithfulness is how far patches go from the base to the source, and {self.patch!r} has no "
+                "source. Ask with patch='source'."
+            )
+        if any(isinstance(place, EdgePlace) for cell in self.cells for place in cell.places):
+            raise SweepError(
+                "edges are a circuit, which has its own faithfulness: `answer.circuit(top=...)`, then "
+                "`circuit.evaluate(...)`."
+            )
+        for count in counts:
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(self.cells):
+                raise SweepError(
+                    f"top is {count!r}; it is a number of sites, or several, from 1 to {len(self.cells)}."
+                )
+        if not counts:
+            raise SweepError("top names no number of sites.")
+        first, second = self.split(share, seed)
+        found = first.run(**how)
+        assert found.source is not None
+        towards = 1.0 if float(found.source[0]) > float(found.base[0]) else -1.0
+        effects = (found.table[0] * towards).tolist()
+        order = sorted(range(len(effects)), key=lambda number: -effects[number])
+        sets = tuple(
+            tuple(place for number in order[:count] for place in found.cells[number].places)
+            for count in counts
+        )
+        tried, on_found = (
+            replace(one, sites=[list(places) for places in sets]).run(**how) for one in (second, first)
+        )
+        return HeldOut(sets, found, tried, on_found)
 
     def folder_of(self, out: Path, group: int) -> Path:
         """Where a group's sweep is stored."""

@@ -90,6 +90,16 @@ class TokenizedPrompts:
                     "their difference says nothing."
                 )
 
+    def of(self, numbers: Sequence[int]) -> TokenizedPrompts:
+        """Some of the prompts, by number, in that order; their groups are no larger than these."""
+        picked = [
+            tuple(rows[number] for number in numbers)
+            for rows in (self.pairs, self.clean, self.corrupted, self.answers, self.wrong_answers)
+        ]
+        pairs, clean, corrupted, answers, wrong = picked
+        groups = _groups([len(tokens) for tokens in clean], max(map(len, self.groups)))
+        return TokenizedPrompts(pairs, clean, corrupted, answers, wrong, groups, self.notes, self.tokenizer)
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """The tokens of each group's prompts, in the order of the groups."""

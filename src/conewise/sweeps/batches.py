@@ -19,7 +19,7 @@ from conewise.runs.text_inputs import is_text, text_inputs
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.planning.model_facts import facts_of
 
-Base = Reading | Mapping[str, Any] | str | Iterable[Mapping[str, Any] | Reading | str]
+Base = Reading | Mapping[str, Any] | str | Iterable[Mapping[str, Any] | Reading | str | Sequence[str]]
 
 
 class Batches:
