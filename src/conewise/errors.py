@@ -349,6 +349,10 @@ class UnhookedWarning(UserWarning):
     """Cells that no hook on the module could run again, compared with the captured program alone."""
 
 
+class PromptWarning(UserWarning):
+    """Something that a careful person would want to know of how texts were read."""
+
+
 class LoadError(ConewiseError):
     """A model that cannot be loaded: not found, damaged, of an unknown kind, or not safe to read."""
 

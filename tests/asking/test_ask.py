@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.errors import MetricError, PromptError
+from conewise.errors import MetricError, PromptError, PromptWarning
 from conewise.model import Model
 from conewise.models.load import load as load_model
 from conewise.prompts.answer import Answer
@@ -72,6 +72,12 @@ def test_prompts_are_given_as_a_file_a_table_rows_or_pairs(tmp_path: Path) -> No
     found = [cw.ask(model(), one) for one in given]
     assert len({json.dumps(question.described()) for question in found}) == 1
     assert cw.ask(model(), rows[0]).prompts.pairs == found[0].prompts.pairs[:1]
+
+
+def test_what_is_worth_a_word_of_how_texts_were_read_is_told() -> None:
+    row = pairs(1)[0]
+    with pytest.warns(PromptWarning, match=r"row 1, field 'clean': part of .* is not in the vocabulary"):
+        cw.ask(model(), {**row, "clean": row["clean"].replace("store", "wombat")})
 
 
 def test_what_was_loaded_is_captured_and_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from conewise.asking.written_sites import chosen_edges, selected
-from conewise.errors import PromptError, describe
+from conewise.errors import PromptError, PromptWarning, describe
 from conewise.locations.edge_sets import with_named
 from conewise.locations.edges import Edges
 from conewise.locations.selectors import SelectorLike, Selectors, as_selectors
@@ -57,7 +58,9 @@ def ask(
     default for "source") or "noise" (the other way round; the default for the others).
 
     The prompts are grouped by length, at most `batch_size` in a group. All that is asked is looked at here:
-    what cannot be asked raises PromptError, SiteError, SweepError or MetricError, and nothing is run.
+    what cannot be asked raises PromptError, SiteError, SweepError or MetricError, and nothing is run. Words
+    that the tokenizer does not know, and answers that were read with another space, are told by a
+    PromptWarning.
     """
     direction = default_direction(patch) if direction is None else direction
     own = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
@@ -73,6 +76,8 @@ def ask(
         )
     pairs = as_pairs(prompts, needs_both=reads_corrupted(patch, direction))
     read = tokenize(pairs, own, batch_size=batch_size, as_written=as_written)
+    for note in read.notes:
+        warnings.warn(f"{note}.", PromptWarning, stacklevel=2)
     expect_asked(read, direction, patch, metric, scale, seed)
     if not isinstance(model, Model):
         reads_last = isinstance(metric, str) and not (isinstance(sites, str) and "->" in sites)
