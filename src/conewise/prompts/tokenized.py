@@ -92,11 +92,11 @@ class TokenizedPrompts:
 
     def of(self, numbers: Sequence[int]) -> TokenizedPrompts:
         """Some of the prompts, by number, in that order; their groups are no larger than these."""
-        picked = [
+        pairs = tuple(self.pairs[number] for number in numbers)
+        clean, corrupted, answers, wrong = (
             tuple(rows[number] for number in numbers)
-            for rows in (self.pairs, self.clean, self.corrupted, self.answers, self.wrong_answers)
-        ]
-        pairs, clean, corrupted, answers, wrong = picked
+            for rows in (self.clean, self.corrupted, self.answers, self.wrong_answers)
+        )
         groups = _groups([len(tokens) for tokens in clean], max(map(len, self.groups)))
         return TokenizedPrompts(pairs, clean, corrupted, answers, wrong, groups, self.notes, self.tokenizer)
 
