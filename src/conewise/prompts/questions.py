@@ -291,7 +291,7 @@ class Question:
 
     # -- on some of the prompts ----------------------------------------------------------------
 
-    def split(self, share: float = 0.5, seed: int = 0) -> tuple[Question, Question]:
+    def split(self, share: Any = 0.5, seed: Any = 0) -> tuple[Question, Question]:
         """The same question of two parts of the prompts, drawn at random: a share of them, and the others.
 
         Raises PromptError where a part would have no prompt.
@@ -333,6 +333,7 @@ class Question:
                 "edges are a circuit, which has its own faithfulness: `answer.circuit(top=...)`, then "
                 "`circuit.evaluate(...)`."
             )
+        count: Any
         for count in counts:
             if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(self.cells):
                 raise SweepError(
