@@ -7,6 +7,7 @@ launching nodes depth by depth can hold many times what going branch by branch d
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.runs.metrics import logit_diff
 from conewise.runs.run import Run
+from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.sweep import Sweep
 from conewise.theory.clocks.stacks import calibrate_stacks
 from conewise.theory.sweeps import sweep_cost
@@ -29,7 +31,7 @@ from conewise.theory.wavefront import saturating_worlds, stack_launches, stack_p
 SEED, POSITIONS = 0, 5
 DEPTHS, WIDTHS = (2, 5), (1, 2, 3, 5, 8, 13, 1000)
 BRANCHES, WIDE = (2, 4, 8), 16
-TIMED_POSITIONS, TIMED_WIDTHS, ROUNDS = 32, (1, 2, 3, 5, 8, 13, 1000), 7
+TIMED_POSITIONS, TIMED_WIDTHS, ROUNDS = 32, (1, 2, 3, 5, 8, 13, 1000), 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def run(progress: Progress = silent, depths: Sequence[int] = DEPTHS, rounds: int
         progress(done, len(depths))
     rows += [row for branches in BRANCHES for row in _held(branches)]
     with one_thread():
-        timed = {depth: _timed(depth, rounds) for depth in depths}
+        timed = _timed(depths, rounds)
     rows += _clock(timed)
     return Result(
         name="wavefront",
@@ -78,7 +80,7 @@ def run(progress: Progress = silent, depths: Sequence[int] = DEPTHS, rounds: int
                 "counted while the nodes are launched in either order."
             ),
             (
-                f"Seconds: one thread, {TIMED_POSITIONS} positions, the fastest of {rounds} runs of each. "
+                f"Seconds: one thread, {TIMED_POSITIONS} positions, the fastest of {rounds} runs, in turns. "
                 "What a launch and an operation take is fitted to the last depth, all widths, and predicts "
                 "the others from the launches and FLOPs of their plans."
             ),
@@ -142,34 +144,38 @@ def _swept(model: Model, base: Run, source: Run, chosen: SelectorLike) -> Sweep:
     return found
 
 
-def _timed(depth: int, rounds: int) -> list[Timed]:
-    """Stacks of each width, in the order of depth; the first run of a stack is not timed."""
+def _timed(depths: Sequence[int], rounds: int) -> dict[int, list[Timed]]:
+    """Stacks of each width, in the order of depth, all in turns; the first run of a stack is not timed."""
+    plans = {(depth, width): found for depth in depths for width, found in _stacks(depth).items()}
+    fastest = {key: [math.inf] * len(found) for key, found in plans.items()}
+    for turn in range(rounds + 1):
+        for key, found in plans.items():
+            for at, plan in enumerate(found):
+                seconds = plan.run(progress=False, verify=0).ledger.compute_seconds
+                fastest[key][at] = min(fastest[key][at], seconds if turn else math.inf)
+    timed: dict[int, list[Timed]] = {depth: [] for depth in depths}
+    for (depth, width), found in plans.items():
+        counts = [
+            sum(getattr(plan, name) for plan in found) for name in ("launches", "flops", "node_evaluations")
+        ]
+        timed[depth].append(Timed(width, *counts, sum(fastest[depth, width])))
+    return timed
+
+
+def _stacks(depth: int) -> dict[int, list[SweepPlan]]:
+    """The plans of the stacks of each width: all heads and MLPs, those that come first together."""
     model, base, source = _model(depth, TIMED_POSITIONS)
     whole = _swept(model, base, source, sites("z", layer=":", head=":") + sites("mlp_out", layer=":"))
     compiled = whole.plan(evaluator="wavefront").compiled
     assert compiled is not None, "a planned sweep is compiled"
     places = [whole.cells[cell].places[0] for cell in compiled.order]
-    found = []
-    for width in sorted({min(width, len(places)) for width in TIMED_WIDTHS}):
-        stacks = [
-            _swept(model, base, source, places[first : first + width])
+    return {
+        width: [
+            _swept(model, base, source, places[first : first + width]).plan(evaluator="wavefront")
             for first in range(0, len(places), width)
         ]
-        plans = [stack.plan(evaluator="wavefront") for stack in stacks]
-        seconds = [
-            [plan.run(progress=False, verify=0).ledger.compute_seconds for _ in range(rounds + 1)][1:]
-            for plan in plans
-        ]
-        found.append(
-            Timed(
-                width,
-                sum(plan.launches for plan in plans),
-                sum(plan.flops for plan in plans),
-                sum(plan.node_evaluations for plan in plans),
-                sum(map(min, seconds)),
-            )
-        )
-    return found
+        for width in sorted({min(width, len(places)) for width in TIMED_WIDTHS})
+    }
 
 
 def _clock(timed: Mapping[int, Sequence[Timed]]) -> list[Row]:
