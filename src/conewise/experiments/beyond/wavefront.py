@@ -155,10 +155,15 @@ def _timed(depths: Sequence[int], rounds: int) -> dict[int, list[Timed]]:
                 fastest[key][at] = min(fastest[key][at], seconds if turn else math.inf)
     timed: dict[int, list[Timed]] = {depth: [] for depth in depths}
     for (depth, width), found in plans.items():
-        counts = [
-            sum(getattr(plan, name) for plan in found) for name in ("launches", "flops", "node_evaluations")
-        ]
-        timed[depth].append(Timed(width, *counts, sum(fastest[depth, width])))
+        timed[depth].append(
+            Timed(
+                width,
+                sum(plan.launches for plan in found),
+                sum(plan.flops for plan in found),
+                sum(plan.node_evaluations for plan in found),
+                sum(fastest[depth, width]),
+            )
+        )
     return timed
 
 
