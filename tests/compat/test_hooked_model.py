@@ -22,6 +22,7 @@ from conewise.compat.transformer_lens import (
     get_act_name,
 )
 from conewise.errors import MissingSiteError
+from tests.capturing.zoo import ZOO
 from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, VOCABULARY, hooks, logits, prompts, tiny, value
 
 NAMES = ["gpt2", "llama", "neox"]
@@ -269,6 +270,32 @@ def test_the_lens_at_the_end_is_the_logits(name: str) -> None:
     parts = cached.decompose_resid(layer=1, apply_ln=True)
     norm = model.table.norms["blocks.1.ln1"]
     close(parts.sum(0) + norm.b, norm(cached["resid_pre", 1]))
+
+
+def test_norms_of_a_stream_in_another_form() -> None:
+    """OPT norms its stream with batch and positions in one dimension."""
+    model = HookedModel(ZOO["opt"].make("eager"))
+    assert len(model.table.norms) == 2 * model.cfg.n_layers + 1
+    tokens = prompts(2, seed=4)
+    found, cached = model.run_with_cache(tokens)
+    assert cached["scale", 1, "ln2"].shape == (2, LENGTH, 1)
+    final = model.ln_final
+    shares = cached.logit_attrs(cached.decompose_resid(), 7).sum(0)
+    close(shares + model.W_U[:, 7] @ final.b, found[..., 7], 1e-4)
+
+    def double(scale: Tensor, hook: Any) -> Tensor:
+        return 2 * scale
+
+    halved = model.run_with_hooks(tokens, fwd_hooks=[("ln_final.hook_scale", double)])
+    close(halved, (cached["normalized"] / 2 * final.w + final.b) @ model.W_U + model.b_U, 1e-4)
+
+
+def test_a_stream_that_is_normed_has_no_parts() -> None:
+    _, cached = HookedModel(ZOO["bert"].make("eager")).run_with_cache(prompts(1, seed=4))
+    assert cached["attn_out", 1].shape[:2] == (1, LENGTH)
+    for stack in (cached.decompose_resid, cached.apply_ln_to_stack):
+        with pytest.raises(ValueError, match="normed from block to block"):
+            stack(cached["resid_pre", 0])
 
 
 # -- weights ----------------------------------------------------------------------------------------------
@@ -625,6 +652,7 @@ def test_sweeps_begin_with_the_hooks_that_are_on() -> None:
         (lambda m: m(TOKENS, attention_mask=TOKENS), TypeError, "pad on the right"),
         (lambda m: m("Hello"), ValueError, "this model has no tokenizer"),
         (lambda m: m.run_with_cache(TOKENS, stop_at_layer=9), ValueError, "stop_at_layer is 0 to 3"),
+        (lambda m: hooked("llama").add_hook("blocks.0.hook_attn_in", print), MissingSiteError, "q_input"),
         (lambda m: m.generate("Hello"), AttributeError, "model.module.generate"),
         (lambda m: m.no_such_thing, AttributeError, "docs/transformer-lens.md"),
         (lambda m: m.cfg.no_such_thing, AttributeError, "neither has the module's own"),

@@ -253,6 +253,7 @@ class ActivationCache:
         """
         if mode not in {"all", "attn", "mlp"}:
             raise ValueError(f"mode is 'all', 'attn' or 'mlp', and {mode!r} is none of these.")
+        self._expect_sum()
         last, at = self._layers(layer), Slice(pos_slice)
         names: list[tuple[Any, str]] = []
         if incl_embeds:
@@ -386,6 +387,7 @@ class ActivationCache:
 
         The stack has had `pos_slice` applied to it already, and `batch_slice` not.
         """
+        self._expect_sum()
         last = self._layers(layer)
         is_final = last == self.model.cfg.n_layers
         where = "ln_final" if is_final else f"blocks.{last}.{'ln2' if mlp_input else 'ln1'}"
@@ -460,7 +462,16 @@ class ActivationCache:
         """The stream in front of a layer."""
         return ("resid_pre", layer) if layer < self.model.cfg.n_layers else ("resid_post", layer - 1)
 
+    def _expect_sum(self) -> None:
+        """Refuse parts of a stream that no parts add up to."""
+        if not self.model.table.is_summed:
+            raise ValueError(
+                "the stream of this model is normed from block to block, so it is no sum of what blocks "
+                "added to it, and has no parts. Single values are there: `cache['attn_out', 3]`."
+            )
+
     def _with_remainder(self, stack: Tensor, labels: list[str], whole: tuple[str, int], at: Slice) -> Tensor:
+        self._expect_sum()
         labels.append("remainder")
         rest = at.apply(self._peek(whole), -2) - stack.sum(0)
         return torch.cat([stack, rest[None]])

@@ -112,6 +112,7 @@ def config_of(table: HookTable, probe: Run, tokenizer: Any, name: str) -> Hooked
         default_prepend_bos=True,
         tokenizer_prepends_bos=False,
         own=own,
+        output_logits_soft_cap=_setting(own, "final_logit_softcapping") or -1.0,
     )
 
 

@@ -21,7 +21,10 @@ from conewise.compat.hooks.norms import Norm, norm_of
 from conewise.errors import MissingSiteError
 from conewise.locations.places import PlaceLike
 from conewise.model import Model
+from conewise.program.operations import REARRANGEMENTS
 from conewise.runs.run import Reading, Run
+from conewise.structure.attention.operand_axes import through_layout
+from conewise.structure.wiring import Wiring
 
 Tensor = torch.Tensor
 Change = Callable[[Tensor], Tensor]
@@ -77,7 +80,7 @@ class HookTable:
     """Every hook name of a model of one stack of layers. Raises MissingSiteError where there is none."""
 
     def __init__(self, model: Model, probe: Run, matrices: Matrices) -> None:
-        self.model, self._matrices = model, matrices
+        self.model, self._matrices, self._wiring = model, matrices, Wiring(model.program)
         sites = model.site_table
         stacks = {layer.stack for layer in sites.model_layers}
         if len(stacks) != 1:
@@ -88,7 +91,9 @@ class HookTable:
                 + " Use the captured model itself, `conewise.capture(...)`."
             )
         self.n_layers = 1 + max(layer.number for layer in sites.model_layers)
-        self.norms = self._norms()
+        self.norms = self._norms(probe)
+        self.is_summed = self._is_summed(probe)
+        """Whether the stream is a sum from end to end: no norm stands in it, from block to block."""
         self.embed, self.pos_embed, self.pos_table = self._embeddings(probe)
         self.entries: Mapping[str, Entry] = {entry.name: entry for entry in self._all()}
 
@@ -137,6 +142,11 @@ class HookTable:
             if int(parts[1]) >= self.n_layers:
                 return MissingSiteError(
                     f"no hook {name!r}: the blocks of this model are 0 to {self.n_layers - 1}."
+                )
+            if kind == "attn_in":
+                return MissingSiteError(
+                    f"no hook {name!r}: it stands for what every head reads, and keys and values have other "
+                    "heads here. Hook 'hook_q_input', 'hook_k_input' and 'hook_v_input'."
                 )
             if kind in {"scale", "normalized"}:
                 return MissingSiteError(
@@ -196,37 +206,57 @@ class HookTable:
             where = get_act_name(made, layer)
             if norm is None or where not in {site.name for site in self.model.site_table}:
                 return
+            if kind == "attn_in" and "kv_head" in self.model.locate(where).view.axes:
+                return
             places.append(where)
         if norm is not None:
             read = partial(_by_head, norm.before, places[0])
             edits = partial(_before_heads, norm, self._matrices, layer, INTO_HEADS[kind])
             yield Entry(name, layer, kind, read, (norm.before, *places), edits)
 
-    def _norms(self) -> dict[str, Norm]:
+    def _norms(self, probe: Run) -> dict[str, Norm]:
         """The norms between the stream and what reads it, by place: "blocks.3.ln1", "ln_final"."""
-        wanted: dict[str, str] = {}
+        wanted: dict[str, tuple[str, int]] = {}
         nodes = {layer.number: layer.nodes for layer in self.model.site_table.model_layers}
         for number, kinds in nodes.items():
-            wanted[f"blocks.{number}.ln1"] = kinds.get("resid_pre", "")
-            wanted[f"blocks.{number}.ln2"] = kinds.get("resid_mid", kinds.get("resid_pre", ""))
-        wanted["ln_final"] = nodes[max(nodes)].get("resid_post", "")
+            wanted[f"blocks.{number}.ln1"] = "resid_pre", number
+            wanted[f"blocks.{number}.ln2"] = "resid_mid" if "resid_mid" in kinds else "resid_pre", number
+        wanted["ln_final"] = "resid_post", max(nodes)
         found: dict[str, Norm] = {}
         taken: set[str] = set()
-        for where, node in wanted.items():
-            norm = next((one for one in self._reading(node) if one.path not in taken), None) if node else None
-            if norm is not None:
-                found[where] = norm
-                taken.add(norm.path)
+        for where, (kind, number) in wanted.items():
+            if kind in nodes[number]:
+                norms = self._reading(nodes[number][kind], get_act_name(kind, number), probe)
+                norm = next((one for one in norms if one.path not in taken), None)
+                if norm is not None:
+                    found[where] = norm
+                    taken.add(norm.path)
         return found
 
-    def _reading(self, node: str) -> Iterator[Norm]:
-        """The norms that read a node."""
+    def _reading(self, node: str, site: str, probe: Run) -> Iterator[Norm]:
+        """The norms that read a node, in whatever form."""
+        readers = through_layout(self._wiring, node, None)
+        forms = {node, *(reader.name for reader, _ in readers if reader.op in REARRANGEMENTS)}
         for port in self.model.program.ports:
-            if port.inputs[:1] == (node,) and len(port.outputs) == 1 and not port.call.call:
-                module = self.model.module.get_submodule(port.call.path)
-                norm = norm_of(module, port.call.path, node, port.outputs[0])
-                if norm is not None:
+            if port.inputs and port.inputs[0] in forms and len(port.outputs) == 1 and not port.call.call:
+                norm = norm_of(self._module(port.call.path), port.call.path, site, port.outputs[0])
+                if norm is not None and self._is_that(norm, probe):
                     yield norm
+
+    def _is_summed(self, probe: Run) -> bool:
+        kinds = [layer.nodes for layer in self.model.site_table.model_layers]
+        has_both = all("resid_pre" in nodes and "resid_post" in nodes for nodes in kinds)
+        return has_both and all(
+            torch.equal(probe.read(("resid_post", layer)), probe.read(("resid_pre", layer + 1)))
+            for layer in range(self.n_layers - 1)
+        )
+
+    def _is_that(self, norm: Norm, probe: Run) -> bool:
+        """Whether what the norm makes of the stream, row by row, is what it put out."""
+        (own,) = probe.demand([norm.after])
+        made = norm(probe.read(norm.before))
+        is_alike = made.numel() == own.numel()
+        return is_alike and torch.allclose(made.reshape(own.shape), own, rtol=1e-3, atol=1e-3)
 
     def _embeddings(self, probe: Run) -> tuple[str, str | None, str | None]:
         """The nodes whose values are added up to what enters the first block, of tokens and of positions.
@@ -362,11 +392,11 @@ def _at_norm(norm: Norm, changes: Mapping[str, Change]) -> Edits:
     def made(own: Tensor) -> Tensor:
         given = changed("mlp_in", seen[0])
         if not torch.equal(given, seen[0]):
-            own = norm(given)
+            own = norm(given).reshape(own.shape)
         scale = changed("scale", norm.scale(given))
         normalized = norm.centered(given) / scale
         left = changed("normalized", normalized)
         is_same = torch.equal(scale, norm.scale(given)) and torch.equal(left, normalized)
-        return own if is_same else norm.affine(left)
+        return own if is_same else norm.affine(left).reshape(own.shape)
 
     return [(norm.before, note), (norm.after, made)]

@@ -23,7 +23,8 @@ ALIKE = 1e-4
 class Norm:
     """gain · (x − mean) / scale + bias, without the mean where `is_centered` is false.
 
-    `path` is the module's; `before` and `after` are the nodes that it reads and makes.
+    `path` is the module's. `before` is the site of the stream that it reads, `after` the node that it makes,
+    in whatever form that has.
     """
 
     path: str
