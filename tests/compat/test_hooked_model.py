@@ -141,6 +141,8 @@ def test_short_names_stand_for_full_ones(key: Any, name: str) -> None:
         ("hook_pos_embed", "no hook 'hook_pos_embed'"),
         (("mid", 0), "a norm inside their MLPs"),
         (("patern", 0), "Nearest: pattern"),
+        (("z", -4), "no layer -4"),
+        (("z", 1.5), "a layer is a number"),
         (3, "a key is a hook's name"),
     ],
 )
@@ -181,6 +183,12 @@ def test_prompts_of_a_cache_are_selected() -> None:
     assert single["pattern", 0].shape == (HEADS, LENGTH, LENGTH)
     with pytest.raises(AssertionError, match="has 2"):
         cached.remove_batch_dim()
+    heads = single.stack_head_results(pos_slice=-1)  # of z: such a cache has no `result`
+    close(heads, hooked("gpt2").run_with_cache(TOKENS[:1])[1].stack_head_results(pos_slice=-1)[:, 0])
+    single.compute_head_results()
+    assert single["result", 0].shape == (LENGTH, HEADS, 32)
+    with torch.inference_mode():
+        assert hooked("gpt2").run_with_cache(prompts(1, seed=6))[1]["z", 0].shape == (1, LENGTH, HEADS, 8)
 
 
 def test_what_is_written_to_a_cache_stays_in_it_and_leaves_the_run_alone() -> None:
@@ -648,6 +656,13 @@ def test_sweeps_begin_with_the_hooks_that_are_on() -> None:
         (lambda m: m.add_hook("hook_embed", 3), TypeError, r"a hook is a function \(value, hook\)"),
         (lambda m: m.add_hook("hook_embed", print, dir="up"), ValueError, "'fwd' or 'bwd'"),
         (lambda m: m(torch.rand(1, 3, 32)), TypeError, "Hook 'blocks.N.hook_resid_pre'"),
+        (lambda m: m(TOKENS[None]), ValueError, r"\[prompt, pos\], and these are \(1, 2, 7\)"),
+        (lambda m: m.run_with_hooks(TOKENS, fwd_hooks={"hook_embed": print}), TypeError, "list of pairs"),
+        (
+            lambda m: run("gpt2")[1].logit_attrs(TOKENS.new_ones(3, 2, 7, 32).float(), [1, 2, 3]),
+            ValueError,
+            "one for each prompt",
+        ),
         (lambda m: m(TOKENS, return_type="all"), ValueError, "return_type is"),
         (lambda m: m(TOKENS, attention_mask=TOKENS), TypeError, "pad on the right"),
         (lambda m: m("Hello"), ValueError, "this model has no tokenizer"),

@@ -92,6 +92,13 @@ def test_prompts_become_tokens_and_answers_are_single_tokens() -> None:
     assert text.endswith(PROMPTS[0])
     assert book.model.to_str_tokens(PROMPTS[0]) == book.model.to_str_tokens(book.clean_tokens[0])
     assert book.clean_tokens.shape == book.corrupted_tokens.shape
+    short = book.model.to_tokens(["Mary gave", "John gave a drink"])
+    assert short[0].tolist() == [*book.model.to_tokens("Mary gave")[0].tolist(), *[short[0, -1].item()] * 2]
+    assert book.model.to_tokens("Mary gave", prepend_bos=False).shape == (1, 2)
+    with pytest.raises(ValueError, match="padded on the right here"):
+        book.model.to_tokens(["Mary gave", "John gave a drink"], padding_side="left")
+    with pytest.raises(AssertionError, match=r"is 2 tokens \('Mary', 'gave'\)"):
+        book.model.to_single_token("Mary gave")
     assert book.clean > 0.5, "the shipped model knows the answer"
     assert book.metric(book.clean_logits).item() == pytest.approx(1.0)
     assert book.metric(book.corrupted_logits).item() == pytest.approx(0.0, abs=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from conewise.compat.hooked.slices import Slice
 from conewise.compat.hooks.hook_table import Entry, HookTable
 from conewise.compat.hooks.norms import Norm
 from conewise.errors import MissingSiteError
+from conewise.program.tensors import writes_to
 from conewise.runs.run import Reading
 
 Tensor = torch.Tensor
@@ -41,6 +43,9 @@ class Owner(Protocol):
     def accumulated_bias(self, layer: int, mlp_input: bool = ..., include_mlp_biases: bool = ...) -> Tensor:
         """What biases add to the stream."""
 
+    def out_of_heads(self, layer: int) -> Tensor:
+        """The output weights of a layer's heads."""
+
     def out_of_neurons(self, layer: int) -> Tensor:
         """The output weights of a layer's neurons."""
 
@@ -63,7 +68,7 @@ class RunValues(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._handed:
             value = self.peek(name).clone()
-            self._handed[name] = value, value._version
+            self._handed[name] = value, writes_to(value)
         return self._handed[name][0]
 
     def peek(self, name: str) -> Tensor:
@@ -79,7 +84,7 @@ class RunValues(Mapping[str, Tensor]):
     @property
     def is_as_run(self) -> bool:
         """Whether every value is the run's own still."""
-        return not self._recorded and all(value._version == was for value, was in self._handed.values())
+        return not self._recorded and all(writes_to(value) == was for value, was in self._handed.values())
 
     def __contains__(self, name: object) -> bool:
         return name in self._table.entries
@@ -137,9 +142,11 @@ class ActivationCache:
             return self._found(*parts).name
         except MissingSiteError as error:
             raise KeyError(str(error)) from error
+        except TypeError as error:
+            raise KeyError(f"a layer is a number, and {parts[1]!r} is none.") from error
 
     def _found(self, name: str, layer: Any = None, part: Any = None) -> Entry:
-        return self.model.table.find(name, None if layer is None else int(layer), part)
+        return self.model.table.find(name, None if layer is None else operator.index(layer), part)
 
     def __contains__(self, key: object) -> bool:
         try:
@@ -282,7 +289,7 @@ class ActivationCache:
         `incl_remainder` adds all the rest of the stream at that place, so that the stack adds up to it.
         """
         last, at = self._layers(layer), Slice(pos_slice)
-        parts = [at.apply(self._peek(("result", number)), -3).movedim(-2, 0) for number in range(last)]
+        parts = [at.apply(self._result(number), -3).movedim(-2, 0) for number in range(last)]
         stack = torch.cat(parts) if parts else self._nothing(at)
         labels = [f"L{number}H{head}" for number, part in enumerate(parts) for head in range(len(part))]
         if incl_remainder:
@@ -432,10 +439,19 @@ class ActivationCache:
         is_per_prompt = directions.ndim == 2 and stack.ndim == 4 and len(directions) == stack.shape[1]
         if is_per_prompt and has_batch_dim and Slice(batch_slice).mode != "int":
             directions = directions.unsqueeze(-2)
-        return (stack * directions).sum(-1)
+        try:
+            return (stack * directions).sum(-1)
+        except RuntimeError as error:
+            raise ValueError(
+                f"directions {tuple(directions.shape)} do not go with parts {tuple(stack.shape)}: tokens are "
+                "one, one for each prompt, or one for each prompt and position."
+            ) from error
 
     def compute_head_results(self) -> None:
-        """Nothing: what heads add to the stream is computed when it is asked for."""
+        """Put what each head adds to the stream into the cache; that of a run has it already."""
+        if not isinstance(self.cache_dict, RunValues):
+            made = {f"blocks.{n}.attn.hook_result": self._result(n) for n in range(self.model.cfg.n_layers)}
+            self.cache_dict = {**self.cache_dict, **made}
 
     def toggle_autodiff(self, mode: bool = False) -> None:
         """Switch torch's recording of gradients on or off, for all of the program."""
@@ -457,6 +473,12 @@ class ActivationCache:
         table = self.model.table.entries
         kinds = {"all": ("attn_out", "mlp_out"), "attn": ("attn_out",), "mlp": ("mlp_out",)}[mode]
         return [kind for kind in kinds if f"blocks.{layer}.hook_{kind}" in table]
+
+    def _result(self, layer: int) -> Tensor:
+        """What each head adds to the stream: of z, where the cache has nothing else."""
+        if f"blocks.{layer}.attn.hook_result" in self.cache_dict:
+            return self._peek(("result", layer))
+        return torch.einsum("...hd,hdm->...hm", self._peek(("z", layer)), self.model.out_of_heads(layer))
 
     def _before(self, layer: int) -> tuple[str, int]:
         """The stream in front of a layer."""

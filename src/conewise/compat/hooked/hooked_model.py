@@ -191,7 +191,9 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
                 f"the input is text or tokens, and not {tokens.dtype}: a run cannot start in the middle of "
                 "the model. Hook 'blocks.N.hook_resid_pre' to put another stream in."
             )
-        return (tokens[None] if tokens.ndim == 1 else tokens).to(self.cfg.device)
+        if tokens.ndim not in {1, 2}:
+            raise ValueError(f"tokens are [pos] or [prompt, pos], and these are {tuple(tokens.shape)}.")
+        return (tokens[None] if tokens.ndim == 1 else tokens).to(self.cfg.device, torch.long)
 
     def reading(self, tokens: Any) -> Reading:
         """The run on text or tokens, patched with the hooks that are on: what sweeps begin with."""

@@ -149,6 +149,10 @@ class HookedWeights:
     def _repeated(self, weight: Tensor) -> Tensor:
         return weight.repeat_interleave(self.cfg.n_heads // weight.shape[1], 1)
 
+    def out_of_heads(self, layer: int) -> Tensor:
+        """W_O of one layer."""
+        return self._matrices.out_of_heads(layer)[0]
+
     def out_of_neurons(self, layer: int) -> Tensor:
         """W_out of one layer."""
         return self._matrices.out_of_neurons(layer)[0]

@@ -47,12 +47,14 @@ class Tokens:
         side = padding_side or "right"
         if side not in {"left", "right"}:
             raise ValueError(f"padding_side is 'left' or 'right', and {side!r} is neither.")
+        if side == "left" and any(len(row) < longest for row in rows):
+            raise ValueError(
+                "prompts of different lengths are padded on the right here, where no earlier position sees "
+                "it: padding on the left needs a mask, which is not taken. Leave out padding_side, or give "
+                "prompts of one length."
+            )
         pad = self._padding()
-        filled = [
-            row + [pad] * (longest - len(row)) if side == "right" else [pad] * (longest - len(row)) + row
-            for row in rows
-        ]
-        return torch.tensor(filled, device=self._device)
+        return torch.tensor([row + [pad] * (longest - len(row)) for row in rows], device=self._device)
 
     def to_string(self, tokens: Any) -> str | list[str]:
         """The text of tokens [pos], or the texts of tokens [prompt, pos]."""

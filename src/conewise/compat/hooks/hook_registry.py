@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
@@ -89,7 +89,7 @@ class HookRegistry:
         self.context_level += 1
         try:
             for dir, pairs in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
-                for name, function in pairs:
+                for name, function in _pairs(pairs):
                     added += [
                         (point, point.add_hook(function, dir, level=self.context_level))
                         for point in self._points(name, dir)
@@ -166,3 +166,11 @@ class HookRegistry:
 
     def _is_hooked(self, dir: str) -> bool:
         return any(point.has_hooks(dir) for point in self.hook_dict.values())
+
+
+def _pairs(given: Any) -> Hooks:
+    """Hooks as they are to be given. Raises TypeError for what is no list of pairs."""
+    pairs = [] if isinstance(given, Mapping) else list(given)
+    if given and not (pairs and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs)):
+        raise TypeError(f"hooks are a list of pairs (name, function), and not {given!r}.")
+    return pairs

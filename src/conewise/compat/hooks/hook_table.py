@@ -107,6 +107,10 @@ class HookTable:
     def find(self, name: str, layer: int | None = None, layer_type: str | None = None) -> Entry:
         """The entry of a name: a full one, or a kind with its layer. Negative layers count from the end."""
         if layer is not None and layer < 0:
+            if layer < -self.n_layers:
+                raise MissingSiteError(
+                    f"no layer {layer}: the blocks of this model are 0 to {self.n_layers - 1}."
+                )
             layer += self.n_layers
         full = get_act_name(name, layer, layer_type)
         if full in self.entries:
