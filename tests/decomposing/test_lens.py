@@ -138,6 +138,9 @@ def test_bad_arguments_are_refused() -> None:
         run.lens(tokens=[" Paris"])
     with pytest.raises(DecompositionError, match="is 2 tokens"):
         run.lens(tokens=["t1 t2"], tokenizer=Letters())
+    tiny = cw.load("tiny").tokenizer
+    with pytest.raises(DecompositionError, match="'Zebra' is not in the vocabulary of this tokenizer"):
+        run.lens(tokens=["Zebra"], tokenizer=tiny)
     with pytest.raises(DecompositionError, match="no token that this lens was asked for"):
         run.lens(tokens=[3]).plot(token=4)
     plain = cw.capture(torch.nn.Linear(3, 4), torch.ones(2, 3))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import conewise as cw
 from conewise.errors import SweepError
 from conewise.report import inside as inside_module
 from conewise.report.inside import Inside, LensTable, Likely, Pattern, inside_of, strongest_heads
@@ -164,3 +166,19 @@ def test_effects_with_intervals_are_a_figure_of_the_strongest_cells() -> None:
         alone.plot_intervals()
     with pytest.raises(SweepError, match="at least 1"):
         result.plot_intervals(0)
+
+
+def test_a_model_with_logits_of_the_last_position_alone_has_a_lens_of_one_column(tmp_path: Path) -> None:
+    """Questions capture such models: what they do not read is not computed."""
+    pair = {
+        "clean": "When Mary and John went to the store, John gave a drink to",
+        "corrupted": "When Mary and John went to the store, Mary gave a drink to",
+        "answers": [" Mary"],
+        "wrong_answers": [" John"],
+    }
+    answer = cw.ask(cw.load("tiny"), [pair, pair]).run()
+    page = own(answer.report(tmp_path / "page.html").read_text("utf-8"))
+    table = page.partition('class="table lens"')[2].partition("</table>")[0]
+    assert '<th scope="col">layer</th><th scope="col">to</th></tr>' in table
+    assert "layer 1, head" not in table
+    assert page.count('"weights":[[') > 0

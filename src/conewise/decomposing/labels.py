@@ -76,4 +76,7 @@ def _number_of(text: str, tokenizer: Any) -> int:
             f"{text!r} is {len(ids)} tokens for this tokenizer, and one is needed. Words within a text are "
             f"tokens with the space before them: try {' ' + text.strip()!r}."
         )
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is not None and ids[0] == unknown and text.strip() != tokenizer.unk_token:
+        raise DecompositionError(f"{text!r} is not in the vocabulary of this tokenizer.")
     return ids[0]

@@ -53,14 +53,19 @@ class Likely:
 
 @dataclass(frozen=True, slots=True)
 class LensTable:
-    """The lens on one prompt: `cells` are [row, position, rank], `rows` what was read, the input first."""
+    """The lens on one prompt: `cells` are [row, position, rank], `rows` what was read, the input first.
+
+    Its positions are the last ones of the prompt: one, where a model computes logits of the last alone.
+    """
 
     prompt: int
     rows: tuple[str, ...]
     cells: tuple[tuple[tuple[Likely, ...], ...], ...]
 
-    def check(self) -> None:
-        """Raise SweepError where it is no table of probabilities."""
+    def check(self, most: int) -> None:
+        """Raise SweepError where it is no table of probabilities, for a prompt of so many tokens at most."""
+        if len({len(row) for row in self.cells}) > 1 or any(len(row) > most for row in self.cells):
+            raise SweepError(f"a lens whose rows are not of the last of {most} tokens.")
         if len(self.rows) != len(self.cells):
             raise SweepError(f"a lens of {len(self.cells)} rows with {len(self.rows)} names.")
         for row in self.cells:
@@ -96,13 +101,10 @@ class Inside:
             if not 0 <= one.prompt < len(self.tokens):
                 raise SweepError(f"something of prompt {one.prompt}, and there are {len(self.tokens)}.")
             wide = len(self.tokens[one.prompt])
-            rows = one.weights if isinstance(one, Pattern) else one.cells
-            if any(len(row) != wide for row in rows):
-                raise SweepError(f"a row of another length than the {wide} tokens of its prompt.")
-            if isinstance(one, Pattern) and len(rows) != wide:
-                raise SweepError(f"a pattern of {len(rows)} rows, for {wide} tokens.")
             if isinstance(one, LensTable):
-                one.check()
+                one.check(wide)
+            elif len(one.weights) != wide or any(len(row) != wide for row in one.weights):
+                raise SweepError(f"a pattern that is not of the {wide} tokens of its prompt.")
 
     def to_json(self) -> str:
         """All of it as JSON."""

@@ -126,7 +126,7 @@ def inside_tables(inside: Inside) -> dict[str, Any]:
         {
             "prompt": table.prompt,
             "number": inside.numbers[table.prompt] + 1,
-            "tokens": inside.tokens[table.prompt],
+            "tokens": inside.tokens[table.prompt][-len(table.cells[0]) :] if table.cells else (),
             "rows": [
                 ("input" if name == "input" else f"after {name}", [_likely(cell) for cell in row])
                 for name, row in reversed(list(zip(table.rows, table.cells, strict=True)))
