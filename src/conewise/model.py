@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from conewise.capturing.foreign import within_memory
 from conewise.checks.verify import Verification, verify
 from conewise.edges.edge_facts import edge_facts
-from conewise.errors import PromptError
+from conewise.errors import InexactCaptureWarning, PromptError
 from conewise.garbage import uncollected
 from conewise.generating.generate import Patches, Positions, Prompt, Written, generate
 from conewise.locations.edge_sets import with_named
@@ -167,7 +168,11 @@ class Model(Captured):
             made = splicing(self, place, encode, decode, reads, name)
             model = object.__new__(type(self))
             model.tokenizer, model.label = self.tokenizer, self.label
-            model._hold(made.module, made.exported, made.sites_of, doing)
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", InexactCaptureWarning
+                )  # the capture said so
+                model._hold(made.module, made.exported, made.sites_of, doing)
             doing("comparing")
             model.splices = MappingProxyType({**self.splices, name: made.checked(self, model)})
         model.phases = doing.seconds()

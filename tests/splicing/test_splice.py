@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import (
@@ -355,3 +355,39 @@ def test_edges_are_there_where_a_dictionary_belongs_to_an_mlp_and_are_refused_el
         spliced().edges()
     with pytest.raises(EdgeError, match="has dictionaries in it"):
         spliced().paths("a0.h0", "logits", base=base, source="zero", metric=METRIC)
+
+
+def test_a_sequence_of_modules_goes_on_as_it_was() -> None:
+    """Its modules are gone through in turn, and a dictionary in a copy of it is none of them."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = cw.capture(module, torch.randn(5, 4)).splice("1", Autoencoder(6, 12))
+    given = torch.randn(3, 4)
+    base = model.run(given)
+    with torch.no_grad():
+        assert torch.equal(base.outputs, module(given))
+        assert torch.equal(model.module(given), module(given))
+    assert model.fidelity.bitwise
+    result = model.sweep(
+        cw.sites("sae.latents", latent=":"), base=base, source="zero", metric=lambda out: out[:, 0]
+    ).run()
+    assert result.verify(5).passed
+
+
+class Chain(nn.Module):
+    """Goes through whatever modules it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, value: Tensor) -> Tensor:
+        for part in self.children():
+            value = part(value)
+        return value
+
+
+def test_a_module_that_meets_the_dictionary_by_itself_is_refused() -> None:
+    model = cw.capture(Chain(), torch.randn(5, 4))
+    with pytest.raises(DictionaryError, match="goes through all modules in it"):
+        model.splice("one", Autoencoder(4, 12))

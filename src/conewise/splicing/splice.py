@@ -48,6 +48,12 @@ class Splicing:
 
         Raises DictionaryError where they are not the same.
         """
+        if before.fidelity.bitwise and not now.fidelity.bitwise:
+            raise DictionaryError(
+                f"a copy of {before.name} that holds the dictionary does not compute what it did: "
+                f"{now.fidelity}. A module that goes through all modules in it meets the dictionary too: "
+                "capture a part of it, or put it into a module that does not."
+            )
         nodes, names = self.nodes, output_names(before.program)
         old = _values(before, (*names, nodes.value))
         new = _values(now, (*output_names(now.program), nodes.error))

@@ -110,6 +110,9 @@ def with_splice(
     """
     made = shallow_copy(module)
     made.add_module(name, splice)
+    kind = type(made)
+    if kind.forward is nn.Sequential.forward:
+        made.__class__ = type(kind.__name__, (kind,), {"forward": _forward_of_sequence})
     for spot in (read, write) if write is not None else ():
         if spot is None:
             continue
@@ -121,6 +124,14 @@ def with_splice(
             part.register_forward_pre_hook(acting, with_kwargs=True)
         made.register_forward_pre_hook(acting.begin)
     return made
+
+
+def _forward_of_sequence(self: nn.Sequential, input: Any) -> Any:  # noqa: A002  # as torch calls it
+    """What a sequence computes: each of its modules in turn, but for dictionaries, which act by hooks."""
+    for part in self:
+        if not isinstance(part, Splice):
+            input = part(input)  # noqa: A001
+    return input
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
