@@ -169,9 +169,7 @@ class Model(Captured):
             model = object.__new__(type(self))
             model.tokenizer, model.label = self.tokenizer, self.label
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", InexactCaptureWarning
-                )  # the capture said so
+                warnings.simplefilter("ignore", InexactCaptureWarning)  # the capture said so
                 model._hold(made.module, made.exported, made.sites_of, doing)
             doing("comparing")
             model.splices = MappingProxyType({**self.splices, name: made.checked(self, model)})
