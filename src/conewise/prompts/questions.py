@@ -87,6 +87,8 @@ class Question:
         expect_asked(self.prompts, self.direction, self.patch, self.metric, self.scale, self.seed)
         facts = facts_of(self.model)
         expect_vocabulary(self.model, self.prompts)
+        if not isinstance(self.metric, str):
+            expect_tokens(self.model, as_metric(self.metric))
         for group in range(len(self.prompts.groups)):
             for run in ("clean", "corrupted"):
                 bound(self.model, (), self.prompts.inputs_of(group, run, facts.input_device))
@@ -465,6 +467,20 @@ def expect_vocabulary(model: Captured, prompts: TokenizedPrompts) -> None:
                 f"prompt {number + 1} has the token {above[0]}, and {model.label} knows {known}, from 0: "
                 "this is not its tokenizer. Give the one that it was trained with."
             )
+
+
+def expect_tokens(model: Captured, metric: Metric) -> None:
+    """Raise MetricError where a metric reads tokens that the model has not."""
+    try:
+        known = len(find_embedding(model.program).table)
+    except MissingSiteError:
+        return
+    above = [token for token in metric.tokens if not 0 <= token < known]
+    if above:
+        raise MetricError(
+            f"the metric {metric.name!r} reads the token {above[0]}, which is not in the vocabulary of "
+            f"{model.label}: it has {known}, from 0."
+        )
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -147,8 +147,9 @@ def tokenize(
             "this model has no tokenizer, so texts cannot be asked of it. Add its tokenizer files to its "
             "folder, or run the sweep from Python with tokens of your own (`model.sweep`)."
         )
-    if batch_size is not None and batch_size < 1:
-        raise PromptError(f"a batch size of {batch_size}; it is 1 or more.")
+    size: Any = batch_size
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise PromptError(f"a batch size of {size!r}; it is a whole number, 1 or more.")
     reader = _Reader(tokenizer, as_written)
     clean, corrupted, answers, wrong = [], [], [], []
     for number, pair in enumerate(listed):
