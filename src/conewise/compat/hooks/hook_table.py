@@ -90,6 +90,7 @@ class HookTable:
                 + (f": {sites.why_no_kinds}." if sites.why_no_kinds else ".")
                 + " Use the captured model itself, `conewise.capture(...)`."
             )
+        self._known = frozenset(site.name for site in sites)
         self.n_layers = 1 + max(layer.number for layer in sites.model_layers)
         self.norms = self._norms(probe)
         self.is_summed = self._is_summed(probe)
@@ -172,7 +173,7 @@ class HookTable:
 
     def _all(self) -> Iterator[Entry]:
         yield from self._of_embeddings()
-        known = {site.name for site in self.model.site_table}
+        known = self._known
         for layer in range(self.n_layers):
             for kind in KINDS:
                 name = get_act_name(kind, layer)
@@ -208,7 +209,7 @@ class HookTable:
         norm, places = self.norms.get(f"blocks.{layer}.ln1"), []
         for made in INTO_HEADS[kind]:
             where = get_act_name(made, layer)
-            if norm is None or where not in {site.name for site in self.model.site_table}:
+            if norm is None or where not in self._known:
                 return
             if kind == "attn_in" and "kv_head" in self.model.locate(where).view.axes:
                 return
