@@ -1,8 +1,8 @@
 """A HookedModel against TransformerLens itself. Slow, and needs the extra `compare`.
 
 `make test-transformer-lens` runs it. Weights, caches, stacks of the stream, hooks at every name, gradients;
-docs/transformer-lens.md says what is defined otherwise: what is returned at the bridge's `resid_mid` goes into
-the MLP alone, and its rotated queries and keys of GPT-NeoX go nowhere.
+docs/transformer-lens.md says what is defined otherwise: what hooks return at the bridge's `resid_mid` goes
+into the MLP alone, and its rotated queries and keys of GPT-NeoX go nowhere.
 """
 
 from __future__ import annotations
