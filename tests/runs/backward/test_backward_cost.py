@@ -105,7 +105,7 @@ def test_what_cannot_be_counted_is_said() -> None:
             world.backward_cost(squares, ("z", 0))
     with pytest.raises(GradientError, match="the metric 'ranks' has no gradient"):
         run.backward_cost(ranks, ("z", 0))
-    with pytest.raises(GradientError, match="`weights` is 3; it is True, by every parameter, or False"):
+    with pytest.raises(GradientError, match="`weights` is 3; it is True for gradients by every parameter"):
         run.backward_cost(squares, ("z", 0), weights=3)  # type: ignore[arg-type]
     with pytest.raises(MetricError, match="3"):
         run.backward_cost(cw.logit_diff([1, 2, 3], [4, 5, 6]), ("z", 0))
