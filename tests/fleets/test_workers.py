@@ -98,9 +98,9 @@ def test_a_killed_worker_costs_nothing(fleet: Any, model: Model, tmp_path: Path)
 def test_a_share_that_does_not_fit_is_cut(fleet: Any, model: Model) -> None:
     sweep = heads(model)
     local = sweep.run(max_memory=BUDGET)
-    kind = type(fleet)
     tight = local.plan.peak_bytes // 3
-    with kind(workers=2, max_memory=tight) as small:
+    shared: dict[str, Any] = {} if isinstance(fleet, cw.Processes) else {"cpus_per_worker": 0}
+    with type(fleet)(workers=2, max_memory=tight, **shared) as small:
         found = sweep.run(max_memory=BUDGET, executor=small)
         assert small.ledger.halved > 0
         assert any("was cut in half" in line for line in small.ledger.log)

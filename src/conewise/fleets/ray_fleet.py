@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from conewise.sweeps.running import Numbers, Options, Planned
 from conewise.sweeps.storage.store import Recorder
 
 LOOPBACK = "127.0.0.1"
+PATIENCE = 30.0
+"""Seconds that are waited for others to let go of what workers need."""
 
 
 class Ray:
@@ -150,6 +153,7 @@ class Ray:
         if work.model not in self._published:
             self._published[work.model] = self._ray.put(work.recipe())
         self._published[work.key] = self._ray.put(work.sweep)
+        self._expect_room(self.workers - len(self._seats))
         while len(self._seats) < self.workers:
             self._seats.append(self._seat())
         for seat in self._seats:
@@ -161,6 +165,24 @@ class Ray:
         self._published.pop(work.key, None)
         for seat in self._seats:
             seat.forget(work)
+
+    def _expect_room(self, count: int) -> None:
+        """Raise FleetError where a cluster has no room for so many workers: they would wait without a word."""
+        wanted = {"CPU": count * self._cpus, "GPU": count * self._gpus}
+        until = time.monotonic() + PATIENCE
+        while True:
+            free = self._ray.available_resources()
+            lacking = [kind for kind, amount in wanted.items() if amount and free.get(kind, 0) < amount]
+            if not lacking:
+                return
+            if time.monotonic() > until:
+                kind, total = lacking[0], self._ray.cluster_resources().get(lacking[0], 0)
+                raise FleetError(
+                    f"{count} workers need {wanted[kind]:g} of the cluster's {total:g} {kind}s, and "
+                    f"{free.get(kind, 0):g} are free. Close other fleets, or give fewer workers or a smaller "
+                    f"{kind.lower()}s_per_worker."
+                )
+            time.sleep(0.2)
 
     def _seat(self) -> _Actor:
         ray, threads = self._ray, max(1, int(self._cpus))
