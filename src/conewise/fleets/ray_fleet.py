@@ -167,7 +167,7 @@ class Ray:
             seat.forget(work)
 
     def _expect_room(self, count: int) -> None:
-        """Raise FleetError where a cluster has no room for so many workers: they would wait without a word."""
+        """Raise FleetError where a cluster has no room for so many workers: they would wait unseen."""
         wanted = {"CPU": count * self._cpus, "GPU": count * self._gpus}
         until = time.monotonic() + PATIENCE
         while True:
