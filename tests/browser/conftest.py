@@ -16,6 +16,7 @@ import pytest
 
 from conewise.report.page import write_page
 from tests.report.swept import swept
+from tests.report.test_inside import inside
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page
@@ -66,7 +67,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a small sweep, whose prompts are hostile."""
-    return write_page(tmp_path_factory.mktemp("report") / "report.html", *swept())
+    return write_page(tmp_path_factory.mktemp("report") / "report.html", *swept(), inside())
 
 
 @pytest.fixture

@@ -298,6 +298,7 @@ def test_a_hostile_prompt_stays_text(report: Path, open_page: Opener) -> None:
         "",
         "application/jsonconewise-data",
         "application/jsonconewise-folded",
+        "application/jsonconewise-inside",
         "application/jsonconewise-speeds",
     ]
     assert opened.dialogs == []
@@ -504,3 +505,18 @@ def test_a_position_s_label_has_its_number(report: Path, open_page: Opener) -> N
     page = open_page(report).page
     labels = maps(page).nth(2).locator(".xtick text").all_text_contents()
     assert [label.split()[-1] for label in labels] == [str(place) for place in range(LENGTH)]
+
+
+def test_the_spread_and_the_inside_are_drawn_and_a_prompt_is_chosen(report: Path, open_page: Opener) -> None:
+    opened = open_page(report)
+    page = opened.page
+    assert page.locator("#spread-figure .scatterlayer .trace").count() == 2
+    assert page.locator("#inside-figures figure").count() == 6
+    assert page.locator("#inside-figures .hm").count() == 6
+    first, second = page.locator(".lens").nth(0), page.locator(".lens").nth(1)
+    assert first.is_visible()
+    assert not second.is_visible()
+    page.select_option("#inside-prompt", index=1)
+    assert second.is_visible()
+    assert not first.is_visible()
+    opened.check()
