@@ -289,14 +289,23 @@ def test_paths_that_cancel_hide_a_head_from_gradients_and_not_where_they_are_dro
     assert abs(star) == pytest.approx(3.0)  # the direct path alone
 
 
-def test_dropped_gradients_are_those_of_a_module_whose_layers_pass_none() -> None:
+def terms_of(name: str) -> list[tuple[nn.Module, nn.Module]]:
+    """The modules that make what each layer adds to the stream."""
+    inner: Any = module_of(name).base_model
+    if name == "gpt2":
+        return [(block.attn.c_proj, block.mlp) for block in inner.h]
+    if name == "llama":
+        return [(block.self_attn.o_proj, block.mlp) for block in inner.layers]
+    return [(block.attention.output.dense, block.output.dense) for block in inner.encoder.layer]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_dropped_gradients_are_those_of_a_module_whose_layers_pass_none(name: str) -> None:
     """By hooks on the module: what layer l adds to the stream is detached."""
-    name, base, source = "gpt2", flat_z("gpt2", 1), flat_z("gpt2", 2)
-    blocks: Any = module_of(name).transformer.h  # type: ignore[union-attr]
+    base, source = flat_z(name, 1), flat_z(name, 2)
     signs = by_hooks(name, 1).sign()
     sizes = torch.zeros_like(signs)
-    for block in blocks:
-        terms = (block.attn.c_proj, block.mlp)
+    for terms in terms_of(name):
         handles = [part.register_forward_hook(lambda _, __, out: out.detach()) for part in terms]
         seen: dict[int, Tensor] = {}
         with projections(name, lambda layer, z, seen=seen: seen.update({layer: z})):

@@ -184,6 +184,26 @@ def test_kl_is_to_the_clean_run() -> None:
     assert denoised.base.min() > 0.1
 
 
+@pytest.mark.parametrize(("method", "steps"), [("atp", None), ("ig", 2), ("relp", None)])
+def test_prompts_of_several_lengths_are_attributed_to_as_they_are_alone(
+    method: str, steps: int | None, tmp_path: Path
+) -> None:
+    asked = question(pairs())
+    found = asked.attribute(method, steps, out=tmp_path / "run")
+    for number, pair in enumerate(pairs()):
+        alone = question([pair]).attribute(method, steps)
+        assert_alike(found.per_prompt[..., number : number + 1], alone.per_prompt)
+        assert_alike(rows(found)[:, number : number + 1], rows(alone))
+    plans = asked.attribution_plan(method, steps)
+    assert sum(plan.node_evaluations for plan in plans) == found.plan.node_evaluations
+    again = question(pairs()).attribute(method, steps, out=tmp_path / "run", resume=True)
+    assert again.ledger.resumed == 2 * len(found.cells)
+    assert torch.equal(again.per_prompt, found.per_prompt)
+    least = 2 * max(plan.peak_bytes for plan in plans) // 3
+    apart = question(pairs()).attribute(method, steps, max_memory=least)
+    assert_alike(apart.per_prompt, found.per_prompt)
+
+
 def test_positions_of_prompts_of_several_lengths_are_refused() -> None:
     sites = cw.sites("z", layer=":", pos=":")
     with pytest.raises(PromptError, match=r"the prompts have \d+ and \d+ tokens"):
