@@ -101,7 +101,7 @@ def _held(
         widest = max(entries.values(), default=0)
         writers = max((cells.writers(entry) for entry in entries), default=0)
         heads = max(sum(one.heads for one in slots) for slots in cells.by_entry.values())
-        return held + widest * (3 * writers + 4 * heads)
+        return held + widest * (3 * writers + 5 * heads)
     return held + reads  # the changes
 
 
