@@ -73,6 +73,8 @@ def test_bounds_are_those_of_tables() -> None:
     assert share_bound(0, 59, 0.95) == pytest.approx(1 - 0.05 ** (1 / 59))
     assert share_bound(3, 20, 0.95) == pytest.approx(0.3437, abs=1e-4)
     assert share_bound(4, 4, 0.95) == 1.0
+    assert share_bound(1000, 2000, 0.95) == pytest.approx(0.5 + 1.6449 * math.sqrt(0.25 / 2000), abs=1e-3)
+    assert share_bound(1, 70_000, 0.95) == pytest.approx(4.7439 / 70_000, rel=1e-3)  # Poisson's
 
 
 def test_a_comparison_counts_what_is_wrong_by_name() -> None:
@@ -85,6 +87,11 @@ def test_a_comparison_counts_what_is_wrong_by_name() -> None:
     assert found.sign_errors == ("d",)
     assert found.worst(2) == [("b", 0.1, 7.0), ("d", -2.0, 1.0)]
     assert "false negatives at 3  1: b" in str(found)
+    assert (found.k, found.sign_errors_at_k) == (3, ())
+    assert "sign errors           1 of 8, none of the 3 largest: d" in str(found)
+    wider = Comparison(names, approx, exact, "metric", "atp", 4)
+    assert wider.sign_errors_at_k == ("d",)
+    assert "1 of 8, 1 of the 4 largest: d" in str(wider)
     assert list(found.plot().data[1].text) == list(names)
     same = Comparison(names, exact, exact, "metric", "atp", 3)
     assert (same.pearson, same.spearman, same.kendall) == pytest.approx((1.0, 1.0, 1.0))
@@ -167,7 +174,7 @@ def test_a_hybrid_has_the_exact_top_and_says_which_cells_are_exact(tmp_path: Any
     torch.testing.assert_close(mixed.effect[own], exact.effect[own], rtol=1e-3, atol=1e-4)
     others = [number for number in range(len(edges)) if number not in own]
     torch.testing.assert_close(mixed.effect[others], plain.effect[others])
-    assert f"{len(mixed.exact)} of {len(edges)} cells exact, the 3 largest certain" in mixed.method
+    assert f"{len(mixed.exact)} of {len(edges)} cells exact, the 3 largest unless another is off by" in mixed.method
     assert mixed.provenance["attribution"]["exact"] == list(mixed.exact)
     assert mixed.plan.node_evaluations == mixed.ledger.node_evaluations > plain.plan.node_evaluations
     assert cw.load(mixed.save(tmp_path / "mixed")).method == mixed.method  # type: ignore[union-attr]

@@ -39,7 +39,7 @@ from conewise.sweeps.storage.store import Recorder, StoredSweep, recorder
 from conewise.sweeps.sweep import Sweep
 
 TOP, SAMPLE = 10, 20
-"""How many cells `hybrid` makes certain of, and of how many it learns how far gradients are off."""
+"""How many of the largest cells `hybrid` looks for, and of how many it learns how far gradients are off."""
 
 EVALUATOR = "gradients"
 

@@ -67,6 +67,12 @@ class Comparison:
         wrong = [number for number, one in enumerate(self.approx * self.exact) if one < 0]
         return tuple(self.names[n] for n in sorted(wrong, key=lambda n: -abs(float(self.exact[n]))))
 
+    @property
+    def sign_errors_at_k(self) -> tuple[str, ...]:
+        """Those of them that are among the `k` largest exact effects: others may be as good as nothing."""
+        first = {self.names[number] for number in largest(self.exact, self.k)}
+        return tuple(name for name in self.sign_errors if name in first)
+
     def worst(self, count: int = 5) -> list[tuple[str, float, float]]:
         """The cells that are off most: name, approximate effect, exact effect."""
         return [
@@ -113,7 +119,12 @@ class Comparison:
             ),
             (
                 "sign errors",
-                f"{len(self.sign_errors)} of {len(self.names):,}" + (f": {wrong}" if wrong else ""),
+                f"{len(self.sign_errors)} of {len(self.names):,}"
+                + (
+                    f", {len(self.sign_errors_at_k) or 'none'} of the {self.k} largest: {wrong}"
+                    if wrong
+                    else ""
+                ),
             ),
         ]
 

@@ -1,4 +1,4 @@
-"""Gradients first, exact values from the top down: a ranking whose first cells are certain."""
+"""Gradients first, exact values from the top down: a ranking whose first cells are exact."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def hybrid(
             break
         exact.compute(rest[:size])
         size = min(2 * size, AT_ONCE)
-    return _replaced(approx, exact, f"the {top} largest certain at an error of {margin:.3g}")
+    return _replaced(approx, exact, f"the {top} largest unless another is off by more than {margin:.3g}")
 
 
-def _replaced(approx: Approximation, exact: _Exact, certain: str) -> Approximation:
+def _replaced(approx: Approximation, exact: _Exact, known: str) -> Approximation:
     """The approximation with exact values in the place of those that were computed, and the cost of both."""
     per_prompt = approx.per_prompt.clone()
     for number, values in exact.values.items():
         per_prompt[:, number] = values
     names = tuple(approx.cells[number].name for number in sorted(exact.values))
-    method = f"hybrid of {approx.method}, {len(names):,} of {len(approx.cells):,} cells exact, {certain}"
+    method = f"hybrid of {approx.method}, {len(names):,} of {len(approx.cells):,} cells exact, {known}"
     plans, ledgers = [one.plan for one in exact.results], [one.ledger for one in exact.results]
     plan = replace(
         approx.plan,

@@ -100,7 +100,18 @@ def share_bound(found: int, tried: int, level: float) -> float:
 
 
 def _at_most(found: int, tried: int, share: float) -> float:
-    return sum(math.comb(tried, one) * share**one * (1 - share) ** (tried - one) for one in range(found + 1))
+    """How likely so many or fewer are; by logarithms, since ways to draw a large sample are too many."""
+    ways = math.lgamma(tried + 1)
+    return sum(
+        math.exp(
+            ways
+            - math.lgamma(one + 1)
+            - math.lgamma(tried - one + 1)
+            + one * math.log(share)
+            + (tried - one) * math.log1p(-share)
+        )
+        for one in range(found + 1)
+    )
 
 
 def largest(values: Sequence[float] | Numbers, count: int) -> list[int]:
