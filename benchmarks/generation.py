@@ -4,8 +4,8 @@ The shape of GPT-2 small, random weights, a prompt of 20 tokens, 20 more, greedy
 
 - `steer_one`: a vector added in one layer, at all positions;
 - `steer_all`: a vector added in every layer, and one head of each scaled;
-- `latents`: 512 latents of a dictionary of 4,096 in the middle of the model, each patched in a world of its own,
-  against a hooked forward for each (some are timed, and scaled).
+- `latents`: 512 latents of a dictionary of 4,096 in the middle of the model, each patched in a world of its
+  own, against a hooked forward for each (some are timed, and scaled).
 
 Answers are compared: tokens are equal, and the sampled latents agree with their hooked forwards.
 """
