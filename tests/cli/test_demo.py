@@ -22,6 +22,7 @@ from conewise.cli.run_folder import read_run
 from conewise.drawing.folding import Folded
 from conewise.errors import ConewiseError, LoadError
 from conewise.phases import shown_phases
+from conewise.prompts.answer import Answer
 from conewise.prompts.questions import Question
 from conewise.report.story import Story
 from conewise.sweeps.result import Result
@@ -241,7 +242,7 @@ def test_numbers_that_do_not_stand_up_end_in_1(
 ) -> None:
     check = first.result.verification
     assert check is not None
-    monkeypatch.setattr(Result, "verify", lambda *_, **__: replace(check, relative=1.0))
+    monkeypatch.setattr(Answer, "verify", lambda *_, **__: replace(check, relative=1.0))
     with pytest.raises(typer.Exit) as ended:
         demonstrating.demo(tiny=True, out=tmp_path / "report", json=True)
     assert ended.value.exit_code == 1
