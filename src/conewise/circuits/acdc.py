@@ -171,7 +171,7 @@ class Search:
         _expect(heads, "heads", ("descending", "ascending"))
         self.heads = heads
         if not isinstance(speculative, bool):
-            raise CircuitError(Argument("speculative", speculative), " is neither True nor False.")
+            raise CircuitError(f"speculative={speculative!r} is neither True nor False.")
         self.speculative = speculative
         self.spent = Spent()
         self.node_evaluations = 0

@@ -28,7 +28,7 @@ from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
 from conewise.circuits.forwards import graph_of
 from conewise.circuits.selection import chosen, largest_first, levels, pruned, stops
 from conewise.drawing.circuit_dot import dot
-from conewise.errors import Argument, CircuitError, describe
+from conewise.errors import CircuitError, describe
 from conewise.markup import heading, table
 from conewise.reading import as_path
 from conewise.report.curve import Curve, CurvePoint
@@ -206,7 +206,7 @@ class Circuit(CircuitData):
         self._scored("curve")
         for name, given in (("points", points), ("most", most)):
             if given is not None and (not is_whole(given) or given < 1):
-                raise CircuitError(Argument(name, given), " is no count: it is a whole number, 1 or more.")
+                raise CircuitError(f"{name}={given!r} is no count: it is a whole number, 1 or more.")
         level = levels(self.graph, self.score_array())
         found = self._points(level, points, most)
         circuits = [self.graph.names(np.flatnonzero(level >= point.threshold)) for point in found]
