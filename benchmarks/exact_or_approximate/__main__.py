@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.exact_or_approximate.agreement import compared, of_a_sample
 from benchmarks.exact_or_approximate.experiment import NODE_METHODS, Experiment, Sizes
 from benchmarks.exact_or_approximate.picture import Panel, picture
+from benchmarks.exact_or_approximate.pieces import Effects
 from benchmarks.exact_or_approximate.tables import said, tables, titled
 from benchmarks.exact_or_approximate.tasks import TASKS
 
@@ -27,6 +28,12 @@ ROOT = Path(__file__).parents[2]
 NUMBERS = Path(__file__).parent / "numbers.json"
 TITLES = {"ioi": "indirect object", "greater-than": "greater than"}
 PICTURE = ROOT / "docs/figures/exact-or-approximate.svg"
+
+
+def panel(method: str, numbers: dict[str, Any], approx: Effects, exact: Effects) -> Panel:
+    """Effects by a method beside the exact ones of the same cells and prompts."""
+    same = exact.of_prompts(slice(0, approx.per_prompt.shape[-1]))
+    return Panel(titled(method), said(numbers), same.names, approx.at(same.names), same.mean)
 
 
 def measured(experiment: Experiment) -> tuple[dict[str, Any], list[Panel]]:
@@ -51,7 +58,7 @@ def measured(experiment: Experiment) -> tuple[dict[str, Any], list[Panel]]:
     found["curves"] = pieces.facts("curves", lambda: experiment.curves(off_most))
     found["hybrid"] = pieces.facts("hybrid", experiment.hybrid)
     panels = [
-        Panel(titled(method), said(found[kind][method]), exact.names, effects.at(exact.names), exact.mean)
+        panel(method, found[kind][method], effects, exact)
         for kind, exact, by_method in (("nodes", nodes, of_nodes), ("edges", edges, of_edges))
         for method, effects in by_method.items()
     ]
@@ -82,9 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = {one.task.name: measured(one) for one in experiments}
     numbers = {task: numbers for task, (numbers, _) in found.items()}
     given.numbers.write_text(json.dumps(numbers, indent=1) + "\n", "utf-8")
-    given.picture.write_text(
-        picture([(TITLES[task], panels) for task, (_, panels) in found.items()]), "utf-8"
-    )
+    rows = [
+        (f"{TITLES[task]}, {kind}", some)
+        for task, (_, panels) in found.items()
+        for kind, some in (("nodes", panels[: len(NODE_METHODS)]), ("edges", panels[len(NODE_METHODS) :]))
+    ]
+    given.picture.write_text(picture(rows), "utf-8")
     for name, table in tables(numbers).items():
         print(f"{name}\n\n{table}\n")
 

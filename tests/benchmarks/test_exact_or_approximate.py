@@ -104,13 +104,17 @@ def test_pieces_of_another_question_are_refused(experiment: Experiment) -> None:
         experiment.pieces.expect({"model": "tiny", "pairs": 4})
 
 
-def test_tables_and_picture_are_made_of_them(found: Any) -> None:
+def test_tables_and_picture_are_made_of_them(experiment: Experiment, found: Any) -> None:
     numbers, panels = found
     made = tables({"ioi": numbers})
     assert set(made) == {"tasks", "ioi: nodes", "ioi: edges"}
     assert "gave a drink to | John → Mary | +" in made["tasks"]
     assert f"| Pearson | {numbers['nodes']['atp']['pearson']:.2f} |" in made["ioi: nodes"]
     assert "`a0.h2`" in made["ioi: nodes"]
+    integrated = next(one for one in panels if one.title.startswith("IG"))
+    assert integrated.exact[0] == pytest.approx(
+        experiment.nodes("exact").per_prompt[0, 0]
+    )  # of its one prompt
     drawn = ET.fromstring(picture([("a task", panels)]))
     texts = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"AtP", "AtP*", "IG, 3 steps", "EAP", "EAP-IG, 5 steps", "a task"} <= set(texts)
