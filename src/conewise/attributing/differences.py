@@ -17,6 +17,8 @@ from conewise.runs.gradients import located_places
 from conewise.structure.selections import resolved
 
 Site = tuple[str, int | None, str]
+Sums = tuple[Site, tuple[str, ...]]
+"""What products are summed to: a site, and the axes that stay."""
 
 
 def site_of(place: Place) -> Site:
@@ -99,10 +101,11 @@ class CellSums:
     def effects(self, gradients: Mapping[str, Tensor], cells: Iterable[Cell] | None = None) -> Tensor:
         """[cell, prompt] in float64, of gradients by node."""
         products: dict[Site, Tensor] = {}
-        sums: dict[tuple[Site, tuple[str, ...]], Tensor] = {}
         rows = []
+        chosen = self._differences.cells if cells is None else tuple(cells)
         with computing():
-            for cell in self._differences.cells if cells is None else cells:
+            sums = self._sums([place for cell in chosen for place in cell.places], gradients, products)
+            for cell in chosen:
                 parts = [self._effect(place, gradients, products, sums) for place in cell.places]
                 rows.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
             return torch.stack(rows).cpu() if rows else torch.zeros(0, self._prompts, dtype=torch.float64)
@@ -112,12 +115,49 @@ class CellSums:
         found = self._differences.sites[site]
         return found.view.read(gradients[found.node], {}, self._differences.sizes)
 
+    def _sums(
+        self, places: Sequence[Place], gradients: Mapping[str, Tensor], products: dict[Site, Tensor]
+    ) -> dict[Sums, Tensor]:
+        """Products summed over all axes but the batch and those along which places are single parts.
+
+        All of them come from a device at once: each that came alone would be waited for.
+        """
+        found: dict[Sums, Tensor] = {}
+        if not self._differences.is_of_wholes():
+            return found
+        for place in places:
+            kept = self._kept(place)
+            key = None if kept is None else (site_of(place), kept)
+            if key is not None and key not in found:
+                product = self._product(key[0], gradients, products)
+                axes = self._differences.located[place].view.axes
+                over = [dim for dim, axis in enumerate(axes) if axis not in key[1]]
+                wide = product.double()
+                found[key] = wide.sum(over) if over else wide
+        if not found or len({one.device for one in found.values()}) > 1:
+            return {key: one.cpu() for key, one in found.items()}
+        numbers = torch.cat([one.reshape(-1) for one in found.values()]).cpu()
+        pieces = numbers.split([one.numel() for one in found.values()])
+        return {key: piece.reshape(found[key].shape) for key, piece in zip(found, pieces, strict=True)}
+
+    def _kept(self, place: Place) -> tuple[str, ...] | None:
+        """The axes along which a place is a single part, and the batch; None where it is no single part."""
+        if "batch" in place.part or not all(isinstance(index, int) for index in place.part.values()):
+            return None
+        axes = self._differences.located[place].view.axes
+        return tuple(axis for axis in axes if axis in place.part or axis == "batch")
+
+    def _product(self, site: Site, gradients: Mapping[str, Tensor], products: dict[Site, Tensor]) -> Tensor:
+        if site not in products:
+            products[site] = self._differences.whole(site) * self.gradient(site, gradients)
+        return products[site]
+
     def _effect(
         self,
         place: Place,
         gradients: Mapping[str, Tensor],
         products: dict[Site, Tensor],
-        sums: dict[tuple[Site, tuple[str, ...]], Tensor],
+        sums: Mapping[Sums, Tensor],
     ) -> Tensor:
         """[prompt]: the effect of the patch at one place."""
         differences, site = self._differences, site_of(place)
@@ -133,18 +173,12 @@ class CellSums:
             product = torch.zeros_like(gradient)
             product[index] = differences.part(place) * gradient[index]
             return self._summed(product, axes)
-        if site not in products:
-            products[site] = differences.whole(site) * self.gradient(site, gradients)
-        product = products[site]
-        if all(isinstance(index, int) for index in place.part.values()) and "batch" not in place.part:
-            kept = tuple(axis for axis in axes if axis in place.part or axis == "batch")
-            if (site, kept) not in sums:
-                over = [dim for dim, axis in enumerate(axes) if axis not in kept]
-                wide = product.double()
-                sums[site, kept] = (wide.sum(over) if over else wide).cpu()
+        kept = self._kept(place)
+        if kept is not None:
             index = tuple(slice(None) if axis == "batch" else place.part[axis] for axis in kept)
             found = sums[site, kept][index]
             return found if "batch" in kept else found[None]
+        product = self._product(site, gradients, products)
         alone = torch.zeros_like(product)
         index = resolved(axes, place.part, product.shape)
         alone[index] = product[index]
