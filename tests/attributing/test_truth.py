@@ -174,7 +174,10 @@ def test_a_hybrid_has_the_exact_top_and_says_which_cells_are_exact(tmp_path: Any
     torch.testing.assert_close(mixed.effect[own], exact.effect[own], rtol=1e-3, atol=1e-4)
     others = [number for number in range(len(edges)) if number not in own]
     torch.testing.assert_close(mixed.effect[others], plain.effect[others])
-    assert f"{len(mixed.exact)} of {len(edges)} cells exact, the 3 largest unless another is off by" in mixed.method
+    assert (
+        f"{len(mixed.exact)} of {len(edges)} cells exact, the 3 largest unless another is off by"
+        in mixed.method
+    )
     assert mixed.provenance["attribution"]["exact"] == list(mixed.exact)
     assert mixed.plan.node_evaluations == mixed.ledger.node_evaluations > plain.plan.node_evaluations
     assert cw.load(mixed.save(tmp_path / "mixed")).method == mixed.method  # type: ignore[union-attr]

@@ -28,7 +28,7 @@ PAIRS = [(name, attention) for name, case in ZOO.items() for attention in case.a
 
 def _cost(name: str, attention: str, dtype: torch.dtype = torch.float32) -> list[pytest.MarkDecorator]:
     """Beside one attention in float32, the others say little that is new."""
-    is_one = attention == ZOO[name].attention[-1] and dtype == torch.float32
+    is_one = attention == ZOO[name].attention[-1] and dtype == torch.float32 and not marks(name)
     is_gone_through = name in BOTH and (dtype == torch.float32 or name == "gpt2")
     return [] if is_one or is_gone_through else [pytest.mark.slow]
 

@@ -78,7 +78,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_does_so_with_the_same_n
     assert "conewise sweep tiny --sites z,resid_pre" in other.err
 
 
-@pytest.mark.parametrize("dies_at", range(4))
+@pytest.mark.parametrize("dies_at", [0, 3, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 2))])
 def test_a_command_that_dies_while_it_writes_its_result_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
 ) -> None:

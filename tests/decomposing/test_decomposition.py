@@ -63,7 +63,7 @@ def test_the_stream_is_taken_apart_at_any_place(name: str) -> None:
     torch.testing.assert_close(first["input"], run["resid_pre", 0])
 
 
-@pytest.mark.parametrize("name", ["bert", "olmo2"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("olmo2", marks=pytest.mark.slow)])
 def test_other_architectures_add_up_everywhere(name: str) -> None:
     run = run_of(name, 0)
     for by in ("head", "component", "layer"):
@@ -84,7 +84,7 @@ def test_a_normed_stream_has_the_norm_s_bias_as_a_part_of_its_own() -> None:
     torch.testing.assert_close(norm(before.stream), found.stream, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_half_precision_says_how_far_it_is_off(name: str) -> None:
     found = run_of(name, 0, torch.bfloat16).decompose()
     assert 0 < found.deviation <= found.allowed == 3e-2

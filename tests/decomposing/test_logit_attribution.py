@@ -69,7 +69,7 @@ def test_logits_of_the_last_position_alone_are_attributed_too() -> None:
     torch.testing.assert_close(found.tensor, expected.tensor, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_half_precision_says_how_far_it_is_off(name: str) -> None:
     found = run_of(name, 0, torch.bfloat16).logit_attribution(cw.logit_diff(7, 3))
     exact = run_of(name, 0).logit_attribution(cw.logit_diff(7, 3))

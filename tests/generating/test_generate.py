@@ -78,7 +78,7 @@ def patches_of(width: int) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("positions", ["all", "new"])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_what_is_written_is_what_patched_full_forwards_write(name: str, positions: Any) -> None:
     captured = model() if name == "gpt2" else zoo("llama")
     ids, plain = prompts(), None

@@ -17,7 +17,7 @@ from tests.capturing.zoo import ZOO
 from tests.runs.state import assert_untouched, state_of
 from tests.sweeps.captured import assert_same, hook_of, hooked, inputs, module_outputs
 
-BOTH = {"gpt2", "llama", "bert", "t5"}
+BOTH = {"gpt2", "llama"}
 EVERY = [
     pytest.param(name, attention, marks=marks(name))
     for name, case in ZOO.items()

@@ -171,7 +171,7 @@ def test_active_latents_are_those_that_are_not_zero() -> None:
     assert result.spreads[0].coordinates == (found[:5],)
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("bert", marks=pytest.mark.slow)])
 def test_other_architectures(name: str) -> None:
     """With grouped queries; with norms behind the sums."""
     model = zoo(name)

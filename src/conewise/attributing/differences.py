@@ -137,7 +137,7 @@ class CellSums:
         if not found or len({one.device for one in found.values()}) > 1:
             return {key: one.cpu() for key, one in found.items()}
         numbers = torch.cat([one.reshape(-1) for one in found.values()]).cpu()
-        pieces = numbers.split([one.numel() for one in found.values()])
+        pieces = torch.split_with_sizes(numbers, [one.numel() for one in found.values()])
         return {key: piece.reshape(found[key].shape) for key, piece in zip(found, pieces, strict=True)}
 
     def _kept(self, place: Place) -> tuple[str, ...] | None:

@@ -98,7 +98,8 @@ def patterns(
             heat = go.Heatmap(
                 z=one,
                 customdata=told,
-                hovertemplate=f"<b>layer {layer}, head {head}</b><br>"
+                name=f"layer {layer}, head {head}",
+                hovertemplate="<b>%{fullData.name}</b><br>"
                 "%{customdata[0]} reads %{customdata[1]}<br>%{z:.4f}<extra></extra>",
                 coloraxis="coloraxis",
                 visible=number == 0,
