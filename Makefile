@@ -77,6 +77,7 @@ test-laws: setup ## random networks against hooks, all two hundred, and all that
 
 test-ray: $(VENV)/.ray ## sweeps by workers: processes, and a local cluster of Ray; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/fleets
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/docs/test_blocks.py -k workers
 
 # Debian's own Chromium: nothing is downloaded but its package. CONEWISE_CHROMIUM names another browser.
 chromium:

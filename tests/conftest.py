@@ -16,6 +16,7 @@ pytest.register_assert_rewrite("tests.laws")
 # profile has a deadline, nor the health check that measures seconds.
 settings.register_profile(
     "ci",
+    max_examples=70,
     derandomize=True,
     deadline=None,
     print_blob=True,

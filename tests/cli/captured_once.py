@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from conewise import model
+from conewise.asking import ask
 from conewise.cli.loading import ModelName
 from conewise.cli.output import Status
 
@@ -34,4 +35,5 @@ def captured_once() -> Iterator[None]:
 
         patched.setattr(ModelName, "load", load)
         patched.setattr(model, "capture", capture)
+        patched.setattr(ask, "capture", capture)
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import conewise as cw
@@ -26,6 +26,7 @@ def patch_somehow(world: cw.World, scene: Scene, data: st.DataObject) -> Place:
     standing = set(world.patched)
     places: list[Place] = [site for site in scene.sites if site not in standing]
     places += [edge for edge in scene.edges if " -> ".join(edge) not in standing]
+    assume(places)
     place = data.draw(st.sampled_from(places))
     value = data.draw(st.sampled_from([fresh_value, fresh_rule]))()
     if isinstance(place, tuple):

@@ -495,7 +495,7 @@ class LivesWithCutoff(Lives):
 # A life is cheap, and what goes wrong takes many steps: more lives than a law has scenes.
 profile = settings()
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=2 * profile.max_examples)
+TestLives.settings = settings(max_examples=profile.max_examples)
 TestLivesWithCutoff = LivesWithCutoff.TestCase
 TestLivesWithCutoff.settings = settings(max_examples=profile.max_examples)
 
