@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from plotly.colors import diverging, unlabel_rgb
 
-from conewise import colours
+from conewise.colours import DARK, LIGHT
 from conewise.drawing.folded import Folded
 from conewise.locations.places import Place
 from conewise.locations.selectors import Spread
@@ -50,8 +50,8 @@ def packed(result: Swept, story: Story | None, folded: Folded | None = None) -> 
         "tokens": tokens(story),
         "costs": _costs(result, folded),
         "colours": {
-            "light": [unlabel_rgb(one) for one in getattr(diverging, colours.LIGHT)],
-            "dark": colours.DARK,
+            "light": [unlabel_rgb(one) for one in getattr(diverging, LIGHT)],
+            "dark": DARK,
         },
     }
 
