@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # `""`, is the public face: only the command line imports it, for it imports the package.
 FOUNDATION = {
     *("errors", "amounts", "phases", "garbage", "status_line", "reading", "files", "templates", "markup"),
-    "colours",
+    *("colours", "version"),
     *("graph", "engine", "theory", "ops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "phases": set(),
     "status_line": {"phases"},
     "reading": set(),
-    "files": {"errors"},
+    "files": {"errors", "version"},
+    "version": set(),
     "garbage": set(),
     "colours": set(),
     "templates": set(),

@@ -6,7 +6,9 @@ The public face of the library. What stands here is imported when it is first us
 at once, and torch only where it is wanted.
 """
 
-# Nothing is imported, not even `typing`: whoever presses Ctrl-C at once meets the command, and no traceback.
+from conewise.version import __version__ as __version__
+
+# No more is imported, not even `typing`: whoever presses Ctrl-C at once meets the command, and no traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
     from conewise.sweeps.sweep import Sweep
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Block",

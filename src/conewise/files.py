@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import os
 import secrets
 import stat
 from pathlib import Path
+
+from conewise.version import __version__
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -89,8 +90,5 @@ def _target(path: Path) -> tuple[Path, int | None]:
 
 
 def conewise_version() -> str:
-    """The installed version of this library."""
-    try:
-        return importlib.metadata.version("conewise")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    """The version of this library, installed or not."""
+    return __version__

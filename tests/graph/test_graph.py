@@ -277,7 +277,5 @@ def test_grafts_cost_what_they_touch_however_large_the_graph() -> None:
     graph.check()
 
 
-def test_the_nodes_of_a_block_have_an_old_name() -> None:
-    built = cw.chain(abs)
-    assert built.parts == built.nodes
-    assert [node.name for node in built.nodes] == ["0"]
+def test_the_nodes_of_a_block_are_numbered() -> None:
+    assert [node.name for node in cw.chain(abs, abs).nodes] == ["0", "1"]

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from conewise import __version__
 from conewise.cli import (
     circuit_finding,
     cones,
@@ -64,14 +63,22 @@ app = typer.Typer(
 
 def _show_version(given: bool) -> None:
     if given:
-        print(f"conewise {__version__}")
+        from conewise.cli.version_line import version_line
+
+        print(version_line())
         raise typer.Exit
 
 
 @app.callback()
 def conewise(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the version, in a checkout with its commit.",
+            callback=_show_version,
+            is_eager=True,
+        ),
     ] = False,
     debug: Annotated[
         bool,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from conewise import __version__
 from conewise.amounts import shown_bytes
 from conewise.cli.output import add_row, table
 from conewise.phases import shown_phases
+from conewise.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from conewise.version import __version__
+
 Number = int | float | Fraction
 
 Progress = Callable[[int, int], None]
@@ -126,7 +128,8 @@ def plain(value: Number | None) -> int | float | None:
 def versions(*packages: str) -> dict[str, str]:
     """The versions of Python, of conewise and of `packages`, and the kind of machine."""
     found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
-    for package in ("conewise", "numpy", *packages):
+    found["conewise"] = __version__
+    for package in ("numpy", *packages):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -33,11 +33,6 @@ class Block:
         """h: how many computed nodes a graft of this block adds."""
         return sum(node.rule is not None for node in self.nodes)
 
-    @property
-    def parts(self) -> tuple[BlockNode, ...]:
-        """The old name of `nodes`; it goes with the next version."""
-        return self.nodes
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graft:
