@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-ray test-browser chromium screenshots coverage lint types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-ray test-browser test-js node chromium screenshots coverage lint lint-js types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,24 @@ test-gpu: ## the tests that need a CUDA device; run from source, with torch, tra
 coverage: setup ## write docs/coverage.md: what works on which architecture; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.capturing.coverage_table
 
+# Node and npm: those that are there, else Debian's, where they can be installed. What cannot be had is said.
+node:
+	@command -v node >/dev/null && command -v npm >/dev/null || { \
+		echo "There is no node, or no npm: installing Debian's, with apt-get."; \
+		as=; test "$$(id -u)" = 0 || as="sudo -n"; \
+		$$as apt-get update -qq && $$as apt-get install -qq -y --no-install-recommends nodejs npm; } || true
+
+node_modules/.made: package.json .npmrc | node
+	@if command -v npm >/dev/null; then npm install --silent && touch $@; fi
+
+WITH_NODE = command -v node >/dev/null || { echo "skipped: node is not there"; exit 0; };
+
+lint-js: node_modules/.made ## check format, lint and types of the pages' JavaScript
+	@$(WITH_NODE) node_modules/.bin/biome check --error-on-warnings && node_modules/.bin/tsc
+
+test-js: node ## run the tests of the pages' JavaScript
+	@$(WITH_NODE) node --test tests/javascript/*.test.js
+
 lint: setup ## check format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -160,5 +178,5 @@ train-tiny: setup ## train the tiny model anew, into the package; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m training.tiny --out src/conewise/models/tiny
 
 clean: ## remove the environment, caches and builds
-	rm -rf $(VENV) $(TRACR) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TRACR) node_modules build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

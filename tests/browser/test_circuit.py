@@ -26,7 +26,9 @@ def circuit_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn_edges(page: Page) -> set[str]:
     """The edges that can be seen, by the elements that the pointer finds."""
     numbers = page.locator(".hit:not(.away)").evaluate_all("all => all.map(one => one.dataset.edge)")
-    names = page.evaluate("conewise.circuit.edges.map(edge => edge.name)")
+    names = page.evaluate(
+        "JSON.parse(document.getElementById('conewise-circuit').text).edges.map(edge => edge.name)"
+    )
     return {names[int(number)] for number in numbers}
 
 
@@ -58,7 +60,8 @@ def test_the_slider_shows_the_circuit_of_its_threshold(
     assert point.faithfulness is not None
     assert float(said.rpartition(" ")[2]) == pytest.approx(point.faithfulness, rel=1e-3)
     expect(page.locator("#curve .dot.now")).to_have_attribute("data-stop", str(stop))
-    expect(page.locator("#page")).to_contain_text(f"{point.edges} edges")
+    count = "1 edge" if point.edges == 1 else f"{point.edges} edges"
+    expect(page.locator("#page")).to_contain_text(f"{count} · page 1")
     page.locator("#own").click()
     assert drawn_edges(page) == set(CIRCUIT.edges)
 

@@ -26,6 +26,7 @@ from conewise.report.inside import inside_of
 from conewise.report.packing import MISSING, packed
 from conewise.report.page import heading, sweep_page, write_page
 from conewise.report.sections import number
+from conewise.report.sent import SentPart
 from conewise.report.story import Story, TokenizedPair
 from conewise.sweeps.result import Result
 from tests.report.swept import HOSTILE, swept
@@ -36,21 +37,23 @@ def own(page: str) -> str:
     return page.replace(get_plotlyjs(), "")
 
 
-def floats(text: str) -> np.ndarray:
+def floats(text: str | None) -> np.ndarray:
+    assert text is not None
     return np.frombuffer(base64.b64decode(text), dtype="<f8")
 
 
-def names(part: dict[str, Any]) -> list[str]:
+def names(part: SentPart) -> list[str]:
     """The names of a part's cells, as the page derives them."""
     if part["names"] is not None:
         return list(part["names"])
+    assert part["pieces"] is not None
     return [
         "".join(piece if isinstance(piece, str) else str(point[piece]) for piece in part["pieces"])
         for point in itertools.product(*part["coordinates"])
     ]
 
 
-def column(part: dict[str, Any], name: str) -> list[int | None]:
+def column(part: SentPart, name: str) -> list[int | None]:
     """A coordinate of a part's cells, as the page derives it."""
     found = part["at"].get(name)
     if found is None:
@@ -196,7 +199,7 @@ def test_cells_that_follow_no_rule_have_their_names_too(case: str) -> None:
     result = with_cells(swept()[0], part)
     (sent,) = packed(result, None)["parts"]
     assert names(sent) == [one.name for one in part.cells]
-    assert (sent["kinds"] or [sent["kind"]] * len(part.cells)) == [one.kind for one in part.cells]
+    assert (sent["kinds"] or [sent["kind"] or ""] * len(part.cells)) == [one.kind for one in part.cells]
     assert column(sent, "layer") == [one.at.get("layer") for one in part.cells]
     heads = [one.at.get("head", one.at.get("kv_head")) for one in part.cells]
     assert column(sent, "head") == heads
@@ -228,6 +231,7 @@ def test_the_values_of_single_prompts_are_left_out_where_they_are_too_many(
 def test_a_cell_s_cost_is_that_of_its_cone() -> None:
     result, story, folded = swept()
     costs = packed(result, story, folded)["costs"]
+    assert costs is not None
     each = [cone for cone, count in costs["runs"] for _ in range(count)]
     assert [costs["evaluations"][cone] for cone in each] == [
         folded.cone(one.name).node_evaluations for one in result.cells

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any
+from typing import Final
 
+from conewise.drawing.sent import SentCone, SentFolded
 from conewise.errors import MissingSiteError, SweepError
 from conewise.reading import parse_json
 from conewise.sweeps.storage.decoding import decoded
 
-KIND, FORMAT = "conewise folded", 1
+KIND: Final = "conewise folded"
+FORMAT = 1
 
 MOST = 20_000_000
 """Counts of all cones together, one for each part, that are read from a file."""
@@ -114,27 +116,26 @@ class Folded:
             )
         return self.cones[found]
 
+    def sent(self) -> SentFolded:
+        """All of it as plain data, cones in short."""
+        return {
+            "kind": KIND,
+            "format": FORMAT,
+            "model": self.model,
+            "parts": [
+                (p.row, p.role, p.label, p.meaning, p.nodes, p.flops, p.layer, p.stack) for p in self.parts
+            ],
+            "edges": self.edges,
+            "cones": [_packed(cone, self.parts) for cone in self.cones],
+            "runs": self.runs,
+            "demanded": self.demanded,
+            "full_evaluations": self.full_evaluations,
+            "full_flops": self.full_flops,
+        }
+
     def to_json(self) -> str:
-        """All of it as JSON, cones in short: see `from_json`."""
-        return json.dumps(
-            {
-                "kind": KIND,
-                "format": FORMAT,
-                "model": self.model,
-                "parts": [
-                    [p.row, p.role, p.label, p.meaning, p.nodes, p.flops, p.layer, p.stack]
-                    for p in self.parts
-                ],
-                "edges": self.edges,
-                "cones": [_packed(cone, self.parts) for cone in self.cones],
-                "runs": self.runs,
-                "demanded": self.demanded,
-                "full_evaluations": self.full_evaluations,
-                "full_flops": self.full_flops,
-            },
-            ensure_ascii=False,
-            separators=(",", ":"),
-        )
+        """All of it as JSON: see `from_json`."""
+        return json.dumps(self.sent(), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Folded:
@@ -174,7 +175,7 @@ def _without_part(name: str) -> str:
     return f"{site}[{', '.join(kept)}]" if kept else site
 
 
-def _packed(cone: Cone, parts: Sequence[Part]) -> dict[str, Any]:
+def _packed(cone: Cone, parts: Sequence[Part]) -> SentCone:
     """A cone in short: whole parts from `from` on, and `but` where that is not so.
 
     Below a site nearly every part is recomputed whole, above it none is.

@@ -20,7 +20,6 @@ puts `style()`, `script()` and `data(...)` where it puts its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from conewise.drawing import layouts, sketch
 from conewise.drawing.document import document, inert
 from conewise.drawing.folded import Folded
 from conewise.drawing.pictures import cone_svg, cone_text, wave_svg
+from conewise.drawing.sent import SentFolded, SentWaves
 from conewise.drawing.sketch import CONE_KEYS, KEYS, WAVE_KEYS
 from conewise.drawing.waves import GraphWave
 from conewise.engine.world import World
@@ -66,13 +66,9 @@ def script() -> str:
     return asset("drawing/wave.js")
 
 
-def data(drawable: Drawable) -> dict[str, Any]:
+def data(drawable: Drawable) -> dict[str, SentFolded | SentWaves]:
     """What the script reads, by the id of the element that has to hold it as JSON."""
-    return {
-        _source(drawable): json.loads(drawable.to_json())
-        if isinstance(drawable, Folded)
-        else _graph_data(drawable)
-    }
+    return {_source(drawable): drawable.sent() if isinstance(drawable, Folded) else _graph_data(drawable)}
 
 
 def cone_section(folded: Folded, *, assets: bool = True) -> str:
@@ -192,12 +188,11 @@ def _assets(drawable: Drawable) -> Markup:
     )
 
 
-def _graph_data(wave: GraphWave) -> dict[str, Any]:
+def _graph_data(wave: GraphWave) -> SentWaves:
     at = {site: number for number, site in enumerate(wave.nodes)}
-    numbers = {"invalidated", "planned", "recomputed", "reused"}
     return {
         "kind": "conewise waves",
-        "nodes": [[site, site in wave.sources] for site in wave.nodes],
+        "nodes": [(site, site in wave.sources) for site in wave.nodes],
         "targets": [at[site] for site in wave.targets],
         "full": wave.full_evaluations,
         "before": {at[site]: text for site, text in wave.before.items()},
@@ -206,7 +201,10 @@ def _graph_data(wave: GraphWave) -> dict[str, Any]:
                 "site": at[one.site],
                 "after": {at[site]: text for site, text in one.after.items()},
                 "restored": one.restored,
-                **{kind: [at[site] for site in getattr(one, kind)] for kind in sorted(numbers)},
+                "invalidated": [at[site] for site in one.invalidated],
+                "planned": [at[site] for site in one.planned],
+                "recomputed": [at[site] for site in one.recomputed],
+                "reused": [at[site] for site in one.reused],
             }
             for one in wave.waves
         ],

@@ -18,14 +18,16 @@ from conewise.errors import CircuitError
 from conewise.files import conewise_version, write_whole
 from conewise.report.curve import Curve
 from conewise.report.sections import number, prompt_pairs
+from conewise.report.sent import SentCircuit
 from conewise.report.story import Story
+from conewise.scripts import script
 from conewise.structure.edge_graph import EdgeGraph
 from conewise.templates import asset
 
 MOST_LINES = 3000
 """How many edges a page draws: with more, one sees none, and a browser has much to do."""
 
-SCRIPTS = ("page_theme.js", "circuit.js", "circuit_table.js")
+SCRIPT = "javascript/circuit/main.js"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def circuit_page(circuit: DrawnCircuit, *, made_at: datetime | None = None) -> s
         "report/circuit.html",
         _title(circuit),
         styles=[asset("drawing/theme.css"), asset("report/page.css"), asset("report/circuit.css")],
-        scripts=[asset(f"report/{name}") for name in SCRIPTS],
+        scripts=[script(SCRIPT)],
         data={"conewise-circuit": _packed(circuit, shown)},
         facts=_facts(circuit),
         story=story,
@@ -124,21 +126,21 @@ def _shown(circuit: DrawnCircuit) -> list[str]:
     return found[:MOST_LINES]
 
 
-def _packed(circuit: DrawnCircuit, shown: Sequence[str]) -> dict[str, object]:
+def _packed(circuit: DrawnCircuit, shown: Sequence[str]) -> SentCircuit:
     drawn = layered(circuit.graph, shown, circuit.scores)
     own = frozenset(circuit.edges)
     return {
         "columns": drawn.columns,
         "rows": drawn.rows,
-        "boxes": [[box.name, box.kind, box.layer, box.x, box.y] for box in drawn.boxes],
-        "links": [list(link) for link in drawn.links],
+        "boxes": [(box.name, box.kind, box.layer, box.x, box.y) for box in drawn.boxes],
+        "links": drawn.links,
         "edges": [
             {
                 "name": line.edge,
                 "from": line.start,
                 "to": line.stop,
                 "slot": line.slot,
-                "curve": [[round(x, 3), round(y, 3)] for x, y in drawn.curve(line)],
+                "curve": [(round(x, 3), round(y, 3)) for x, y in drawn.curve(line)],
                 "score": line.score,
                 "level": circuit.levels.get(line.edge, -1.0),
                 "own": line.edge in own,
@@ -146,7 +148,7 @@ def _packed(circuit: DrawnCircuit, shown: Sequence[str]) -> dict[str, object]:
             for line in drawn.lines
         ],
         "points": [
-            [point.threshold, point.edges, _finite(point.faithfulness)] for point in circuit.curve.points
+            (point.threshold, point.edges, _finite(point.faithfulness)) for point in circuit.curve.points
         ],
         "own": {"edges": len(circuit.edges), "faithfulness": _finite(circuit.curve.faithfulness)},
     }

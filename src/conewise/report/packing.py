@@ -20,6 +20,7 @@ from conewise.drawing.folded import Folded
 from conewise.locations.places import Place
 from conewise.locations.selectors import Spread
 from conewise.program.tensors import Tensor
+from conewise.report.sent import Colour, SentAlong, SentCosts, SentFixed, SentListed, SentPart, SentSweep
 from conewise.report.story import Story
 from conewise.report.swept import Swept
 
@@ -32,7 +33,7 @@ COLUMNS = {"layer": ("layer",), "head": ("head", "kv_head"), "pos": ("pos",), "n
 MISSING = -(2**31)
 
 
-def packed(result: Swept, story: Story | None, folded: Folded | None = None) -> dict[str, Any]:
+def packed(result: Swept, story: Story | None, folded: Folded | None = None) -> SentSweep:
     """All numbers of a result, what it takes to name each cell, and what each costs."""
     prompts = result.per_prompt.shape[-1]
     whole = spread(result)
@@ -40,17 +41,17 @@ def packed(result: Swept, story: Story | None, folded: Folded | None = None) -> 
         "metrics": list(result.metrics),
         "table": floats(result.table),
         "base": floats(result.base),
-        "source": floats(result.source),
+        "source": _maybe(result.source),
         "prompts": prompts,
         "unit": "prompt" if story is None else story.unit,
-        "perPrompt": floats(result.per_prompt) if whole else None,
-        "basePerPrompt": floats(result.base_per_prompt) if whole else None,
-        "sourcePerPrompt": floats(result.source_per_prompt) if whole else None,
+        "perPrompt": _maybe(result.per_prompt) if whole else None,
+        "basePerPrompt": _maybe(result.base_per_prompt) if whole else None,
+        "sourcePerPrompt": _maybe(result.source_per_prompt) if whole else None,
         "parts": [_part(part, start) for part, start in result.parts()],
         "tokens": tokens(story),
         "costs": _costs(result, folded),
         "colours": {
-            "light": [unlabel_rgb(one) for one in getattr(diverging, LIGHT)],
+            "light": [_rgb(one) for one in getattr(diverging, LIGHT)],
             "dark": DARK,
         },
     }
@@ -62,11 +63,13 @@ def spread(result: Swept) -> bool:
     return prompts > 1 and result.table.numel() * prompts <= MOST_PER_PROMPT
 
 
-def floats(numbers: Tensor | None) -> str | None:
+def floats(numbers: Tensor) -> str:
     """Numbers as the base64 of their 64 bits each, low byte first: NaN and infinities as they are."""
-    if numbers is None:
-        return None
     return _bytes(np.asarray(numbers.detach().cpu().numpy(), dtype="<f8"))
+
+
+def _maybe(numbers: Tensor | None) -> str | None:
+    return None if numbers is None else floats(numbers)
 
 
 def tokens(story: Story | None) -> list[str]:
@@ -74,7 +77,7 @@ def tokens(story: Story | None) -> list[str]:
     return [] if story is None else list(story.position_tokens())
 
 
-def _costs(result: Swept, folded: Folded | None) -> dict[str, Any] | None:
+def _costs(result: Swept, folded: Folded | None) -> SentCosts | None:
     """What the cones of the cells cost; None where it is not known, or known of other cells."""
     if folded is None or sum(count for _, count in folded.runs) != len(result.cells):
         return None
@@ -82,18 +85,18 @@ def _costs(result: Swept, folded: Folded | None) -> dict[str, Any] | None:
         "runs": folded.runs,
         "evaluations": [cone.node_evaluations for cone in folded.cones],
         "flops": [sum(cone.flops) for cone in folded.cones],
-        "full": [folded.full_evaluations, folded.full_flops],
+        "full": (folded.full_evaluations, folded.full_flops),
     }
 
 
-def _part(part: Spread, start: int) -> dict[str, Any]:
+def _part(part: Spread, start: int) -> SentPart:
     kinds = [cell.kind for cell in part.cells]
     pieces = _pieces(part)
     return {
         "name": part.name,
         "axes": list(part.axes),
         "coordinates": [list(along) for along in part.coordinates],
-        **({"labels": [list(part.labels.get(axis, ())) for axis in part.axes]} if part.labels else {}),
+        "labels": [list(part.labels.get(axis, ())) for axis in part.axes] if part.labels else None,
         "start": start,
         "count": len(part.cells),
         "pieces": pieces,
@@ -112,7 +115,7 @@ def _first(at: Any, axes: Sequence[str]) -> int:
     return next((at[axis] for axis in axes if axis in at), MISSING)
 
 
-def _column(part: Spread, values: list[int]) -> dict[str, Any] | None:
+def _column(part: Spread, values: list[int]) -> SentFixed | SentAlong | SentListed | None:
     """A coordinate of every cell: the same for all, the number along an axis, or a list."""
     column = np.asarray(values, dtype=np.int64)
     if (column == column[0]).all():
@@ -147,6 +150,12 @@ def _name(place: Place, axes: Sequence[str]) -> list[str | int]:
         pieces.append(axes.index(axis) if axis in axes else str(index))
     pieces.append(f"{', ' if where else ''}stack={place.stack!r}]" if place.stack else "]")
     return pieces if where or place.stack else [place.name]
+
+
+def _rgb(text: str) -> Colour:
+    """A colour as plotly names it, "rgb(103,0,31)", as whole numbers."""
+    red, green, blue = map(int, unlabel_rgb(text))
+    return red, green, blue
 
 
 def _bytes(array: np.ndarray) -> str:

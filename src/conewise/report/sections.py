@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from conewise.amounts import shown_bytes
 from conewise.checks.cell_check import CellCheck
 from conewise.phases import shown_phases
-from conewise.report.inside import Inside, Likely
+from conewise.report.inside import Inside, Likely, Pattern
+from conewise.report.sent import SentInside, SentPattern
 from conewise.report.story import Story, TokenizedPair
 from conewise.report.swept import Swept
 
@@ -145,12 +146,22 @@ def _likely(cell: Sequence[Likely]) -> dict[str, Any]:
     return {"text": cell[0].text, "tenths": round(cell[0].prob * 10), "told": told}
 
 
-def shown_inside(inside: Inside) -> dict[str, Any]:
+def shown_inside(inside: Inside) -> SentInside:
     """What scripts draw of the base run's inside: tokens, and where heads look."""
-    return {"tokens": inside.tokens, "patterns": [asdict(one) for one in inside.patterns]}
+    return {"tokens": inside.tokens, "patterns": [_pattern(one) for one in inside.patterns]}
 
 
-def speeds(result: Swept, story: Story | None) -> dict[str, Any]:
+def _pattern(pattern: Pattern) -> SentPattern:
+    return {
+        "layer": pattern.layer,
+        "head": pattern.head,
+        "effect": pattern.effect,
+        "prompt": pattern.prompt,
+        "weights": pattern.weights,
+    }
+
+
+def speeds(result: Swept, story: Story | None) -> dict[str, float]:
     """What the sweep took as a share of full re-runs: for the figure beside the accounting."""
     plan, ledger = result.plan, result.ledger
     shares: dict[str, tuple[float, float]] = {

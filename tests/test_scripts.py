@@ -1,0 +1,94 @@
+"""Modules of JavaScript joined into one script."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from conewise.report import circuit_page
+from conewise.scripts import script
+from conewise.templates import asset
+
+FOLDER = Path(__file__).parents[1] / "src" / "conewise" / "javascript"
+
+MODULES = {
+    "a/main.js": 'import { one, two as deux } from "./b.js";\nimport {\n  three,\n} from "../c.js";\n'
+    "globalThis.found = [one, deux(), three];\n",
+    "a/b.js": '// B.\nimport { three } from "../c.js";\n\n/** @type {number} */\nexport const one = 1;\n'
+    "/**\n * Two.\n */\nexport function two() {\n  return three - one;\n}\n",
+    "c.js": "const hidden = 3;\nexport const three = hidden;\n",
+}
+
+
+def joined(modules: Mapping[str, str], first: str = "a/main.js") -> str:
+    return script(first, read=modules.__getitem__)
+
+
+def test_each_module_is_there_once_after_what_it_imports() -> None:
+    text = joined(MODULES)
+    places = [text.index(f'modules["{path}"] =') for path in ("c.js", "a/b.js", "a/main.js")]
+    assert places == sorted(places)
+    assert text.count("const hidden") == 1
+    assert "\nimport" not in text
+    assert "\nexport" not in text
+
+
+def test_types_are_left_out_and_comments_stay() -> None:
+    text = joined(MODULES)
+    assert "/**" not in text
+    assert "// B." in text
+
+
+def test_a_type_inside_of_a_line_ends_where_it_ends() -> None:
+    source = "export const a = 1;\nf(\n  /** @type {X} */ (a),\n  b,\n);\n/** Two. */\nexport const b = 2;\n"
+    text = joined({"a.js": source}, "a.js")
+    assert "/** @type {X} */ (a),\n  b," in text
+    assert "Two." not in text
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not there")
+def test_the_script_does_what_its_modules_do_and_leaves_no_names() -> None:
+    shown = "console.log(JSON.stringify([found, typeof modules, typeof hidden, typeof one]));"
+    ran = subprocess.run(["node", "-e", joined(MODULES) + shown], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == [[1, 2, 3], "undefined", "undefined", "undefined"]
+
+
+def test_modules_that_import_each_other_are_refused() -> None:
+    modules = {"a.js": 'import { b } from "./b.js";\n', "b.js": 'import { a } from "./a.js";\n'}
+    with pytest.raises(ValueError, match=r"import each other: a\.js → b\.js → a\.js"):
+        joined(modules, "a.js")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'import * as all from "./b.js";',
+        'import "./b.js";',
+        "export default 1;",
+        "export let count = 0;",
+        "export { one };",
+        'export * from "./b.js";',
+    ],
+)
+def test_what_cannot_be_joined_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"a\.js has a line that cannot be joined: (import|export)"):
+        joined({"a.js": f"const one = 1;\n{line}\n", "b.js": ""}, "a.js")
+
+
+@pytest.mark.parametrize("text", ["</script>", "</SCRIPT", "<!--"])
+def test_what_would_end_the_element_of_a_script_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="would end the element"):
+        joined({"a.js": f'const text = "{text}";\n'}, "a.js")
+
+
+def test_every_module_is_in_a_page() -> None:
+    pages = "".join(map(script, [circuit_page.SCRIPT]))
+    for path in sorted(FOLDER.rglob("*.js")):
+        name = f"javascript/{path.relative_to(FOLDER).as_posix()}"
+        assert f'modules["{name}"] =' in pages, f"no page has {name}"
+        assert asset(name).startswith("// "), f"{name} begins with what it is"
