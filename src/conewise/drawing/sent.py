@@ -19,7 +19,7 @@ SentCone = TypedDict(
 )
 """A cone in short: parts are recomputed whole from `from` on, except those of `but`.
 
-`but` are (part, nodes, FLOPs). `lost` are (part, nodes) that are invalidated beside what is recomputed; `reused`
+`but` are (part, nodes, FLOPs). `lost` are (part, nodes) that are invalidated and not recomputed; `reused`
 those that are read as they are.
 """
 
