@@ -83,8 +83,9 @@ test-ray: $(VENV)/.ray ## sweeps by workers: processes, and a local cluster of R
 chromium:
 	@test -n "$$CONEWISE_CHROMIUM" || command -v chromium >/dev/null || { \
 		echo "There is no chromium: installing Debian's, with apt-get."; \
-		as=; test "$$(id -u)" = 0 || as=sudo; \
-		$$as apt-get update -qq && $$as apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; }
+		as=env; test "$$(id -u)" = 0 || as="sudo -n env"; apt="$$as DEBIAN_FRONTEND=noninteractive apt-get -qq"; \
+		apt="$$apt -o Acquire::Retries=1 -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30"; \
+		$$apt update && $$apt install -y --no-install-recommends chromium fonts-dejavu-core; }
 
 test-browser: $(VENV)/.browser chromium ## look at the report in Chromium: hover, click, sort, step, no network
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m browser tests/browser
