@@ -79,13 +79,17 @@ test-ray: $(VENV)/.ray ## sweeps by workers: processes, and a local cluster of R
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/fleets
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/docs/test_blocks.py -k workers
 
+# What is no Python package comes from Debian. Nobody is asked anything, and a host out of reach is not waited for.
+APT = as=env; test "$$(id -u)" = 0 || as="sudo -n env"; \
+	apt="$$as DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=1"; \
+	apt="$$apt -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30"; \
+	$$apt update && $$apt install -y --no-install-recommends
+
 # Debian's own Chromium: nothing is downloaded but its package. CONEWISE_CHROMIUM names another browser.
 chromium:
 	@test -n "$$CONEWISE_CHROMIUM" || command -v chromium >/dev/null || { \
 		echo "There is no chromium: installing Debian's, with apt-get."; \
-		as=env; test "$$(id -u)" = 0 || as="sudo -n env"; apt="$$as DEBIAN_FRONTEND=noninteractive apt-get -qq"; \
-		apt="$$apt -o Acquire::Retries=1 -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30"; \
-		$$apt update && $$apt install -y --no-install-recommends chromium fonts-dejavu-core; }
+		$(APT) chromium fonts-dejavu-core; }
 
 test-browser: $(VENV)/.browser chromium ## look at the report in Chromium: hover, click, sort, step, no network
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m browser tests/browser
@@ -101,23 +105,22 @@ test-gpu: ## the tests that need a CUDA device; run from source, with torch, tra
 coverage: setup ## write docs/coverage.md: what works on which architecture; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.capturing.coverage_table
 
-# Node and npm: those that are there, else Debian's, where they can be installed. What cannot be had is said.
+# Node and npm: those that are there, else Debian's.
 node:
 	@command -v node >/dev/null && command -v npm >/dev/null || { \
 		echo "There is no node, or no npm: installing Debian's, with apt-get."; \
-		as=; test "$$(id -u)" = 0 || as="sudo -n"; \
-		$$as apt-get update -qq && $$as apt-get install -qq -y --no-install-recommends nodejs npm; } || true
+		$(APT) nodejs npm; }
 
 node_modules/.made: package.json .npmrc | node
-	@if command -v npm >/dev/null; then npm install --silent && touch $@; fi
-
-WITH_NODE = command -v node >/dev/null || { echo "skipped: node is not there"; exit 0; };
+	npm install --silent
+	touch $@
 
 lint-js: node_modules/.made ## check format, lint and types of the pages' JavaScript
-	@$(WITH_NODE) node_modules/.bin/biome check --error-on-warnings && node_modules/.bin/tsc
+	node_modules/.bin/biome check --error-on-warnings
+	node_modules/.bin/tsc
 
 test-js: node ## run the tests of the pages' JavaScript
-	@$(WITH_NODE) node --test tests/javascript/*.test.js
+	node --test tests/javascript/*.test.js
 
 lint: setup ## check format and lint
 	$(BIN)/ruff format --check .

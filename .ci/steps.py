@@ -35,6 +35,8 @@ class Step:
 SETUP = Step("setup", "setup")
 STEPS = (
     Step("format and lint", "lint"),
+    Step("JavaScript: lint", "lint-js", needs="node"),
+    Step("JavaScript: tests", "test-js", needs="node"),
     Step("types", "types"),
     Step("docs and links", "docs"),
     Step("Ray's workers", "test-ray"),
