@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-tracr test-architectures test-laws test-ray test-browser test-js node chromium screenshots coverage lint lint-js types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-peers test-tracr test-architectures test-laws test-ray test-browser test-js node chromium screenshots coverage lint lint-js types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ test-smollm2: setup ## every head and MLP of SmolLM2, patched, against hooks; mi
 
 test-transformer-lens: $(VENV)/.compare ## sites of the same name, and HookedModel, against TransformerLens; minutes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow tests/sweeps/test_transformer_lens.py tests/compat/test_against_transformer_lens.py
+
+test-peers: $(VENV)/.peers ## what the README says of TransformerLens and nnsight, asked of them
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 0 -m slow tests/compat/test_peers.py
 
 # jax and what tracr needs beside it stay out of the environment of all else.
 $(TRACR)/.made: tests/ground_truth/tracr-constraints.txt

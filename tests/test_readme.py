@@ -16,6 +16,16 @@ def test_an_example_of_the_readme_runs(code: str) -> None:
     exec(compile(code, "README.md", "exec"), {})
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_readme_has_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (commands,) = re.findall(r"## Two commands\n```\n(.*?)```", text, flags=re.DOTALL)
+    assert re.findall(r"^make \w+", commands, flags=re.MULTILINE) == ["make demo", "make test"]
+
+
 def test_every_file_that_the_readme_and_the_architecture_link_to_is_there() -> None:
     for page in (ROOT / "README.md", ROOT / "ARCHITECTURE.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
