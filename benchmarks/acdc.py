@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import conewise as cw
 from conewise.circuits.acdc import Search
 from conewise.edges.edge_facts import edge_facts
-from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.components.edge_graph import EdgeGraph
 
 
 class FullForward:

@@ -166,6 +166,20 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def subfolders(imports: Mapping[str, set[str]]) -> dict[str, dict[str, set[str]]]:
+    """By folder, which of its sub-folders imports which. What lies in the folder itself is in none."""
+    graphs: dict[str, dict[str, set[str]]] = {}
+    for module, reads in imports.items():
+        for read in reads:
+            one, other = module.split("."), read.split(".")
+            shared = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+            if shared and shared < min(len(one), len(other)) - 1:
+                graph = graphs.setdefault(".".join(one[:shared]), {})
+                graph.setdefault(one[shared], set()).add(other[shared])
+                graph.setdefault(other[shared], set())
+    return graphs
+
+
 def _reached(start: str, graph: Mapping[str, set[str]]) -> set[str]:
     found: set[str] = set()
     waiting = [start]
@@ -191,6 +205,12 @@ def test_no_modules_import_each_other() -> None:
     assert cycles({name_of(path): own_imports(path.read_text("utf-8")) for path in MODULES}) == []
 
 
+def test_no_subfolders_import_each_other() -> None:
+    graphs = subfolders({name_of(path): own_imports(path.read_text("utf-8")) for path in MODULES})
+    assert {"structure", "sweeps", "theory"} <= graphs.keys()
+    assert {folder: cycles(graph) for folder, graph in graphs.items() if cycles(graph)} == {}
+
+
 def test_every_module_is_used() -> None:
     """By another one, or by those who use the package: commands, drop-ins, experiments by name."""
     used = {name for path in MODULES for name in own_imports(path.read_text("utf-8")) - {name_of(path)}}
@@ -209,6 +229,11 @@ def test_a_module_taken_from_a_package_imports_the_package() -> None:
 def test_a_cycle_is_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == [["a", "b", "c"]]
     assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_subfolders_that_import_each_other_are_found() -> None:
+    imports = {"r.a.x": {"r.b.y", "r.a.w", "r.z"}, "r.b.v": {"r.a.w", "s.c.u"}, "r.z": {"r.a.x"}}
+    assert subfolders(imports) == {"r": {"a": {"b"}, "b": {"a"}}}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from conewise.splicing.active import active
 from conewise.splicing.dictionary import Dictionary
 from conewise.splicing.splice import halves, splicing
 from conewise.status_line import status_line
-from conewise.structure.components import Components
+from conewise.structure.components.components import Components
 from conewise.sweeps.batches import Base
 from conewise.sweeps.execution.loading_kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan

@@ -13,7 +13,7 @@ from conewise.circuits.circuit_json import from_json
 from conewise.circuits.decision import Decision
 from conewise.drawing.circuit_layers import layered
 from conewise.errors import CircuitError
-from conewise.structure.edge_graph import EdgeGraph, GraphReader, GraphWriter
+from conewise.structure.components.edge_graph import EdgeGraph, GraphReader, GraphWriter
 from tests.circuits.graphs import graph, random_scores
 
 SMALL = graph(2, 2)

@@ -9,7 +9,7 @@ import pytest
 from conewise.circuits.circuit_data import score_array
 from conewise.circuits.selection import chosen, growing, levels, pruned
 from conewise.errors import CircuitError
-from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.components.edge_graph import EdgeGraph
 from tests.circuits.graphs import graph, on_a_path, random_scores
 
 GRAPHS = {

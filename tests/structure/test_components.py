@@ -16,7 +16,7 @@ from conewise.edges.stream_parts import StreamParts
 from conewise.errors import EdgeError
 from conewise.locations.sites import SiteTable
 from conewise.program.records import Program
-from conewise.structure.components import Components
+from conewise.structure.components.components import Components
 from tests.structure.made import (
     EncoderDecoder,
     Lists,

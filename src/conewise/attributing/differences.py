@@ -14,7 +14,7 @@ from conewise.locations.selectors import Cell
 from conewise.program.tensors import Tensor, computing, copy_of
 from conewise.runs.captured import Captured
 from conewise.runs.gradients import located_places
-from conewise.structure.selections import resolved
+from conewise.structure.axes.selections import resolved
 
 Site = tuple[str, int | None, str]
 Sums = tuple[Site, tuple[str, ...]]

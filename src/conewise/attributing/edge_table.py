@@ -19,7 +19,7 @@ from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.tape import Branch
-from conewise.structure.components import Reader
+from conewise.structure.components.components import Reader
 from conewise.sweeps.execution.edge_values import edge_stacks
 
 Site = tuple[str, int | None, str]

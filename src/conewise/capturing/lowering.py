@@ -40,7 +40,7 @@ from conewise.program.sizes import (
     relations_of,
     size_of,
 )
-from conewise.structure.ports import find_ports, module_stack
+from conewise.structure.wiring.ports import find_ports, module_stack
 
 _ASSERTIONS = frozenset(
     {

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from conewise.program.calls import Call, Signature
 from conewise.program.records import Program
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
 
 
 @dataclass(frozen=True)

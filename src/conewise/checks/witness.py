@@ -25,7 +25,7 @@ from conewise.runs.filling import stacked
 from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric, measured, measured_whole
 from conewise.runs.run import Edit, Reading
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
 
 
 class Batch(Protocol):

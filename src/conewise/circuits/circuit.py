@@ -34,7 +34,7 @@ from conewise.reading import as_path
 from conewise.report.curve import Curve, CurvePoint
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import as_metric
-from conewise.structure.edge_graph import EdgeGraph, Wired
+from conewise.structure.components.edge_graph import EdgeGraph, Wired
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

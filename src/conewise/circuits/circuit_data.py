@@ -13,7 +13,7 @@ import numpy as np
 
 from conewise.circuits.decision import Decision
 from conewise.errors import CircuitError, describe
-from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.components.edge_graph import EdgeGraph
 
 
 @dataclass(frozen=True, repr=False)

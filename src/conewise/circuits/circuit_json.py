@@ -17,7 +17,7 @@ from conewise.circuits.eap_graph import read_eap
 from conewise.errors import CircuitError
 from conewise.files import conewise_version, write_whole
 from conewise.reading import parse_json, read_bounded
-from conewise.structure.edge_graph import EdgeGraph, GraphReader, GraphWriter
+from conewise.structure.components.edge_graph import EdgeGraph, GraphReader, GraphWriter
 from conewise.sweeps.storage.decoding import decoded
 
 KIND = "circuit"

@@ -6,7 +6,7 @@ from conewise.edges.edge_facts import EdgeFacts
 from conewise.edges.head_shares import HeadShares
 from conewise.edges.stacked_values import StackedValues
 from conewise.runs.captured import Captured
-from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.components.edge_graph import EdgeGraph
 
 
 def moved_by(model: Captured, facts: EdgeFacts) -> tuple[tuple[int, ...], ...]:

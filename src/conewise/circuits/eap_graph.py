@@ -14,7 +14,7 @@ from typing import Any
 
 from conewise.circuits.circuit_data import CircuitData, checked_scores
 from conewise.errors import CircuitError
-from conewise.structure.edge_graph import ARROW, EdgeGraph, GraphReader, GraphWriter
+from conewise.structure.components.edge_graph import ARROW, EdgeGraph, GraphReader, GraphWriter
 from conewise.sweeps.storage.decoding import decoded
 
 METHOD = "read from EAP-IG"

@@ -21,7 +21,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric, expect_prompts
 from conewise.runs.run import Reading
 from conewise.runs.text_inputs import inputs_like, is_text
-from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.planning.model_facts import facts_of
 

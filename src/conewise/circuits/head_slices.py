@@ -16,8 +16,8 @@ import torch
 from conewise.circuits.stacked_walk import Walk, Walks
 from conewise.edges.stacked_values import Read
 from conewise.program.records import Record, Ref
-from conewise.structure.views import View
-from conewise.structure.wiring import Wiring
+from conewise.structure.axes.views import View
+from conewise.structure.wiring.wiring import Wiring
 from conewise.sweeps.planning.shapes.layout import Layout, index_tensor
 
 Tensor = torch.Tensor

@@ -26,8 +26,8 @@ from conewise.program.tensors import computing
 from conewise.runs.metrics import Metric
 from conewise.runs.reader import reader
 from conewise.runs.run import Reading
-from conewise.structure.components import Reader
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
+from conewise.structure.components.components import Reader
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.cutting import no_room

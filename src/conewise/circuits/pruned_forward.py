@@ -36,9 +36,9 @@ from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
 from conewise.runs.reader import reader
 from conewise.runs.run import Reading
-from conewise.structure.components import HeadWriters, Reader
-from conewise.structure.edge_graph import EdgeGraph
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
+from conewise.structure.components.components import HeadWriters, Reader
+from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.model_facts import ModelFacts, facts_of

@@ -16,7 +16,7 @@ import numpy as np
 
 from conewise.circuits.circuit_data import is_number, is_whole
 from conewise.errors import Argument, CircuitError
-from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.components.edge_graph import EdgeGraph
 
 
 def chosen(

@@ -13,7 +13,7 @@ from conewise.program.operations import ATTENTION
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
 from conewise.structure.relevance import Relevance
-from conewise.structure.wiring import Wiring
+from conewise.structure.wiring.wiring import Wiring
 from conewise.sweeps.planning.shapes.attention_rules import repeated_rule
 from conewise.sweeps.planning.shapes.fusing import Fusion, fitting, product_then_bias
 from conewise.sweeps.planning.shapes.layout import Constants, Layout, compile_stacked_rule, repeated

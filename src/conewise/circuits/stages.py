@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conewise.structure.components import Reader
+from conewise.structure.components.components import Reader
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention, as_intervention
 from conewise.runs.metrics import Metric
 from conewise.runs.run import Reading
-from conewise.structure.selections import resolved
+from conewise.structure.axes.selections import resolved
 from conewise.sweeps.sweep import Sweep
 
 __all__ = [

@@ -17,7 +17,7 @@ from conewise.locations.places import as_numbers, site
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Ref
 from conewise.program.tensors import computing
-from conewise.structure.layers import Layer
+from conewise.structure.residual.layers import Layer
 from conewise.sweeps.planning.shapes.attention_rules import attention_argument
 
 if TYPE_CHECKING:

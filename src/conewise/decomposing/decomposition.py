@@ -13,7 +13,7 @@ from conewise.decomposing.taken import TakenRun, difference, largest, patches_in
 from conewise.edges.edge_facts import EdgeFacts, edge_facts
 from conewise.errors import DecompositionError, EdgeError
 from conewise.locations.places import PlaceLike, as_place
-from conewise.structure.components import Components, Writer
+from conewise.structure.components.components import Components, Writer
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,9 +18,9 @@ from conewise.errors import DecompositionError, EdgeError
 from conewise.program.records import Record
 from conewise.program.streaming import described_fields
 from conewise.program.tensors import computing
-from conewise.structure.layers import Layer
-from conewise.structure.outputs import Outputs
-from conewise.structure.wiring import Wiring
+from conewise.structure.axes.outputs import Outputs
+from conewise.structure.residual.layers import Layer
+from conewise.structure.wiring.wiring import Wiring
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 
 if TYPE_CHECKING:

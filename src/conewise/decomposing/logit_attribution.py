@@ -24,7 +24,7 @@ from conewise.decomposing.unembedding import Unembedding
 from conewise.edges.edge_facts import EdgeFacts
 from conewise.edges.stream_parts import TOLERANCES
 from conewise.errors import DecompositionError, MetricError
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
 
 if TYPE_CHECKING:
     import pandas as pd

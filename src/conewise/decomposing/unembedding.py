@@ -15,9 +15,9 @@ from conewise.errors import DecompositionError
 from conewise.program.operations import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE
 from conewise.program.records import Record, Ref
 from conewise.program.tensors import computing
-from conewise.structure.affine import SAME, Walk, walk_to
-from conewise.structure.components import Reader
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
+from conewise.structure.components.components import Reader
+from conewise.structure.wiring.affine import SAME, Walk, walk_to
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 
 Tensor = torch.Tensor

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from conewise.drawing.circuit_layers import layered
 from conewise.drawing.circuit_style import colour, width
-from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.components.edge_graph import EdgeGraph
 
 SHAPES = {"input": "plain", "head": "circle", "kv": "box", "mlp": "box", "logits": "plain"}
 

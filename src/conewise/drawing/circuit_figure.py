@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from conewise.drawing.circuit_layers import Layered, Line, layered
 from conewise.drawing.circuit_style import PLAIN, colour, width
-from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.components.edge_graph import EdgeGraph
 
 MOST_LINES = 4000
 """How many edges a figure shows, the strongest of them: with more, one sees none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 
-from conewise.structure.edge_graph import EdgeGraph, GraphReader
+from conewise.structure.components.edge_graph import EdgeGraph, GraphReader
 
 PORTS = {"q": -0.22, "k": 0.0, "v": 0.22}
 """Where a head is entered, in columns from its middle."""

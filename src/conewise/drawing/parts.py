@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from conewise.program.operations import CASTS, REARRANGEMENTS
 from conewise.program.records import ModuleCall, Program
 from conewise.structure.attention.attention import Attention, find_attention
-from conewise.structure.layers import Layer, find_layers
-from conewise.structure.wiring import Wiring
+from conewise.structure.residual.layers import Layer, find_layers
+from conewise.structure.wiring.wiring import Wiring
 
 LABELS: Mapping[str, str] = {
     "norm": "norm",

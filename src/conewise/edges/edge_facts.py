@@ -12,7 +12,7 @@ from conewise.edges.stream_parts import StreamParts
 from conewise.errors import EdgeError
 from conewise.locations.sites import SiteTable
 from conewise.program.records import Program
-from conewise.structure.components import Components
+from conewise.structure.components.components import Components
 
 
 class Structured(Protocol):

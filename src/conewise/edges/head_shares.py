@@ -8,9 +8,9 @@ from conewise.edges.linear_steps import bent, normed, stepped
 from conewise.edges.stacked_values import Read, StackedValues
 from conewise.locations.head_result import HeadResult
 from conewise.locations.sites import SiteTable
-from conewise.structure.affine import walk_to
-from conewise.structure.components import Components, HeadWriters
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
+from conewise.structure.components.components import Components, HeadWriters
+from conewise.structure.wiring.affine import walk_to
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 
 Tensor = torch.Tensor

@@ -10,8 +10,8 @@ from conewise.edges.stacked_values import Read
 from conewise.errors import EdgeError
 from conewise.program.records import Record
 from conewise.program.rules import Rule
-from conewise.structure.affine import Step
-from conewise.structure.components import Components
+from conewise.structure.components.components import Components
+from conewise.structure.wiring.affine import Step
 
 Tensor = torch.Tensor
 

@@ -14,7 +14,7 @@ from conewise.locations.sites import SiteTable
 from conewise.program.records import Record
 from conewise.program.rules import Rule
 from conewise.program.tensors import computing
-from conewise.structure.components import Components, Writer
+from conewise.structure.components.components import Components, Writer
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule, repeated
 
 Tensor = torch.Tensor

@@ -15,7 +15,7 @@ from conewise.locations.sites import SiteTable
 from conewise.program.records import Record
 from conewise.program.rules import Rule
 from conewise.program.tensors import computing
-from conewise.structure.components import Components
+from conewise.structure.components.components import Components
 from conewise.structure.relevance import Relevance
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 

@@ -16,8 +16,8 @@ from conewise.edges.stream_views import StreamViews
 from conewise.errors import EdgeError
 from conewise.locations.sites import SiteTable
 from conewise.program.tensors import computing
-from conewise.structure.affine import Step, Walk, walk_to
-from conewise.structure.components import Components
+from conewise.structure.components.components import Components
+from conewise.structure.wiring.affine import Step, Walk, walk_to
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 
 Tensor = torch.Tensor

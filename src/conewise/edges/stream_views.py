@@ -9,8 +9,8 @@ import torch
 
 from conewise.errors import EdgeError
 from conewise.locations.sites import SiteTable
-from conewise.structure.components import Components
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
+from conewise.structure.components.components import Components
 
 Tensor = torch.Tensor
 _KINDS = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")

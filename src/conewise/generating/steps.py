@@ -19,7 +19,7 @@ from conewise.errors import PatchError
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.program.records import Program, SizeRef
-from conewise.structure.selections import resolved
+from conewise.structure.axes.selections import resolved
 
 Value = Tensor | Callable[[Tensor], Tensor]
 

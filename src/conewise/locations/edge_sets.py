@@ -13,7 +13,7 @@ from conewise.locations.edges import Edges, place_of
 from conewise.locations.located import Located
 from conewise.locations.places import EdgePlace, Place, as_place
 from conewise.locations.selectors import Selector, Selectors, SourcedCell, is_place
-from conewise.structure.components import Components
+from conewise.structure.components.components import Components
 
 
 @dataclass(frozen=True, slots=True)

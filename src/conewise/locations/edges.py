@@ -15,7 +15,10 @@ from conewise.locations.places import EdgePlace, Index, Place, as_numbers
 if TYPE_CHECKING:
     import pandas as pd
 
-    from conewise.structure.components import Components, Reader  # torch, which selectors do without
+    from conewise.structure.components.components import (  # torch, which selectors do without
+        Components,
+        Reader,
+    )
 
 SHOWN = 8
 """How many edges of a table are printed."""

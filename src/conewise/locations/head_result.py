@@ -14,8 +14,8 @@ import torch
 
 from conewise.program.records import Record
 from conewise.program.rules import Rule, compile_rule
-from conewise.structure.selections import Selection, resolved
-from conewise.structure.views import View
+from conewise.structure.axes.selections import Selection, resolved
+from conewise.structure.axes.views import View
 
 AXES = ("batch", "pos", "head", "d_model")
 

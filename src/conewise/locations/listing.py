@@ -14,7 +14,7 @@ from conewise.locations.head_result import AXES as RESULT_AXES
 from conewise.locations.sites import DICTIONARY, WHERE, WHERE_IN_DICTIONARY, Site, SiteTable, runs_of
 from conewise.markup import heading, table
 from conewise.program.records import Program
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
 
 COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")
 SUMMARY = ("kind", "layers", "heads", "axes", "cone", "where it lies")

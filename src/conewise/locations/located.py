@@ -11,7 +11,7 @@ from conewise.locations.head_result import HeadResult
 from conewise.locations.places import Place
 from conewise.locations.sites import Site
 from conewise.program.tensors import Tensor, mean_of
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
 
 
 @dataclass(frozen=True, slots=True)

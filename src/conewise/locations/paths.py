@@ -10,7 +10,7 @@ from typing import Any
 from conewise.errors import EdgeError
 from conewise.locations.edges import place_of
 from conewise.locations.places import EdgePlace
-from conewise.structure.components import Components, Reader, Writer
+from conewise.structure.components.components import Components, Reader, Writer
 
 FREEZE = {"all": "", "attention": "mlps", "none": "all"}
 """What is frozen between sender and receiver, and what is live then."""

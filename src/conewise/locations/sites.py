@@ -13,11 +13,11 @@ from conewise.program.records import ModulePort, Program
 from conewise.program.sizes import Size
 from conewise.structure.attention.attention import Attention, find_attention, weight_of
 from conewise.structure.attention.operand_axes import natural_axes
-from conewise.structure.axes import Axes, Axis, regroup
-from conewise.structure.layers import Layer, find_layers
-from conewise.structure.norm_scales import FINAL_SCALE, SCALES, final_scale, scale_of
-from conewise.structure.views import View, view_of
-from conewise.structure.wiring import Wiring
+from conewise.structure.axes.axes import Axes, Axis, regroup
+from conewise.structure.axes.views import View, view_of
+from conewise.structure.residual.layers import Layer, find_layers
+from conewise.structure.residual.norm_scales import FINAL_SCALE, SCALES, final_scale, scale_of
+from conewise.structure.wiring.wiring import Wiring
 
 DICTIONARY = "dictionary"
 """The kind of the sites of a dictionary that was spliced in; these are found by their names."""

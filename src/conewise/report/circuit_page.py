@@ -21,7 +21,7 @@ from conewise.report.sections import number, prompt_pairs
 from conewise.report.sent import SentCircuit
 from conewise.report.story import Story
 from conewise.scripts import script
-from conewise.structure.edge_graph import EdgeGraph
+from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.templates import asset
 
 MOST_LINES = 3000

@@ -29,7 +29,7 @@ from conewise.program.streaming import described_fields, output_names
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Weights
 from conewise.status_line import status_line
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
 
 BEHIND_KEPT = 256
 """How many answers of `Captured.behind` are kept."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from conewise.errors import PatchError
-from conewise.structure.selections import Selection, resolved
+from conewise.structure.axes.selections import Selection, resolved
 
 Tensor = torch.Tensor
 

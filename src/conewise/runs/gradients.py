@@ -13,7 +13,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.spreading import spread
 from conewise.runs.tape import Tape
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
 
 
 class Gradients(Mapping[Place, Tensor]):

@@ -17,7 +17,7 @@ from conewise.identity.digests import inputs_digest
 from conewise.identity.identity import Keyed, expect_key
 from conewise.program.streaming import described_fields, field_names, output_names
 from conewise.program.tensors import brought
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
 
 Tensor = torch.Tensor
 

@@ -51,7 +51,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.gradients import Gradients, gradients_of
 from conewise.runs.metrics import Metric, as_metric, expect_prompts, measured
 from conewise.runs.tape import Tape
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
 
 Part = Tensor | Callable[[Tensor], Tensor]
 

@@ -16,7 +16,7 @@ from conewise.program.records import SIZES, Program, Record
 from conewise.program.streaming import assembled, described_fields, field_names, output_names
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, applied, applied_whole
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
 from conewise.structure.relevance import Relevance
 
 Tensor = torch.Tensor

@@ -27,7 +27,7 @@ from conewise.program.tensors import largest_difference
 from conewise.runs.captured import Captured
 from conewise.splicing.insertion import Nodes, inserted
 from conewise.splicing.splice_module import Function, Held, Splice, with_splice
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
 
 _SIZES = (3, 5, 7, 11, 13)
 """Sizes of the example that stand for those which vary: no two are equal, and none is 1."""

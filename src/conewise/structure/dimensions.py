@@ -20,7 +20,7 @@ from conewise.program.operations import RECURRENT
 from conewise.program.records import Dimensions, Program, Record, Ref
 from conewise.program.sizes import Size, symbols_in
 from conewise.structure.attention.sizes import AttentionSizes, attention_sizes
-from conewise.structure.wiring import Wiring
+from conewise.structure.wiring.wiring import Wiring
 
 BATCH_FIRST = frozenset(
     {

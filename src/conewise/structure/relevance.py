@@ -32,7 +32,7 @@ from conewise.program.operations import (
 )
 from conewise.program.records import Program, Record, Ref
 from conewise.structure.attention.attention import Attention
-from conewise.structure.wiring import Wiring
+from conewise.structure.wiring.wiring import Wiring
 
 Tensor = torch.Tensor
 

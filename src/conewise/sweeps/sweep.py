@@ -30,7 +30,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric
 from conewise.runs.own_sources import OwnSources
 from conewise.runs.spreading import spread
-from conewise.structure.selections import selected
+from conewise.structure.axes.selections import selected
 from conewise.sweeps.batches import Base, Batches
 from conewise.sweeps.calibration import calibration_of
 from conewise.sweeps.execution.batch import Batch

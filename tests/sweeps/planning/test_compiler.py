@@ -15,7 +15,7 @@ from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.sites import Site
 from conewise.program.records import SIZES, Program, Ref
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
 from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.conditions import Conditions, StandingEdit, StoredCut
 from conewise.sweeps.planning.passes.compiled import Compiled

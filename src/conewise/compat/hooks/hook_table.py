@@ -24,7 +24,7 @@ from conewise.model import Model
 from conewise.program.operations import REARRANGEMENTS
 from conewise.runs.run import Reading, Run
 from conewise.structure.attention.operand_axes import through_layout
-from conewise.structure.wiring import Wiring
+from conewise.structure.wiring.wiring import Wiring
 
 Tensor = torch.Tensor
 Change = Callable[[Tensor], Tensor]

@@ -20,7 +20,7 @@ from conewise.program.records import Record, Ref
 from conewise.runs.run import Run
 from conewise.structure.attention.attention import weight_of
 from conewise.structure.attention.operand_axes import projection_above, through_layout
-from conewise.structure.wiring import Wiring
+from conewise.structure.wiring.wiring import Wiring
 
 Tensor = torch.Tensor
 

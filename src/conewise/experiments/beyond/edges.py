@@ -18,7 +18,7 @@ from conewise.experiments.result import Progress, Result, Row, silent, versions
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.runs.metrics import logit_diff
-from conewise.structure.components import Components
+from conewise.structure.components.components import Components
 from conewise.sweeps.sweep import Sweep
 from conewise.theory.parts.edges import EdgeCost, ReaderAt, edge_cost, edge_limit, stack_edge_cost
 from conewise.theory.sweeps import full_cost

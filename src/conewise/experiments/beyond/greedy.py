@@ -29,7 +29,7 @@ from conewise.graph.graph import Graph
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.runs.metrics import logit_diff
-from conewise.structure.components import Reader
+from conewise.structure.components.components import Reader
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.theory.sequences.greedy import best_width, greedy_cost, speculation, speculation_gain
 

@@ -15,7 +15,7 @@ from conewise.runs.gradients import lengths_of, located_places, node_of
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.spreading import spread
 from conewise.runs.tape import Tape
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
 from conewise.theory.reverse import ReverseCost, reverse_cost, sites_with_gradients
 
 

@@ -23,9 +23,9 @@ from conewise.structure.attention.operand_axes import (
     with_head,
 )
 from conewise.structure.attention.products import AttentionParts, fused, spelled_out
-from conewise.structure.axes import Axes, Axis, after, before
-from conewise.structure.views import View, view_of
-from conewise.structure.wiring import Wiring
+from conewise.structure.axes.axes import Axes, Axis, after, before
+from conewise.structure.axes.views import View, view_of
+from conewise.structure.wiring.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)

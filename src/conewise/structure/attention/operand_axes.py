@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from conewise.program.operations import REARRANGEMENTS
 from conewise.program.records import Record
 from conewise.program.sizes import Size, coefficient, quotient, symbols_in
-from conewise.structure.axes import Axes, Axis, after, before, one_per_dimension
-from conewise.structure.wiring import Wiring
+from conewise.structure.axes.axes import Axes, Axis, after, before, one_per_dimension
+from conewise.structure.wiring.wiring import Wiring
 
 _BEHIND_HEAD = frozenset({"d_head", "query_pos"})
 Operand = tuple[str, Axes | None]

@@ -14,7 +14,7 @@ from conewise.structure.attention.operand_axes import (
     operand_axes,
     split_off,
 )
-from conewise.structure.wiring import Wiring
+from conewise.structure.wiring.wiring import Wiring
 
 _SCORE_OPS = REARRANGEMENTS | frozenset(
     {

@@ -11,7 +11,7 @@ from conewise.program.operations import ATTENTION, TRIANGLES
 from conewise.program.records import Record, Ref
 from conewise.program.sizes import Size, symbols_in
 from conewise.structure.attention.products import letters_of, softmaxed_products
-from conewise.structure.wiring import Wiring
+from conewise.structure.wiring.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from conewise.locations.located import Located
 from conewise.locations.places import Place, Writers
 from conewise.program.tensors import brought
 from conewise.runs.run import Edit
-from conewise.structure.selections import resolved
+from conewise.structure.axes.selections import resolved
 from conewise.sweeps.planning.passes.compiled import Compiled, Pass
 from conewise.sweeps.planning.passes.fill_tables import FillTable
 from conewise.sweeps.planning.passes.worlds import Ranges, members

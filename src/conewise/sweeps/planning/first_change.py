@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from conewise.runs.run import Reading
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
 from conewise.sweeps.planning.passes.fill_tables import PlaceGroup
 from conewise.sweeps.planning.shapes.layout import Layout
 from conewise.sweeps.planning.shapes.regions import RegionFinder

@@ -15,7 +15,7 @@ from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
-from conewise.structure.outputs import Outputs
+from conewise.structure.axes.outputs import Outputs
 from conewise.sweeps.planning.conditions import Conditions
 from conewise.sweeps.planning.passes.compiled import Compiled, Costing
 from conewise.sweeps.planning.shapes.fusing import find_fusions

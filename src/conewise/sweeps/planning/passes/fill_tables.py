@@ -13,7 +13,7 @@ from typing import Any
 from conewise.errors import SweepError
 from conewise.locations.located import Located
 from conewise.locations.places import EdgePlace, Place, SourcedPlace, Writers
-from conewise.structure.selections import resolved, selected
+from conewise.structure.axes.selections import resolved, selected
 
 Fixed = tuple[tuple[str, Any], ...]
 """What is selected alike in a whole group: axes, and the list or the slice as (start, stop, step)."""

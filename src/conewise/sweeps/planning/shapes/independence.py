@@ -25,7 +25,7 @@ from conewise.program.operations import (
 )
 from conewise.program.records import SIZES, Program, Record, Ref, SizeRef
 from conewise.program.sizes import Size, symbols_in
-from conewise.structure.placements import Placement, placements_of
+from conewise.structure.axes.placements import Placement, placements_of
 from conewise.sweeps.planning.shapes.layout import Layout
 
 Dim = int | None

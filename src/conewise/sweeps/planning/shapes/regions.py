@@ -14,7 +14,7 @@ from typing import Any
 
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Record, Ref, SizeRef
-from conewise.structure.views import View
+from conewise.structure.axes.views import View
 from conewise.sweeps.planning.shapes.attention_rules import attention_argument
 from conewise.sweeps.planning.shapes.independence import Independence
 from conewise.sweeps.planning.shapes.layout import Layout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from conewise.program.operations import CASTS, REARRANGEMENTS, SELECTIONS
 from conewise.program.records import Record
-from conewise.structure.branches import Branch, is_elementwise, projections
-from conewise.structure.wiring import Wiring
+from conewise.structure.residual.branches import Branch, is_elementwise, projections
+from conewise.structure.wiring.wiring import Wiring
 
 
 def find_neurons(wiring: Wiring, branch: Branch) -> dict[str, str]:

@@ -20,7 +20,7 @@ from conewise.program.operations import (
     SELECTIONS,
 )
 from conewise.program.records import SIZES, Record, Ref
-from conewise.structure.wiring import Wiring
+from conewise.structure.wiring.wiring import Wiring
 
 SAME = NUMBER_KEEPING | {"alias", "detach", "lift_fresh_copy", "copy"}
 """Operations that return the numbers they are given."""

@@ -13,11 +13,11 @@ from functools import cached_property
 from conewise.errors import EdgeError, nearest_names, write
 from conewise.program.records import Program, Ref
 from conewise.program.streaming import field_names
-from conewise.structure.branches import is_light
-from conewise.structure.layers import Layer
-from conewise.structure.stream import Stream
-from conewise.structure.views import View
-from conewise.structure.wiring import Wiring
+from conewise.structure.axes.views import View
+from conewise.structure.residual.branches import is_light
+from conewise.structure.residual.layers import Layer
+from conewise.structure.residual.stream import Stream
+from conewise.structure.wiring.wiring import Wiring
 
 EXAMPLE = "a0.h1->a3.h2<q>"
 """An edge as people write it."""

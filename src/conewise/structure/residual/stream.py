@@ -12,8 +12,8 @@ import sympy  # type: ignore[import-untyped]
 from conewise.program.operations import NUMBER_KEEPING
 from conewise.program.records import Record, Ref
 from conewise.program.sizes import Size, is_equal
-from conewise.structure.branches import is_light, is_rearranging
-from conewise.structure.wiring import Wiring
+from conewise.structure.residual.branches import is_light, is_rearranging
+from conewise.structure.wiring.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)

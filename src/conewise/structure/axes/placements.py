@@ -24,7 +24,7 @@ from conewise.program.operations import (
 )
 from conewise.program.records import Program, Record, Ref
 from conewise.program.sizes import Size, is_equal, quotient, symbols_in
-from conewise.structure.axes import order_of
+from conewise.structure.axes.axes import order_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 from conewise.program.operations import CONTRACTIONS, CONVOLUTIONS, LOOKUPS, REARRANGEMENTS, RECURRENT
 from conewise.program.records import ModuleCall, Program, Record, Ref
 from conewise.program.sizes import Size
-from conewise.structure.placements import Placements, placements_of
+from conewise.structure.axes.placements import Placements, placements_of
 
 
 class Wiring:

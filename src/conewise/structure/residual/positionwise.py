@@ -29,9 +29,9 @@ from conewise.program.operations import (
 )
 from conewise.program.records import Record, Ref
 from conewise.program.sizes import Size
-from conewise.structure.axes import Axes, Axis, after
-from conewise.structure.branches import Branch, is_elementwise
-from conewise.structure.wiring import Wiring
+from conewise.structure.axes.axes import Axes, Axis, after
+from conewise.structure.residual.branches import Branch, is_elementwise
+from conewise.structure.wiring.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from conewise.program.operations import ADDITIONS
 from conewise.program.records import ModuleCall, Ref
-from conewise.structure.branches import Branch, branch_of, is_elementwise, projections
-from conewise.structure.neurons import find_neurons
-from conewise.structure.numbering import LayerNumber
-from conewise.structure.positionwise import by_position, has_features_last
-from conewise.structure.stream import Addition, Stream
+from conewise.structure.residual.branches import Branch, branch_of, is_elementwise, projections
+from conewise.structure.residual.neurons import find_neurons
+from conewise.structure.residual.numbering import LayerNumber
+from conewise.structure.residual.positionwise import by_position, has_features_last
+from conewise.structure.residual.stream import Addition, Stream
 
 KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "pre", "post")
 _ORDER = (

@@ -10,7 +10,7 @@ import torch
 from conewise.errors import MetricError
 from conewise.program.records import Program
 from conewise.program.sizes import is_equal, symbols_in
-from conewise.structure.placements import Placement, placements_of
+from conewise.structure.axes.placements import Placement, placements_of
 
 Tensor = torch.Tensor
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from conewise.program.operations import NORMS
 from conewise.program.streaming import field_names
-from conewise.structure.branches import is_light
-from conewise.structure.layers import Layer
-from conewise.structure.wiring import Wiring
+from conewise.structure.residual.branches import is_light
+from conewise.structure.residual.layers import Layer
+from conewise.structure.wiring.wiring import Wiring
 
 SCALES = ("ln1_scale", "ln2_scale")
 """The scales of a layer: of the norm that attention reads, and of that which the MLP reads."""

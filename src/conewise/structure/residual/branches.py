@@ -19,7 +19,7 @@ from conewise.program.operations import (
     STATISTICS,
 )
 from conewise.program.records import Record
-from conewise.structure.wiring import Wiring
+from conewise.structure.wiring.wiring import Wiring
 
 
 def is_elementwise(record: Record) -> bool:

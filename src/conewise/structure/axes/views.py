@@ -11,8 +11,8 @@ import torch
 from conewise.errors import MissingSiteError
 from conewise.program.records import SizeRef
 from conewise.program.sizes import SizeTable
-from conewise.structure.axes import Axes
-from conewise.structure.selections import Selection, resolved
+from conewise.structure.axes.axes import Axes
+from conewise.structure.axes.selections import Selection, resolved
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from conewise.program.records import ModuleCall
 from conewise.structure.attention.attention import Attention
-from conewise.structure.naming import Naming
-from conewise.structure.numbering import LayerNumber, numbers_of, short_names, stack_of
-from conewise.structure.stream import Stream
-from conewise.structure.wiring import Wiring
+from conewise.structure.residual.naming import Naming
+from conewise.structure.residual.numbering import LayerNumber, numbers_of, short_names, stack_of
+from conewise.structure.residual.stream import Stream
+from conewise.structure.wiring.wiring import Wiring
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""The residual stream: its branches, its layers, and names for what lies along it."""

@@ -1,0 +1,1 @@
+"""A program as a graph: what depends on what, which of it is affine, what modules take and return."""
