@@ -21,8 +21,8 @@ from rich.console import Console
 import conewise as cw
 from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
-from conewise.circuits.decision import Decision
-from conewise.circuits.evaluation import Evaluation
+from conewise.circuits.circuit.decision import Decision
+from conewise.circuits.circuit.evaluation import Evaluation
 from conewise.cli.circuit_folder import FoundCircuit, read_circuit
 from conewise.cli.loading import ModelName
 from conewise.cli.output import Status

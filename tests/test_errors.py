@@ -28,9 +28,9 @@ INSIDE = {
 PLAIN = {
     "__init__.py": "an attribute that is not there",
     "amounts.py": "what cannot happen",
-    "circuits/circuit_json.py": "said by the caller, with the file's name",
-    "circuits/eap_graph.py": "said by the caller, with the file's name",
-    "circuits/search_file.py": "said by the caller, with the file's name",
+    "circuits/circuit/circuit_json.py": "said by the caller, with the file's name",
+    "circuits/circuit/eap_graph.py": "said by the caller, with the file's name",
+    "circuits/search/search_file.py": "said by the caller, with the file's name",
     "compat/": "errors as the library has them that it stands in for",
     "drawing/folded.py": "said by the caller, with the file's name",
     "cli/circuit_folder.py": "said by the caller, with the folder's name",

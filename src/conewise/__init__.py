@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from conewise.asking.ask import ask
     from conewise.attributing.attribution import attribution, attribution_plan
     from conewise.attributing.comparison import compare
-    from conewise.circuits.acdc import acdc, acdc_plan
-    from conewise.circuits.circuit import Circuit
+    from conewise.circuits.circuit.circuit import Circuit
+    from conewise.circuits.search.acdc import acdc, acdc_plan
     from conewise.circuits.tracing import causal_trace
     from conewise.engine.ledger import Ledger
     from conewise.engine.plan import Plan
@@ -97,7 +97,7 @@ __all__ = [
 
 _HOMES = {
     "Block": "conewise.graph.block",
-    "Circuit": "conewise.circuits.circuit",
+    "Circuit": "conewise.circuits.circuit.circuit",
     "ConewiseError": "conewise.errors",
     "Event": "conewise.engine.world",
     "Graft": "conewise.graph.block",
@@ -114,8 +114,8 @@ _HOMES = {
     "Sweep": "conewise.sweeps.sweep",
     "SweepPlan": "conewise.sweeps.planning.plan",
     "World": "conewise.engine.world",
-    "acdc": "conewise.circuits.acdc",
-    "acdc_plan": "conewise.circuits.acdc",
+    "acdc": "conewise.circuits.search.acdc",
+    "acdc_plan": "conewise.circuits.search.acdc",
     "add": "conewise.runs.interventions",
     "ask": "conewise.asking.ask",
     "attribution": "conewise.attributing.attribution",

@@ -13,8 +13,8 @@ import torch
 
 import conewise as cw
 from conewise import theory
-from conewise.circuits.acdc import Search, acdc, acdc_plan
-from conewise.circuits.circuit import Circuit
+from conewise.circuits.circuit.circuit import Circuit
+from conewise.circuits.search.acdc import Search, acdc, acdc_plan
 from conewise.edges.edge_facts import edge_facts
 from conewise.errors import CircuitError, SweepError
 from conewise.model import Model

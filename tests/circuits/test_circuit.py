@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conewise.circuits.circuit import Circuit
-from conewise.circuits.circuit_json import from_json
-from conewise.circuits.decision import Decision
+from conewise.circuits.circuit.circuit import Circuit
+from conewise.circuits.circuit.circuit_json import from_json
+from conewise.circuits.circuit.decision import Decision
 from conewise.drawing.circuit_layers import layered
 from conewise.errors import CircuitError
 from conewise.structure.components.edge_graph import EdgeGraph, GraphReader, GraphWriter

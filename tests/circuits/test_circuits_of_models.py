@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.circuits.forwards import graph_of
+from conewise.circuits.forwards.forwards import graph_of
 from conewise.errors import CircuitError, NoEffectWarning, SweepError
 from conewise.model import Model
 from conewise.report.sections import number

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.circuits.acdc import acdc
+from conewise.circuits.search.acdc import acdc
 from conewise.cli import circuit_finding
 from conewise.models.load import load
 from conewise.prompts.pairs import Pair

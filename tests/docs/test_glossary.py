@@ -16,8 +16,8 @@ import pytest
 import conewise as cw
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.verify import Verification
-from conewise.circuits.comparison import Comparison
-from conewise.circuits.decision import Decision
+from conewise.circuits.circuit.comparison import Comparison
+from conewise.circuits.circuit.decision import Decision
 from conewise.circuits.tracing import Trace
 from conewise.decomposing.attention_patterns import AttentionPatterns
 from conewise.decomposing.decomposition import Decomposition

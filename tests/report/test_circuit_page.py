@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conewise.circuits.circuit import Circuit
+from conewise.circuits.circuit.circuit import Circuit
 from conewise.errors import CircuitError
 from conewise.report import circuit_page
 from tests.circuits.graphs import graph

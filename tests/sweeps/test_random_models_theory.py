@@ -12,7 +12,7 @@ import pytest
 import conewise as cw
 from conewise import theory
 from conewise.capturing.quiet import quiet
-from conewise.circuits.acdc import acdc_plan
+from conewise.circuits.search.acdc import acdc_plan
 from conewise.experiments.beyond.edges import readers_of
 from conewise.experiments.beyond.positions import swept
 from conewise.model import Model

@@ -14,8 +14,8 @@ import torch
 
 from conewise.attributing.edge_table import EdgeTable, Projections, Slot
 from conewise.attributing.work import Work
-from conewise.circuits.head_slices import HeadSlices, by_head, head_slices
-from conewise.circuits.stacked_walk import Walks
+from conewise.circuits.forwards.head_slices import HeadSlices, by_head, head_slices
+from conewise.circuits.forwards.stacked_walk import Walks
 from conewise.errors import EdgeError, SweepError
 from conewise.locations.places import Place
 from conewise.program.tensors import Tensor, computing

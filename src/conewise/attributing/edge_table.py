@@ -9,8 +9,8 @@ from functools import cached_property
 
 import torch
 
-from conewise.circuits.head_slices import HeadSlices
-from conewise.circuits.stacked_walk import Walks
+from conewise.circuits.forwards.head_slices import HeadSlices
+from conewise.circuits.forwards.stacked_walk import Walks
 from conewise.edges.edge_facts import EdgeFacts
 from conewise.errors import EdgeError, SweepError
 from conewise.locations.places import EdgePlace, Place

@@ -24,7 +24,7 @@ from conewise.cli.results import plan_json, show_plan
 from conewise.cli.stored import StoredRun
 
 if TYPE_CHECKING:
-    from conewise.circuits.circuit import Circuit
+    from conewise.circuits.circuit.circuit import Circuit
     from conewise.cli.circuit_folder import FoundCircuit
     from conewise.models.load import Loaded
     from conewise.prompts.questions import Question
@@ -174,7 +174,7 @@ def _print_plan(
         show_prompts(console, loaded, question)
         show_plan(console, swept)
         return
-    from conewise.circuits.acdc import acdc_plan
+    from conewise.circuits.search.acdc import acdc_plan
 
     with status.doing("planning"):
         found = acdc_plan(question.model, metric=question.sweep(0).metrics[0])
@@ -211,7 +211,7 @@ class _Search:
 
     def threshold(self) -> float | None:
         """The threshold that was given, or the usual one; None where edges are counted."""
-        from conewise.circuits.evaluation import evaluate
+        from conewise.circuits.circuit.evaluation import evaluate
 
         known = evaluate(self.question.model, (), **self.runs, minimality=False)
         span = abs(known.full - known.ablated)
@@ -250,7 +250,7 @@ class _Search:
         out = None if stored is None else stored.folder / (SEARCH if is_acdc else EDGES)
         resume = stored is not None and stored.resume
         if is_acdc:
-            from conewise.circuits.acdc import acdc
+            from conewise.circuits.search.acdc import acdc
 
             assert threshold is not None
             return acdc(
@@ -283,7 +283,7 @@ def _why_empty(circuit: Circuit) -> str:
     sizes = [abs(score) for score in (circuit.scores or {}).values()]
     if not circuit.threshold or max(sizes, default=0.0) < circuit.threshold:
         return "no edge changes the metric by as much as --threshold; give a smaller one."
-    from conewise.circuits.selection import levels
+    from conewise.circuits.circuit.selection import levels
 
     best = float(levels(circuit.graph, circuit.score_array()).max(initial=0.0))
     return (

@@ -12,8 +12,8 @@ from conewise.reading import is_there, read_json
 from conewise.sweeps.storage.decoding import decoded
 
 if TYPE_CHECKING:
-    from conewise.circuits.circuit import Circuit
-    from conewise.circuits.evaluation import Evaluation
+    from conewise.circuits.circuit.circuit import Circuit
+    from conewise.circuits.circuit.evaluation import Evaluation
     from conewise.report.curve import Curve
     from conewise.report.story import Story
 
@@ -62,8 +62,8 @@ def is_circuit(folder: Path) -> bool:
 
 def read_circuit(folder: Path) -> FoundCircuit:
     """The circuit in a folder. Raises CircuitError where something of it is missing or damaged."""
-    from conewise.circuits.circuit import Circuit
-    from conewise.circuits.evaluation import Evaluation
+    from conewise.circuits.circuit.circuit import Circuit
+    from conewise.circuits.circuit.evaluation import Evaluation
     from conewise.report.curve import Curve
     from conewise.report.story import Story
 

@@ -11,7 +11,7 @@ from conewise.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conewise.circuits.acdc import SearchPlan
+    from conewise.circuits.search.acdc import SearchPlan
     from conewise.cli.circuit_folder import FoundCircuit
 
 SHOWN = 12

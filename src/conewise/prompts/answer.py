@@ -20,7 +20,7 @@ from conewise.sweeps.statistics import statistics_of
 from conewise.sweeps.sweep import Sweep
 
 if TYPE_CHECKING:
-    from conewise.circuits.circuit import Circuit
+    from conewise.circuits.circuit.circuit import Circuit
 
 
 class Asked(Protocol):

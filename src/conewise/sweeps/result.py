@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
-    from conewise.circuits.circuit import Circuit
+    from conewise.circuits.circuit.circuit import Circuit
     from conewise.report.story import Story
     from conewise.runs.captured import Captured
 
@@ -259,7 +259,7 @@ class Result(ResultData):
         effects of a metric, the first unless it is named, are its scores. A result that was loaded has no
         model at hand: give it as `model`.
         """
-        from conewise.circuits.circuit import Circuit  # noqa: PLC0415  # for circuits alone
+        from conewise.circuits.circuit.circuit import Circuit  # noqa: PLC0415  # for circuits alone
 
         own = model if model is not None or self.sweep is None else self.sweep.model
         if own is None:

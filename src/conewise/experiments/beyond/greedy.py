@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conewise.capturing.quiet import quiet
-from conewise.circuits.acdc import Search, acdc_plan
-from conewise.circuits.circuit import Circuit
-from conewise.circuits.greedy import Candidate, Greedy, Mask, Spent
+from conewise.circuits.circuit.circuit import Circuit
+from conewise.circuits.search.acdc import Search, acdc_plan
+from conewise.circuits.search.greedy import Candidate, Greedy, Mask, Spent
 from conewise.edges.edge_facts import edge_facts
 from conewise.engine.world import World
 from conewise.experiments.result import Progress, Result, Row, silent, versions

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from conewise.amounts import as_bytes
-from conewise.circuits.ablation import Ablated
-from conewise.circuits.masked_forward import Forward, Mask, MaskedForward, can_stack
-from conewise.circuits.pruned_forward import PrunedForward
+from conewise.circuits.forwards.ablation import Ablated
+from conewise.circuits.forwards.masked_forward import Forward, Mask, MaskedForward, can_stack
+from conewise.circuits.forwards.pruned_forward import PrunedForward
 from conewise.edges.edge_facts import edge_facts
 from conewise.errors import CircuitError, NoEffectWarning, describe
 from conewise.runs.baseline import baseline

@@ -11,7 +11,7 @@ from typing import SupportsFloat, SupportsIndex
 
 import numpy as np
 
-from conewise.circuits.decision import Decision
+from conewise.circuits.circuit.decision import Decision
 from conewise.errors import CircuitError, describe
 from conewise.structure.components.edge_graph import EdgeGraph
 

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conewise.circuits.circuit import Circuit
-from conewise.circuits.circuit_data import is_number
-from conewise.circuits.decision import Decision
-from conewise.circuits.forwards import asked, graph_of
-from conewise.circuits.greedy import Candidate, Greedy, Spent
-from conewise.circuits.masked_forward import Forward, Mask
-from conewise.circuits.search_file import SearchFile
-from conewise.circuits.stages import Stage, stages_of
+from conewise.circuits.circuit.circuit import Circuit
+from conewise.circuits.circuit.circuit_data import is_number
+from conewise.circuits.circuit.decision import Decision
+from conewise.circuits.forwards.forwards import asked, graph_of
+from conewise.circuits.forwards.masked_forward import Forward, Mask
+from conewise.circuits.forwards.stages import Stage, stages_of
+from conewise.circuits.search.greedy import Candidate, Greedy, Spent
+from conewise.circuits.search.search_file import SearchFile
 from conewise.edges.edge_facts import edge_facts
 from conewise.errors import Argument, CircuitError
 from conewise.identity.identity import identity

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conewise.circuits.circuit_data import (
+from conewise.circuits.circuit.circuit_data import (
     CircuitData,
     between,
     checked_scores,
@@ -20,13 +20,13 @@ from conewise.circuits.circuit_data import (
     is_whole,
     score_array,
 )
-from conewise.circuits.circuit_json import from_json, read_text, to_json, write_text
-from conewise.circuits.comparison import Comparison
-from conewise.circuits.decision import Decision
-from conewise.circuits.eap_graph import eap_json
-from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
-from conewise.circuits.forwards import graph_of
-from conewise.circuits.selection import chosen, largest_first, levels, pruned, stops
+from conewise.circuits.circuit.circuit_json import from_json, read_text, to_json, write_text
+from conewise.circuits.circuit.comparison import Comparison
+from conewise.circuits.circuit.decision import Decision
+from conewise.circuits.circuit.eap_graph import eap_json
+from conewise.circuits.circuit.evaluation import Evaluation, evaluate, faithfulness_of
+from conewise.circuits.circuit.selection import chosen, largest_first, levels, pruned, stops
+from conewise.circuits.forwards.forwards import graph_of
 from conewise.drawing.circuit_dot import dot
 from conewise.errors import CircuitError, describe
 from conewise.markup import heading, table
@@ -172,8 +172,8 @@ class Circuit(CircuitData):
     ) -> Evaluation:
         """How much of what the model does in `base` the circuit does, with all other edges ablated.
 
-        `source` has what removed edges carry; see `conewise.circuits.evaluation.evaluate`. A circuit that
-        was read from a file is bound to its model first: `circuit.bind(model)`.
+        `source` has what removed edges carry; see `conewise.circuits.circuit.evaluation.evaluate`. A circuit
+        that was read from a file is bound to its model first: `circuit.bind(model)`.
         """
         return evaluate(
             self._own_model("evaluate"),

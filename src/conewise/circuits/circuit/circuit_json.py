@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conewise.circuits.circuit_data import CircuitData, checked_scores
-from conewise.circuits.decision import Decision
-from conewise.circuits.eap_graph import read_eap
+from conewise.circuits.circuit.circuit_data import CircuitData, checked_scores
+from conewise.circuits.circuit.decision import Decision
+from conewise.circuits.circuit.eap_graph import read_eap
 from conewise.errors import CircuitError
 from conewise.files import conewise_version, write_whole
 from conewise.reading import parse_json, read_bounded

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from conewise.circuits.circuit_data import CircuitData, checked_scores
+from conewise.circuits.circuit.circuit_data import CircuitData, checked_scores
 from conewise.errors import CircuitError
 from conewise.structure.components.edge_graph import ARROW, EdgeGraph, GraphReader, GraphWriter
 from conewise.sweeps.storage.decoding import decoded

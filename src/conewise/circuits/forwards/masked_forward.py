@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conewise.circuits.ablation import Ablated
-from conewise.circuits.dependence import moved_by
-from conewise.circuits.stages import Stage, stages_of
+from conewise.circuits.forwards.ablation import Ablated
+from conewise.circuits.forwards.dependence import moved_by
+from conewise.circuits.forwards.stages import Stage, stages_of
 from conewise.edges.edge_facts import EdgeFacts
 from conewise.edges.stacked_values import Read, StackedValues
 from conewise.errors import CircuitError

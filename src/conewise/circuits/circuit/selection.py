@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conewise.circuits.circuit_data import is_number, is_whole
+from conewise.circuits.circuit.circuit_data import is_number, is_whole
 from conewise.errors import Argument, CircuitError
 from conewise.structure.components.edge_graph import EdgeGraph
 

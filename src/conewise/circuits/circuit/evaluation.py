@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from conewise.circuits.forwards import Asked, asked
-from conewise.circuits.masked_forward import Forward, Mask, Numbers
+from conewise.circuits.forwards.forwards import Asked, asked
+from conewise.circuits.forwards.masked_forward import Forward, Mask, Numbers
 from conewise.runs.captured import Captured
 
 

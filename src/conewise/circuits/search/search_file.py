@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conewise.circuits.decision import Decision
+from conewise.circuits.circuit.decision import Decision
 from conewise.errors import Argument, CircuitError
 from conewise.files import expect_file, write_whole
 from conewise.reading import as_path, read_json

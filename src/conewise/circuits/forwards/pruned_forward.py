@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conewise.circuits.ablation import Ablated
-from conewise.circuits.dependence import moved_by
-from conewise.circuits.head_slices import HeadSlices, by_head, head_slices, is_run, some_of
-from conewise.circuits.masked_forward import Mask, Numbers, expect_room, few_of
-from conewise.circuits.stacked_walk import Walk, Walks
-from conewise.circuits.stages import Stage, stages_of
+from conewise.circuits.forwards.ablation import Ablated
+from conewise.circuits.forwards.dependence import moved_by
+from conewise.circuits.forwards.head_slices import HeadSlices, by_head, head_slices, is_run, some_of
+from conewise.circuits.forwards.masked_forward import Mask, Numbers, expect_room, few_of
+from conewise.circuits.forwards.stacked_walk import Walk, Walks
+from conewise.circuits.forwards.stages import Stage, stages_of
 from conewise.edges.edge_facts import EdgeFacts
 from conewise.edges.head_shares import HeadShares
 from conewise.edges.stacked_values import StackedValues

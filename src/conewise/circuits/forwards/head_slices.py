@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from conewise.circuits.stacked_walk import Walk, Walks
+from conewise.circuits.forwards.stacked_walk import Walk, Walks
 from conewise.edges.stacked_values import Read
 from conewise.program.records import Record, Ref
 from conewise.structure.axes.views import View

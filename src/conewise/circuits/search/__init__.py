@@ -1,0 +1,1 @@
+"""Searches for circuits, edge by edge."""
