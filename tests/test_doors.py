@@ -23,12 +23,12 @@ from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
 from conewise.circuits.circuit.decision import Decision
 from conewise.circuits.circuit.evaluation import Evaluation
-from conewise.cli.circuit_folder import FoundCircuit, read_circuit
-from conewise.cli.loading import ModelName
-from conewise.cli.output import Status
-from conewise.cli.results import show_cost
-from conewise.cli.run_folder import FOLDED, INSIDE, read_inside, read_run, write_run
-from conewise.cli.stored import QUESTION, read_question
+from conewise.cli.folders.circuit_folder import FoundCircuit, read_circuit
+from conewise.cli.folders.run_folder import FOLDED, INSIDE, read_inside, read_run, write_run
+from conewise.cli.folders.stored import QUESTION, read_question
+from conewise.cli.questions.loading import ModelName
+from conewise.cli.showing.results import show_cost
+from conewise.cli.terminal.output import Status
 from conewise.errors import LoadError
 from conewise.models import tiny
 from conewise.models.gguf import read_header

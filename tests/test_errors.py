@@ -19,8 +19,8 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "errors.
 # those of the command line end a command.
 INSIDE = {
     "checks/reference.py": {"NoReferenceError"},
-    "cli/failing.py": {"CommandError", "Interrupted"},
-    "cli/streams.py": {"UnwrittenError"},
+    "cli/terminal/failing.py": {"CommandError", "Interrupted"},
+    "cli/terminal/streams.py": {"UnwrittenError"},
     "compat/last_position.py": {"ReadsMoreError"},
     "engine/demand.py": {"RuleFailedError"},
 }
@@ -33,8 +33,8 @@ PLAIN = {
     "circuits/search/search_file.py": "said by the caller, with the file's name",
     "compat/": "errors as the library has them that it stands in for",
     "drawing/folded.py": "said by the caller, with the file's name",
-    "cli/circuit_folder.py": "said by the caller, with the folder's name",
-    "cli/stored.py": "said by the caller, with the file's name",
+    "cli/folders/circuit_folder.py": "said by the caller, with the folder's name",
+    "cli/folders/stored.py": "said by the caller, with the file's name",
     "experiments/": "mistakes in the experiments themselves",
     "files.py": "an OSError, with its number, as the system raises it",
     "graph/gradients.py": "a key that is not there",

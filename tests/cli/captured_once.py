@@ -10,8 +10,8 @@ import pytest
 
 from conewise import model
 from conewise.asking import ask
-from conewise.cli.loading import ModelName
-from conewise.cli.output import Status
+from conewise.cli.questions.loading import ModelName
+from conewise.cli.terminal.output import Status
 
 
 @contextmanager

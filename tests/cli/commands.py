@@ -13,8 +13,8 @@ from typing import Any
 import jsonschema
 from typer.testing import CliRunner
 
-from conewise.cli.commands import app
-from conewise.cli.schemas import SCHEMAS
+from conewise.cli.app import app
+from conewise.cli.commands.schemas import SCHEMAS
 from tests.cli import forks
 
 COMMAND = [sys.executable, "-m", "conewise.cli"]

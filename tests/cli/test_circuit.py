@@ -12,7 +12,7 @@ import pytest
 
 import conewise as cw
 from conewise.circuits.search.acdc import acdc
-from conewise.cli import circuit_finding
+from conewise.cli.commands import circuit_finding
 from conewise.models.load import load
 from conewise.prompts.pairs import Pair
 from conewise.prompts.tokenized import tokenize

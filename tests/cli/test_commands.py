@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.cli.run_folder import read_run
+from conewise.cli.folders.run_folder import read_run
 from conewise.models.load import load
 from conewise.models.tiny import PROMPTS
 from conewise.prompts.pairs import read_pairs

@@ -14,11 +14,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from conewise.cli import demo, demonstrating
-from conewise.cli.commands import app
-from conewise.cli.demo_text import show_cost
-from conewise.cli.loading import ModelName
-from conewise.cli.run_folder import read_run
+from conewise.cli.app import app
+from conewise.cli.commands import demonstrating
+from conewise.cli.demo import demo
+from conewise.cli.demo.demo_text import show_cost
+from conewise.cli.folders.run_folder import read_run
+from conewise.cli.questions.loading import ModelName
 from conewise.drawing.folding import Folded
 from conewise.errors import ConewiseError, LoadError
 from conewise.phases import shown_phases

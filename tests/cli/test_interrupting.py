@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from conewise.cli import run_folder
-from conewise.cli.run_folder import FILES
+from conewise.cli.folders import run_folder
+from conewise.cli.folders.run_folder import FILES
 from conewise.files import write_whole
 from conewise.prompts.questions import Question
 from conewise.sweeps.storage import archive

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from conewise.cli.commands import app
+from conewise.cli.app import app
 from conewise.experiments import registry
 from conewise.experiments.result import Progress, Result, Row
 from tests.experiments.quick import quick

@@ -93,10 +93,10 @@ main(["schema", "plan"])
 @pytest.mark.parametrize(
     "name",
     [
-        "conewise.cli.streams",
-        "conewise.cli.commands",
+        "conewise.cli.terminal.streams",
+        "conewise.cli.app",
         "typer",
-        "conewise.cli.sweeping",
+        "conewise.cli.commands.sweeping",
         "conewise.errors",
     ],
 )
@@ -120,6 +120,7 @@ def test_the_command_is_there_before_anything_large_is_imported() -> None:
     assert set(done.stdout.split()) == {
         "conewise",
         "conewise.cli",
-        "conewise.cli.codes",
+        "conewise.cli.terminal",
+        "conewise.cli.terminal.codes",
         "conewise.cli.entry",
     }

@@ -22,9 +22,9 @@ import conewise
 from conewise import model
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.verify import Verification
-from conewise.cli.commands import app
-from conewise.cli.failing import as_option
-from conewise.cli.schemas import names
+from conewise.cli.app import app
+from conewise.cli.commands.schemas import names
+from conewise.cli.terminal.failing import as_option
 from conewise.errors import Argument, SweepError
 from conewise.prompts.pairs import Pair
 from conewise.prompts.questions import Question
@@ -87,7 +87,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 def test_help_does_not_wait_for_torch() -> None:
     script = (
-        "import sys; from conewise.cli.commands import app; "
+        "import sys; from conewise.cli.app import app; "
         "app(['sweep', '--help'], standalone_mode=False); "
         "print(sorted({'torch', 'pandas', 'transformers', 'plotly'} & set(sys.modules)), file=sys.stderr)"
     )
@@ -435,7 +435,7 @@ def test_an_option_is_declared_once_and_shared() -> None:
     """Commands that are not alike may use one word for things of their own: these are named here."""
     calls = [
         node
-        for path in (Path(conewise.__file__).parent / "cli").glob("*.py")
+        for path in (Path(conewise.__file__).parent / "cli").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "Option"
     ]
@@ -493,7 +493,7 @@ def test_an_argument_that_is_not_utf8_is_refused() -> None:
 
 def test_a_command_that_has_too_little_memory_says_so() -> None:
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20,) * 2); "
-    script = limited + "from conewise.cli.commands import app; app(['plan', 'tiny'], prog_name='conewise')"
+    script = limited + "from conewise.cli.app import app; app(['plan', 'tiny'], prog_name='conewise')"
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False
     )

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 import conewise
-from conewise.cli.commands import app
+from conewise.cli.app import app
 from tests.docs.pages import ROOT, Block, blocks, pages
 
 REFERENCE = "".join(page.read_text("utf-8") for page in ROOT.glob("docs/reference/*.md"))

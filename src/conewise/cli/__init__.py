@@ -1,4 +1,4 @@
-"""The command line: parses, calls one workload, prints. One module for each command or small group of them.
+"""The command line: parses, calls one workload, prints. Its commands are in `commands/`.
 
 `entry.main` is the installed command. What it needs is imported when it runs: Ctrl-C ends it quietly from the
 first moment on, and `conewise --help` does not wait for torch.

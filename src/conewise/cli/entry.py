@@ -6,13 +6,13 @@ Imports next to nothing, so that Ctrl-C is met from the first moment on.
 import os
 import sys
 
-from conewise.cli.codes import CHECK_FAILED, FINE, INTERNAL, INTERRUPTED, UNREAD, UNWRITTEN
+from conewise.cli.terminal.codes import CHECK_FAILED, FINE, INTERNAL, INTERRUPTED, UNREAD, UNWRITTEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from conewise.cli.streams import Stdout
+    from conewise.cli.terminal.streams import Stdout
 
 
 def main(words: list[str] | None = None) -> "NoReturn":
@@ -24,7 +24,7 @@ def main(words: list[str] | None = None) -> "NoReturn":
     try:
         import signal
 
-        from conewise.cli.streams import open_streams
+        from conewise.cli.terminal.streams import open_streams
 
         code = _ended(words, open_streams())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # What is left to do takes no time.
@@ -39,7 +39,7 @@ def main(words: list[str] | None = None) -> "NoReturn":
 
 def _ended(words: list[str] | None, stdout: "Stdout") -> int:
     """Run the command; returns its code."""
-    from conewise.cli.streams import UnwrittenError
+    from conewise.cli.terminal.streams import UnwrittenError
 
     try:
         code = _run(words)
@@ -55,10 +55,10 @@ def _ended(words: list[str] | None, stdout: "Stdout") -> int:
 
 
 def _run(words: list[str] | None) -> int:
-    from conewise.cli.streams import UnwrittenError
+    from conewise.cli.terminal.streams import UnwrittenError
 
     try:
-        from conewise.cli.commands import app
+        from conewise.cli.app import app
 
         app(words, prog_name="conewise")
     except SystemExit as end:

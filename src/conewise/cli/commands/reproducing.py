@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conewise.cli import options as opt
-from conewise.cli.codes import CHECK_FAILED
-from conewise.cli.failing import CommandError
-from conewise.cli.help_texts import help_text
-from conewise.cli.output import expect_writable, print_as_json
+from conewise.cli.options import options as opt
+from conewise.cli.options.help_texts import help_text
+from conewise.cli.terminal.codes import CHECK_FAILED
+from conewise.cli.terminal.failing import CommandError
+from conewise.cli.terminal.output import expect_writable, print_as_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

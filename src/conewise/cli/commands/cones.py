@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conewise.cli import options as opt
-from conewise.cli.failing import CommandError
-from conewise.cli.groups import flat
-from conewise.cli.help_texts import help_text, literal
-from conewise.cli.loading import EXAMPLE, ModelName
-from conewise.cli.output import Status, expect_writable_file, print_json, stdout
-from conewise.cli.selecting import placed
+from conewise.cli.options import options as opt
+from conewise.cli.options.groups import flat
+from conewise.cli.options.help_texts import help_text, literal
+from conewise.cli.questions.loading import EXAMPLE, ModelName
+from conewise.cli.questions.selecting import placed
+from conewise.cli.terminal.failing import CommandError
+from conewise.cli.terminal.output import Status, expect_writable_file, print_json, stdout
 
 if TYPE_CHECKING:
     from conewise.drawing.folding import Cone, Folded

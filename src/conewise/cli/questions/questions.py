@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from conewise.asking.written_sites import chosen_edges, selected
-from conewise.cli.failing import CommandError
-from conewise.cli.loading import ModelName, captured, model_json
-from conewise.cli.options import (
+from conewise.cli.options.options import (
     Direction,
     EdgeOptions,
     Metric,
@@ -16,7 +14,9 @@ from conewise.cli.options import (
     Patch,
     QuestionOptions,
 )
-from conewise.cli.output import Status
+from conewise.cli.questions.loading import ModelName, captured, model_json
+from conewise.cli.terminal.failing import CommandError
+from conewise.cli.terminal.output import Status
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from conewise.cli import (
+from conewise.cli.commands import (
     circuit_finding,
     cones,
     demonstrating,
@@ -22,8 +22,8 @@ from conewise.cli import (
     tracing,
     verifying,
 )
-from conewise.cli.failing import Commands
-from conewise.cli.help_texts import MARKUP, help_text
+from conewise.cli.options.help_texts import MARKUP, help_text
+from conewise.cli.terminal.failing import Commands
 
 HELP = """Take a trained network apart, and pay only for what each change touches.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conewise import errors
-from conewise.cli.failing import CommandError
+from conewise.cli.terminal.failing import CommandError
 from conewise.files import expect_file, expect_room
 from conewise.status_line import said_by
 

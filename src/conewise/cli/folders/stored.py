@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conewise.cli.failing import CommandError, shell_command
-from conewise.cli.output import expect_writable
+from conewise.cli.terminal.failing import CommandError, shell_command
+from conewise.cli.terminal.output import expect_writable
 from conewise.errors import SweepError
 from conewise.reading import is_there, read_json
 
@@ -51,8 +51,8 @@ class StoredRun:
 
     def _expect_free(self) -> None:
         """Nothing stands where the run will be kept: what is there later, and is not whole, is its own."""
-        from conewise.cli.circuit_folder import CIRCUIT_FILES
-        from conewise.cli.run_folder import FILES
+        from conewise.cli.folders.circuit_folder import CIRCUIT_FILES
+        from conewise.cli.folders.run_folder import FILES
 
         # Not `Path.exists`, which raises for a name that is too long: that is said further on.
         taken = [name for name in (*FILES, *CIRCUIT_FILES) if os.path.lexists(self.folder / name)]
@@ -94,7 +94,7 @@ class StoredRun:
         self, result: Result, story: Story, folded: Folded | None, inside: Inside | None = None
     ) -> None:
         """Keep the result; one that is there already must be the same."""
-        from conewise.cli.run_folder import write_run
+        from conewise.cli.folders.run_folder import write_run
         from conewise.sweeps.saved import load_result
         from conewise.sweeps.storage.archive import is_result
 

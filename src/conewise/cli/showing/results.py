@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from conewise.amounts import shown_bytes
-from conewise.cli.output import add_row, table
+from conewise.cli.terminal.output import add_row, table
 from conewise.phases import shown_phases
 from conewise.version import __version__
 

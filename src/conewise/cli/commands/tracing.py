@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conewise.asking.written_sites import as_choice
-from conewise.cli import options as opt
-from conewise.cli.codes import CHECK_FAILED
-from conewise.cli.failing import CommandError, command_of, shell_command
-from conewise.cli.groups import flat
-from conewise.cli.help_texts import help_text
-from conewise.cli.loading import ModelName, captured, model_json
-from conewise.cli.output import (
+from conewise.cli.options import options as opt
+from conewise.cli.options.groups import flat
+from conewise.cli.options.help_texts import help_text
+from conewise.cli.questions.loading import ModelName, captured, model_json
+from conewise.cli.showing.results import plan_json, show_cost
+from conewise.cli.terminal.codes import CHECK_FAILED
+from conewise.cli.terminal.failing import CommandError, command_of, shell_command
+from conewise.cli.terminal.output import (
     Status,
     add_row,
     expect_writable_file,
@@ -23,7 +24,6 @@ from conewise.cli.output import (
     stdout,
     table,
 )
-from conewise.cli.results import plan_json, show_cost
 
 if TYPE_CHECKING:
     from rich.console import Console

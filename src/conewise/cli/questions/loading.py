@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from conewise.cli.options import LoadOptions
-from conewise.cli.output import Status
+from conewise.cli.options.options import LoadOptions
+from conewise.cli.terminal.output import Status
 
 if TYPE_CHECKING:
     from conewise.model import Model

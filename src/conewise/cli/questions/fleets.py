@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from conewise.cli import options as opt
-from conewise.cli.failing import CommandError
+from conewise.cli.options import options as opt
+from conewise.cli.terminal.failing import CommandError
 
 if TYPE_CHECKING:
     from conewise.fleets.running import Fleet

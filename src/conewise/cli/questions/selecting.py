@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conewise.asking.written_sites import written
-from conewise.cli.failing import CommandError
+from conewise.cli.terminal.failing import CommandError
 from conewise.locations.places import Place, site
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from conewise.cli.codes import INTERNAL, INTERRUPTED, USAGE
-from conewise.cli.streams import UnwrittenError
+from conewise.cli.terminal.codes import INTERNAL, INTERRUPTED, USAGE
+from conewise.cli.terminal.streams import UnwrittenError
 from conewise.errors import Argument, ConewiseError, OutOfMemoryError, is_out_of_memory
 from conewise.reading import lone_surrogate
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conewise.cli.loading import ModelName
-from conewise.cli.output import Status
+from conewise.cli.questions.loading import ModelName
+from conewise.cli.terminal.output import Status
 from conewise.errors import LoadError, SweepError
 from conewise.files import is_leftover
 
@@ -178,7 +178,7 @@ def _is_demo(folder: Path) -> bool:
 
 def write(found: Demo, out: Path, status: Status) -> tuple[Path, Path]:
     """Write the run, in place of that of an earlier demo, and its page."""
-    from conewise.cli.run_folder import write_run
+    from conewise.cli.folders.run_folder import write_run
     from conewise.report.page import write_page
     from conewise.sweeps.storage.archive import MANIFEST
 

@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from conewise.amounts import shown_bytes
-from conewise.cli.output import table
+from conewise.cli.terminal.output import table
 from conewise.phases import shown_phases
 
 if TYPE_CHECKING:
-    from conewise.cli.demo import Demo
+    from conewise.cli.demo.demo import Demo
     from conewise.models.load import Loaded
     from conewise.prompts.questions import Question
     from conewise.sweeps.planning.plan import SweepPlan

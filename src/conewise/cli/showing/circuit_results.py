@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from conewise.cli.output import add_row, table
+from conewise.cli.terminal.output import add_row, table
 from conewise.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from conewise.circuits.search.acdc import SearchPlan
-    from conewise.cli.circuit_folder import FoundCircuit
+    from conewise.cli.folders.circuit_folder import FoundCircuit
 
 SHOWN = 12
 """How many edges are shown to people."""

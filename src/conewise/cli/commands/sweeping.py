@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conewise.cli import options as opt
-from conewise.cli.codes import CHECK_FAILED
-from conewise.cli.failing import CommandError, Interrupted, command_of, shell_command
-from conewise.cli.fleets import fleet_of, shown, simulated, without_workers
-from conewise.cli.groups import flat
-from conewise.cli.help_texts import help_text
-from conewise.cli.loading import ModelName
-from conewise.cli.output import CellCounter, Status, expect_writable_file, print_json, stdout
-from conewise.cli.questions import ask, question_json, show_question
-from conewise.cli.results import plan_json, result_json, show_plan, show_result
-from conewise.cli.stored import StoredRun
+from conewise.cli.folders.stored import StoredRun
+from conewise.cli.options import options as opt
+from conewise.cli.options.groups import flat
+from conewise.cli.options.help_texts import help_text
+from conewise.cli.questions.fleets import fleet_of, shown, simulated, without_workers
+from conewise.cli.questions.loading import ModelName
+from conewise.cli.questions.questions import ask, question_json, show_question
+from conewise.cli.showing.results import plan_json, result_json, show_plan, show_result
+from conewise.cli.terminal.codes import CHECK_FAILED
+from conewise.cli.terminal.failing import CommandError, Interrupted, command_of, shell_command
+from conewise.cli.terminal.output import CellCounter, Status, expect_writable_file, print_json, stdout
 
 if TYPE_CHECKING:
     from conewise.models.load import Loaded

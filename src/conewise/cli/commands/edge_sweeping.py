@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from conewise.cli import options as opt
-from conewise.cli.failing import CommandError
-from conewise.cli.groups import flat
-from conewise.cli.help_texts import help_text
-from conewise.cli.sweeping import plan_question, run_question
+from conewise.cli.commands.sweeping import plan_question, run_question
+from conewise.cli.options import options as opt
+from conewise.cli.options.groups import flat
+from conewise.cli.options.help_texts import help_text
+from conewise.cli.terminal.failing import CommandError
 
 HELP = """Patch every edge between components, each in a world of its own, and say what it does to the metric.
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from conewise.cli import options as opt
-from conewise.cli.codes import CHECK_FAILED
-from conewise.cli.groups import flat
-from conewise.cli.help_texts import help_text
-from conewise.cli.loading import ModelName
-from conewise.cli.output import Status, print_json, stdout
+from conewise.cli.options import options as opt
+from conewise.cli.options.groups import flat
+from conewise.cli.options.help_texts import help_text
+from conewise.cli.questions.loading import ModelName
+from conewise.cli.terminal.codes import CHECK_FAILED
+from conewise.cli.terminal.output import Status, print_json, stdout
 
 HELP = """Check the captured graph against the model itself, on random inputs: bit for bit, every output.
 

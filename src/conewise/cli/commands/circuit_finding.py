@@ -12,20 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conewise.cli import options as opt
-from conewise.cli.circuit_results import circuit_json, plan_of_search_json, show_circuit, show_search_plan
-from conewise.cli.failing import CommandError, Interrupted, command_of, shell_command
-from conewise.cli.groups import flat
-from conewise.cli.help_texts import help_text
-from conewise.cli.loading import ModelName
-from conewise.cli.output import Status, expect_writable_file, print_json, progress_for, stdout
-from conewise.cli.questions import needed_options, pairs_of, question_json, read_prompts, show_prompts
-from conewise.cli.results import plan_json, show_plan
-from conewise.cli.stored import StoredRun
+from conewise.cli.folders.stored import StoredRun
+from conewise.cli.options import options as opt
+from conewise.cli.options.groups import flat
+from conewise.cli.options.help_texts import help_text
+from conewise.cli.questions.loading import ModelName
+from conewise.cli.questions.questions import (
+    needed_options,
+    pairs_of,
+    question_json,
+    read_prompts,
+    show_prompts,
+)
+from conewise.cli.showing.circuit_results import (
+    circuit_json,
+    plan_of_search_json,
+    show_circuit,
+    show_search_plan,
+)
+from conewise.cli.showing.results import plan_json, show_plan
+from conewise.cli.terminal.failing import CommandError, Interrupted, command_of, shell_command
+from conewise.cli.terminal.output import Status, expect_writable_file, print_json, progress_for, stdout
 
 if TYPE_CHECKING:
     from conewise.circuits.circuit.circuit import Circuit
-    from conewise.cli.circuit_folder import FoundCircuit
+    from conewise.cli.folders.circuit_folder import FoundCircuit
     from conewise.models.load import Loaded
     from conewise.prompts.questions import Question
 
@@ -244,7 +255,7 @@ class _Search:
 
     def run(self, threshold: float | None, stored: StoredRun | None) -> Circuit:
         """Search; what is done goes to the folder as it is."""
-        from conewise.cli.circuit_folder import EDGES, SEARCH
+        from conewise.cli.folders.circuit_folder import EDGES, SEARCH
 
         is_acdc = self.finding.method is opt.Method.ACDC
         out = None if stored is None else stored.folder / (SEARCH if is_acdc else EDGES)
@@ -271,7 +282,7 @@ class _Search:
 
     def evaluated(self, circuit: Circuit, loaded: Loaded, command: str) -> FoundCircuit:
         """The circuit with its evaluation, its curve and its story."""
-        from conewise.cli.circuit_folder import FoundCircuit
+        from conewise.cli.folders.circuit_folder import FoundCircuit
 
         evaluation = circuit.evaluate(**self.runs, minimality=self.finding.minimality)
         curve = circuit.curve(**self.runs)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from conewise.cli.help_texts import literal
+from conewise.cli.options.help_texts import literal
 
 
 class Patch(StrEnum):

@@ -1,0 +1,1 @@
+"""The demo: what it asks of a model, and what it says."""

@@ -1,0 +1,1 @@
+"""The folders that commands write and read."""

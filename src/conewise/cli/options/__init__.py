@@ -1,0 +1,1 @@
+"""The options of the commands, groups of them, and their help."""

@@ -1,0 +1,1 @@
+"""From options to what is asked: a model, its sites, prompts, workers."""

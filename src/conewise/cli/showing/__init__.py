@@ -1,0 +1,1 @@
+"""Plans and results as commands show them."""
