@@ -192,6 +192,7 @@ def test_no_linter_and_no_test_is_left_out_that_needs_only_a_registry() -> None:
     left_out = {
         "test-smollm2",
         "test-transformer-lens",
+        "test-peers",
         "test-tracr",
         "test-architectures",
         "test-laws",
