@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conewise.report import circuit_page
+from conewise.report import page as sweep_page
 from conewise.scripts import script
 from conewise.templates import asset
 
@@ -87,7 +88,7 @@ def test_what_would_end_the_element_of_a_script_is_refused(text: str) -> None:
 
 
 def test_every_module_is_in_a_page() -> None:
-    pages = "".join(map(script, [circuit_page.SCRIPT]))
+    pages = "".join(map(script, [circuit_page.SCRIPT, sweep_page.SCRIPT]))
     for path in sorted(FOLDER.rglob("*.js")):
         name = f"javascript/{path.relative_to(FOLDER).as_posix()}"
         assert f'modules["{name}"] =' in pages, f"no page has {name}"

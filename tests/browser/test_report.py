@@ -96,6 +96,27 @@ def test_a_clicked_cell_is_the_chosen_site_and_the_address_remembers_it(
     expect(again.locator("#site-name")).to_have_text(name)
 
 
+def test_an_address_that_is_put_into_an_open_page_shows_all_that_it_says(
+    report: Path, open_page: Opener
+) -> None:
+    page = open_page(report).page
+    page.locator("#metric").select_option(index=1)
+    page.get_by_text("Value", exact=True).click()
+    page.locator("#tab-graph").click()
+    other = page.url.partition("#")[2]
+    name = named(2, 1).name
+    page.evaluate("name => { location.hash = new URLSearchParams({ site: name }) }", name)
+    expect(page.locator("#site-name")).to_have_text(name)
+    expect(page.locator("#view-results")).to_be_visible()
+    expect(page.locator("#metric")).to_have_value("0")
+    expect(page.locator("[name=shown][value=effect]")).to_be_checked()
+    page.evaluate("hash => { location.hash = hash }", other)
+    expect(page.locator("#view-graph")).to_be_visible()
+    expect(page.locator("#metric")).to_have_value("1")
+    page.evaluate("location.hash = 'maps'")
+    expect(page.locator("#view-graph")).to_be_visible()
+
+
 def test_without_an_address_the_strongest_site_is_chosen(report: Path, open_page: Opener) -> None:
     page = open_page(report).page
     (strongest, effect, _), *_ = swept()[0].strongest()

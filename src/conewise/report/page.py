@@ -33,6 +33,7 @@ from conewise.report.sections import (
 )
 from conewise.report.story import Story
 from conewise.report.swept import Swept
+from conewise.scripts import script
 from conewise.templates import asset
 
 if TYPE_CHECKING:
@@ -50,10 +51,7 @@ KINDS = {
 }
 """What a part of a sweep is called in a title: one, and many."""
 
-SCRIPTS = (
-    *("page_theme.js", "page_data.js", "page_maps.js", "page_table.js", "page_site.js", "page_spread.js"),
-    *("page_inside.js", "page.js"),
-)
+SCRIPT = "javascript/sweep/main.js"
 
 
 def write_page(
@@ -103,7 +101,7 @@ def sweep_page(
     second view; without the inside of the base run, no attention and no lens.
     """
     styles = [asset("drawing/theme.css"), asset("report/page.css")]
-    scripts = [asset(f"report/{name}") for name in SCRIPTS]
+    scripts = [script(SCRIPT)]
     data: dict[str, object] = {
         "conewise-data": packed(result, story, folded),
         "conewise-speeds": speeds(result, story),
