@@ -36,6 +36,7 @@ PLAIN = {
     "cli/folders/circuit_folder.py": "said by the caller, with the folder's name",
     "cli/folders/stored.py": "said by the caller, with the file's name",
     "experiments/": "mistakes in the experiments themselves",
+    "formats.py": "said by the caller, with the file's name",
     "files.py": "an OSError, with its number, as the system raises it",
     "graph/gradients.py": "a key that is not there",
     "locations/places.py": "of `as_number`, which says what is none; its callers say of what",

@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # `""`, is the public face: only the command line imports it, for it imports the package.
 FOUNDATION = {
     *("errors", "amounts", "phases", "garbage", "status_line", "reading", "files", "templates", "markup"),
-    *("colours", "scripts", "version"),
+    *("colours", "scripts", "version", "formats"),
     *("graph", "engine", "theory", "ops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reading": set(),
     "files": {"errors", "version"},
     "version": set(),
+    "formats": {"errors", "files"},
     "garbage": set(),
     "colours": set(),
     "templates": set(),

@@ -34,6 +34,7 @@
     ├── EdgeError              edges that a model does not have, or whose parts cannot be separated
     ├── DecompositionError     a stream or logits that cannot be taken apart as asked
     ├── CircuitError           a circuit that cannot be made, read, compared or evaluated as asked
+    ├── FormatError            a file of a format that another version of conewise wrote
     ├── LoadError              a model that cannot be loaded
     ├── PromptError            prompts that cannot be read, or asked of a model
     ├── OutOfMemoryError       something that takes more memory than there is
@@ -327,6 +328,10 @@ class DecompositionError(ConewiseError):
 
 class CircuitError(ConewiseError):
     """A circuit that cannot be made, read, compared or evaluated as asked."""
+
+
+class FormatError(ConewiseError):
+    """A file that another version of conewise wrote, in a format that this one does not read."""
 
 
 class PatchError(SiteError):

@@ -229,8 +229,8 @@ def written(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 2}, "it has version 2, and this library reads version 1; another version of conewise"),
-        ({"conewise": "sweep"}, "neither conewise: 'circuit', as our files have, nor cfg, nodes and edges"),
+        ({"format": "2"}, "its format is '2', where a whole number from 1 is expected"),
+        ({"kind": "conewise plan"}, "it says that it is 'conewise plan', where kind: 'conewise circuit' is"),
         ({"edges": ["input->m7"]}, "no reader 'm7'.*Nearest"),
         ({"edges": [3]}, r"edges\[0\] is a whole number, where a text is expected"),
         ({"edges": None}, "edges is null, where a list is expected"),
@@ -257,7 +257,8 @@ def test_a_file_that_is_no_circuit_is_refused(tmp_path: Path, change: dict[str, 
         ("{", "it is not JSON"),
         ("[]", "it is not an object"),
         ("[" * 5000 + "]" * 5000, "nested too deeply"),
-        ('{"conewise": "circuit", "version": 1}', "it has no model"),
+        ('{"kind": "conewise circuit", "format": 1}', "it has no model"),
+        ('{"format": 1}', "neither kind: 'conewise circuit', as our files have, nor cfg, nodes and edges"),
     ],
 )
 def test_a_text_that_is_no_circuit_is_refused(tmp_path: Path, text: str, said: str) -> None:

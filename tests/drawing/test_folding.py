@@ -271,9 +271,9 @@ def test_json_that_is_something_else_is_refused() -> None:
     text = fold(captured("skips"), ["stem"]).to_json()
     data = json.loads(text)
     for wrong, said in (
-        ("{", "not JSON"),
-        ("[]", "does not say that it is"),
-        (json.dumps({**data, "format": 99}), "format 99"),
+        ("{", "it is not JSON"),
+        ("[]", "it is not an object"),
+        ("{}", "it does not say what it is, where kind: 'conewise folded' is expected"),
         (json.dumps({key: value for key, value in data.items() if key != "cones"}), "damaged"),
         (json.dumps({**data, "parts": [[1]]}), "damaged"),
     ):

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
-from typing import Final
 
 from conewise.drawing.sent import SentCone, SentFolded
 from conewise.errors import MissingSiteError, SweepError
+from conewise.formats import Format
 from conewise.reading import parse_json
 from conewise.sweeps.storage.decoding import decoded
 
-KIND: Final = "conewise folded"
-FORMAT = 1
+FORMAT = Format("conewise folded", 1)
 
 MOST = 20_000_000
 """Counts of all cones together, one for each part, that are read from a file."""
@@ -119,8 +118,8 @@ class Folded:
     def sent(self) -> SentFolded:
         """All of it as plain data, cones in short."""
         return {
-            "kind": KIND,
-            "format": FORMAT,
+            "kind": "conewise folded",
+            "format": FORMAT.version,
             "model": self.model,
             "parts": [
                 (p.row, p.role, p.label, p.meaning, p.nodes, p.flops, p.layer, p.stack) for p in self.parts
@@ -135,22 +134,20 @@ class Folded:
 
     def to_json(self) -> str:
         """All of it as JSON: see `from_json`."""
-        return json.dumps(self.sent(), ensure_ascii=False, separators=(",", ":"))
+        return json.dumps({**FORMAT.header(), **self.sent()}, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Folded:
-        """What `to_json` wrote. Raises SweepError where it is something else, or damaged, or newer."""
+    def from_json(cls, text: str, name: str = "this text") -> Folded:
+        """What `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
+
+        `name` says in messages what the text is.
+        """
         try:
-            data = parse_json(text)
-        except ValueError as error:
+            data = FORMAT.expect(parse_json(text), name)
+        except json.JSONDecodeError as error:
             raise SweepError(f"this is no folded model: it is not JSON ({error}).") from None
-        if not isinstance(data, dict) or data.get("kind") != KIND:
-            raise SweepError(f"this is no folded model: it does not say that it is a {KIND!r}.")
-        if not isinstance(data.get("format"), int) or data["format"] > FORMAT:
-            raise SweepError(
-                f"this folded model has the format {data.get('format')!r}, and this version of conewise "
-                f"reads up to {FORMAT}. Fold it again, or read it with the version that wrote it."
-            )
+        except ValueError as error:
+            raise SweepError(f"this is no folded model: {error}.") from None
         try:
             return _folded(decoded(data, _Written, "the folded model"))
         except ValueError as error:

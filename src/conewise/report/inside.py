@@ -11,6 +11,7 @@ import torch
 
 from conewise.decomposing.labels import visible
 from conewise.errors import ConewiseError, SweepError
+from conewise.formats import Format
 from conewise.locations.places import EdgePlace
 from conewise.reading import parse_json
 from conewise.report.story import Story
@@ -18,6 +19,8 @@ from conewise.report.swept import Swept
 from conewise.runs.input_run import InputRun
 from conewise.runs.run import Reading
 from conewise.sweeps.storage.decoding import decoded
+
+FORMAT = Format("conewise inside", 1)
 
 HEADS = 6
 """How many heads are shown: those with the largest effects."""
@@ -108,13 +111,16 @@ class Inside:
 
     def to_json(self) -> str:
         """All of it as JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+        return json.dumps({**FORMAT.header(), **asdict(self)}, ensure_ascii=False, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Inside:
-        """What `to_json` wrote. Raises SweepError for any other text."""
+    def from_json(cls, text: str, name: str = "this text") -> Inside:
+        """What `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
+
+        `name` says in messages what the text is.
+        """
         try:
-            found: Inside = decoded(parse_json(text), cls, "the inside of a run")
+            found: Inside = decoded(FORMAT.expect(parse_json(text), name), cls, "the inside of a run")
         except ValueError as error:
             raise SweepError(f"this is not the inside of a run: {error}.") from None
         return found

@@ -13,11 +13,14 @@ from pathlib import Path
 
 from conewise.errors import SweepError
 from conewise.files import write_whole
+from conewise.formats import Format
 from conewise.reading import parse_json
 from conewise.sweeps.storage.decoding import decoded
 
 STORY = "story.json"
 """The file of a story, in the folder of its result."""
+
+FORMAT = Format("conewise story", 1)
 
 FEW = 2
 """How many of the tokens at a position are written out, where prompts have different ones."""
@@ -121,13 +124,17 @@ class Story:
 
     def to_json(self) -> str:
         """The story as JSON."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False)
+        whole = {**FORMAT.header(), **asdict(self)}
+        return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Story:
-        """The story that `to_json` wrote. Raises SweepError for any other text."""
+    def from_json(cls, text: str, name: str = "this text") -> Story:
+        """The story that `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
+
+        `name` says in messages what the text is.
+        """
         try:
-            story: Story = decoded(parse_json(text), cls, "the story")
+            story: Story = decoded(FORMAT.expect(parse_json(text), name), cls, "the story")
         except ValueError as error:
             raise SweepError(f"this is not the story of a sweep: {error}.") from None
         return story
@@ -164,7 +171,7 @@ def read_story(folder: Path) -> Story | None:
     if not path.exists():
         return None
     try:
-        return Story.from_json(path.read_text(encoding="utf-8"))
+        return Story.from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, ValueError, SweepError) as error:
         raise damaged(path, error) from None
 

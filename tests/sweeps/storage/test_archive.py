@@ -18,7 +18,7 @@ import torch
 
 import conewise as cw
 from conewise.checks.cell_check import CellCheck
-from conewise.errors import LoadError, SweepError
+from conewise.errors import FormatError, LoadError, SweepError
 from conewise.model import Model
 from conewise.sweeps.result import Result
 from conewise.sweeps.saved import load_result
@@ -171,10 +171,9 @@ def test_a_result_is_loaded_as_it_is(result: Result, tmp_path: Path) -> None:
 
 def test_a_result_of_a_newer_version_is_refused(result: Result, tmp_path: Path) -> None:
     path = result.save(tmp_path) / MANIFEST
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1, "conewise": "9.9"}))
-    with pytest.raises(
-        SweepError, match=rf"has the format {FORMAT + 1}, .* the version that wrote it \(conewise 9\.9\)"
-    ):
+    newer = {"format": FORMAT.version + 1, "conewise": "9.9"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | newer))
+    with pytest.raises(FormatError, match=r"of format 2, and conewise .* reads format 1\. .* conewise 9\.9 "):
         load_result(tmp_path)
 
 

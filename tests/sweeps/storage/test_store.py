@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import conewise as cw
-from conewise.errors import IdentityError, MetricError, PatchError, SweepError
+from conewise.errors import FormatError, IdentityError, MetricError, PatchError, SweepError
 from conewise.model import Model
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.store import FILE, FORMAT, MANIFEST
@@ -555,13 +555,28 @@ def test_another_programs_database_is_left_as_it_is(sweep: Sweep, tmp_path: Path
     assert (tmp_path / FILE).read_bytes() == before
 
 
-@pytest.mark.parametrize(("version", "word"), [(FORMAT + 1, "newer"), (FORMAT - 1, "older")])
+@pytest.mark.parametrize(("version", "word"), [(FORMAT.version + 1, "newer"), (FORMAT.oldest - 1, "older")])
 def test_a_store_of_another_format_is_refused(sweep: Sweep, tmp_path: Path, version: int, word: str) -> None:
     sweep.run(out=tmp_path)
     change(tmp_path, f"PRAGMA user_version = {version}")
-    expected = f"has the format {version}, and this version of conewise reads {FORMAT}. .* the {word} version"
-    with pytest.raises(SweepError, match=expected):
+    expected = f"'conewise store' of format {version}, and conewise .* reads format 2. .* {word} conewise"
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(FormatError, match=expected):
         sweep.run(out=tmp_path, resume=True)
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_releases_of_one_series_go_on_with_each_others_stores(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "conewise_version", lambda: "0.1.0")
+    result = sweep.run(out=tmp_path)
+    monkeypatch.setattr(store, "conewise_version", lambda: "0.1.17")
+    assert sweep.run(out=tmp_path, resume=True).equals(result)
+    for other in ("0.2.0", "0.1.1.dev3"):
+        monkeypatch.setattr(store, "conewise_version", lambda other=other: other)
+        with pytest.raises(SweepError, match=rf"machine\.conewise: 0\.1 → {other.removesuffix('.0')}\n"):
+            sweep.run(out=tmp_path, resume=True)
 
 
 def test_a_folder_that_is_a_file_is_refused(sweep: Sweep, tmp_path: Path) -> None:
@@ -654,7 +669,7 @@ def test_flipped_bytes_are_found_or_do_not_matter(sweep: Sweep, tmp_path: Path) 
 def test_the_manifest_tells_what_was_run(sweep: Sweep, tmp_path: Path) -> None:
     sweep.run(out=tmp_path)
     manifest = json.loads((tmp_path / MANIFEST).read_text())
-    assert manifest["format"] == FORMAT
+    assert manifest["format"] == FORMAT.version
     assert manifest["sweep"] == json.loads(json.dumps(sweep.provenance()))
     assert manifest["machine"]["threads"] == 1
     ((plan,),) = rows(tmp_path, "SELECT body FROM plans")

@@ -15,13 +15,13 @@ from conewise.circuits.circuit.circuit_data import CircuitData, checked_scores
 from conewise.circuits.circuit.decision import Decision
 from conewise.circuits.circuit.eap_graph import read_eap
 from conewise.errors import CircuitError
-from conewise.files import conewise_version, write_whole
+from conewise.files import write_whole
+from conewise.formats import KIND, Format
 from conewise.reading import parse_json, read_bounded
 from conewise.structure.components.edge_graph import EdgeGraph, GraphReader, GraphWriter
 from conewise.sweeps.storage.decoding import decoded
 
-KIND = "circuit"
-VERSION = 1
+FORMAT = Format("conewise circuit", 1)
 MOST_BYTES = 512 * 1024 * 1024
 """More than any circuit takes: a file that is larger is something else."""
 
@@ -30,9 +30,7 @@ def to_json(circuit: CircuitData) -> str:
     """The circuit as JSON, equal after `from_json`."""
     graph = circuit.graph
     whole = {
-        "conewise": KIND,
-        "version": VERSION,
-        "made_by": conewise_version(),
+        **FORMAT.header(),
         "model": circuit.of,
         "method": circuit.method,
         "threshold": circuit.threshold,
@@ -53,7 +51,7 @@ def from_json(text: str, graph: EdgeGraph | None = None, name: str = "this text"
     """The circuit that a text holds: one of ours, or a graph of EAP-IG's tools.
 
     `graph` is that of the model it is read for; without one, the file's own is taken. Raises CircuitError,
-    which says what `name` is and why it is no circuit.
+    which says what `name` is and why it is no circuit; FormatError for one of a newer version.
     """
     try:
         found = parse_json(text)
@@ -61,16 +59,12 @@ def from_json(text: str, graph: EdgeGraph | None = None, name: str = "this text"
             raise ValueError("it is not an object")
         if {"cfg", "nodes", "edges"} <= set(found):
             return read_eap(found, graph)
-        if found.get("conewise") != KIND:
+        if KIND not in found:
             raise ValueError(
-                "it has neither conewise: 'circuit', as our files have, nor cfg, nodes and edges, as EAP-IG's"
+                f"it has neither {KIND}: {FORMAT.kind!r}, as our files have, nor cfg, nodes and edges, as "
+                "EAP-IG's"
             )
-        if found.get("version") != VERSION:
-            raise ValueError(
-                f"it has version {found.get('version')!r}, and this library reads version {VERSION}; "
-                "another version of conewise wrote it"
-            )
-        return _circuit(found)
+        return _circuit(FORMAT.expect(found, name))
     except json.JSONDecodeError as error:
         why = f"it is not JSON ({error.msg}, line {error.lineno})"
     except (ValueError, CircuitError) as error:

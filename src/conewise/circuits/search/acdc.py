@@ -29,11 +29,14 @@ from conewise.circuits.search.greedy import Candidate, Greedy, Spent
 from conewise.circuits.search.search_file import SearchFile
 from conewise.edges.edge_facts import edge_facts
 from conewise.errors import Argument, CircuitError
-from conewise.identity.identity import identity
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric
+from conewise.runs.run import Reading
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.progress import bar
+from conewise.sweeps.storage.identifying import Identifying
+from conewise.sweeps.storage.model_digest import model_digest
+from conewise.sweeps.storage.provenance import run_digest
 
 HARMS: dict[str, Callable[[float], float]] = {
     "increase": lambda change: change,
@@ -211,18 +214,28 @@ class Search:
             model=self.asked.model,
         )
 
-    def _identity(self) -> str:
-        given = self.asked
-        parts = (
-            given.base,
-            given.source,
-            given.metric,
-            self.threshold,
-            given.ablation,
-            self.harm,
-            self.heads,
-        )
-        return identity(("acdc", *parts))
+    def _identity(self) -> dict[str, Any]:
+        """All that the decisions depend on, by name. Raises IdentityError for what cannot be identified."""
+        given, identify = self.asked, Identifying(strict=True)
+        digest = model_digest(given.model)
+
+        def run(one: Reading | None) -> str | None:
+            return None if one is None else str(run_digest(given.model, one, identify))
+
+        return {
+            "method": "acdc",
+            "model": given.model.name,
+            "program": digest.program,
+            "weights": digest.weights,
+            "constants": digest.constants,
+            "base": run(given.base),
+            "source": run(given.source),
+            "metric": identify.metric(given.metric),
+            "threshold": self.threshold,
+            "ablation": given.ablation,
+            "harm": self.harm,
+            "heads": self.heads,
+        }
 
     def _decisions(self, forward: Forward, known: Sequence[Decision]) -> Iterator[list[Decision]]:
         """All decisions in the order of visits, some at a time; `known` are those made before."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,28 @@ from typing import Any
 from conewise.circuits.circuit.decision import Decision
 from conewise.errors import Argument, CircuitError
 from conewise.files import expect_file, write_whole
+from conewise.formats import Format
 from conewise.reading import as_path, read_json
+from conewise.sweeps.storage.decoding import decoded
+from conewise.sweeps.storage.differences import differences
 
-FORMAT, VERSION = "conewise search", 1
+FORMAT = Format("conewise search", 1)
 
 
 class SearchFile:
-    """Decisions in a file, written whole each time. `identity` is all that they depend on."""
+    """Decisions in a file, written whole each time. `search` is all that they depend on, in plain values."""
 
-    def __init__(self, path: Path, identity: str, decisions: Sequence[Decision] = ()) -> None:
-        self.path, self.identity, self.decisions = path, identity, tuple(decisions)
+    def __init__(self, path: Path, search: Mapping[str, Any], decisions: Sequence[Decision] = ()) -> None:
+        self.path, self.search, self.decisions = path, search, tuple(decisions)
 
     @classmethod
-    def opened(cls, out: str | Path | None, resume: bool, identity: Callable[[], str]) -> SearchFile:
+    def opened(
+        cls, out: str | Path | None, resume: bool, search: Callable[[], Mapping[str, Any]]
+    ) -> SearchFile:
         """The file of a new search, or with `resume` of one that goes on; one that is not there is begun.
 
-        Raises CircuitError where it cannot be written, or is of another search.
+        Raises CircuitError where it cannot be written, or is damaged or of another search, and FormatError
+        for one of a newer version.
         """
         if out is None:
             raise CircuitError(
@@ -35,7 +42,7 @@ class SearchFile:
                 Argument("out"),
                 ": say in which file the search was kept.",
             )
-        path, own = as_path(out), identity()
+        path, own = as_path(out), search()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             expect_file(path)
@@ -56,7 +63,8 @@ class SearchFile:
     def write(self, log: Sequence[Decision]) -> None:
         """Keep these decisions. Raises CircuitError where that cannot be."""
         rows = [(one.edge, one.kept, one.change) for one in log]
-        found = {"format": FORMAT, "version": VERSION, "identity": self.identity, "decisions": rows}
+        body = {"search": self.search, "decisions": rows}
+        found = {**FORMAT.header(), **body, "sha256": _checksum(body)}
         try:
             write_whole(self.path, json.dumps(found).encode())
         except OSError as error:
@@ -78,25 +86,31 @@ class SearchFile:
         self.write(log)
 
 
-def _read(path: Path, identity: str) -> list[Decision]:
+def _read(path: Path, search: Mapping[str, Any]) -> list[Decision]:
     try:
-        found: Any = read_json(path)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise ValueError("it is no file of a search")
-        if found.get("version") != VERSION:
-            raise ValueError(f"it is of version {found.get('version')!r}, and {VERSION} can be read")
-        rows = found["decisions"]
-        decisions = [Decision(edge, kept, float(change)) for edge, kept, change in rows]
-        if not all(isinstance(row[0], str) and isinstance(row[1], bool) for row in rows):
+        found = FORMAT.expect(read_json(path), str(path))
+        body = {name: found.get(name) for name in ("search", "decisions")}
+        if found.get("sha256") != _checksum(body):
+            raise ValueError("it does not have the checksum that it was written with")
+        rows = decoded(body["decisions"], tuple[tuple[str, bool, Any], ...], "decisions")
+        if not all(isinstance(change, float | int) for _, _, change in rows):  # it may be infinite
             raise ValueError("its decisions are not (edge, kept, change)")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        of = decoded(body["search"], dict[str, Any], "search")
+    except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise CircuitError(
-            f"the search in {path} cannot be read: {why}. Begin again in another file."
+            f"the search in {path} cannot be read: {why}. It was left as it is. Put a sound copy in its "
+            "place, or begin again in another file."
         ) from None
-    if found.get("identity") != identity:
+    other = differences(of, json.loads(json.dumps(search)))
+    if other:
+        lines = "\n".join(f"  {line}" for line in other)
         raise CircuitError(
-            f"the search in {path} is another one: other weights, inputs, metric, threshold or options. "
-            "Begin again in another file."
+            f"the search in {path} is another one. What differs, in the file and now:\n{lines}\n"
+            "It was left as it is. Search as it was, or begin again in another file."
         )
-    return decisions
+    return [Decision(edge, kept, float(change)) for edge, kept, change in rows]
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from conewise.cli.questions.loading import ModelName
 from conewise.cli.terminal.output import Status
-from conewise.errors import LoadError, SweepError
+from conewise.errors import FormatError, LoadError, SweepError
 from conewise.files import is_leftover
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _is_demo(folder: Path) -> bool:
         return True
     try:
         made_by = Story.from_json((folder / STORY).read_text(encoding="utf-8")).command
-    except (OSError, ValueError, SweepError):
+    except (OSError, ValueError, SweepError, FormatError):
         return False
     return made_by is not None and made_by.startswith("conewise demo")
 

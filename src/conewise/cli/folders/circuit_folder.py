@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conewise.errors import CircuitError, SweepError
+from conewise.formats import Format
 from conewise.reading import is_there, read_json
 from conewise.sweeps.storage.decoding import decoded
 
@@ -24,6 +27,10 @@ CIRCUIT, SEARCH, EDGES, MEASURED, STORY = (
     "evaluation.json",
     "story.json",
 )
+FORMAT = Format("conewise evaluation", 1)
+RATIOS = ("faithfulness", "completeness")
+"""What of an evaluation is NaN where it is a ratio over nothing; JSON has no NaN, and files have null."""
+
 CIRCUIT_FILES = (CIRCUIT, SEARCH, EDGES, MEASURED)
 
 
@@ -40,10 +47,11 @@ class FoundCircuit:
         """Keep it in a folder; the circuit goes last, so that a folder with one has the rest too."""
         from conewise.files import write_whole
 
-        measured = {"evaluation": asdict(self.evaluation), "curve": asdict(self.curve)}
+        measured = {"evaluation": _plain(asdict(self.evaluation)), "curve": _plain(asdict(self.curve))}
+        text = json.dumps({**FORMAT.header(), **measured}, indent=2)
         try:
             write_whole(folder / STORY, f"{self.story.to_json()}\n".encode())
-            write_whole(folder / MEASURED, f"{json.dumps(measured, indent=2)}\n".encode())
+            write_whole(folder / MEASURED, f"{text}\n".encode())
         except OSError as error:
             raise CircuitError(
                 f"the circuit cannot be kept in {folder}: {error.strerror or error}."
@@ -69,12 +77,12 @@ def read_circuit(folder: Path) -> FoundCircuit:
 
     circuit = Circuit.load(folder / CIRCUIT)
     try:
-        whole = read_json(folder / MEASURED)
-        if not isinstance(whole, dict) or not {"evaluation", "curve"} <= set(whole):
+        whole = FORMAT.expect(read_json(folder / MEASURED), str(folder / MEASURED))
+        if not {"evaluation", "curve"} <= set(whole):
             raise ValueError("it has no evaluation and curve")
-        evaluation: Evaluation = decoded(whole["evaluation"], Evaluation, "evaluation")
+        evaluation = _evaluation(whole["evaluation"], Evaluation)
         curve: Curve = decoded(whole["curve"], Curve, "curve")
-        story = Story.from_json((folder / STORY).read_text(encoding="utf-8"))
+        story = Story.from_json((folder / STORY).read_text(encoding="utf-8"), str(folder / STORY))
     except (OSError, ValueError, SweepError) as error:
         why = getattr(error, "strerror", None) or error
         raise CircuitError(
@@ -82,3 +90,21 @@ def read_circuit(folder: Path) -> FoundCircuit:
             f"in another folder; the circuit itself is in {CIRCUIT}."
         ) from None
     return FoundCircuit(circuit, evaluation, curve, story)
+
+
+def _plain(value: Any) -> Any:
+    """The value with null for NaN."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _evaluation(found: Any, kind: type[Evaluation]) -> Evaluation:
+    """The evaluation as it was written. Raises ValueError for what is none."""
+    undefined = [name for name in RATIOS if isinstance(found, Mapping) and found.get(name, 0) is None]
+    read: Evaluation = decoded(
+        {**found, **dict.fromkeys(undefined, 0.0)} if undefined else found, kind, "evaluation"
+    )
+    return replace(read, **dict.fromkeys(undefined, math.nan))

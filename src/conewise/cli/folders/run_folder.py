@@ -71,7 +71,7 @@ def read_inside(folder: str | Path) -> Inside | None:
     from conewise.report.inside import Inside
 
     try:
-        return Inside.from_json(path.read_text(encoding="utf-8"))
+        return Inside.from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, ValueError, SweepError) as error:
         raise damaged(path, error) from None
 
@@ -82,6 +82,6 @@ def _folded(path: Path) -> Folded | None:
     from conewise.drawing.folding import Folded
 
     try:
-        return Folded.from_json(path.read_text(encoding="utf-8"))
+        return Folded.from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SweepError) as error:
         raise damaged(path, error) from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from conewise.cli.terminal.failing import CommandError, shell_command
 from conewise.cli.terminal.output import expect_writable
 from conewise.errors import SweepError
+from conewise.formats import Format
 from conewise.reading import is_there, read_json
 
 if TYPE_CHECKING:
@@ -20,15 +21,13 @@ if TYPE_CHECKING:
     from conewise.sweeps.result import Result
 
 QUESTION = "question.json"
-KIND, FORMAT = "conewise question", 1
+FORMAT = Format("conewise question", 1)
 
 
 @dataclass(frozen=True)
 class StoredQuestion:
     """The question of a run in a folder: the command that asked it, and all that it says."""
 
-    kind: str
-    format: int
     command: tuple[str, ...]
     question: dict[str, Any]
 
@@ -69,7 +68,7 @@ class StoredRun:
 
     def begin(self, described: dict[str, Any], command: list[str]) -> None:
         """Write down what is asked, as plain values; where a run goes on, refuse another question."""
-        body = asdict(StoredQuestion(KIND, FORMAT, tuple(_begun(command)), described))
+        body = {**FORMAT.header(), **asdict(StoredQuestion(tuple(_begun(command)), described))}
         if self._known is None:
             from conewise.files import write_whole
 
@@ -109,16 +108,14 @@ class StoredRun:
 
 
 def read_question(folder: Path) -> StoredQuestion | None:
-    """The question in a folder; None where there is none."""
+    """The question in a folder; None where there is none. Raises FormatError for a newer one."""
     path = folder / QUESTION
     if not is_there(path, Path.exists):
         return None
     from conewise.sweeps.storage.decoding import decoded
 
     try:
-        found: StoredQuestion = decoded(read_json(path), StoredQuestion, "it")
-        if found.kind != KIND or found.format > FORMAT:
-            raise ValueError(f"it is a {found.kind!r} of format {found.format}")
+        found: StoredQuestion = decoded(FORMAT.expect(read_json(path), str(path)), StoredQuestion, "it")
     except (OSError, ValueError) as error:
         raise SweepError(f"{path} cannot be understood: {error}. Give another folder.") from None
     return found

@@ -9,11 +9,14 @@ from typing import Any, Protocol
 
 from conewise.amounts import shown_bytes
 from conewise.errors import SweepError
+from conewise.formats import Format
 from conewise.markup import table
 from conewise.reading import parse_json
 from conewise.sweeps.planning.passes.compiled import Compiled
 from conewise.sweeps.planning.passes.worlds import count_of
 from conewise.sweeps.planning.reader_work import read_in
+
+FORMAT = Format("conewise plan", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +137,17 @@ class SweepPlan(PlanCosts):
 
     def to_json(self) -> str:
         """The plan as JSON; `SweepPlan.from_json` reads it."""
-        plain: dict[str, Any] = {**self.costs(), "ratio": self.ratio, "spec": dict(self.spec)}
+        header = FORMAT.header(writer=False)  # plans are equal, as text too, whoever wrote them
+        plain: dict[str, Any] = {**header, **self.costs(), "ratio": self.ratio, "spec": dict(self.spec)}
         if self.compiled is not None:
             plain["compiled"] = self.compiled.to_plain()
         return _lines(plain)
 
     @classmethod
     def from_json(cls, text: str) -> SweepPlan:
-        """The plan that `to_json` wrote."""
+        """The plan that `to_json` wrote. Raises FormatError for one of a newer version."""
         try:
-            plain = parse_json(text)
+            plain = FORMAT.expect(parse_json(text), "this plan")
             costs = {one.name: plain[one.name] for one in fields(PlanCosts)}
             costs["chunks"] = tuple(costs["chunks"])
             compiled = Compiled.from_plain(plain["compiled"]) if "compiled" in plain else None

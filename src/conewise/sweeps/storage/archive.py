@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from conewise.capturing.foreign import within_memory
 from conewise.checks.cell_check import CellCheck
 from conewise.errors import Argument, SweepError
-from conewise.files import conewise_version, write_whole
+from conewise.files import write_whole
+from conewise.formats import KIND, Format
 from conewise.locations.places import EdgePlace, Index, Place, SourcedPlace
 from conewise.locations.selectors import Cell, Spread
 from conewise.program.tensors import Tensor
@@ -41,8 +42,7 @@ from conewise.sweeps.storage.result_data import Missing, ResultData
 from conewise.sweeps.storage.tensor_packing import from_rows, unpacked
 
 MANIFEST, VALUES = "manifest.json", "values.parquet"
-KIND = "conewise result"
-FORMAT = 1
+FORMAT = Format("conewise result", 1)
 
 _LARGEST = 2**31
 """No coordinate of a site is as large as this: pages have 32 bits for each."""
@@ -83,13 +83,13 @@ def is_result(folder: Path) -> bool:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
         return False
-    return isinstance(manifest, dict) and manifest.get("kind") == KIND
+    return isinstance(manifest, dict) and manifest.get(KIND) == FORMAT.kind
 
 
 def read_result(folder: str | Path) -> ResultData:
     """The result that was saved in a folder, equal to it bit for bit. It has no model at hand.
 
-    Raises SweepError when there is none, or when it is damaged or of a newer version.
+    Raises SweepError when there is none, or when it is damaged; FormatError for one of a newer version.
     """
     folder = Path(folder)
     manifest = _read_manifest(folder)
@@ -125,13 +125,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = read_json(path)
     except (OSError, ValueError) as error:
         raise _damaged(folder, f"{MANIFEST} cannot be read ({error})") from None
-    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
+    if not isinstance(manifest, dict) or manifest.get(KIND) != FORMAT.kind:
         raise SweepError(f"{path} is not the manifest of a saved result.")
-    if not isinstance(manifest.get("format"), int) or manifest["format"] > FORMAT:
-        raise SweepError(
-            f"{folder} has the format {manifest.get('format')}, and this version of conewise reads up to "
-            f"{FORMAT}. Load it with the version that wrote it (conewise {manifest.get('conewise')})."
-        )
+    try:
+        FORMAT.expect(manifest, str(path))
+    except ValueError as error:
+        raise _damaged(folder, f"{MANIFEST} cannot be understood: {error}") from None
     return manifest
 
 
@@ -149,11 +148,9 @@ def _values(result: ResultData) -> bytes:
 
 def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
     return {
-        "kind": KIND,
-        "format": FORMAT,
+        **FORMAT.header(),
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv) if sys.argv and sys.argv[0] else None,
-        "conewise": conewise_version(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "sweep": dict(result.provenance),

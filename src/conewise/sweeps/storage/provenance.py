@@ -77,8 +77,8 @@ def _identified(model: Captured, spec: SweepSpec, given: Given, strict: bool) ->
         put = None if is_run else as_intervention(source, model)
         batches.append(
             {
-                "base": _digest(model, base, identify),
-                "source": _digest(model, source, identify) if is_run else None,
+                "base": run_digest(model, base, identify),
+                "source": run_digest(model, source, identify) if is_run else None,
                 "patch": ["source"] if put is None else identify.patch(put),
             }
         )
@@ -98,14 +98,17 @@ def _own(model: Captured, put: Intervention, identify: Identifying) -> Any:
     """What identifies a source that cells have of their own."""
     if not put.is_run:
         return identify.patch(put)
-    found = _digest(model, put.runs[0], identify)
+    found = run_digest(model, put.runs[0], identify)
     return found() if callable(found) else found
 
 
-def _digest(
+def run_digest(
     model: Captured, given: Reading | Mapping[str, Any], identify: Identifying
 ) -> str | Callable[[], str]:
-    """A digest of the inputs, and of what is patched in them; nothing is run for it."""
+    """A digest of the inputs, and of what is patched in them; nothing is run for it.
+
+    That of inputs which are the sweep's own is made when it is called.
+    """
     if not isinstance(given, Reading):
         digest = partial(inputs_digest, model.signature.bind((), given))
         return digest if all(isinstance(value, Tensor) for value in given.values()) else digest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 from conewise.errors import Argument, SweepError
 from conewise.files import conewise_version, write_whole
+from conewise.formats import Format
 from conewise.identity.machine import numerics
 from conewise.program.tensors import Tensor
 from conewise.reading import parse_json
@@ -32,7 +34,7 @@ from conewise.sweeps.storage.differences import differences
 from conewise.sweeps.storage.tensor_packing import packed, unpacked
 
 FILE, MANIFEST = "sweep.sqlite", "sweep.json"
-FORMAT = 2
+FORMAT = Format("conewise store", 2, oldest=2)
 MARK = 0x434F4E45
 """What says in a SQLite header that the file is ours: "CONE"."""
 
@@ -263,12 +265,7 @@ class Store:
                 return None
             if mark != MARK:
                 raise self._not_ours()
-            if version != FORMAT:
-                raise SweepError(
-                    f"{self.path} has the format {version}, and this version of conewise reads {FORMAT}. It "
-                    f"was left as it is. Go on with the {'newer' if version > FORMAT else 'older'} version "
-                    "that wrote it, or start again in another folder."
-                )
+            FORMAT.expect_version(version, str(self.path))
             return self._checked()
         except sqlite3.Error as error:
             raise self._refused(error) from None
@@ -318,7 +315,7 @@ class Store:
             for table in _TABLES:
                 self._connection.execute(table)
             self._connection.execute(f"PRAGMA application_id = {MARK}")
-            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+            self._connection.execute(f"PRAGMA user_version = {FORMAT.version}")
             self._connection.execute("INSERT INTO manifest VALUES (?, ?)", (body, self._identity))
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -463,12 +460,12 @@ class Store:
 def manifest_of(sweep: StoredSweep) -> dict[str, Any]:
     """All that a stored run depends on, and when and with what it was begun."""
     return {
-        "format": FORMAT,
+        **FORMAT.header(),
         "cells": sweep.cells * sweep.batches,
         "sweep": sweep.provenance(),
         "order": hashlib.sha256("\n".join(sweep.order()).encode()).hexdigest(),
         "machine": {
-            "conewise": conewise_version(),
+            "conewise": _series(conewise_version()),
             "python": ".".join(platform.python_version_tuple()[:2]),
             **numerics(sweep.device),
         },
@@ -480,6 +477,15 @@ def manifest_of(sweep: StoredSweep) -> dict[str, Any]:
 def _compared(manifest: dict[str, Any]) -> dict[str, Any]:
     """What must be equal for a run to go on."""
     return {**manifest["sweep"], "order of worlds": manifest["order"], "machine": manifest["machine"]}
+
+
+def _series(version: str) -> str:
+    """The releases of which each goes on with the stores of the others: 0.1 for 0.1.3.
+
+    They compute the same bits. What is no release, as 0.2.0.dev1, is by itself.
+    """
+    found = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
+    return version if found is None else found[1]
 
 
 def _checksum(*parts: object) -> str:
