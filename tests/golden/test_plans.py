@@ -45,6 +45,19 @@ def test_running_a_plan_is_running_its_sweep(name: str) -> None:
     assert result.plan == plan
 
 
+def test_a_plan_of_a_machine_with_other_threads_runs() -> None:
+    """Kernels take memory for each thread, so what its steps take is not what they take here."""
+    plan = SweepPlan.from_json(plan_of("several_chunks"))
+    threads, here = torch.get_num_threads(), sweep_over(model(), cw.sites("z", layer=":", head=":", pos=":"))
+    try:
+        torch.set_num_threads(4)
+        result = here.run(plan=plan)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.allclose(result.table, here.run().table)
+    assert result.plan.chunks == plan.chunks
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

@@ -207,10 +207,12 @@ class Running:
                 f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; "
                 f"the sweep has {worlds} worlds and sizes {dict(shape)}. Plan it again."
             )
-        if not Planner(self.model, self.spec).fits(given, batch.base, batch.source):
+        fitted = Planner(self.model, self.spec).fitted(given, batch.base, batch.source)
+        if fitted is None:
             raise SweepError(
                 "this plan is of another sweep: other cells, other outputs that metrics read, other weights "
-                "or runs that differ from another position on. Plan it again."
+                "or runs that differ from another position on; or a conewise that plans otherwise made it. "
+                "Plan it again."
             )
         chunks = given.chunks if given.evaluator == "wavefront" else None
         if cut is not None and (cut.evaluator, cut.chunks) != (given.evaluator, chunks or cut.chunks):
@@ -218,7 +220,7 @@ class Running:
                 "the stored run was cut into other chunks than this plan has, and would round differently. "
                 "Resume it without a plan, or start again in another folder."
             )
-        return given
+        return fitted
 
     def _expect_unchanged(self) -> None:
         """Raise WeightsChangedError where a weight was written to since the run began."""

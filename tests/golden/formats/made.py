@@ -1,4 +1,4 @@
-"""One file of each format, and what is in them as plain JSON: `python -m tests.golden.formats.made` writes them.
+"""One file of each format, and what is in them as JSON: `python -m tests.golden.formats.made` writes them.
 
 They go into a folder that is named for the version, and are never written again: what one version wrote is
 what the later ones have to read. The model is a gate of two bits with weights of whole numbers, so that

@@ -104,7 +104,8 @@ def _plain(value: Any) -> Any:
 def _evaluation(found: Any, kind: type[Evaluation]) -> Evaluation:
     """The evaluation as it was written. Raises ValueError for what is none."""
     undefined = [name for name in RATIOS if isinstance(found, Mapping) and found.get(name, 0) is None]
-    read: Evaluation = decoded(
-        {**found, **dict.fromkeys(undefined, 0.0)} if undefined else found, kind, "evaluation"
-    )
-    return replace(read, **dict.fromkeys(undefined, math.nan))
+    known = {**found, **dict.fromkeys(undefined, 0.0)} if undefined else found
+    read: Evaluation = decoded(known, kind, "evaluation")
+    for name in undefined:
+        read = replace(read, **{name: math.nan})  # type: ignore[arg-type]
+    return read

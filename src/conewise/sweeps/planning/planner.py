@@ -90,20 +90,23 @@ class Planner:
             compiled=compiled,
         )
 
-    def fits(self, plan: SweepPlan, base: Reading, source: Reading | None) -> bool:
-        """Whether a plan is one for this spec and these runs: what it computes, and from which position on.
+    def fitted(self, plan: SweepPlan, base: Reading, source: Reading | None) -> SweepPlan | None:
+        """A plan, if it is one for this spec and these runs: what it computes, and from which position on.
 
         One that was made for it is known; for another, read from JSON say, it is compiled with its chunks.
+        What steps take of memory depends on the machine, so it is that of this one.
         """
         shape = self.facts.shape(base.inputs)
         conditions = self.conditions(base, source, shape)
         own = self.spec.identity, tuple(shape.layout.symbols.items()), conditions
         for (spec, symbols, made_for), (compiled, _) in self.facts.plans.items():
             if compiled is plan.compiled and own == (spec, symbols, made_for.of_runs()):
-                return True
+                return plan
         cut = StoredCut(plan.evaluator, plan.chunks)
         compiled, _ = self.compiled(shape, replace(conditions, evaluator=plan.evaluator, cut=cut))
-        return compiled == plan.compiled
+        if plan.compiled is None or compiled.work() != plan.compiled.work():
+            return None
+        return plan if compiled == plan.compiled else replace(plan, compiled=compiled)
 
     def order(self, base: Reading, source: Reading | None) -> tuple[int, ...]:
         """The cell of each world, for runs like these."""

@@ -78,7 +78,9 @@ def save(result: ResultData, folder: Path, *, unfinished: bool = False) -> Path:
 
 
 def is_result(folder: Path) -> bool:
-    """Whether a folder was written by `save`."""
+    """Whether a folder was written by `save`, to its end; what is there may be damaged."""
+    if (folder / MANIFEST).is_file() and (folder / VALUES).is_file():
+        return True
     try:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conewise.locations.places import Writers
@@ -59,6 +59,11 @@ class Compiled:
     programs: tuple[PassProgram, ...]
     fills: tuple[FillTable, ...]
     columns: tuple[tuple[str, int], ...] = ()
+
+    def work(self) -> Compiled:
+        """The same without what steps take of memory: that depends on the machine, its threads for one."""
+        bare = (replace(program, rises=(), reading=0, peak=0) for program in self.programs)
+        return replace(self, programs=tuple(bare))
 
     def to_plain(self) -> dict[str, Any]:
         """As lists and mappings."""
