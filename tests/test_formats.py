@@ -18,9 +18,9 @@ import pytest
 
 import conewise
 import conewise as cw
-from conewise.cli.circuit_folder import read_circuit
-from conewise.cli.run_folder import read_inside, read_run
-from conewise.cli.stored import read_question
+from conewise.cli.folders.circuit_folder import read_circuit
+from conewise.cli.folders.run_folder import read_inside, read_run
+from conewise.cli.folders.stored import read_question
 from conewise.errors import ConewiseError, FormatError
 from conewise.formats import Format
 from conewise.model import Model

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.cli.circuit_folder import CIRCUIT, SEARCH, read_circuit
-from conewise.cli.run_folder import read_inside, read_run
-from conewise.cli.stored import read_question
+from conewise.cli.folders.circuit_folder import CIRCUIT, SEARCH, read_circuit
+from conewise.cli.folders.run_folder import read_inside, read_run
+from conewise.cli.folders.stored import read_question
 from conewise.errors import SweepError
 from conewise.model import Model
 from conewise.sweeps.planning.plan import SweepPlan

@@ -17,11 +17,11 @@ import torch
 
 import conewise as cw
 from conewise.attributing.approximation import Approximation
-from conewise.circuits.circuit import Circuit
-from conewise.circuits.evaluation import Evaluation
-from conewise.cli.circuit_folder import SEARCH, FoundCircuit
-from conewise.cli.run_folder import write_run
-from conewise.cli.stored import StoredRun
+from conewise.circuits.circuit.circuit import Circuit
+from conewise.circuits.circuit.evaluation import Evaluation
+from conewise.cli.folders.circuit_folder import SEARCH, FoundCircuit
+from conewise.cli.folders.run_folder import write_run
+from conewise.cli.folders.stored import StoredRun
 from conewise.drawing.folding import Folded, fold
 from conewise.locations.selectors import Selectors
 from conewise.model import Model
