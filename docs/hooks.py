@@ -20,8 +20,10 @@ BORROWED = {
     "architecture.md": "ARCHITECTURE.md",
     "benchmarks.md": "benchmarks/README.md",
     "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
     "engine.md": "src/conewise/engine/README.md",
     "examples.md": "examples/README.md",
+    "security.md": "SECURITY.md",
     "tiny.md": "src/conewise/models/tiny/README.md",
 }
 """Pages of the site that are files outside of `docs/`."""
