@@ -9,12 +9,13 @@ words = tokenizer.convert_ids_to_tokens(prompt.input_ids[0])
 mary, john = tokenizer.convert_tokens_to_ids(["Mary", "John"])
 second_john = len(words) - 1 - words[::-1].index("John")
 
-model = cw.capture(loaded.module, input_ids=prompt.input_ids)
+model = cw.capture(loaded)  # with its tokenizer: figures show words
 trace = cw.causal_trace(
     model,
     prompt.input_ids,
     subject=[second_john],
     metric=cw.logit_diff(answer=mary, wrong=john),
+    kind="resid_pre",  # the stream as it enters each layer
     noise=1.0,
     samples=16,
 )
@@ -29,3 +30,5 @@ for position in trace.positions:
         print(f"{words[position]:8}{row}")
 
 assert trace.verify(n=8).ok
+
+figure = trace.plot()  # figure.show() opens it in a browser

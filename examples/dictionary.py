@@ -49,3 +49,5 @@ handle.remove()
 assert abs(float(logits[mary] - logits[john]) - float(result.values[latent])) < 1e-4
 
 assert torch.equal(base.logits, plain.run(input_ids=tokens[:1]).logits)  # spliced in, nothing changed
+
+figure = result.plot()  # figure.show() opens it in a browser

@@ -28,3 +28,5 @@ print(result.verify(n=20))  # every cell again, by hooks on the module itself
 
 assert result.verify(n=20).ok
 assert result.ledger.node_evaluations == result.plan.node_evaluations
+
+figure = result.plot()  # figure.show() opens it in a browser, figure.write_html(path) keeps it

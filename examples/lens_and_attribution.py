@@ -16,3 +16,8 @@ for name, value in found.strongest(4):
     print(f"{name:>6} {value:+.2f}")
 
 assert abs(float(found.tensor.sum() - found.numbers.sum())) < 1e-3  # the parts add up to the metric
+
+# Each can be drawn: figure.show() opens it in a browser.
+table = lens.plot()  # the likeliest token after every layer, at every position
+shares = found.plot()  # what each part of the model adds to the difference
+looks = run.attention(1).plot()  # where the heads of layer 1 look

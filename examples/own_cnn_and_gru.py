@@ -61,3 +61,5 @@ for name, share in zip(states, carried.normalised.tolist(), strict=True):
 print(f"the unit of cell@3 that carries most: {units.strongest(count=1)[0][0].name}")
 assert carried.verify(n=6)
 assert units.verify(n=16)
+
+figure = units.plot()  # figure.show() opens it in a browser

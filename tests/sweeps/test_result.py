@@ -16,6 +16,7 @@ from torch import Tensor
 import conewise as cw
 from conewise.errors import SweepError
 from conewise.model import Model
+from conewise.sweeps.plots import FEW_BARS
 from conewise.sweeps.result import Result
 from tests.sweeps.small import HEADS, LAYERS, LENGTH, model, prompts, sweep_over
 
@@ -236,6 +237,14 @@ def test_three_axes_and_lists_and_single_cells_are_drawn(captured: Model) -> Non
     assert list(bars.x) == ["z[layer=0]", "mlp_out[layer=1]"]
     (bar,) = sweep_over(captured, cw.sites("z", layer=0, head=1)).run().plot().data
     assert list(bar.x) == ["z[layer=0, head=1]"]
+
+
+def test_an_outline_does_not_hide_the_colours_of_many_bars(captured: Model) -> None:
+    (bars,) = sweep_over(captured, cw.sites("post", layer=0, neuron=":")).run().plot().data
+    assert len(bars.x) > FEW_BARS
+    assert bars.marker.line.width == 0
+    (bars,) = sweep_over(captured, cw.sites("mlp_out", layer=":")).run().plot().data
+    assert bars.marker.line.width == 1
 
 
 def test_no_effect_and_infinite_effects_leave_a_finite_scale(result: Result) -> None:

@@ -31,6 +31,9 @@ LETTERS = {
 HOVER = "<b>%{customdata[0]}</b><br>value %{customdata[1]:.6g}<br>effect %{customdata[2]:+.6g}<extra></extra>"
 
 
+FEW_BARS = 48
+"""So many bars are wide enough for an outline."""
+
 POSITIONS = ("pos", "query_pos", "key_pos")
 """Axes that are labelled by tokens."""
 
@@ -142,7 +145,7 @@ def _panel(
             y=effects,
             customdata=told,
             hovertemplate=HOVER,
-            marker={"color": effects, "coloraxis": "coloraxis", "line": {"color": "#8a8f98", "width": 1}},
+            marker={"color": effects, "coloraxis": "coloraxis", "line": _outline(len(effects))},
         )
         drawn.add_trace(bars, row=1, col=column)
         drawn.update_xaxes(title_text=axis, type="category", row=1, col=column)
@@ -162,6 +165,11 @@ def _panel(
     # The first layer stands at the top, as in the tables.
     title = " × ".join(part.axes[:-1])
     drawn.update_yaxes(title_text=title, type="category", autorange="reversed", row=1, col=column)
+
+
+def _outline(bars: int) -> dict[str, Any]:
+    """Pale bars are seen by it; of many thin ones it would be all that is seen."""
+    return {"color": "#8a8f98", "width": 1 if bars <= FEW_BARS else 0}
 
 
 def _edges_panel(
