@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-peers test-tracr test-architectures test-laws test-ray test-browser test-js node chromium screenshots gallery coverage lint lint-js types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-peers test-tracr test-architectures test-laws test-ray test-wheel test-browser test-js node chromium screenshots gallery coverage lint lint-js types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ chromium:
 	@test -n "$$CONEWISE_CHROMIUM" || command -v chromium >/dev/null || { \
 		echo "There is no chromium: installing Debian's, with apt-get."; \
 		$(APT) chromium fonts-dejavu-core; }
+
+# Torch comes from the registry that pip is set up with: the build for CUDA where it has no other, 3 GB.
+test-wheel: setup ## build sdist and wheel, try both in empty environments on every Python that is there; minutes
+	$(BIN)/python -m pytest -n 0 -m slow -v --durations=0 tests/packaging
 
 test-browser: $(VENV)/.browser chromium ## look at the report in Chromium: hover, click, sort, step, no network
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m browser tests/browser

@@ -152,7 +152,10 @@ def __getattr__(name: str) -> "Any":
     import importlib  # noqa: PLC0415
 
     if name in _HOMES:
-        home = importlib.import_module(_HOMES[name])
+        from conewise.extras import needs  # noqa: PLC0415
+
+        with needs():
+            home = importlib.import_module(_HOMES[name])
         found = globals()[name] = home if name == "ops" else getattr(home, name)
         return found
     if name == "errors":

@@ -38,6 +38,7 @@
     ├── LoadError              a model that cannot be loaded
     ├── PromptError            prompts that cannot be read, or asked of a model
     ├── OutOfMemoryError       something that takes more memory than there is
+    ├── MissingPackageError    a package that is not installed here
     ├── TheoryError            a question that the closed forms have no answer to
     └── UnknownExperimentError a name that no experiment has
 
@@ -379,6 +380,18 @@ class OutOfMemoryError(ConewiseError):
             " takes half); sweep fewer prompts at a time, or with less ",
             Argument("max_memory"),
             ".",
+        )
+
+
+class MissingPackageError(ConewiseError, ImportError):
+    """A package that is not installed here. `extra` is that of conewise which brings it, "" for none."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        self.package, self.extra = package, extra
+        whose = f"the extra {extra}" if extra else "conewise"
+        what = f"conewise[{extra}]" if extra else "conewise"
+        super().__init__(
+            f"{package} is not installed here. It comes with {whose}, {purpose}: pip install '{what}'"
         )
 
 

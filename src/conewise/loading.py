@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from conewise.errors import SweepError
-from conewise.models.load import KNOWN, Loaded
-from conewise.models.load import load as load_model
+from conewise.models.loaded import KNOWN, Loaded
 from conewise.reading import as_path, is_there
 from conewise.sweeps.result import Result
 from conewise.sweeps.saved import load_result
@@ -27,6 +26,8 @@ def load(name: str | Path, **how: Any) -> Loaded | Result:
     """
     folder = as_path(name)
     if str(name) in KNOWN or not is_there(folder, Path.is_dir) or not is_result(folder):
+        from conewise.models.load import load as load_model  # noqa: PLC0415  # needs transformers
+
         return load_model(name, **how)
     if how:
         raise SweepError(

@@ -19,7 +19,7 @@ from conewise.locations.edges import Edges, as_positions, edges_of
 from conewise.locations.paths import Receivers, Senders, paths_of
 from conewise.locations.places import Index, PlaceLike
 from conewise.locations.selectors import SelectorLike
-from conewise.models.load import Loaded
+from conewise.models.loaded import Loaded
 from conewise.program.tensors import Tensor
 from conewise.runs.answers import token_rows
 from conewise.runs.baseline import Keep, baseline

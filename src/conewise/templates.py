@@ -10,6 +10,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from conewise.extras import needs
+
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
@@ -22,7 +24,8 @@ def asset(path: str) -> str:
 
 def rendered(path: str, **values: object) -> Markup:
     """The template at `path` with these values in it. A value that it names and is not given is an error."""
-    from markupsafe import Markup  # noqa: PLC0415 - only where something is drawn
+    with needs("plots"):
+        from markupsafe import Markup  # noqa: PLC0415 - only where something is drawn
 
     return Markup(_environment().get_template(path).render(values))
 
@@ -35,7 +38,8 @@ def macro(path: str, name: str, *values: object) -> Markup:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined  # noqa: PLC0415 - as above
+    with needs("plots"):
+        from jinja2 import Environment, FunctionLoader, StrictUndefined  # noqa: PLC0415 - as above
 
     found = Environment(
         loader=FunctionLoader(asset),

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conewise.models.load import Loaded, load
+from conewise.models.load import load
+from conewise.models.loaded import Loaded
 
 Edit = Callable[[Tensor], Tensor]
 

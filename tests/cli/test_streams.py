@@ -123,4 +123,5 @@ def test_the_command_is_there_before_anything_large_is_imported() -> None:
         "conewise.cli.terminal",
         "conewise.cli.terminal.codes",
         "conewise.cli.entry",
+        "conewise.version",
     }

@@ -14,6 +14,7 @@ import contextlib
 import doctest
 import importlib.metadata
 import io
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,28 @@ def test_a_block_that_is_not_run_says_why() -> None:
 
 
 def test_the_message_about_weights_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one message of the error pages that cannot be provoked where the weights are."""
+    """A message of the error pages that cannot be provoked where the weights are."""
 
     def missing(name: str) -> Any:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    (block,) = (one for one in _python(ROOT / "docs/errors/loading.md") if one.remark)
+    block = _not_run("smollm2")
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     _check(block, run(block, {"cw": conewise}))
+
+
+def test_the_message_about_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "conewise.models.load", raising=False)
+    block = _not_run("tiny")
+    _check(block, run(block, {"cw": conewise}))
+
+
+def _not_run(of: str) -> Block:
+    """The example of the page on loading that is not run, and has this word."""
+    blocks = _python(ROOT / "docs/errors/loading.md")
+    (found,) = (one for one in blocks if one.remark and of in one.code)
+    return found
 
 
 class TestTheCheckItself:

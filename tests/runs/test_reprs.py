@@ -13,7 +13,7 @@ import conewise as cw
 from conewise import markup
 from conewise.checks.verify import Verification
 from conewise.model import Model
-from conewise.models.load import Loaded
+from conewise.models.loaded import Loaded
 from conewise.sweeps.result import Result
 from tests.sweeps.small import HEADS, LAYERS, model, prompts, sweep_over
 

@@ -16,7 +16,7 @@ from conewise.locations.edge_sets import with_named
 from conewise.locations.edges import Edges
 from conewise.locations.selectors import SelectorLike, Selectors, as_selectors
 from conewise.model import Model, capture
-from conewise.models.load import Loaded
+from conewise.models.loaded import Loaded
 from conewise.prompts.pairs import Pair, as_pairs
 from conewise.prompts.questions import Question, default_direction, expect_asked
 from conewise.prompts.tokenized import TokenizedPrompts, tokenize

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conewise.attributing.ranks import Numbers, largest, share_bound, student_quantile
+from conewise.extras import needs
 from conewise.markup import heading, table
 from conewise.sweeps.result import Result
 
@@ -90,7 +91,8 @@ class Check:
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row for each cell: site, approx, estimate, low, high, and whether it was computed."""
-        import pandas as pd  # noqa: PLC0415  # tables alone need it
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
 
         exact = set(self.computed)
         return pd.DataFrame(

@@ -10,6 +10,7 @@ import numpy as np
 
 from conewise.attributing.ranks import Numbers, kendall, largest, pearson, spearman
 from conewise.errors import SweepError
+from conewise.extras import needs
 from conewise.markup import heading, table
 from conewise.sweeps.result import Result
 
@@ -82,7 +83,8 @@ class Comparison:
 
     def plot(self) -> Figure:
         """A Plotly figure: each cell at its exact and its approximate effect; on the line both are equal."""
-        import plotly.graph_objects as go  # noqa: PLC0415  # figures alone need it
+        with needs("plots"):
+            import plotly.graph_objects as go  # noqa: PLC0415
 
         ends = [
             float(min(self.approx.min(), self.exact.min(), 0)),

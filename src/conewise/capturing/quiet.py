@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
-import transformers.utils
+from conewise.extras import needs
+
+with needs("hf"):
+    import transformers.utils
 
 # It is not typed.
 _LIBRARY: Any = transformers.utils.logging

@@ -6,7 +6,7 @@ Imports next to nothing, so that Ctrl-C is met from the first moment on.
 import os
 import sys
 
-from conewise.cli.terminal.codes import CHECK_FAILED, FINE, INTERNAL, INTERRUPTED, UNREAD, UNWRITTEN
+from conewise.cli.terminal.codes import CHECK_FAILED, FINE, INTERNAL, INTERRUPTED, UNREAD, UNWRITTEN, USAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,11 +56,17 @@ def _ended(words: list[str] | None, stdout: "Stdout") -> int:
 
 def _run(words: list[str] | None) -> int:
     from conewise.cli.terminal.streams import UnwrittenError
+    from conewise.errors import MissingPackageError
+    from conewise.extras import needs
 
     try:
-        from conewise.cli.app import app
+        with needs("cli"):
+            from conewise.cli.app import app
 
         app(words, prog_name="conewise")
+    except MissingPackageError as error:
+        _say(f"error: {error}")
+        return USAGE
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FINE if end.code is None else CHECK_FAILED
     except UnwrittenError:

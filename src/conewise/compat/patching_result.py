@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from conewise.extras import needs
+
 Tensor = torch.Tensor
 
 
@@ -75,7 +77,8 @@ class PatchingResult:
 
     def to_dataframe(self) -> Any:
         """One row for each metric, cell and prompt."""
-        import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
 
         cells = self.index_df.to_dict("records")
         table = self.values.detach().cpu().reshape(len(self.metric_names), len(cells), -1).tolist()
@@ -138,6 +141,7 @@ def _filled_up(value: Tensor, dim: int, length: int) -> Tensor:
 
 def ranges_frame(lengths: Sequence[int], names: Sequence[str]) -> Any:
     """A DataFrame of every combination of indices below `lengths`, the last one running fastest."""
-    import pandas as pd  # noqa: PLC0415  # not needed before a sweep is asked for
+    with needs("tables"):
+        import pandas as pd  # noqa: PLC0415
 
     return pd.DataFrame(list(itertools.product(*map(range, lengths))), columns=list(names))

@@ -13,6 +13,7 @@ from conewise.decomposing.decomposition import expect_prompt
 from conewise.decomposing.labels import position_labels
 from conewise.decomposing.taken import TakenRun, reading
 from conewise.errors import DecompositionError, MissingSiteError
+from conewise.extras import needs
 from conewise.locations.places import as_numbers, site
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Ref
@@ -49,7 +50,8 @@ class AttentionPatterns:
 
     def to_dataframe(self, *, prompt: int = 0) -> pd.DataFrame:
         """A row for each layer, head, query and key of one prompt."""
-        import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
 
         prompt = expect_prompt(prompt, len(self.labels))
         own = self.tensor[:, prompt].double().cpu()

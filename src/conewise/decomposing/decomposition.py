@@ -12,6 +12,7 @@ from conewise.decomposing.labels import position_labels
 from conewise.decomposing.taken import TakenRun, difference, largest, patches_in_the_way, reading
 from conewise.edges.edge_facts import EdgeFacts, edge_facts
 from conewise.errors import DecompositionError, EdgeError
+from conewise.extras import needs
 from conewise.locations.places import PlaceLike, as_place
 from conewise.structure.components.components import Components, Writer
 
@@ -80,7 +81,8 @@ class Decomposition:
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each part, prompt and position: its norm, and how far it goes along the stream."""
-        import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
 
         norms, along = self.tensor.double().norm(dim=-1).tolist(), self.along().tolist()
         rows = [

@@ -9,13 +9,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from conewise.colours import LIGHT, RISING
 from conewise.errors import DecompositionError
+from conewise.extras import needs
 from conewise.files import write_whole
 from conewise.program.tensors import Tensor
+
+with needs("plots"):
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
 
 ENDINGS = ("png", "svg", "pdf", "jpeg", "webp")
 CELL = 26

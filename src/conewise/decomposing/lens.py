@@ -15,6 +15,7 @@ from conewise.decomposing.taken import TakenRun, difference, largest, logits_nam
 from conewise.edges.edge_facts import edge_facts
 from conewise.edges.stacked_values import StackedValues
 from conewise.errors import DecompositionError, EdgeError
+from conewise.extras import needs
 from conewise.program.records import Record
 from conewise.program.streaming import described_fields
 from conewise.program.tensors import computing
@@ -58,7 +59,8 @@ class Lens:
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each layer, prompt, position and rank, and one for each token that was asked for."""
-        import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
 
         rows: list[dict[str, Any]] = []
         for at, row in enumerate(self.rows):

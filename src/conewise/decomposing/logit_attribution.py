@@ -24,6 +24,7 @@ from conewise.decomposing.unembedding import Unembedding
 from conewise.edges.edge_facts import EdgeFacts
 from conewise.edges.stream_parts import TOLERANCES
 from conewise.errors import DecompositionError, MetricError
+from conewise.extras import needs
 from conewise.structure.axes.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ class LogitAttribution:
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each part and prompt, and each position where there are several."""
-        import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
 
         rows: list[dict[str, Any]] = []
         for part, numbers in zip(self.parts, self.tensor.tolist(), strict=True):

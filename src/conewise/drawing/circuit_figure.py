@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-import plotly.graph_objects as go
-
 from conewise.drawing.circuit_layers import Layered, Line, layered
 from conewise.drawing.circuit_style import PLAIN, colour, width
+from conewise.extras import needs
 from conewise.structure.components.edge_graph import EdgeGraph
+
+with needs("plots"):
+    import plotly.graph_objects as go
 
 MOST_LINES = 4000
 """How many edges a figure shows, the strongest of them: with more, one sees none."""

@@ -12,9 +12,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
-from markupsafe import Markup
-
+from conewise.extras import needs
 from conewise.templates import rendered
+
+with needs("plots"):
+    from markupsafe import Markup
 
 
 def inert(value: object) -> Markup:

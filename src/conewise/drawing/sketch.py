@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from markupsafe import Markup
-
+from conewise.extras import needs
 from conewise.templates import asset, macro
+
+with needs("plots"):
+    from markupsafe import Markup
 
 TEMPLATE = "drawing/sketch.svg"
 

@@ -24,8 +24,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from conewise.drawing import layouts, sketch
 from conewise.drawing.document import document, inert
 from conewise.drawing.folded import Folded
@@ -34,9 +32,13 @@ from conewise.drawing.sent import SentFolded, SentWaves
 from conewise.drawing.sketch import CONE_KEYS, KEYS, WAVE_KEYS
 from conewise.drawing.waves import GraphWave
 from conewise.engine.world import World
+from conewise.extras import needs
 from conewise.files import write_whole
 from conewise.graph.graph import Graph, Site
 from conewise.templates import asset, rendered
+
+with needs("plots"):
+    from markupsafe import Markup
 
 __all__ = [
     "Framed",

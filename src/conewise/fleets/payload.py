@@ -9,10 +9,8 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -37,8 +35,10 @@ class Payload:
 
 def packed(given: Any, model: Captured | None = None) -> Payload:
     """What was given, to be sent. Raises FleetError where something of it cannot travel."""
+    from conewise.fleets.pickler import Pickler  # noqa: PLC0415  # needs cloudpickle
+
     body = io.BytesIO()
-    pickler = _Pickler(body, model)
+    pickler = Pickler(body, model)
     try:
         pickler.dump(given)
     except FleetError:
@@ -58,52 +58,6 @@ def unpacked(payload: Payload, model: Captured | None = None, device: torch.devi
     This runs what the sender wrote: a worker takes payloads from its own driver alone.
     """
     return _Unpickler(payload, model, device).load()
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, body: io.BytesIO, model: Captured | None) -> None:
-        super().__init__(body, protocol=5)
-        self._model = model
-        self.arrays: list[NDArray[np.uint8]] = []
-        self._known: dict[int, tuple[Any, int]] = {}
-
-    def persistent_id(self, given: Any) -> Any:
-        if isinstance(given, Captured):
-            if given is not self._model:
-                raise FleetError(
-                    f"this sweep reads another captured model ({given.name}), which workers do not have."
-                )
-            return ("model",)
-        if isinstance(given, Reading):
-            edits = [(edit.place, edit.part) for edit in given.edits]
-            return ("run", self._number(given), isinstance(given, InputRun), dict(given.inputs), edits)
-        if type(given) in {torch.Tensor, torch.nn.Parameter}:
-            return ("tensor", *self._tensor(given))
-        return None
-
-    def reducer_override(self, given: Any) -> Any:
-        if isinstance(given, MappingProxyType):
-            return _read_only, (dict(given),)
-        return super().reducer_override(given)
-
-    def _number(self, given: Any) -> int:
-        return self._known.setdefault(id(given), (given, len(self._known)))[1]
-
-    def _tensor(self, given: Tensor) -> tuple[Any, ...]:
-        is_new = id(given) not in self._known
-        number = self._number(given)
-        value = given.detach()
-        if is_new:
-            flat = value.cpu().contiguous().reshape(-1)
-            self.arrays.append(flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8))
-        at = len(self.arrays) - 1 if is_new else None
-        kind = "parameter" if isinstance(given, torch.nn.Parameter) else "tensor"
-        needs = given.requires_grad
-        return number, at, str(value.dtype), tuple(value.shape), value.device.type, kind, needs
-
-
-def _read_only(given: dict[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(given)
 
 
 class _Unpickler(pickle.Unpickler):

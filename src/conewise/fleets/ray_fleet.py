@@ -9,6 +9,7 @@ from typing import Any
 
 from conewise.amounts import as_bytes
 from conewise.errors import FleetError
+from conewise.extras import needs
 from conewise.fleets.running import Dispatch, FleetRunning, Work
 from conewise.fleets.scheduling import Crew, FleetLedger
 from conewise.fleets.seats import Seat, expect_counts, is_number
@@ -79,13 +80,8 @@ class Ray:
 
     def _connected(self) -> Any:
         if self._ray is None:
-            try:
-                import ray  # noqa: PLC0415  # an extra
-            except ImportError as error:
-                raise FleetError(
-                    "Ray is not installed here: `pip install 'conewise[ray]'`, on this machine and on all "
-                    "workers."
-                ) from error
+            with needs("ray"):
+                import ray  # noqa: PLC0415  # where such workers are asked for
             if not ray.is_initialized():
                 try:
                     self._start(ray)

@@ -12,7 +12,6 @@ from conewise.errors import FleetError
 from conewise.fleets.payload import Payload, packed, unpacked
 from conewise.identity.digests import program_digest
 from conewise.identity.fingerprint import fingerprint
-from conewise.models.load import load
 from conewise.runs.captured import Captured
 
 
@@ -64,6 +63,8 @@ def prepared(recipe: Recipe, device: str | None = None) -> Captured:
     """The model of a recipe, on this machine. Raises FleetError where it is not the driver's."""
     where = None if device is None else torch.device(device)
     if recipe.module is None:
+        from conewise.models.load import load  # noqa: PLC0415  # needs transformers
+
         assert recipe.source is not None
         how = dict(recipe.how) if device is None else {**recipe.how, "device": device}
         module = load(recipe.source, **how).module

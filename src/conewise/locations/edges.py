@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from conewise.errors import EdgeError
+from conewise.extras import needs
 from conewise.locations.places import EdgePlace, Index, Place, as_numbers
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class Edges:
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row for each edge: its name, its writer, its reader, the site that is patched."""
-        import pandas as pd  # noqa: PLC0415  # tables alone need it
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
 
         sites = [place.name for place in self.places]
         layers = pd.array([place.layer for place in self.places], dtype="Int64")

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from conewise.errors import Argument, Piece, write
+from conewise.extras import needs
 from conewise.graph.cones import cone_sizes
 from conewise.graph.graph import Graph
 from conewise.locations.head_result import AXES as RESULT_AXES
@@ -71,7 +72,8 @@ class Listing:
 
     def to_dataframe(self) -> Any:
         """The table as a pandas DataFrame."""
-        import pandas as pd  # noqa: PLC0415  # only those who want a DataFrame need pandas
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
 
         frame = pd.DataFrame(list(self.rows()), columns=list(COLUMNS))
         return frame.astype({"layer": "Int64", "head": "Int64"})

@@ -8,10 +8,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from conewise.capturing.quiet import quiet
+from conewise.extras import needs
+
+with needs("hf"):
+    import transformers
 
 VOCABULARY = 211
 

@@ -15,11 +15,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from conewise.capturing.foreign import brief
 from conewise.errors import LoadError
+from conewise.extras import needs
 from conewise.reading import as_path, read_json
+
+with needs("hf"):
+    from filelock import FileLock, Timeout
 
 # Written last into an entry: the checksum of each of its files.
 RECORD = "complete.json"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -17,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError
-from tokenizers import pre_tokenizers
 
 from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
 from conewise.errors import LoadError
+from conewise.extras import expect, needs
 from conewise.models.cache import cached
 from conewise.models.configs import bounded, check_counts
 from conewise.models.weight_files import WeightCount
+
+with needs("hf"):
+    import transformers
+    from tokenizers import pre_tokenizers
 
 MAGIC = b"GGUF"
 
 # Raised when the way a file is converted changes, so that older conversions are made again.
 _CONVERSION = 2
 
-# The packages that read GGUF files, and the extra of conewise that has them.
-_NEEDED = ("gguf", "accelerate")
-_EXTRA = "pip install 'conewise[smollm2]'"
 
 # Ways to split text before BPE (`tokenizer.ggml.pre`) that transformers takes for GPT-2's. Some are
 # GPT-2's; these also split numbers into digits. It shows where whitespace meets a digit.
@@ -79,7 +78,7 @@ def converted(path: Path, progress: Callable[[str], None]) -> Path:
             f"{path} is not a GGUF file: it does not begin with the bytes 'GGUF'. Give a GGUF file, "
             "or a Hugging Face folder with config.json and safetensors."
         )
-    _check_packages(path)
+    expect("hf", "gguf", "accelerate")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     versions = "-".join(f"{name}-{importlib.metadata.version(name)}" for name in ("transformers", "gguf"))
@@ -87,19 +86,10 @@ def converted(path: Path, progress: Callable[[str], None]) -> Path:
     return cached(key, lambda folder: _convert(path, folder, progress), progress)
 
 
-def _check_packages(path: Path) -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise LoadError(
-            f"reading the GGUF file {path} needs the package{'s' if len(missing) > 1 else ''} "
-            f"{' and '.join(missing)}, not installed here. Install with: {_EXTRA}"
-        )
-
-
 def read_header(path: Path) -> Header:
     """The header of the file at `path`. Raises LoadError where it, or the file's length, makes no sense."""
-    # Not at the top: it belongs to the extra.
-    from gguf import GGUFReader  # noqa: PLC0415
+    with needs("hf"):
+        from gguf import GGUFReader  # noqa: PLC0415  # for this alone
 
     with translating(lambda error: _damaged(path, error)):
         reader = GGUFReader(path)

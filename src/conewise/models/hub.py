@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, get_session, hf_hub_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from conewise.capturing.foreign import brief
+from conewise.extras import needs
+
+with needs("hf"):
+    from huggingface_hub import constants, get_session, hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
 # What its client raises where no connection comes about. By name, for it has changed the library it uses.
 _NOT_REACHED = {"ConnectError", "ConnectTimeout", "ProxyError"}

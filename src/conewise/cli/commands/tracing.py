@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conewise.circuits.tracing import Trace
-    from conewise.models.load import Loaded
+    from conewise.models.loaded import Loaded
     from conewise.prompts.tokenized import TokenizedPrompts
     from conewise.report.story import Story
 

@@ -18,7 +18,7 @@ from conewise.files import is_leftover
 
 if TYPE_CHECKING:
     from conewise.drawing.folding import Folded
-    from conewise.models.load import Loaded
+    from conewise.models.loaded import Loaded
     from conewise.prompts.pairs import Pair
     from conewise.prompts.questions import Question
     from conewise.report.story import Story

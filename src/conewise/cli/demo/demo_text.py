@@ -16,7 +16,7 @@ from conewise.phases import shown_phases
 
 if TYPE_CHECKING:
     from conewise.cli.demo.demo import Demo
-    from conewise.models.load import Loaded
+    from conewise.models.loaded import Loaded
     from conewise.prompts.questions import Question
     from conewise.sweeps.planning.plan import SweepPlan
 

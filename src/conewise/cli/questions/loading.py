@@ -13,7 +13,7 @@ from conewise.cli.terminal.output import Status
 
 if TYPE_CHECKING:
     from conewise.model import Model
-    from conewise.models.load import Loaded
+    from conewise.models.loaded import Loaded
     from conewise.runs.captured import Captured
 
 EXAMPLE = tuple(range(8))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from conewise.locations.selectors import SelectorLike
     from conewise.model import Model
-    from conewise.models.load import Loaded
+    from conewise.models.loaded import Loaded
     from conewise.prompts.pairs import Pair
     from conewise.prompts.questions import Question
     from conewise.prompts.tokenized import TokenizedPrompts

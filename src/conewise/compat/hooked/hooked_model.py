@@ -25,7 +25,7 @@ from conewise.compat.hooks.hooked_pass import hooked
 from conewise.compat.hooks.matrices import Matrices
 from conewise.errors import PatchError
 from conewise.model import Model, capture
-from conewise.models.load import Loaded
+from conewise.models.loaded import Loaded
 from conewise.runs.run import Reading, Run
 
 Tensor = torch.Tensor

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from conewise.experiments.pages.palette import BLUE, COLOURS, GREEN, GREY, ORANGE, measured_of
 from conewise.experiments.result import Result, Row, plain
+from conewise.extras import needs
+
+with needs("plots"):
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
 
 
 def edges_figure(result: Result) -> go.Figure:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from conewise.experiments.pages.beyond_figures import (
     backward_figure,
     edges_figure,
@@ -28,6 +25,11 @@ from conewise.experiments.pages.palette import (
     papers_of,
 )
 from conewise.experiments.result import Result, Row, plain
+from conewise.extras import needs
+
+with needs("plots"):
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
 
 
 def figure(result: Result) -> go.Figure:

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from plotly.offline import get_plotlyjs
-
 from conewise.drawing.document import document
 from conewise.experiments.pages.figures import figure
 from conewise.experiments.pages.tables import as_csv, measured, number
 from conewise.experiments.result import Result, Row
+from conewise.extras import needs
 from conewise.files import write_whole
 from conewise.templates import asset
+
+with needs("plots"):
+    from plotly.offline import get_plotlyjs
 
 PAGE, RESULTS, FIGURES, TABLES = "index.html", "results.json", "figures", "tables"
 TITLE = "Conewise: the paper's claims, reproduced"

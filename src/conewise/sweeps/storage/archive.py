@@ -7,7 +7,6 @@ programs read it as it is. The manifest is written last: a folder that has one i
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import platform
@@ -19,10 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from conewise.capturing.foreign import within_memory
 from conewise.checks.cell_check import CellCheck
@@ -37,18 +32,14 @@ from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.planning.plan import PlanCosts, SweepPlan
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.decoding import decoded
-from conewise.sweeps.storage.frames import frame
 from conewise.sweeps.storage.result_data import Missing, ResultData
-from conewise.sweeps.storage.tensor_packing import from_rows, unpacked
+from conewise.sweeps.storage.tensor_packing import from_rows
 
 MANIFEST, VALUES = "manifest.json", "values.parquet"
 FORMAT = Format("conewise result", 1)
 
 _LARGEST = 2**31
 """No coordinate of a site is as large as this: pages have 32 bits for each."""
-
-_MOST_VALUES = 10**8
-"""Values of single prompts that are read where nothing says how many there are."""
 
 
 def save(result: ResultData, folder: Path, *, unfinished: bool = False) -> Path:
@@ -57,9 +48,11 @@ def save(result: ResultData, folder: Path, *, unfinished: bool = False) -> Path:
     The manifest is written last. Values without one were left by a process that died while it saved: they
     are replaced where they are the same, or where `unfinished` says that they are.
     """
+    from conewise.sweeps.storage.parquet import values_of  # noqa: PLC0415  # needs pyarrow
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        values = _values(result)
+        values = values_of(result)
         taken = [name for name in (MANIFEST, VALUES) if (folder / name).exists()]
         if taken == [VALUES] and (unfinished or (folder / VALUES).read_bytes() == values):
             taken = []
@@ -140,14 +133,6 @@ def _damaged(folder: Path, what: str) -> SweepError:
     return SweepError(f"the result in {folder} is damaged: {what}. Put a sound copy in its place.")
 
 
-def _values(result: ResultData) -> bytes:
-    table = pa.Table.from_pandas(frame(result), preserve_index=False)
-    prompts = pa.array(result.per_prompt.flatten(0, 1).tolist(), pa.list_(pa.float64()))
-    written = io.BytesIO()
-    pq.write_table(table.append_column("per_prompt", prompts), written)
-    return written.getvalue()
-
-
 def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
     return {
         **FORMAT.header(),
@@ -174,6 +159,8 @@ def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
 
 def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> ResultData:
     """The result; every count and type is looked at. Raises KeyError and ValueError for what cannot be."""
+    from conewise.sweeps.storage.parquet import read_values  # noqa: PLC0415  # needs pyarrow
+
     parts = manifest["parts"]
     if not isinstance(parts, list) or not parts:
         raise ValueError("parts is not a list of at least one")
@@ -189,8 +176,8 @@ def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> ResultD
         raise ValueError("base has no metrics")
     try:
         known = None if base_per_prompt is None else base_per_prompt.shape[-1]
-        table, per_prompt = _read_values(values, len(metrics) * cells, known)
-    except (ValueError, pa.ArrowException, OSError) as error:
+        table, per_prompt = read_values(values, len(metrics) * cells, known)
+    except (ValueError, OSError) as error:
         raise _damaged(folder, f"{VALUES} cannot be understood: {error}") from None
     prompts = per_prompt.shape[-1]
     if source_per_prompt is not None and source_per_prompt.shape[-1] != prompts:
@@ -215,42 +202,6 @@ def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> ResultD
         method=decoded(manifest.get("method", ""), str, "method"),
         missing=decoded(manifest.get("missing", []), tuple[Missing, ...], "missing"),
     )
-
-
-def _read_values(values: bytes, rows: int, prompts: int | None) -> tuple[Tensor, Tensor]:
-    """The values [row], and those of each prompt [row, prompt], of a table that must have so many.
-
-    How much there is to read is looked at first: a small file can hold any number of equal values. Where the
-    number of prompts is not known, it is bounded.
-    """
-    file = pq.ParquetFile(io.BytesIO(values))
-    found = file.metadata
-    if found.num_rows != rows:
-        raise ValueError(f"it has {found.num_rows:,} rows, and {MANIFEST} tells of {rows:,} values")
-    held = {"value": 0, "per_prompt": 0}
-    for group in range(found.num_row_groups):
-        for place in range(found.num_columns):
-            column = found.row_group(group).column(place)
-            name = column.path_in_schema.partition(".")[0]
-            if name in held:
-                held[name] += column.num_values
-    of_prompts = held["per_prompt"]
-    is_whole = of_prompts == rows * prompts if prompts is not None else 0 < of_prompts <= _MOST_VALUES
-    if held["value"] != rows or of_prompts % rows or not is_whole:
-        raise ValueError(
-            f"it has {held['value']:,} values, and {of_prompts:,} of single prompts, in {rows:,} rows"
-        )
-    table = file.read(columns=list(held))
-    single = pc.list_flatten(table["per_prompt"].combine_chunks())
-    columns = {"value": table["value"], "per_prompt": single}
-    for name, column in columns.items():
-        if column.type != pa.float64() or column.null_count or len(column) != held[name]:
-            raise ValueError(f"{name} is not a column of {held[name]:,} numbers")
-    lengths = pc.list_value_length(table["per_prompt"])
-    if pc.count_distinct(lengths).as_py() != 1:
-        raise ValueError("the values are not all of equally many prompts")
-    flat = [unpacked(column.to_numpy().tobytes(), (-1,)) for column in columns.values()]
-    return flat[0], flat[1].reshape(rows, -1)
 
 
 def _exact(numbers: Tensor | None) -> Any:

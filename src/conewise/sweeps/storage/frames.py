@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
+from conewise.extras import needs
 from conewise.locations.edge_sets import has_one_writer
 from conewise.locations.places import EdgePlace
 from conewise.program.tensors import Tensor
 from conewise.sweeps.storage.result_data import ResultData
+
+with needs("tables"):
+    import pandas as pd
 
 TYPES: dict[str, str] = {
     "site": "str",

@@ -1,0 +1,71 @@
+"""Packages that are used where they are installed: they come with extras, `pip install 'conewise[hf]'`.
+
+They are imported where they are first used, and each time inside `needs(extra)`:
+
+    with needs("plots"):
+        import plotly.graph_objects as go
+
+`pyproject.toml` says which versions; `docs/install.md` says what works without.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from conewise.errors import MissingPackageError
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """What an extra is for, to follow on its name, and the packages that are imported of it."""
+
+    purpose: str
+    packages: tuple[str, ...]
+
+
+EXTRAS: Mapping[str, Extra] = MappingProxyType(
+    {
+        "": Extra(
+            "which needs it for all but graphs, worlds, ops and theory",
+            ("numpy", "rich", "safetensors", "torch"),
+        ),
+        "hf": Extra(
+            "which loads models and their tokenizers",
+            ("accelerate", "filelock", "gguf", "huggingface_hub", "tokenizers", "transformers"),
+        ),
+        "tables": Extra("which makes and saves tables", ("pandas", "pyarrow")),
+        "plots": Extra("which draws figures and pages", ("jinja2", "markupsafe", "plotly")),
+        "workers": Extra("which sends sweeps to other processes", ("cloudpickle",)),
+        "ray": Extra("which sends sweeps to other machines", ("ray",)),
+        "cli": Extra("which is the command line", ("typer",)),
+    }
+)
+"""The extras that are packages of their own, by name; "" is what conewise always comes with."""
+
+
+@contextmanager
+def needs(extra: str = "") -> Iterator[None]:
+    """Import inside this block what comes with an extra, or with conewise itself.
+
+    Raises MissingPackageError where that is not installed; it says how to install it. What else cannot be
+    imported is left as it is.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        for name in (extra, ""):
+            if package in EXTRAS[name].packages:
+                raise MissingPackageError(package, name, EXTRAS[name].purpose) from error
+        raise
+
+
+def expect(extra: str, *packages: str) -> None:
+    """Raise MissingPackageError where one of these, which another library imports, is not installed."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackageError(package, extra, EXTRAS[extra].purpose)
