@@ -49,7 +49,7 @@ PICTURES = (
     Picture("lens", "lens_and_attribution.py", "table", width=980),
     Picture("shares", "lens_and_attribution.py", "shares"),
     Picture("attention", "lens_and_attribution.py", "looks", width=980),
-    Picture("circuit", "circuit.py", width=860),
+    Picture("circuit", "circuit.py"),
     Picture("estimates", "exact_or_estimated.py"),
     Picture("latents", "dictionary.py", height=320),
     Picture("units", "own_cnn_and_gru.py", height=300),
@@ -84,6 +84,7 @@ def photographed(browser: Browser, picture: Picture, figure: Any, page_path: Pat
     """Draw a figure on white, and keep what is seen."""
     height = picture.height or figure.layout.height or 420
     figure.update_layout(width=picture.width, height=height, paper_bgcolor="white", font_family="DejaVu Sans")
+    figure.update_layout(margin={"t": 70, "b": 60, "l": 70, "r": 40})
     figure.write_html(page_path, include_plotlyjs=True, config={"displayModeBar": False})
     page = browser.new_page(
         viewport={"width": picture.width + 40, "height": height + 40}, device_scale_factor=1.5

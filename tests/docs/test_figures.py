@@ -80,6 +80,12 @@ def test_what_is_said_of_a_peer_has_a_link_behind_it() -> None:
             assert row[at] == "not measured" or is_figure or "](" in row[at], (row[0], header[at])
 
 
+def test_what_the_readme_says_of_the_tutorial_is_printed_there() -> None:
+    said = re.findall(r"\[The tutorial\](?:.|\n)*?(\d+\.\d+) of the", README)
+    assert len(said) == 1
+    assert re.search(rf"^ +2 +{said[0]} ", TUTORIAL, flags=re.MULTILINE)
+
+
 def test_what_the_tutorial_says_of_its_numbers_is_in_what_its_code_prints() -> None:
     printed = "".join(re.findall(r"```text\n(.*?)```", TUTORIAL, flags=re.DOTALL))
     prose = re.sub(r"```.*?```", "", TUTORIAL, flags=re.DOTALL).replace("−", "-")
