@@ -67,6 +67,11 @@ def test_the_readme_says_what_was_missed_by_most() -> None:
     assert "](docs/beside-peers.md)" in said
 
 
+def test_the_page_on_peers_has_the_table_of_the_readme() -> None:
+    for row in re.findall(r"^\|.*\|$", _section(README, "Beside its peers"), flags=re.MULTILINE):
+        assert row.replace("](docs/", "](").replace("](tests/", "](../tests/") in PEERS
+
+
 def test_what_is_said_of_a_peer_has_a_link_behind_it() -> None:
     """Each cell is a test, a page of the peer's, a measurement, or says that none was made."""
     rows = re.findall(r"^\|(.*)\|$", _section(README, "Beside its peers"), flags=re.MULTILINE)
