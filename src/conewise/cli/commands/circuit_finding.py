@@ -14,8 +14,13 @@ import typer
 
 from conewise.cli.folders.stored import StoredRun
 from conewise.cli.options import options as opt
+from conewise.cli.options.choices import Ablation, Method
+from conewise.cli.options.find_options import FindOptions
 from conewise.cli.options.groups import flat
 from conewise.cli.options.help_texts import help_text
+from conewise.cli.options.load_options import LoadOptions
+from conewise.cli.options.output_options import OutputOptions, StoreOptions
+from conewise.cli.options.prompt_options import PairOptions
 from conewise.cli.questions.loading import ModelName
 from conewise.cli.questions.questions import (
     needed_options,
@@ -72,15 +77,15 @@ def circuit(
     ctx: typer.Context,
     model: opt.Model,
     *,
-    prompts: opt.PairOptions,
-    finding: opt.FindOptions,
+    prompts: PairOptions,
+    finding: FindOptions,
     plan: opt.Plan = False,
     max_memory: opt.MaxMemory = None,
     report: opt.Report = None,
     progress: opt.Progress = None,
-    storing: opt.StoreOptions,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    storing: StoreOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
 ) -> None:
     """Find a circuit; see `HELP`."""
     _expect_sense(finding, plan, storing, report)
@@ -122,30 +127,28 @@ def circuit(
     show_circuit(console, found, finding.ablation.value, seconds)
 
 
-def _expect_sense(
-    finding: opt.FindOptions, plan: bool, storing: opt.StoreOptions, report: Path | None
-) -> None:
+def _expect_sense(finding: FindOptions, plan: bool, storing: StoreOptions, report: Path | None) -> None:
     if storing.resume and storing.out is None:
         raise CommandError("--resume without --out: say in which folder the search was kept.")
     if plan and (storing.out is not None or report is not None):
         raise CommandError("--plan runs nothing, so there is nothing for --out, --resume or --report.")
-    if finding.top is not None and finding.method is opt.Method.ACDC:
+    if finding.top is not None and finding.method is Method.ACDC:
         raise CommandError("--top is for --method exact; ACDC keeps edges by --threshold.")
     if finding.top is not None and finding.threshold is not None:
         raise CommandError("--top and --threshold both say how much is kept; leave one of them out.")
-    if not finding.connected and finding.method is opt.Method.ACDC:
+    if not finding.connected and finding.method is Method.ACDC:
         raise CommandError("--no-connected is for --method exact; ACDC has no use for it.")
-    least, is_acdc = finding.threshold, finding.method is opt.Method.ACDC
+    least, is_acdc = finding.threshold, finding.method is Method.ACDC
     if least is not None and not (0 <= least < math.inf and (least or not is_acdc)):
         known = "above 0" if is_acdc else "0 or more"
         raise CommandError(f"--threshold {least} is no threshold: it is a change of the metric, {known}.")
 
 
 def _ask(
-    model: ModelName, options: opt.PairOptions, finding: opt.FindOptions, status: Status
+    model: ModelName, options: PairOptions, finding: FindOptions, status: Status
 ) -> tuple[Loaded, Question]:
     """Load the model and read the prompts: the clean run is kept, the corrupted one is what edges lose to."""
-    is_resampled = finding.ablation is opt.Ablation.RESAMPLE
+    is_resampled = finding.ablation is Ablation.RESAMPLE
     needed = needed_options(finding.metric, reads_both=is_resampled)
     pairs = pairs_of(model.name, options, needed, "circuit")
     loaded, prompts, graph = read_prompts(
@@ -168,14 +171,14 @@ def _ask(
 def _print_plan(
     loaded: Loaded,
     question: Question,
-    finding: opt.FindOptions,
+    finding: FindOptions,
     max_memory: str | None,
     status: Status,
     *,
     as_json: bool,
 ) -> None:
     """What the search would cost."""
-    if finding.method is opt.Method.EXACT:
+    if finding.method is Method.EXACT:
         with status.doing("planning"):
             swept = question.plan(max_memory)
         if as_json:
@@ -202,7 +205,7 @@ class _Search:
     """A circuit that is asked for: what it is found by, and how."""
 
     question: Question
-    finding: opt.FindOptions
+    finding: FindOptions
     max_memory: str | None
     progress: Any
 
@@ -211,7 +214,7 @@ class _Search:
         """What a search and an evaluation take of the question."""
         sweep = self.question.sweep(0)
         batch = sweep.batch(0)
-        is_resampled = self.finding.ablation is opt.Ablation.RESAMPLE
+        is_resampled = self.finding.ablation is Ablation.RESAMPLE
         return {
             "base": batch.base,
             "source": batch.source if is_resampled else None,
@@ -241,7 +244,7 @@ class _Search:
         Single edges are swept the same however many of them are kept: that can be said anew.
         """
         prompts = self.question.prompts
-        is_acdc = self.finding.method is opt.Method.ACDC
+        is_acdc = self.finding.method is Method.ACDC
         return {
             "method": self.finding.method.value,
             **({"threshold": threshold} if is_acdc else {}),
@@ -257,7 +260,7 @@ class _Search:
         """Search; what is done goes to the folder as it is."""
         from conewise.cli.folders.circuit_folder import EDGES, SEARCH
 
-        is_acdc = self.finding.method is opt.Method.ACDC
+        is_acdc = self.finding.method is Method.ACDC
         out = None if stored is None else stored.folder / (SEARCH if is_acdc else EDGES)
         resume = stored is not None and stored.resume
         if is_acdc:

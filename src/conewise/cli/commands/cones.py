@@ -10,6 +10,8 @@ import typer
 from conewise.cli.options import options as opt
 from conewise.cli.options.groups import flat
 from conewise.cli.options.help_texts import help_text, literal
+from conewise.cli.options.load_options import LoadOptions
+from conewise.cli.options.output_options import OutputOptions
 from conewise.cli.questions.loading import EXAMPLE, ModelName
 from conewise.cli.questions.selecting import placed
 from conewise.cli.terminal.failing import CommandError
@@ -48,8 +50,8 @@ def cone(
         typer.Option("--output", "-o", metavar="FILE", help="A .svg or .html file.", show_default=False),
     ] = None,
     *,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
 ) -> None:
     """Draw the cone of a site; see `HELP`."""
     if file is not None:

@@ -8,6 +8,10 @@ from conewise.cli.commands.sweeping import plan_question, run_question
 from conewise.cli.options import options as opt
 from conewise.cli.options.groups import flat
 from conewise.cli.options.help_texts import help_text
+from conewise.cli.options.load_options import LoadOptions
+from conewise.cli.options.output_options import OutputOptions, ResultOptions, StoreOptions
+from conewise.cli.options.question_options import EdgeOptions
+from conewise.cli.options.run_options import FleetOptions, MethodOptions, RunOptions
 from conewise.cli.terminal.failing import CommandError
 
 HELP = """Patch every edge between components, each in a world of its own, and say what it does to the metric.
@@ -37,15 +41,15 @@ def edges(
     ctx: typer.Context,
     model: opt.Model,
     *,
-    options: opt.EdgeOptions,
+    options: EdgeOptions,
     plan: opt.Plan = False,
-    running: opt.RunOptions,
-    fleet: opt.FleetOptions,
-    estimating: opt.MethodOptions,
-    results: opt.ResultOptions,
-    storing: opt.StoreOptions,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    running: RunOptions,
+    fleet: FleetOptions,
+    estimating: MethodOptions,
+    results: ResultOptions,
+    storing: StoreOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
 ) -> None:
     """Patch every edge in a world of its own; see `HELP`."""
     if plan:

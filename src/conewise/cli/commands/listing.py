@@ -9,6 +9,8 @@ import typer
 from conewise.cli.options import options as opt
 from conewise.cli.options.groups import flat
 from conewise.cli.options.help_texts import help_text
+from conewise.cli.options.load_options import LoadOptions
+from conewise.cli.options.output_options import OutputOptions
 from conewise.cli.questions.loading import ModelName
 from conewise.cli.terminal.failing import CommandError, as_option
 from conewise.cli.terminal.output import Status, add_row, print_json, stdout, table
@@ -38,8 +40,8 @@ def sites(
         typer.Option("--kind", metavar="KIND", help="Every site of this kind, or all.", show_default=False),
     ] = None,
     *,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
 ) -> None:
     """List what can be patched; see `HELP`."""
     loaded, found = ModelName(model, loading).capture(Status(output.quiet))

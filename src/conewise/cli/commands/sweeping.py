@@ -12,8 +12,13 @@ import typer
 
 from conewise.cli.folders.stored import StoredRun
 from conewise.cli.options import options as opt
+from conewise.cli.options.choices import Evaluator
 from conewise.cli.options.groups import flat
 from conewise.cli.options.help_texts import help_text
+from conewise.cli.options.load_options import LoadOptions
+from conewise.cli.options.output_options import OutputOptions, ResultOptions, StoreOptions
+from conewise.cli.options.question_options import EdgeOptions, QuestionOptions
+from conewise.cli.options.run_options import FleetOptions, MethodOptions, RunOptions
 from conewise.cli.questions.fleets import fleet_of, shown, simulated, without_workers
 from conewise.cli.questions.loading import ModelName
 from conewise.cli.questions.questions import ask, question_json, show_question
@@ -75,14 +80,14 @@ def sweep(
     ctx: typer.Context,
     model: opt.Model,
     *,
-    options: opt.QuestionOptions,
-    running: opt.RunOptions,
-    fleet: opt.FleetOptions,
-    estimating: opt.MethodOptions,
-    results: opt.ResultOptions,
-    storing: opt.StoreOptions,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    options: QuestionOptions,
+    running: RunOptions,
+    fleet: FleetOptions,
+    estimating: MethodOptions,
+    results: ResultOptions,
+    storing: StoreOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
 ) -> None:
     """Patch every site in a world of its own; see `SWEEP_HELP`."""
     run_question(
@@ -96,15 +101,15 @@ def run_question(
     ctx: typer.Context,
     name: str,
     model: str,
-    options: opt.QuestionOptions | opt.EdgeOptions,
+    options: QuestionOptions | EdgeOptions,
     *,
-    running: opt.RunOptions,
-    fleet: opt.FleetOptions,
-    estimating: opt.MethodOptions,
-    results: opt.ResultOptions,
-    storing: opt.StoreOptions,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    running: RunOptions,
+    fleet: FleetOptions,
+    estimating: MethodOptions,
+    results: ResultOptions,
+    storing: StoreOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
     unit: str = "site",
 ) -> None:
     """Ask, run, keep, draw and print: what the commands that sweep do. `unit` is what a world changes."""
@@ -155,10 +160,10 @@ def run_question(
 
 
 def _expect_estimable(
-    estimating: opt.MethodOptions,
-    running: opt.RunOptions,
-    results: opt.ResultOptions,
-    storing: opt.StoreOptions,
+    estimating: MethodOptions,
+    running: RunOptions,
+    results: ResultOptions,
+    storing: StoreOptions,
 ) -> None:
     """Refuse what only worlds have, where effects are estimated."""
     if estimating.method is None:
@@ -169,7 +174,7 @@ def _expect_estimable(
             )
         return
     given = {
-        "--evaluator": running.evaluator is not opt.Evaluator.AUTO,
+        "--evaluator": running.evaluator is not Evaluator.AUTO,
         "--verify": results.verify > 0,
         "--resume": storing.resume and estimating.method == "hybrid",
     }
@@ -184,11 +189,11 @@ def _expect_estimable(
 def plan(
     model: opt.Model,
     *,
-    options: opt.QuestionOptions,
-    running: opt.RunOptions,
-    fleet: opt.FleetOptions,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    options: QuestionOptions,
+    running: RunOptions,
+    fleet: FleetOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
 ) -> None:
     """Say what a sweep would cost; see `PLAN_HELP`."""
     if fleet.ray is not None or (fleet.workers is not None and not fleet.simulate):
@@ -199,12 +204,12 @@ def plan(
 def plan_question(
     name: str,
     model: str,
-    options: opt.QuestionOptions | opt.EdgeOptions,
+    options: QuestionOptions | EdgeOptions,
     *,
-    running: opt.RunOptions,
-    fleet: opt.FleetOptions,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    running: RunOptions,
+    fleet: FleetOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
     unit: str = "site",
 ) -> None:
     """Ask, plan and print what it would cost."""

@@ -11,6 +11,9 @@ from conewise.asking.written_sites import as_choice
 from conewise.cli.options import options as opt
 from conewise.cli.options.groups import flat
 from conewise.cli.options.help_texts import help_text
+from conewise.cli.options.load_options import LoadOptions
+from conewise.cli.options.output_options import OutputOptions, ResultOptions
+from conewise.cli.options.run_options import RunOptions
 from conewise.cli.questions.loading import ModelName, captured, model_json
 from conewise.cli.showing.results import plan_json, show_cost
 from conewise.cli.terminal.codes import CHECK_FAILED
@@ -87,10 +90,10 @@ def trace(
     layers: Annotated[str, typer.Option("--layers", metavar="CHOICE", help="':', '4:8' or '6'.")] = ":",
     pos: opt.Pos = ":",
     *,
-    running: opt.RunOptions,
-    results: opt.ResultOptions,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    running: RunOptions,
+    results: ResultOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
 ) -> None:
     """Trace which states carry what is known of a subject; see `HELP`."""
     if noise is not None and noise <= 0:

@@ -10,6 +10,8 @@ import typer
 from conewise.cli.options import options as opt
 from conewise.cli.options.groups import flat
 from conewise.cli.options.help_texts import help_text
+from conewise.cli.options.load_options import LoadOptions
+from conewise.cli.options.output_options import OutputOptions
 from conewise.cli.questions.loading import ModelName
 from conewise.cli.terminal.codes import CHECK_FAILED
 from conewise.cli.terminal.output import Status, print_json, stdout
@@ -40,8 +42,8 @@ def verify(
     ] = 3,
     seed: opt.Seed = 0,
     *,
-    output: opt.OutputOptions,
-    loading: opt.LoadOptions,
+    output: OutputOptions,
+    loading: LoadOptions,
 ) -> None:
     """Check the captured graph; see `HELP`."""
     status = Status(output.quiet)

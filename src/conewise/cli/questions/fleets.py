@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from conewise.cli.options import options as opt
+from conewise.cli.options.load_options import LoadOptions
+from conewise.cli.options.run_options import FleetOptions, RunOptions
 from conewise.cli.terminal.failing import CommandError
 
 if TYPE_CHECKING:
@@ -18,13 +19,13 @@ LOCAL = "local"
 """What `--ray` stands for where no address follows: a cluster on this machine, for this command."""
 
 
-def without_workers(loading: opt.LoadOptions) -> opt.LoadOptions:
+def without_workers(loading: LoadOptions) -> LoadOptions:
     """How the driver itself loads the model: on the first of several devices."""
     return replace(loading, device=(loading.device or "").split(",")[0] or None)
 
 
 @contextmanager
-def fleet_of(options: opt.FleetOptions, loading: opt.LoadOptions) -> Iterator[Fleet | None]:
+def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Fleet | None]:
     """The workers that were asked for, ended with the command; None where there are none."""
     if options.simulate:
         raise CommandError("--simulate runs nothing: it goes with `conewise plan` and `edges --plan`.")
@@ -50,7 +51,7 @@ def fleet_of(options: opt.FleetOptions, loading: opt.LoadOptions) -> Iterator[Fl
     yield None
 
 
-def simulated(question: Question, options: opt.FleetOptions, running: opt.RunOptions) -> dict[str, Any]:
+def simulated(question: Question, options: FleetOptions, running: RunOptions) -> dict[str, Any]:
     """What workers would take, from the plan of each group of prompts and the rates of this machine."""
     from conewise.fleets.running import shares_of
     from conewise.fleets.simulation import Rates, simulate, worth_having

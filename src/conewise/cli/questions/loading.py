@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from conewise.cli.options.options import LoadOptions
+from conewise.cli.options.load_options import LoadOptions
 from conewise.cli.terminal.output import Status
 
 if TYPE_CHECKING:

@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from conewise.asking.written_sites import chosen_edges, selected
-from conewise.cli.options.options import (
-    Direction,
-    EdgeOptions,
-    Metric,
-    PairOptions,
-    Patch,
-    QuestionOptions,
-)
+from conewise.cli.options.choices import Direction, Metric, Patch
+from conewise.cli.options.prompt_options import PairOptions
+from conewise.cli.options.question_options import EdgeOptions, QuestionOptions
 from conewise.cli.questions.loading import ModelName, captured, model_json
 from conewise.cli.terminal.failing import CommandError
 from conewise.cli.terminal.output import Status
