@@ -14,8 +14,9 @@ from conewise.errors import PromptError, SweepError
 from conewise.model import Model
 from conewise.models.load import load
 from conewise.models.tiny import PROMPTS
+from conewise.prompts.expectations import default_direction
 from conewise.prompts.pairs import Pair, read_pairs
-from conewise.prompts.questions import Question, default_direction
+from conewise.prompts.questions import Question
 from conewise.prompts.tokenized import TokenizedPrompts, tokenize
 from conewise.sweeps.result import Result
 

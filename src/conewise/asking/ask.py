@@ -17,8 +17,9 @@ from conewise.locations.edges import Edges
 from conewise.locations.selectors import SelectorLike, Selectors, as_selectors
 from conewise.model import Model, capture
 from conewise.models.loaded import Loaded
+from conewise.prompts.expectations import default_direction, expect_asked
 from conewise.prompts.pairs import Pair, as_pairs
-from conewise.prompts.questions import Question, default_direction, expect_asked
+from conewise.prompts.questions import Question
 from conewise.prompts.tokenized import TokenizedPrompts, tokenize
 from conewise.runs.answers import token_rows
 

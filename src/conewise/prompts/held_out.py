@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from conewise.errors import SweepError
 from conewise.locations.places import Place
 from conewise.program.tensors import Tensor
 from conewise.prompts.answer import Answer
+
+
+def expect_counts(counts: Sequence[Any], most: int) -> None:
+    """Raise SweepError for what are no numbers of sites, of which there are `most`."""
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+            raise SweepError(f"top is {count!r}; it is a number of sites, or several, from 1 to {most}.")
+    if not counts:
+        raise SweepError("top names no number of sites.")
+
+
+def strongest(found: Answer, counts: Sequence[int]) -> tuple[tuple[Place, ...], ...]:
+    """The places that move the metric furthest towards the source: the first so many, for each count."""
+    assert found.source is not None
+    towards = 1.0 if float(found.source[0]) > float(found.base[0]) else -1.0
+    effects = (found.table[0] * towards).tolist()
+    order = sorted(range(len(effects)), key=lambda number: -effects[number])
+    return tuple(
+        tuple(place for number in order[:count] for place in found.cells[number].places) for count in counts
+    )
 
 
 @dataclass(frozen=True)

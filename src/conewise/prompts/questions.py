@@ -6,10 +6,8 @@ sweep, and the question plans and runs them as one: its counts are the sums of t
 
 from __future__ import annotations
 
-import math
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,46 +15,34 @@ from typing import Any
 
 from conewise.attributing.attribution import estimated, planned
 from conewise.attributing.plan import AttributionPlan
-from conewise.checks.hooking import HookedModule
 from conewise.drawing.folding import Folded, fold
-from conewise.errors import MetricError, MissingSiteError, PromptError, SweepError
+from conewise.errors import PromptError, SweepError
 from conewise.fleets.running import Fleet
 from conewise.locations.places import EdgePlace
 from conewise.locations.selectors import Cell, SelectorLike
-from conewise.program.tensors import Tensor
-from conewise.prompts.answer import Answer, whole_check
-from conewise.prompts.held_out import HeldOut
+from conewise.prompts.answer import Answer
+from conewise.prompts.expectations import DIRECTIONS, expect_asked, expect_tokens, expect_vocabulary
+from conewise.prompts.held_out import HeldOut, expect_counts, strongest
+from conewise.prompts.timing import forward_seconds
 from conewise.prompts.tokenized import METRICS, Progress, TokenizedPrompts
+from conewise.prompts.whole import whole_plan, whole_result
 from conewise.report.inside import Inside, inside_of
-from conewise.report.story import PATCHES, Story
+from conewise.report.story import Story
 from conewise.report.swept import Swept
 from conewise.runs.baseline import baseline, bound
 from conewise.runs.captured import Captured
-from conewise.runs.corruption import find_embedding
-from conewise.runs.filling import joined
 from conewise.runs.interventions import mean, noise
 from conewise.runs.metrics import Metric, as_metric, logit
 from conewise.runs.run import Run
 from conewise.sweeps.calibration import calibrate
-from conewise.sweeps.execution.ledger import SweepLedger, most
-from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.plan import SweepPlan
-from conewise.sweeps.planning.shapes.costs import synchronize
 from conewise.sweeps.progress import PassedOn, Shown, bar
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 
-DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")}
-"""Which run is the base, and which the source, of each direction."""
-
 POSITIONS = frozenset({"pos", "query_pos", "key_pos"})
 """Axes whose numbers mean something else in prompts of another length."""
-
-
-def default_direction(patch: str) -> str:
-    """What people mean who do not say: put clean values into the corrupted run, and ablate the clean one."""
-    return "denoise" if patch == "source" else "noise"
 
 
 @dataclass(frozen=True)
@@ -213,7 +199,7 @@ class Question:
             done += len(numbers)
             if progress is not None:
                 progress(done, len(self.prompts.pairs))
-        return _whole_plan(plans)
+        return whole_plan(plans)
 
     def run(
         self,
@@ -247,7 +233,7 @@ class Question:
                         executor=executor,
                     )
                 )
-        whole = results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
+        whole = results[0] if len(results) == 1 else whole_result(results, self.prompts.groups)
         return Answer.of(whole, self, self.story())
 
     def attribution_plan(
@@ -288,7 +274,7 @@ class Question:
                 )
                 tell(len(self.cells))
                 results.append(found)
-        whole = results[0] if len(results) == 1 else _whole(results, self.prompts.groups)
+        whole = results[0] if len(results) == 1 else whole_result(results, self.prompts.groups)
         return replace(whole, story=self.story())
 
     # -- on some of the prompts ----------------------------------------------------------------
@@ -335,24 +321,10 @@ class Question:
                 "edges are a circuit, which has its own faithfulness: `answer.circuit(top=...)`, then "
                 "`circuit.evaluate(...)`."
             )
-        count: Any
-        for count in counts:
-            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(self.cells):
-                raise SweepError(
-                    f"top is {count!r}; it is a number of sites, or several, from 1 to {len(self.cells)}."
-                )
-        if not counts:
-            raise SweepError("top names no number of sites.")
+        expect_counts(counts, len(self.cells))
         first, second = self.split(share, seed)
         found = first.run(**how)
-        assert found.source is not None
-        towards = 1.0 if float(found.source[0]) > float(found.base[0]) else -1.0
-        effects = (found.table[0] * towards).tolist()
-        order = sorted(range(len(effects)), key=lambda number: -effects[number])
-        sets = tuple(
-            tuple(place for number in order[:count] for place in found.cells[number].places)
-            for count in counts
-        )
+        sets = strongest(found, counts)
         tried, on_found = (
             replace(one, sites=[list(places) for places in sets]).run(**how) for one in (second, first)
         )
@@ -381,17 +353,8 @@ class Question:
 
     def forward_seconds(self, times: int) -> float:
         """What one full forward of all prompts by the module itself takes: the mean of so many, after one."""
-        device = facts_of(self.model).device
-        module = HookedModule(self.model.module, self.model.program, self.model.signature)
         inputs = self.prompts.inputs(self.base, facts_of(self.model).input_device)
-        started = 0.0
-        for number in range(times + 1):
-            if number == 1:  # the first is not counted: kernels are chosen and memory is taken in it
-                started = time.perf_counter()
-            for one in inputs:
-                module.outputs(one, {})
-            synchronize(device)
-        return (time.perf_counter() - started) / times
+        return forward_seconds(self.model, inputs, times)
 
     def folded(self) -> Folded:
         """The model folded by layer, with the cone of every cell, for drawings."""
@@ -418,151 +381,5 @@ class Question:
         }
 
 
-def expect_asked(
-    prompts: TokenizedPrompts, direction: str, patch: str, metric: Any, scale: Any, seed: Any
-) -> None:
-    """Raise where prompts cannot be asked so: what is known of that before there is a model."""
-    if direction not in DIRECTIONS:
-        raise SweepError(f"no direction {direction!r}; there are {', '.join(DIRECTIONS)}.")
-    if patch not in PATCHES:
-        raise SweepError(f"no patch {patch!r}; there are {', '.join(PATCHES)}.")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise SweepError(f"the seed is {seed!r}; it is a whole number.")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < math.inf:
-        raise SweepError(f"scale is {scale!r}; it is the standard deviation of the noise, 0 or more.")
-    if isinstance(metric, str):
-        prompts.expect_answers(metric)
-    else:
-        made = as_metric(metric)
-        if made.prompts not in {None, len(prompts.pairs)}:
-            raise MetricError(
-                f"the metric {made.name!r} is made for {made.prompts} prompts, and {len(prompts.pairs)} were "
-                "given. Give one answer for all prompts, or one for each."
-            )
-    if patch == "source":
-        expect_two_runs(prompts)
-
-
-def expect_two_runs(prompts: TokenizedPrompts) -> None:
-    """Raise PromptError where clean and corrupted are the same prompts."""
-    if prompts.clean == prompts.corrupted:
-        raise PromptError(
-            "clean and corrupted have the same tokens in every pair, so patching one into the other "
-            "changes nothing."
-        )
-
-
-def expect_vocabulary(model: Captured, prompts: TokenizedPrompts) -> None:
-    """Raise PromptError where a tokenizer has tokens that the model has not."""
-    try:
-        known = len(find_embedding(model.program).table)
-    except MissingSiteError:
-        return
-    for number, rows in enumerate(
-        zip(prompts.clean, prompts.corrupted, prompts.answers, prompts.wrong_answers, strict=True)
-    ):
-        above = [token for tokens in rows for token in tokens if token >= known]
-        if above:
-            raise PromptError(
-                f"prompt {number + 1} has the token {above[0]}, and {model.label} knows {known}, from 0: "
-                "this is not its tokenizer. Give the one that it was trained with."
-            )
-
-
-def expect_tokens(model: Captured, metric: Metric) -> None:
-    """Raise MetricError where a metric reads tokens that the model has not."""
-    try:
-        known = len(find_embedding(model.program).table)
-    except MissingSiteError:
-        return
-    above = [token for token in metric.tokens if not 0 <= token < known]
-    if above:
-        raise MetricError(
-            f"the metric {metric.name!r} reads the token {above[0]}, which is not in the vocabulary of "
-            f"{model.label}: it has {known}, from 0."
-        )
-
-
 def _listed(numbers: Sequence[int]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-
-
-def _whole_plan(plans: Sequence[SweepPlan]) -> SweepPlan:
-    """The plans of all groups as one: counts are added up, the peak is the largest.
-
-    `chunks` are those of the group that is cut most.
-    """
-    if len(plans) == 1:
-        return plans[0]
-    seconds = [plan.seconds for plan in plans if plan.seconds is not None]
-    return replace(
-        plans[0],
-        batches=sum(plan.batches for plan in plans),
-        node_evaluations=sum(plan.node_evaluations for plan in plans),
-        full_evaluations=sum(plan.full_evaluations for plan in plans),
-        launches=sum(plan.launches for plan in plans),
-        flops=sum(plan.flops for plan in plans),
-        full_flops=sum(plan.full_flops for plan in plans),
-        peak_bytes=max(plan.peak_bytes for plan in plans),
-        chunks=max((plan.chunks for plan in plans), key=len),
-        evaluator=" and ".join(dict.fromkeys(plan.evaluator for plan in plans)),
-        why=" and ".join(dict.fromkeys(plan.why for plan in plans)),
-        seconds=sum(seconds) if len(seconds) == len(plans) else None,
-    )
-
-
-def _whole(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> Result:
-    """The results of all groups as one, each prompt weighing the same, in the order of the pairs."""
-    numbers = [number for group in groups for number in group]
-    order = sorted(range(len(numbers)), key=numbers.__getitem__)
-
-    def together(parts: Iterator[Tensor | None]) -> Tensor | None:
-        known = [part for part in parts if part is not None]
-        return joined(known)[..., order] if len(known) == len(results) else None
-
-    checks = [result.verification for result in results]
-    per_prompt = together(result.per_prompt for result in results)
-    base = together(result.base_per_prompt for result in results)
-    source = together(result.source_per_prompt for result in results)
-    assert per_prompt is not None
-    assert base is not None
-    return Result(
-        _whole_plan([result.plan for result in results]),
-        _whole_ledger([result.ledger for result in results]),
-        results[0].spreads,
-        results[0].metrics,
-        per_prompt.mean(-1),
-        per_prompt,
-        base.mean(-1),
-        None if source is None else source.mean(-1),
-        Lazy(lambda: _whole_provenance([result.provenance for result in results])),
-        None if None in checks else whole_check([check for check in checks if check is not None]),
-        base_per_prompt=base,
-        source_per_prompt=source,
-        weights=results[0].weights,
-        method=" and ".join(dict.fromkeys(result.method for result in results)),
-        missing=tuple(one for result in results for one in result.missing),
-    )
-
-
-def _whole_ledger(ledgers: Sequence[SweepLedger]) -> SweepLedger:
-    return SweepLedger(
-        sum(one.node_evaluations for one in ledgers),
-        sum(one.launches for one in ledgers),
-        sum(one.resumed for one in ledgers),
-        sum(one.seconds for one in ledgers),
-        sum(one.compute_seconds for one in ledgers),
-        most(one.peak_bytes for one in ledgers),
-        most(one.reserved_bytes for one in ledgers),
-        {name: sum(one.phases.get(name, 0.0) for one in ledgers) for name in ledgers[0].phases},
-    )
-
-
-def _whole_provenance(provenances: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all groups share, their batches one after another, and every metric that was read."""
-    metrics = [metric for one in provenances for metric in one["metrics"]]
-    return {
-        **provenances[0],
-        "metrics": [metric for place, metric in enumerate(metrics) if metric not in metrics[:place]],
-        "batches": [batch for one in provenances for batch in one["batches"]],
-    }

@@ -91,7 +91,8 @@ def ask(
         reads_last=is_last,  # an edge into the logits has a position of its own
         batch_size=options.batch_size,
     )
-    from conewise.prompts.questions import Question, default_direction
+    from conewise.prompts.expectations import default_direction
+    from conewise.prompts.questions import Question
 
     if isinstance(options, EdgeOptions):
         sites: SelectorLike = chosen_edges(options.edges, options.pos, graph, prompts.lengths)
@@ -126,7 +127,7 @@ def read_prompts(
     `reads_both`: what one run has is put into the other, so they have to differ. `reads_last`: as `captured`.
     """
     loaded = model.load(status)
-    from conewise.prompts.questions import expect_two_runs
+    from conewise.prompts.expectations import expect_two_runs
     from conewise.prompts.tokenized import tokenize
 
     prompts = tokenize(
