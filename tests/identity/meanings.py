@@ -384,7 +384,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "a slice": ("S = slice(0, 2)\ndef p(z): return z[S]", "S = slice(0, 3)"),
     "a range": ("S = range(2)\ndef p(z): return z[list(S)]", "S = range(3)"),
     "a key": (
-        "from conewise.identity.identity import Keyed\np = Keyed(lambda z: z, 'one')",
+        "from conewise.identity.keyed import Keyed\np = Keyed(lambda z: z, 'one')",
         "p = Keyed(lambda z: z, 'two')",
     ),
 }

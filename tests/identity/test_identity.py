@@ -14,7 +14,8 @@ import torch
 
 from conewise.errors import IdentityError
 from conewise.identity import libraries
-from conewise.identity.identity import Keyed, identified, identity
+from conewise.identity.identity import identified, identity
+from conewise.identity.keyed import Keyed
 from tests.identity.meanings import CHANGES, ORDINARY, REFUSED, made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")

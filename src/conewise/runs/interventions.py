@@ -11,7 +11,7 @@ from typing import Any
 
 from conewise.errors import PatchError, describe
 from conewise.identity.digests import inputs_digest
-from conewise.identity.identity import Keyed, expect_key
+from conewise.identity.keyed import Keyed, expect_key
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.sites import WHERE

@@ -14,7 +14,7 @@ import torch
 
 from conewise.errors import MetricError, describe
 from conewise.identity.digests import inputs_digest
-from conewise.identity.identity import Keyed, expect_key
+from conewise.identity.keyed import Keyed, expect_key
 from conewise.program.streaming import described_fields, field_names, output_names
 from conewise.program.tensors import brought
 from conewise.structure.axes.outputs import Outputs
