@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from conewise.drawing import wave
+from conewise.experiments.pages import page as experiments_page
 from conewise.report import circuit_page
 from conewise.report import page as sweep_page
 from conewise.scripts import script
 from conewise.templates import asset
 
+PAGES = (circuit_page.SCRIPT, sweep_page.SCRIPT, experiments_page.SCRIPT, wave.SCRIPT)
 FOLDER = Path(__file__).parents[1] / "src" / "conewise" / "javascript"
 
 MODULES = {
@@ -88,7 +91,7 @@ def test_what_would_end_the_element_of_a_script_is_refused(text: str) -> None:
 
 
 def test_every_module_is_in_a_page() -> None:
-    pages = "".join(map(script, [circuit_page.SCRIPT, sweep_page.SCRIPT]))
+    pages = "".join(map(script, PAGES))
     for path in sorted(FOLDER.rglob("*.js")):
         name = f"javascript/{path.relative_to(FOLDER).as_posix()}"
         assert f'modules["{name}"] =' in pages, f"no page has {name}"

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,16 +232,11 @@ def test_names_of_one_node_share_a_cone_too() -> None:
     assert folded.runs == ((0, 3),)
 
 
-@pytest.mark.parametrize(
-    ("name", "bare"),
-    [
-        ("lm_head", "lm_head"),
-        ("z[layer=2, head=1]", "z[layer=2]"),
-        ("z[layer=2, pos=[1, 2], stack='encoder']", "z[layer=2, stack='encoder']"),
-        ("lm_head[pos=-1]", "lm_head"),
-        ("z[layer=0, head=1] + mlp_out[layer=3, pos=2:5]", "z[layer=0] + mlp_out[layer=3]"),
-    ],
-)
+NAMES = Path(__file__).parents[1] / "javascript" / "names_without_part.json"
+"""The script of cones is tested with the same names."""
+
+
+@pytest.mark.parametrize(("name", "bare"), json.loads(NAMES.read_text(encoding="utf-8")))
 def test_a_name_without_its_part(name: str, bare: str) -> None:
     assert without_part(name) == bare
 

@@ -159,7 +159,7 @@ class Folded:
 def without_part(name: str) -> str:
     """The name of a place, or of several, without the part of the value: `z[layer=2, head=1]`: `z[layer=2]`.
 
-    wave.js does the same in the browser, where only these names are known.
+    `javascript/wave/show.js` does the same in the browser, where only these names are known.
     """
     return " + ".join(map(_without_part, name.split(" + ")))
 

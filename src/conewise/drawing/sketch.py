@@ -1,7 +1,7 @@
 """A sketch: boxes and wires as SVG, for a model folded by layer or for a small graph.
 
 Every box has the same elements, whatever it stands for, and is painted by classes and widths alone: here for
-a file, in the browser by wave.js. What a box means is told by shape as well as by colour.
+a file, in the browser by `javascript/wave`. What a box means is told by shape as well as by colour.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Paint:
 
     @property
     def classes(self) -> str:
-        """The classes that a box of this paint has; wave.js uses the same."""
+        """The classes that a box of this paint has; `javascript/wave/painter.js` uses the same."""
         found = ["is-site"] if self.is_site else []
         found += ["is-done"] if self.done else []
         found += ["is-full"] if self.done > 0.5 else []  # what is written on it has to be seen

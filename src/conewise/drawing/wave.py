@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from conewise import scripts
 from conewise.drawing import layouts, sketch
 from conewise.drawing.document import document, inert
 from conewise.drawing.folded import Folded
@@ -55,6 +56,8 @@ __all__ = [
     "wave_svg",
 ]
 
+SCRIPT = "javascript/wave/main.js"
+
 Drawable = Folded | GraphWave
 
 
@@ -65,7 +68,7 @@ def style() -> str:
 
 def script() -> str:
     """The script of both sections. It fetches nothing, and makes no markup of data."""
-    return asset("drawing/wave.js")
+    return scripts.script(SCRIPT)
 
 
 def data(drawable: Drawable) -> dict[str, SentFolded | SentWaves]:

@@ -14,6 +14,7 @@ from conewise.experiments.pages.tables import as_csv, measured, number
 from conewise.experiments.result import Result, Row
 from conewise.extras import needs
 from conewise.files import write_whole
+from conewise.scripts import script
 from conewise.templates import asset
 
 with needs("plots"):
@@ -21,6 +22,7 @@ with needs("plots"):
 
 PAGE, RESULTS, FIGURES, TABLES = "index.html", "results.json", "figures", "tables"
 TITLE = "Conewise: the paper's claims, reproduced"
+SCRIPT = "javascript/experiments/main.js"
 MARK = f"<title>{TITLE}</title>"
 """What says that a page is one of ours; it stands near the beginning."""
 
@@ -90,7 +92,7 @@ def _document(template: str, title: str, results: Sequence[Result], **values: ob
         title,
         styles=[asset("drawing/theme.css"), asset("experiments/pages/page.css")],
         early=[get_plotlyjs()],
-        scripts=[asset("experiments/pages/page.js")],
+        scripts=[script(SCRIPT)],
         data={"conewise-figures": {result.name: json.loads(figure(result).to_json()) for result in results}},
         **values,
     )

@@ -170,7 +170,7 @@ function listenToReader() {
 export function startTable() {
   inside(document, "#ranked thead tr").append(...heads);
   kind.append(...cells.kinds.map(one => element("option", { value: one }, one)));
-  inside(document, "label:has(> #kind)").hidden = cells.kinds.length < 2;
+  kind.closest("label")?.toggleAttribute("hidden", cells.kinds.length < 2);
   listenToReader();
   listen(changed => {
     if (changed.has("metric")) reorder();
