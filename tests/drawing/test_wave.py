@@ -298,6 +298,7 @@ def test_the_styles_touch_nothing_else_on_a_page() -> None:
 def test_the_data_of_a_graph_are_numbers_of_nodes() -> None:
     found = GraphWave.record(chain(), {"h": 10.0}, "y")
     told = data(found)["conewise-waves"]
+    assert told["kind"] == "conewise waves"
     names = [name for name, _ in told["nodes"]]
     assert [names[at] for at in told["waves"][0]["recomputed"]] == ["left", "y"]
     assert [names[at] for at in told["waves"][0]["reused"]] == ["h", "right"]
