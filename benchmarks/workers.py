@@ -87,7 +87,7 @@ def main(kind: str = "processes") -> None:
             assert rates is not None
             slower = max(1.0, count / CORES)
             each = Rates(0.0, 0.0, rates.flop * slower, rates.share * slower)
-            paper = simulate(shares_of([plan_of(sweep)], count)[0], count, each).makespan
+            paper = simulate(shares_of([plan_of(sweep)], count), count, each).makespan
             lines.append(
                 line(
                     f"simulated, {count} workers",
@@ -126,7 +126,7 @@ def plan_of(sweep: Sweep) -> cw.SweepPlan:
 
 def shares(sweep: Sweep, workers: int) -> int:
     """How many shares there are."""
-    return len(shares_of([plan_of(sweep)], workers)[0])
+    return len(shares_of([plan_of(sweep)], workers))
 
 
 def line(what: str, found: float, target: float, *, below: bool = False, percent: bool = False) -> Line:

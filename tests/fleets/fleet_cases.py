@@ -71,3 +71,15 @@ def slow(outputs: Any) -> Tensor:
     time.sleep(0.3)
     value: Tensor = outputs.logits[:, -1, 3]
     return value
+
+
+def raising_while(flag: Path) -> Any:
+    """A metric that raises on one batch, whose first prompt has the number in `flag`, while that exists."""
+
+    def metric(outputs: Any) -> Tensor:
+        value: Tensor = outputs.logits[:, -1, 3]
+        if flag.exists() and abs(float(value.detach()[0]) - float(flag.read_text())) < 1e-4:
+            raise RuntimeError("no such kernel")
+        return value
+
+    return cw.metric(metric, name="third", key="third")

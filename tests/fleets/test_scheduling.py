@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conewise.errors import FleetError
+from conewise.fleets.outcomes import DIED, MEMORY, OWN, Done, Failed
 from conewise.fleets.scheduling import TRIES, FleetLedger, run_shares
 from conewise.fleets.shares import Share
-from conewise.fleets.worker import DIED, MEMORY, OWN, Done, Failed
 
 WORLDS = 8
 """In each chunk."""
@@ -71,11 +71,11 @@ class Kept:
         self.done: dict[tuple[int, int], int] = {}
         self.lost: dict[tuple[int, int], str] = {}
 
-    def note(self, share: Share, found: Done) -> None:
-        del found
+    def note(self, share: Share, found: Done) -> int:
         for world in self._worlds(share):
             assert world not in self.done
             self.done[world] = 1
+        return sum(map(len, found.rows))
 
     def give_up(self, share: Share, failed: Failed) -> None:
         for world in self._worlds(share):
@@ -94,8 +94,8 @@ def worlds_of(share: Share) -> tuple[int, int]:
 
 
 def run(shares: Sequence[Share], players: Players) -> tuple[Kept, FleetLedger]:
-    kept = Kept()
-    ledger = run_shares(shares, players, worlds_of, kept.note, kept.give_up)
+    kept, ledger = Kept(), FleetLedger()
+    run_shares(shares, players, worlds_of, kept.note, kept.give_up, ledger)
     return kept, ledger
 
 

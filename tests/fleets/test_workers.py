@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,11 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.errors import FleetError, SweepError
+from conewise.errors import FleetError, SweepError, WeightsChangedError
 from conewise.model import Model
 from tests.fleets.fleet_cases import BUDGET, METRIC, heads, ids, killing, raising, slow, small_model
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return small_model()
-
-
-@pytest.fixture(scope="module", params=["processes", "ray"])
-def fleet(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made: Any = cw.Processes(2) if request.param == "processes" else cw.Ray(workers=2)
-    with made:
-        yield made
 
 
 @pytest.mark.parametrize("evaluator", ["wavefront", "serial"])
@@ -72,6 +59,8 @@ def test_what_a_sweep_is_given_travels(fleet: Any, model: Model) -> None:
             {"base": several, "source": several[::-1]},
             {"metric": [METRIC, cw.kl_to(base)]},
             {"source": cw.noise(0.1, seed=3)},
+            # One answer for each prompt of all batches: each batch reads its own.
+            {"base": several, "source": several[::-1], "metric": cw.logit_diff([1, 2, 3, 4, 5, 6], [7] * 6)},
         ]
         for given in asked:
             sweep = heads(model, **given)
@@ -198,3 +187,37 @@ def test_what_is_no_fleet(given: dict[str, Any], said: str) -> None:
         cw.Processes(3, devices="cuda:0,cuda:1")
     with pytest.raises(FleetError, match="0 or more"):
         cw.Ray(gpus_per_worker=-1)
+
+
+def test_weights_that_were_written_to_are_sent_again(fleet: Any) -> None:
+    own = small_model()
+    first = heads(own).run(executor=fleet)
+    with torch.no_grad():
+        own.module.transformer.h[1].mlp.c_fc.weight.mul_(1.5)
+    sweep = heads(own)
+    found = sweep.run(executor=fleet)
+    assert torch.equal(found.per_prompt, sweep.run().per_prompt)
+    assert not torch.equal(found.per_prompt, first.per_prompt)
+
+
+def test_runs_of_other_weights_are_refused(fleet: Any) -> None:
+    own = small_model()
+    sweep = heads(own)
+    with torch.no_grad():
+        own.module.transformer.h[1].mlp.c_fc.weight.mul_(1.5)
+    with pytest.raises(WeightsChangedError):
+        sweep.run(executor=fleet)
+
+
+def test_after_an_error_of_the_driver_workers_are_as_good_as_new(fleet: Any, model: Model) -> None:
+    """What was still computed when it ended is not taken for what comes next."""
+    sweep = heads(model)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(executor=fleet, max_memory=BUDGET, progress=stop)
+    other = heads(model, source="zero")
+    found = other.run(executor=fleet, max_memory=BUDGET)
+    assert torch.equal(found.per_prompt, other.run(max_memory=BUDGET).per_prompt)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conewise.attributing.checking import Check, checked, drawn
+from conewise.attributing.checking import Check, checked, drawn, expect_whole
 from conewise.errors import SweepError
+from conewise.fleets.jobs import Fleet
 from conewise.sweeps.result import Result
 
 
@@ -23,10 +24,19 @@ class Approximation(Result):
 
     exact: tuple[str, ...] = ()
 
-    def check(self, top: int = 50, sample: int = 200, seed: int = 0, *, metric: str | None = None) -> Check:
+    def check(
+        self,
+        top: int = 50,
+        sample: int = 200,
+        seed: int = 0,
+        *,
+        metric: str | None = None,
+        executor: Fleet | None = None,
+    ) -> Check:
         """Compute some cells exactly, by one sweep, and say what that means for all.
 
         The `top` largest, and `sample` others at random; fewer where there are no more. See `Check`.
+        `executor` has workers that run the sweep.
         """
         if self.sweep is None:
             raise SweepError("a loaded result has no model at hand; attribute again to check it.")
@@ -38,5 +48,6 @@ class Approximation(Result):
         row = 0 if metric is None else self._number(metric)
         effects = np.asarray((self.table[row] - self.base[row]).tolist())
         first, others = drawn(effects, top, sample, seed)
-        result = self.sweep.of_cells([*first, *others]).run(progress=False)
+        result = self.sweep.of_cells([*first, *others]).run(progress=False, executor=executor)
+        expect_whole(result)
         return checked(self, row, first, others, result)

@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conewise.amounts import as_bytes
 from conewise.attributing.approximation import Approximation
-from conewise.attributing.costs import Counts
+from conewise.attributing.asked import Asked
 from conewise.attributing.hybrid import hybrid
-from conewise.attributing.methods import HYBRID, Cells, Method, method_of
-from conewise.attributing.pieces import Piece, pieces_of, prompts_at_once
-from conewise.attributing.plan import AttributionPlan, counted_words
-from conewise.attributing.work import Work
+from conewise.attributing.methods import HYBRID
+from conewise.attributing.plan import AttributionPlan
+from conewise.attributing.running import AttributionRun
+from conewise.attributing.worked import estimate_together
 from conewise.capturing.foreign import within_memory
 from conewise.edges.edge_facts import edge_facts
-from conewise.errors import Argument, SweepError, WeightsChangedError
+from conewise.errors import Argument, SweepError
+from conewise.fleets.jobs import Fleet
 from conewise.locations.edge_sets import with_named
 from conewise.locations.places import EdgePlace
 from conewise.locations.selectors import SelectorLike
 from conewise.phases import Phases
-from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
-from conewise.runs.filling import joined
-from conewise.sweeps.execution.growth import watching
-from conewise.sweeps.execution.ledger import PHASES, SweepLedger
-from conewise.sweeps.planning.lazy import Lazy
+from conewise.sweeps.execution.ledger import PHASES
 from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.progress import Shown, bar
-from conewise.sweeps.running import trusting
-from conewise.sweeps.storage.provenance import lazy_provenance, provenance
-from conewise.sweeps.storage.store import Recorder, StoredSweep, recorder
+from conewise.sweeps.storage.store import recorder
 from conewise.sweeps.sweep import Sweep
 
 TOP, SAMPLE = 10, 20
 """How many of the largest cells `hybrid` looks for, and of how many it learns how far gradients are off."""
-
-EVALUATOR = "gradients"
 
 
 @within_memory("this attribution")
@@ -61,6 +51,7 @@ def attribution(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool | Callable[[int, int], None] | None = None,
+    executor: Fleet | None = None,
 ) -> Approximation:
     """Estimate by gradients what `model.sweep(sites, ...)` would find: a result of the same cells.
 
@@ -76,7 +67,7 @@ def attribution(
 
     `max_memory`: so many prompts are computed at a time that no more is held; see `attribution_plan`.
     `out`, `resume` and `progress` as in `Sweep.run`: a batch, or what of it is computed at a time, is stored
-    when it is done.
+    when it is done. `executor`: workers that compute the pieces, such as `cw.Processes(4)`.
     """
     sweep = sweep_of(model, sites, base=base, source=source, metric=metric)
     return estimated(
@@ -90,6 +81,7 @@ def attribution(
         out=out,
         resume=resume,
         progress=progress,
+        executor=executor,
     )
 
 
@@ -125,7 +117,7 @@ def planned(
     if method == HYBRID:
         _expect_no_steps(steps)
         method = _ranking(sweep)
-    asked = _Asked.of(sweep, method, steps, max_memory)
+    asked = Asked.of(sweep, method, steps, max_memory)
     return asked.plan
 
 
@@ -141,6 +133,7 @@ def estimated(
     out: str | Path | None = None,
     resume: bool = False,
     progress: Shown = None,
+    executor: Fleet | None = None,
 ) -> Approximation:
     """What a sweep would find, estimated by a method: see `attribution`."""
     _expect_one_source(sweep)
@@ -154,233 +147,62 @@ def estimated(
             )
         count = min(_cells(top, TOP, 1, "top"), len(sweep.cells))
         drawn = _cells(sample, SAMPLE, 2, "sample")
-        first = _Asked.of(sweep, _ranking(sweep), None, max_memory).run(None, resume=False, progress=progress)
-        return hybrid(first, count, drawn, seed, max_memory)
+        ranking = Asked.of(sweep, _ranking(sweep), None, max_memory)
+        first = _run(ranking, None, resume=False, progress=progress, executor=executor)
+        return hybrid(first, count, drawn, seed, max_memory, executor)
     if top is not None or sample is not None:
         raise SweepError("`top` and `sample` are of method='hybrid'; others compute no cell exactly.")
-    asked = _Asked.of(sweep, method, steps, max_memory)
-    return asked.run(out, resume=resume, progress=progress)
+    asked = Asked.of(sweep, method, steps, max_memory)
+    return _run(asked, out, resume=resume, progress=progress, executor=executor)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is estimated, how, and in which pieces."""
+def estimated_together(
+    sweeps: Sequence[Sweep],
+    method: str,
+    steps: int | None,
+    executor: Fleet,
+    folders: Sequence[str | Path | None],
+    *,
+    max_memory: int | str | None,
+    resume: bool,
+    progress: Shown,
+) -> list[Approximation]:
+    """What several sweeps of one model would find, estimated by workers: pieces of all of them together."""
+    for sweep in sweeps:
+        _expect_one_source(sweep)
+    asked = [Asked.of(sweep, method, steps, max_memory) for sweep in sweeps]
+    total = sum(len(one.sweep.cells) * len(one.pieces) for one in asked)
+    with bar(progress, total, facts_of(sweeps[0].model).device) as tell:
+        return estimate_together(asked, executor, folders, tell, resume=resume, phases=Phases(PHASES))
 
-    sweep: Sweep
-    method: Method
-    cells: Cells
-    steps: int
-    max_memory: int | None
-    pieces: tuple[Piece, ...]
 
-    @classmethod
-    def of(cls, sweep: Sweep, method: str, steps: int | None, max_memory: int | str | None) -> _Asked:
-        chosen, budget = method_of(method), as_bytes(max_memory)
-        count = chosen.steps(steps)
-        cells = chosen.cells(sweep.model, sweep.cells)
-        return cls(sweep, chosen, cells, count, budget, pieces_of(sweep, chosen, cells, count, budget))
-
-    @property
-    def described(self) -> str:
-        return self.method.described(self.steps)
-
-    @property
-    def plan(self) -> AttributionPlan:
-        return AttributionPlan(
-            self.described,
-            len(self.sweep.cells),
-            self.sweep.batches,
-            len(self.pieces),
-            prompts_at_once(self.pieces),
-            self.max_memory,
-            sum((piece.counts for piece in self.pieces), Counts()),
-        )
-
-    def run(self, out: str | Path | None, *, resume: bool, progress: Shown) -> Approximation:
-        """The result, piece by piece."""
-        sweep, phases = self.sweep, Phases(PHASES)
+def _run(
+    asked: Asked, out: str | Path | None, *, resume: bool, progress: Shown, executor: Fleet | None
+) -> Approximation:
+    """The result, piece by piece, here or by workers."""
+    sweep, phases = asked.sweep, Phases(PHASES)
+    total = len(sweep.cells) * len(asked.pieces)
+    with bar(progress, total, facts_of(sweep.model).device) as tell:
+        if executor is not None:
+            (found,) = estimate_together([asked], executor, [out], tell, resume=resume, phases=phases)
+            return found
 
         def attempt(weights: Contents) -> Approximation:
             tell.begin(phases)
             sweep._expect_weights(weights.whole)
-            run = _Run(self, weights, phases)
+            run = AttributionRun(asked, weights, phases)
             with ExitStack() as recording:
                 with phases.during("storing"):
-                    record = recording.enter_context(recorder(self._stored(weights), out, resume))
-                for number in range(len(self.pieces)):
+                    record = recording.enter_context(recorder(asked.stored(weights), out, resume))
+                for number in range(len(asked.pieces)):
                     run.compute(number, record)
                     tell(len(sweep.cells))
             return run.result()
 
-        total = len(sweep.cells) * len(self.pieces)
-        with bar(progress, total, facts_of(sweep.model).device) as tell:
-            tell.begin(phases)
-            result = sweep._with_weights(attempt, phases, is_stored=out is not None)
-        assert isinstance(result, Approximation)
-        return result
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """The method, as provenance says it."""
-        steps = {} if self.method.default_steps is None else {"steps": self.steps}
-        return {"method": self.method.name, **steps}
-
-    def _stored(self, weights: Contents) -> StoredSweep:
-        sweep = self.sweep
-
-        def identity() -> dict[str, Any]:
-            own = provenance(sweep.model, sweep.spec, sweep._given, weights.whole, strict=True)
-            at_once = prompts_at_once(self.pieces)
-            return {**own, "attribution": self.said, "prompts at once": at_once or "all"}
-
-        def order() -> list[str]:
-            return [cell.name for cell in sweep.cells]
-
-        device = facts_of(sweep.model).device
-        return StoredSweep(len(sweep.cells), len(self.pieces), identity, order, device)
-
-
-@dataclass(slots=True)
-class _Run:
-    """An attribution under way: what was found of each piece, and what it took."""
-
-    asked: _Asked
-    weights: Contents
-    phases: Phases
-    ledger: SweepLedger = field(default_factory=SweepLedger)
-    values: list[Tensor] = field(default_factory=list)
-    bases: list[Tensor] = field(default_factory=list)
-    sources: list[Tensor | None] = field(default_factory=list)
-    full: tuple[int, int] = (0, 0)
-    done: Counts = field(default_factory=Counts)
-
-    def compute(self, number: int, record: Recorder) -> None:
-        """One piece: computed, or found in the store."""
-        asked, sweep = self.asked, self.asked.sweep
-        piece, during = asked.pieces[number], self.phases.during
-        with during("baselines"):
-            batch = piece.batch(sweep)
-            batch.expect_possible(sweep.spec.cells)
-        devices, planned = facts_of(sweep.model).devices, piece.counts.peak_bytes
-        with trusting(batch, self.weights, self.phases):
-            work = Work(
-                batch,
-                piece.spec(sweep),
-                self.ledger,
-                asked.cells.reads,
-                self.weights.whole,
-                is_one_pass=asked.method.is_one_pass,
-            )
-            with during("storing"):
-                stored = record.get(number, 0, len(sweep.cells)) if record.keeps else None
-            if stored is None:
-                with during("passes"), watching(devices, planned, asked.max_memory) as watch:
-                    effects = asked.method.scores(work, asked.cells, asked.steps)
-                self.ledger.note_memory(watch.peak, watch.reserved)
-                self.done += Counts(work.forwards, work.backwards, 0, work.flops)
-            with during("baselines"):
-                base, source = work.numbers("base"), work.numbers("source")
-            assert base is not None
-            if record.keeps:
-                with during("storing"):
-                    record.begin(number, self._plan(piece.counts, asked.max_memory), base, source)
-            if stored is None:
-                values = effects + base[:, None]
-                if record.keeps:
-                    self._expect_unchanged()
-                    with during("storing"):
-                        record.put(number, 0, values.transpose(0, 1))
-            else:
-                values = stored.transpose(0, 1)
-                self.ledger.resumed += len(sweep.cells)
-                self.ledger.node_evaluations += piece.counts.node_evaluations
-                self.ledger.launches += piece.counts.node_evaluations
-                self.done += Counts(piece.counts.forwards, piece.counts.backwards, 0, piece.counts.flops)
-            self.values.append(values)
-            self.bases.append(base)
-            self.sources.append(source)
-            self._count_full(work)
-        if (
-            len(asked.pieces) > 1
-            and piece.number != asked.pieces[min(number + 1, len(asked.pieces) - 1)].number
-        ):
-            sweep._batches.forget()
-
-    def _count_full(self, work: Work) -> None:
-        """The node evaluations and FLOPs of a full forward for each world of a piece."""
-        names = [record.name for record in work.model.program.records]
-        worlds = len(self.asked.sweep.cells)
-        nodes, flops = self.full
-        each = sum(map(work.shape.costs.flops, names))
-        self.full = nodes + worlds * len(names), flops + worlds * each
-
-    def _expect_unchanged(self) -> None:
-        """Raise WeightsChangedError where a weight was written to since the run began."""
-        weights = self.asked.sweep.model.weights
-        with self.phases.during("weights"):
-            changed = weights.changed(self.weights.whole, weights.contents().whole)
-        if changed:
-            raise WeightsChangedError(
-                f"the weights of {self.asked.sweep.model.name} were written to meanwhile: {changed}. Effects "
-                "are of no one model, and there is no result. Leave the weights alone until it has ended."
-            )
-
-    def _plan(self, counts: Counts, max_memory: int | None) -> SweepPlan:
-        sweep, described = self.asked.sweep, self.asked.described
-        passes = (
-            f"{counted_words(counts.forwards, 'forward')} and {counted_words(counts.backwards, 'backward')}"
-        )
-        return SweepPlan(
-            worlds=len(sweep.cells),
-            batches=sweep.batches,
-            node_evaluations=counts.node_evaluations,
-            full_evaluations=self.full[0],
-            launches=counts.node_evaluations,
-            flops=counts.flops,
-            full_flops=self.full[1],
-            peak_bytes=counts.peak_bytes,
-            max_memory=max_memory,
-            chunks=(len(sweep.cells),),
-            evaluator=EVALUATOR,
-            why=f"approximate, {described}: {passes} over parts of the program",
-            seconds=None,
-        )
-
-    def result(self) -> Approximation:
-        """All pieces together."""
-        asked, sweep, ledger = self.asked, self.asked.sweep, self.ledger
-        self._expect_unchanged()
-        ledger.phases = self.phases.seconds()
-        ledger.seconds = sum(ledger.phases.values())
-        counted = Counts(
-            self.done.forwards,
-            self.done.backwards,
-            ledger.node_evaluations,
-            self.done.flops,
-            max(piece.counts.peak_bytes for piece in asked.pieces),
-        )
-        known = [one for one in self.sources if one is not None]
-        per_prompt, base_rows = joined(self.values), joined(self.bases)
-        source_rows = joined(known) if len(known) == len(self.sources) else None
-        identified = lazy_provenance(sweep.model, sweep.spec, sweep._given, self.weights.whole)
-        said = asked.said
-        return Approximation(
-            self._plan(counted, asked.max_memory),
-            ledger,
-            sweep.spreads,
-            tuple(one.name for one in sweep.metrics),
-            per_prompt.mean(-1),
-            per_prompt,
-            base_rows.mean(-1),
-            None if source_rows is None else source_rows.mean(-1),
-            Lazy(lambda: {**identified, "attribution": said}),
-            None,
-            sweep,
-            base_rows,
-            source_rows,
-            self.weights.whole,
-            asked.described,
-        )
+        tell.begin(phases)
+        result = sweep._with_weights(attempt, phases, is_stored=out is not None)
+    assert isinstance(result, Approximation)
+    return result
 
 
 def _ranking(sweep: Sweep) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conewise.attributing.ranks import Numbers, largest, share_bound, student_quantile
+from conewise.errors import SweepError
 from conewise.extras import needs
 from conewise.markup import heading, table
 from conewise.sweeps.result import Result
@@ -147,6 +148,12 @@ def drawn(effects: Numbers, top: int, sample: int, seed: int) -> tuple[list[int]
     first = largest(effects, top)
     rest = sorted(set(range(len(effects))) - set(first))
     return first, sorted(random.Random(seed).sample(rest, min(sample, len(rest))))
+
+
+def expect_whole(result: Result) -> None:
+    """Raise SweepError where workers could not compute a cell: nothing is said of the others without it."""
+    if result.missing:
+        raise SweepError("; ".join(map(str, result.missing)))
 
 
 def checked(approx: Result, row: int, top: list[int], sample: list[int], exact: Result) -> Check:

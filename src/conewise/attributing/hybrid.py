@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from conewise.attributing.approximation import Approximation
-from conewise.attributing.checking import SampleError, drawn
+from conewise.attributing.checking import SampleError, drawn, expect_whole
 from conewise.attributing.ranks import largest
+from conewise.fleets.jobs import Fleet
 from conewise.program.tensors import Tensor
 from conewise.sweeps.execution.ledger import SweepLedger, most
 from conewise.sweeps.planning.lazy import Lazy
@@ -25,6 +26,7 @@ class _Exact:
 
     approx: Approximation
     max_memory: int | str | None = None
+    executor: Fleet | None = None
     effects: dict[int, float] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
@@ -34,7 +36,9 @@ class _Exact:
         if not numbers:
             return
         assert self.approx.sweep is not None
-        result: Result = self.approx.sweep.of_cells(numbers).run(progress=False, max_memory=self.max_memory)
+        sweep = self.approx.sweep.of_cells(numbers)
+        result = sweep.run(progress=False, max_memory=self.max_memory, executor=self.executor)
+        expect_whole(result)
         self.results.append(result)
         for at, number in enumerate(numbers):
             self.effects[number] = float(result.table[0, at] - result.base[0])
@@ -42,7 +46,12 @@ class _Exact:
 
 
 def hybrid(
-    approx: Approximation, top: int, sample: int, seed: int, max_memory: int | str | None = None
+    approx: Approximation,
+    top: int,
+    sample: int,
+    seed: int,
+    max_memory: int | str | None = None,
+    executor: Fleet | None = None,
 ) -> Approximation:
     """`approx` with exact values of `sample` random cells, and of all that may be among the `top` largest.
 
@@ -50,7 +59,7 @@ def hybrid(
     exceeds the next approximate one by more than the sample's error reaches. By the first metric.
     """
     effects = np.asarray((approx.table[0] - approx.base[0]).tolist())
-    order, exact = largest(effects, len(effects)), _Exact(approx, max_memory)
+    order, exact = largest(effects, len(effects)), _Exact(approx, max_memory, executor)
     _, first = drawn(effects, 0, sample, seed)
     exact.compute(first)
     error = SampleError.of([exact.effects[number] - float(effects[number]) for number in first])

@@ -156,6 +156,35 @@ def _obstacle(sweep: Sweep, number: int) -> str:
     return ""
 
 
+def full_counts(sweep: Sweep, piece: Piece) -> tuple[int, int]:
+    """The node evaluations and FLOPs of a full forward for each world of a piece."""
+    model, (inputs, _) = sweep.model, _shapes(sweep, piece.number)
+    if piece.rows is not None:
+        inputs = rows_of(model, inputs, piece.rows)
+    names = [record.name for record in model.program.records]
+    each = sum(map(facts_of(model).shape(inputs).costs.flops, names))
+    return len(sweep.cells) * len(names), len(sweep.cells) * each
+
+
+def part_of(sweep: Sweep, method: Method, cells: Cells, steps: int, piece: Piece, rows: range) -> Piece:
+    """Some prompts of a piece. Raises SweepError where it cannot be cut."""
+    reason = _obstacle(sweep, piece.number)
+    if reason:
+        raise SweepError(f"batch {piece.number} cannot be cut into fewer prompts: {reason}.")
+    inputs, has_source = _shapes(sweep, piece.number)
+    spec = replace(sweep.spec, metrics=sweep._batches.metrics(piece.number))
+    own = rows_of(sweep.model, inputs, rows)
+    return Piece(piece.number, rows, counts_of(method, cells, spec, own, steps, has_source=has_source))
+
+
+def rows_in(sweep: Sweep, piece: Piece) -> range:
+    """The prompts of a piece, by their numbers in its batch."""
+    if piece.rows is not None:
+        return piece.rows
+    inputs, _ = _shapes(sweep, piece.number)
+    return range(facts_of(sweep.model).read.prompts(inputs))
+
+
 def prompts_at_once(pieces: Sequence[Piece]) -> int | None:
     """The most prompts of a piece that is a part of a batch; None where batches are whole."""
     return max((len(one.rows) for one in pieces if one.rows is not None), default=None)

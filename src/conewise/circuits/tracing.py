@@ -17,7 +17,7 @@ from typing import Any
 from conewise.checks.cell_check import CellCheck
 from conewise.engine.world import World
 from conewise.errors import PromptError, SweepError, describe
-from conewise.fleets.running import Fleet
+from conewise.fleets.jobs import Fleet
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell, Choice, Spread, chosen
 from conewise.markup import heading

@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from conewise.amounts import as_bytes
 from conewise.errors import FleetError
-from conewise.fleets.running import Dispatch, FleetRunning, Work
+from conewise.fleets.jobs import Dispatch, Job, Work, run_jobs
+from conewise.fleets.outcomes import DIED, Done, Failed
+from conewise.fleets.publishing import Published
 from conewise.fleets.scheduling import Crew, FleetLedger
 from conewise.fleets.seats import Seat, expect_counts
 from conewise.fleets.shares import Share
-from conewise.fleets.swept import Swept
-from conewise.fleets.worker import DIED, Done, Failed
-from conewise.sweeps.running import Numbers, Options, Planned
-from conewise.sweeps.storage.store import Recorder
 
 
 class Processes:
@@ -42,7 +40,7 @@ class Processes:
         load: Mapping[str, Any] | None = None,
     ) -> None:
         self._seats: list[_Process] = []
-        self._published: dict[str, Any] = {}
+        self._published = Published(model, load or {})
         if isinstance(devices, str):
             devices = devices.split(",")
         chosen: list[str | None] = [one.strip() for one in devices] if devices is not None else []
@@ -55,7 +53,6 @@ class Processes:
             raise FleetError("`load` says how workers load `model`, which was not given.")
         self._devices = chosen or [None] * (workers or 2)
         self._threads, self._memory = threads, as_bytes(max_memory)
-        self._model, self._load = model, dict(load or {})
         self._count = 0
         self.ledger = FleetLedger()
         """What the last sweep took, by worker."""
@@ -81,42 +78,38 @@ class Processes:
     def __del__(self) -> None:
         self.close()
 
-    def numbers(
-        self, sweep: Swept, planned: Planned, options: Options, record: Recorder, tell: Callable[[int], None]
-    ) -> Numbers:
-        """Run all worlds of a sweep; see `conewise.fleets.running.Fleet`."""
-        running = FleetRunning(
-            sweep, planned, Dispatch(self.workers, self._crew, self._ended), self._model, self._load
-        )
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run some jobs together; see `conewise.fleets.jobs.Fleet`."""
+        self.ledger = FleetLedger()
         try:
-            return running.run(options, record, tell)
+            run_jobs(jobs, Dispatch(self.workers, self._crew, self._ended), self.ledger)
         except BaseException:
             self.close()  # what is still computed is for nobody
             raise
-        finally:
-            self.ledger = running.ledger
 
-    def _crew(self, work: Work) -> Crew:
-        """Workers that know what is swept, and with which model."""
-        if work.model not in self._published:
-            self._published[work.model] = work.recipe()
-        self._published[work.key] = work.sweep
+    def _crew(self, works: Sequence[Work]) -> Crew:
+        """Workers that have the models of some work."""
+        published = self._published.begin(works, lambda given: given, self._forget_model)
         for device in self._devices[len(self._seats) :]:
             self._seats.append(self._seat(device))
         for seat in self._seats:
-            seat.begin(work)
-        return _ProcessCrew(self, work, self._seats)
+            seat.begin(published)
+        return _ProcessCrew(self, published, self._seats)
 
-    def _ended(self, work: Work) -> None:
-        """Forget a sweep."""
-        self._published.pop(work.key, None)
+    def _forget_model(self, key: str) -> None:
         for seat in self._seats:
-            seat.forget(work)
+            seat.forget_model(key)
+
+    def _ended(self, works: Sequence[Work]) -> None:
+        """Forget some work."""
+        self._published.end(works)
+        for seat in self._seats:
+            seat.forget(works)
 
     def _seat(self, device: str | None) -> _Process:
         self._count += 1
         named = f"worker {self._count}" + (f" on {device}" if device else "")
-        return _Process(named, self._published, device, self._threads, self._memory)
+        return _Process(named, self._published.by_key, device, self._threads, self._memory)
 
 
 class _Process(Seat):
@@ -172,8 +165,8 @@ class _Process(Seat):
 
 
 class _ProcessCrew:
-    def __init__(self, fleet: Processes, work: Work, seats: list[_Process]) -> None:
-        self._fleet, self._work, self._seats = fleet, work, seats
+    def __init__(self, fleet: Processes, works: Sequence[tuple[Work, str]], seats: list[_Process]) -> None:
+        self._fleet, self._works, self._seats = fleet, works, seats
 
     @property
     def seats(self) -> Sequence[_Process]:
@@ -189,6 +182,6 @@ class _ProcessCrew:
         """Another process in the place of one that ended."""
         seat.end()
         own = self._fleet._seat(seat.device)
-        own.begin(self._work)
+        own.begin(self._works)
         self._seats[self._seats.index(seat)] = own
         return own

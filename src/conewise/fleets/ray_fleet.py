@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conewise.amounts import as_bytes
 from conewise.errors import FleetError
 from conewise.extras import needs
-from conewise.fleets.running import Dispatch, FleetRunning, Work
+from conewise.fleets.jobs import Dispatch, Job, Work, run_jobs
+from conewise.fleets.outcomes import DIED, Done, Failed
+from conewise.fleets.publishing import Published
 from conewise.fleets.scheduling import Crew, FleetLedger
 from conewise.fleets.seats import Seat, expect_counts, is_number
 from conewise.fleets.shares import Share
-from conewise.fleets.swept import Swept
-from conewise.fleets.worker import DIED, Done, Failed, Worker
-from conewise.sweeps.running import Numbers, Options, Planned
-from conewise.sweeps.storage.store import Recorder
+from conewise.fleets.worker import Worker
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 30.0
@@ -57,11 +56,10 @@ class Ray:
             raise FleetError("`load` says how workers load `model`, which was not given.")
         self._address, self._gpus, self._cpus = address, gpus_per_worker, cpus_per_worker
         self._asked, self._memory = workers, as_bytes(max_memory)
-        self._model, self._load = model, dict(load or {})
+        self._published = Published(model, load or {})
         self._ray: Any = None
         self._is_ours = False
         self._seats: list[_Actor] = []
-        self._published: dict[str, Any] = {}
         self._count = 0
         self.ledger = FleetLedger()
         """What the last sweep took, by worker."""
@@ -115,13 +113,16 @@ class Ray:
         """Let all workers go; a local cluster that was started for them ends."""
         if self._ray is None:
             return
-        for seat in self._seats:
-            seat.end()
-        self._seats.clear()
+        self._end_seats()
         self._published.clear()
         if self._is_ours:
             self._ray.shutdown()
         self._ray, self._is_ours = None, False
+
+    def _end_seats(self) -> None:
+        for seat in self._seats:
+            seat.end()
+        self._seats.clear()
 
     def __enter__(self) -> Ray:
         return self
@@ -131,36 +132,35 @@ class Ray:
 
     # -- sweeps ------------------------------------------------------------------------------------
 
-    def numbers(
-        self, sweep: Swept, planned: Planned, options: Options, record: Recorder, tell: Callable[[int], None]
-    ) -> Numbers:
-        """Run all worlds of a sweep; see `conewise.sweeps.sweep.Fleet`."""
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run some jobs together; see `conewise.fleets.jobs.Fleet`."""
         self._connected()
-        running = FleetRunning(
-            sweep, planned, Dispatch(self.workers, self._crew, self._ended), self._model, self._load
-        )
+        self.ledger = FleetLedger()
         try:
-            return running.run(options, record, tell)
-        finally:
-            self.ledger = running.ledger
+            run_jobs(jobs, Dispatch(self.workers, self._crew, self._ended), self.ledger)
+        except BaseException:
+            self._end_seats()  # what is still computed is for nobody
+            raise
 
-    def _crew(self, work: Work) -> Crew:
-        """Workers that know what is swept, and with which model."""
-        if work.model not in self._published:
-            self._published[work.model] = self._ray.put(work.recipe())
-        self._published[work.key] = self._ray.put(work.sweep)
+    def _crew(self, works: Sequence[Work]) -> Crew:
+        """Workers that have the models of some work."""
+        published = self._published.begin(works, self._ray.put, self._forget_model)
         self._expect_room(self.workers - len(self._seats))
         while len(self._seats) < self.workers:
             self._seats.append(self._seat())
         for seat in self._seats:
-            seat.begin(work)
-        return _RayCrew(self, work, self._seats)
+            seat.begin(published)
+        return _RayCrew(self, published, self._seats)
 
-    def _ended(self, work: Work) -> None:
-        """Forget a sweep."""
-        self._published.pop(work.key, None)
+    def _forget_model(self, key: str) -> None:
         for seat in self._seats:
-            seat.forget(work)
+            seat.forget_model(key)
+
+    def _ended(self, works: Sequence[Work]) -> None:
+        """Forget some work."""
+        self._published.end(works)
+        for seat in self._seats:
+            seat.forget(works)
 
     def _expect_room(self, count: int) -> None:
         """Raise FleetError where a cluster has no room for so many workers: they would wait unseen."""
@@ -191,7 +191,7 @@ class Ray:
         device = "cuda" if self._gpus else None
         self._count += 1
         handle = actor.remote(device, threads, self._memory)
-        return _Actor(ray, f"worker {self._count}", handle, self._published)
+        return _Actor(ray, f"worker {self._count}", handle, self._published.by_key)
 
 
 class _Actor(Seat):
@@ -236,8 +236,8 @@ class _Actor(Seat):
 
 
 class _RayCrew:
-    def __init__(self, fleet: Ray, work: Work, seats: list[_Actor]) -> None:
-        self._fleet, self._work, self._seats = fleet, work, seats
+    def __init__(self, fleet: Ray, works: Sequence[tuple[Work, str]], seats: list[_Actor]) -> None:
+        self._fleet, self._works, self._seats = fleet, works, seats
 
     @property
     def seats(self) -> Sequence[_Actor]:
@@ -253,6 +253,6 @@ class _RayCrew:
     def replace(self, seat: Any) -> _Actor:
         """Another worker in the place of one that died."""
         own = self._fleet._seat()
-        own.begin(self._work)
+        own.begin(self._works)
         self._seats[self._seats.index(seat)] = own
         return own

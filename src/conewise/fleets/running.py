@@ -1,59 +1,30 @@
-"""The run of a sweep by a fleet: the driver plans, gives shares out, stores what comes back, adds it up."""
+"""A sweep as the driver of a fleet has it: it plans, stores what comes back, and adds it up."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from conewise.errors import SweepError
-from conewise.fleets.payload import Payload, packed
-from conewise.fleets.recipe import Recipe, recipe_of
-from conewise.fleets.scheduling import Crew, FleetLedger, run_shares
+from conewise.fleets.jobs import Work
+from conewise.fleets.outcomes import Done, Failed
+from conewise.fleets.payload import packed
 from conewise.fleets.shares import ChunkCost, Share, cut_into_shares
+from conewise.fleets.sweep_shares import SweepShares
 from conewise.fleets.swept import Swept
-from conewise.fleets.worker import Done, Failed
+from conewise.phases import Phases
 from conewise.program.tensors import Tensor
+from conewise.program.weights import Contents
 from conewise.runs.filling import joined, reordered
 from conewise.sweeps.execution.executors import SERIAL_GROUP
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan, of_batches
-from conewise.sweeps.running import Numbers, Options, Planned
+from conewise.sweeps.running import Numbers, Options, Planned, trusting
 from conewise.sweeps.storage.result_data import Missing
 from conewise.sweeps.storage.store import Recorder
-
-
-class Fleet(Protocol):
-    """Workers that run a sweep beyond this process."""
-
-    def numbers(
-        self, sweep: Swept, planned: Planned, options: Options, record: Recorder, tell: Callable[[int], None]
-    ) -> Numbers:
-        """Run all worlds of a sweep; what is finished is given to `record`, and told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """How workers are had: how many; `crew` gets them ready for a sweep, `ended` lets them forget it."""
-
-    workers: int
-    crew: Callable[[Work], Crew]
-    ended: Callable[[Work], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What workers are told of a sweep, each once: its model, what is asked, the plan of each batch."""
-
-    key: str
-    model: str
-    recipe: Callable[[], Recipe]
-    sweep: Payload
-    plans: dict[int, str]
 
 
 @dataclass(slots=True)
@@ -70,99 +41,72 @@ class _BatchUnderWay:
     is_stored: bool = False
 
 
-class FleetRunning:
-    """One run of a sweep by a fleet."""
+class SweepJob:
+    """One run of a sweep by a fleet: it is planned here, what is not stored is given out as shares."""
 
     def __init__(
-        self, sweep: Swept, planned: Planned, dispatch: Dispatch, source: str | None, how: Mapping[str, Any]
-    ) -> None:
-        self._sweep, self._planned, self._dispatch = sweep, planned, dispatch
-        self._source, self._how = source, how
-        self.ledger = FleetLedger()
-
-    def run(self, options: Options, record: Recorder, tell: Callable[[int], None]) -> Numbers:
-        """Plan all batches, run what is not stored, and put everything together."""
-        sweep = self._sweep
-        batches = [self._begun(number, options, record) for number in range(sweep.batches)]
-        shares: list[Share] = []
-        wanted: list[ChunkCost] = []
-        resumed = 0
-        for number, batch in enumerate(batches):
-            for chunk, worlds in enumerate(batch.chunks):
-                stored = record.get(number, chunk, len(worlds))
-                if stored is not None:
-                    batch.rows[chunk] = stored
-                    resumed += len(worlds)
-                    tell(len(worlds))
-                else:
-                    wanted.append(ChunkCost(number, chunk, len(worlds), batch.costs[chunk]))
-            if len(batch.rows) == len(batch.chunks):
-                shares.append(Share(number, (), 0))
-        shares += cut_into_shares(wanted, self._dispatch.workers)
-        ledger = SweepLedger(resumed=resumed)
-        missing: list[Missing] = []
-        work = self._work(batches)
-
-        def done(share: Share, found: Done) -> None:
-            self._take(share, found, batches[share.batch], record, tell, ledger)
-
-        def given_up(share: Share, failed: Failed) -> None:
-            first, count = self._worlds_of(batches, share)
-            order = _order(batches[share.batch].plan)
-            cells = tuple(order[first : first + count])
-            names = [sweep.cells[cell].name for cell in cells]
-            missing.append(Missing(share.batch, cells, tuple(names), failed.said))
-            tell(count)
-
-        crew = self._dispatch.crew(work)
-        try:
-            self.ledger = run_shares(
-                shares, crew, lambda share: self._worlds_of(batches, share), done, given_up
-            )
-        finally:
-            self._dispatch.ended(work)
-        return self._numbers(batches, ledger, missing)
-
-    # -- before ------------------------------------------------------------------------------------
-
-    def _begun(self, number: int, options: Options, record: Recorder) -> _BatchUnderWay:
-        sweep = self._sweep
-        batch = sweep.batch(number)
-        cut = record.cut(number, options.evaluator)
-        plan = self._planned(batch, options.max_memory, options.evaluator, cut)
-        return _BatchUnderWay(plan, *chunks_of(plan))
-
-    def _work(self, batches: list[_BatchUnderWay]) -> Work:
-        sweep, model = self._sweep, self._sweep.model
-        asked = packed((type(sweep), sweep.asked()), model)
-        # The plan without what it is for: that travels beside it.
-        plans = {number: replace(one.plan, spec={}).to_json() for number, one in enumerate(batches)}
-        return Work(
-            secrets.token_hex(8),
-            str(id(model)),
-            lambda: recipe_of(model, self._source, **self._how),
-            asked,
-            plans,
-        )
-
-    # -- meanwhile ---------------------------------------------------------------------------------
-
-    def _worlds_of(self, batches: list[_BatchUnderWay], share: Share) -> tuple[int, int]:
-        if share.worlds is not None:
-            return share.first, share.worlds
-        chunks = [batches[share.batch].chunks[chunk] for chunk in share.chunks]
-        return (chunks[0].start, sum(map(len, chunks))) if chunks else (0, 0)
-
-    def _take(
         self,
-        share: Share,
-        found: Done,
-        batch: _BatchUnderWay,
+        sweep: Swept,
+        planned: Planned,
+        options: Options,
         record: Recorder,
         tell: Callable[[int], None],
-        ledger: SweepLedger,
+        weights: Contents,
+        phases: Phases,
     ) -> None:
+        self._sweep, self._planned, self._record, self._tell = sweep, planned, record, tell
+        self._weights, self._phases = weights, phases
+        self._ledger = SweepLedger()
+        self._missing: list[Missing] = []
+        self._batches = [self._begun(number, options) for number in range(sweep.batches)]
+        # The plan without what it is for: that travels beside it.
+        plans = {number: replace(one.plan, spec={}).to_json() for number, one in enumerate(self._batches)}
+        asked = {"kind": type(sweep), "asked": sweep.asked()}
+        self.work = Work(sweep.model, packed((SweepShares, asked), sweep.model), plans)
+
+    def wanted(self) -> tuple[list[ChunkCost], list[Share]]:
+        """The chunks that are not stored, and of batches that are stored whole the baselines."""
+        chunks: list[ChunkCost] = []
+        baselines: list[Share] = []
+        for number, batch in enumerate(self._batches):
+            for chunk, worlds in enumerate(batch.chunks):
+                stored = self._record.get(number, chunk, len(worlds))
+                if stored is not None:
+                    batch.rows[chunk] = stored
+                    self._ledger.resumed += len(worlds)
+                    self._tell(len(worlds))
+                else:
+                    chunks.append(ChunkCost(number, chunk, len(worlds), batch.costs[chunk]))
+            if len(batch.rows) == len(batch.chunks):
+                baselines.append(Share(number, (), 0))
+        return chunks, baselines
+
+    def given_up(self, share: Share, failed: Failed) -> None:
+        """Worlds will not be there: the result says which and why."""
+        first, count = self.worlds_of(share)
+        order = _order(self._batches[share.batch].plan)
+        cells = tuple(order[first : first + count])
+        names = [self._sweep.cells[cell].name for cell in cells]
+        self._missing.append(Missing(share.batch, cells, tuple(names), failed.said))
+        self._tell(count)
+
+    def _begun(self, number: int, options: Options) -> _BatchUnderWay:
+        batch = self._sweep.batch(number)
+        cut = self._record.cut(number, options.evaluator)
+        with trusting(batch, self._weights, self._phases):  # refuses runs of other weights
+            plan = self._planned(batch, options.max_memory, options.evaluator, cut)
+        return _BatchUnderWay(plan, *chunks_of(plan))
+
+    def worlds_of(self, share: Share) -> tuple[int, int]:
+        """Which worlds of its batch a share has: the first, and how many."""
+        if share.worlds is not None:
+            return share.first, share.worlds
+        chunks = [self._batches[share.batch].chunks[chunk] for chunk in share.chunks]
+        return (chunks[0].start, sum(map(len, chunks))) if chunks else (0, 0)
+
+    def done(self, share: Share, found: Done) -> int:
         """Keep what came back, and store the chunks that are whole."""
+        batch, record, ledger = self._batches[share.batch], self._record, self._ledger
         ledger.node_evaluations += found.node_evaluations
         ledger.launches += found.launches
         ledger.compute_seconds += found.seconds
@@ -173,23 +117,27 @@ class FleetRunning:
         if record.keeps and not batch.is_stored:
             record.begin(share.batch, batch.plan, batch.base, batch.source)
             batch.is_stored = True
+        worlds = 0
         for chunk, rows in zip(share.chunks, map(torch.tensor, found.rows), strict=True):
-            if share.worlds is not None:
-                batch.parts.setdefault(chunk, {})[share.first] = rows
-                pieces = batch.parts[chunk]
-                if sum(len(one) for one in pieces.values()) < len(batch.chunks[chunk]):
-                    tell(len(rows))
-                    continue
-                batch.rows[chunk] = torch.cat([pieces[first] for first in sorted(pieces)])
-            else:
-                batch.rows[chunk] = rows
-            if record.keeps:
-                record.put(share.batch, chunk, batch.rows[chunk])
-            tell(len(rows))
+            self._take(batch, share, chunk, rows)
+            self._tell(len(rows))
+            worlds += len(rows)
+        return worlds
 
-    # -- afterwards --------------------------------------------------------------------------------
+    def _take(self, batch: _BatchUnderWay, share: Share, chunk: int, rows: Tensor) -> None:
+        if share.worlds is not None:
+            pieces = batch.parts.setdefault(chunk, {})
+            pieces[share.first] = rows
+            if sum(len(one) for one in pieces.values()) < len(batch.chunks[chunk]):
+                return
+            rows = torch.cat([pieces[first] for first in sorted(pieces)])
+        batch.rows[chunk] = rows
+        if self._record.keeps:
+            self._record.put(share.batch, chunk, rows)
 
-    def _numbers(self, batches: list[_BatchUnderWay], ledger: SweepLedger, missing: list[Missing]) -> Numbers:
+    def numbers(self) -> Numbers:
+        """What was found, all batches together. Raises SweepError where there is nothing of a batch."""
+        batches, ledger, missing = self._batches, self._ledger, self._missing
         known = [one for one in batches if one.base is not None]
         if not known or all(not one.rows and not one.parts for one in batches):
             raise SweepError(
@@ -203,7 +151,6 @@ class FleetRunning:
             values.append(reordered(self._rows(batch), _order(batch.plan)))
         sources = [one.source for one in batches if one.source is not None]
         plan = of_batches([one.plan for one in batches])
-        ledger.seconds = self.ledger.seconds
         return Numbers(
             plan,
             ledger,
@@ -242,18 +189,22 @@ def chunks_of(plan: SweepPlan) -> tuple[list[range], list[int]]:
     return chunks, [compiled.programs[one.program].flops for one in compiled.passes]
 
 
-def shares_of(plans: Sequence[SweepPlan], workers: int) -> list[list[tuple[int, int]]]:
-    """For each sweep that is run behind another, its shares as they would be given out: (batch, FLOPs)."""
-    found = []
+def shares_of(plans: Sequence[SweepPlan], workers: int) -> list[tuple[int, int]]:
+    """The shares of sweeps that are run together, as they would be given out: (batch, FLOPs).
+
+    Batches are counted through all sweeps.
+    """
+    wanted: list[ChunkCost] = []
+    before = 0
     for plan in plans:
         chunks, costs = chunks_of(plan)
-        wanted = [
-            ChunkCost(batch, number, len(one), cost)
+        wanted += [
+            ChunkCost(before + batch, number, len(one), cost)
             for batch in range(plan.batches)
             for number, (one, cost) in enumerate(zip(chunks, costs, strict=True))
         ]
-        found.append([(share.batch, share.cost) for share in cut_into_shares(wanted, workers)])
-    return found
+        before += plan.batches
+    return [(share.batch, share.cost) for share in cut_into_shares(wanted, workers)]
 
 
 def _order(plan: SweepPlan) -> tuple[int, ...]:

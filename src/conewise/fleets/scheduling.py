@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from conewise.errors import FleetError
+from conewise.fleets.outcomes import DIED, MEMORY, OWN, Done, Failed
 from conewise.fleets.shares import Share, halves
-from conewise.fleets.worker import DIED, MEMORY, OWN, Done, Failed
 
 TRIES = 3
 """How often a share is given out before it is given up, where workers die over it."""
@@ -97,16 +97,17 @@ def run_shares(
     shares: Iterable[Share],
     crew: Crew,
     worlds_of: Callable[[Share], tuple[int, int]],
-    done: Callable[[Share, Done], None],
+    done: Callable[[Share, Done], int],
     given_up: Callable[[Share, Failed], None],
-) -> FleetLedger:
+    ledger: FleetLedger,
+) -> None:
     """Run all shares, the heaviest first, each by whoever is free.
 
     `worlds_of` says which worlds of its batch a share of one chunk has: the first, and how many. `done` and
-    `given_up` are called once for each share, or for the parts that it was cut into. Raises FleetError where
-    workers die again and again.
+    `given_up` are called once for each share, or for the parts that it was cut into; `done` returns how many
+    cells there were. `ledger` is kept up to date. Raises FleetError where workers die again and again.
     """
-    ledger, started = FleetLedger(), time.perf_counter()
+    started = time.perf_counter()
     line = [(-share.cost, number, share, 0) for number, share in enumerate(shares)]
     heapq.heapify(line)
     count = len(line)
@@ -133,10 +134,9 @@ def run_shares(
                 deaths = 0
                 own = ledger.seats[seat.name]
                 own.shares += 1
-                own.worlds += sum(len(rows) for rows in outcome.rows)
                 own.cost += share.cost
                 own.seconds += outcome.seconds
-                done(share, outcome)
+                own.worlds += done(share, outcome)
             elif outcome.kind == DIED:
                 deaths += 1
                 ledger.died += 1
@@ -161,7 +161,6 @@ def run_shares(
             if not (isinstance(outcome, Failed) and outcome.kind == DIED):
                 free.append(seat)
     ledger.seconds = time.perf_counter() - started
-    return ledger
 
 
 def _alone(
@@ -176,7 +175,7 @@ def _alone(
         return
     each = share.cost // len(share.chunks)
     for chunk in share.chunks:
-        again(Share(share.batch, (chunk,), each), 0)
+        again(replace(share, chunks=(chunk,), cost=each), 0)
 
 
 def _cut(

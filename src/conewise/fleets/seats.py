@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conewise.errors import FleetError
-from conewise.fleets.running import Work
+from conewise.fleets.jobs import Work
 from conewise.fleets.shares import Share
 
 
@@ -21,7 +21,7 @@ class Seat(ABC):
     def __init__(self, name: str, published: Mapping[str, Any]) -> None:
         self.name, self._published = name, published
         self._told: set[Any] = set()
-        self._work: Work | None = None
+        self._works: Sequence[tuple[Work, str]] = ()
 
     @abstractmethod
     def call(self, method: str, *given: Any) -> None:
@@ -31,27 +31,38 @@ class Seat(ABC):
     def run(self, key: str, share: Share) -> None:
         """Have the worker run a share; something comes back of it."""
 
-    def begin(self, work: Work) -> None:
-        """Tell it of a sweep."""
-        self._work = work
-        if work.model not in self._told:
-            self.call("prepare", work.model, self._published[work.model])
-            self._told.add(work.model)
-        self.call("know_sweep", work.key, work.model, self._published[work.key])
+    def begin(self, works: Sequence[tuple[Work, str]]) -> None:
+        """Tell it of the models of some work, by their keys: all that comes behind the shares of one."""
+        self._works = works
+        for _, model in works:
+            if model not in self._told:
+                self.call("prepare", model, self._published[model])
+                self._told.add(model)
 
     def submit(self, share: Share) -> None:
-        """Give it a share."""
-        work = self._work
-        assert work is not None
-        if (work.key, share.batch) not in self._told:
+        """Give it a share, and tell it before what it does not know of its job."""
+        work, model = self._works[share.job or 0]
+        if (work.key,) not in self._told:
+            self.call("know_job", work.key, model, self._published[work.key])
+            self._told.add((work.key,))
+        if share.batch in work.plans and (work.key, share.batch) not in self._told:
             self.call("know_plan", work.key, share.batch, work.plans[share.batch])
             self._told.add((work.key, share.batch))
         self.run(work.key, share)
 
-    def forget(self, work: Work) -> None:
-        """The sweep has ended."""
-        self._told = {one for one in self._told if not (isinstance(one, tuple) and one[0] == work.key)}
-        self.call("forget", work.key)
+    def forget(self, works: Sequence[Work]) -> None:
+        """Jobs have ended."""
+        for work in works:
+            if (work.key,) in self._told:
+                self.call("forget", work.key)
+        keys = {work.key for work in works}
+        self._told = {one for one in self._told if not (isinstance(one, tuple) and one[0] in keys)}
+
+    def forget_model(self, key: str) -> None:
+        """A model is not needed any more."""
+        if key in self._told:
+            self._told.discard(key)
+            self.call("forget_model", key)
 
 
 def is_number(given: object) -> bool:

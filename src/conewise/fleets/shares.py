@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PER_WORKER = 8
 """How many shares there are for each worker, where there are chunks enough: the last even out the rest."""
@@ -14,7 +14,7 @@ class Share:
     """Chunks of a batch that stand one behind the other, and what they cost, in FLOPs.
 
     With `worlds`, it is a part of one chunk that did not fit into a worker's memory: so many worlds, from
-    `first` on.
+    `first` on. `job` says of which job it is, where several are run together.
     """
 
     batch: int
@@ -22,17 +22,19 @@ class Share:
     cost: int
     first: int = 0
     worlds: int | None = None
+    job: int | None = None
 
     @property
     def label(self) -> str:
         """What it is, in words."""
+        of = "" if self.job is None else f"group {self.job + 1}, "
         if self.worlds is not None:
-            return f"batch {self.batch}, worlds {self.first} to {self.first + self.worlds - 1}"
+            return f"{of}batch {self.batch}, worlds {self.first} to {self.first + self.worlds - 1}"
         if not self.chunks:
-            return f"batch {self.batch}, its baselines"
+            return f"{of}batch {self.batch}, its baselines"
         if len(self.chunks) == 1:
-            return f"batch {self.batch}, chunk {self.chunks[0]}"
-        return f"batch {self.batch}, chunks {self.chunks[0]} to {self.chunks[-1]}"
+            return f"{of}batch {self.batch}, chunk {self.chunks[0]}"
+        return f"{of}batch {self.batch}, chunks {self.chunks[0]} to {self.chunks[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class ChunkCost:
     chunk: int
     worlds: int
     cost: int
+    job: int | None = None
 
 
 def cut_into_shares(chunks: Sequence[ChunkCost], workers: int, per_worker: int = PER_WORKER) -> list[Share]:
@@ -56,13 +59,18 @@ def cut_into_shares(chunks: Sequence[ChunkCost], workers: int, per_worker: int =
     found: list[list[ChunkCost]] = []
     for one in chunks:
         last = found[-1] if found else None
-        is_next = last is not None and (last[-1].batch, last[-1].chunk + 1) == (one.batch, one.chunk)
+        is_next = last is not None and (last[-1].job, last[-1].batch, last[-1].chunk + 1) == (
+            one.job,
+            one.batch,
+            one.chunk,
+        )
         if last is not None and is_next and sum(own.cost for own in last) + one.cost <= even:
             last.append(one)
         else:
             found.append([one])
     shares = [
-        Share(own[0].batch, tuple(one.chunk for one in own), sum(one.cost for one in own)) for own in found
+        Share(own[0].batch, tuple(one.chunk for one in own), sum(one.cost for one in own), job=own[0].job)
+        for own in found
     ]
     return sorted(shares, key=lambda share: -share.cost)
 
@@ -72,6 +80,6 @@ def halves(share: Share, first: int, worlds: int) -> tuple[Share, Share]:
     left = worlds // 2
     cost = share.cost * left // worlds
     return (
-        Share(share.batch, share.chunks, cost, first, left),
-        Share(share.batch, share.chunks, share.cost - cost, first + left, worlds - left),
+        replace(share, cost=cost, first=first, worlds=left),
+        replace(share, cost=share.cost - cost, first=first + left, worlds=worlds - left),
     )

@@ -13,13 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from conewise.attributing.attribution import estimated, planned
+from conewise.amounts import as_bytes
+from conewise.attributing.attribution import estimated, estimated_together, planned
+from conewise.attributing.methods import HYBRID
 from conewise.attributing.plan import AttributionPlan
 from conewise.drawing.folding import Folded, fold
 from conewise.errors import PromptError, SweepError
-from conewise.fleets.running import Fleet
+from conewise.fleets.jobs import Fleet
 from conewise.locations.places import EdgePlace
 from conewise.locations.selectors import Cell, SelectorLike
+from conewise.phases import Phases
 from conewise.prompts.answer import Answer
 from conewise.prompts.expectations import DIRECTIONS, expect_asked, expect_tokens, expect_vocabulary
 from conewise.prompts.held_out import HeldOut, expect_counts, strongest
@@ -35,11 +38,13 @@ from conewise.runs.interventions import mean, noise
 from conewise.runs.metrics import Metric, as_metric, logit
 from conewise.runs.run import Run
 from conewise.sweeps.calibration import calibrate
+from conewise.sweeps.execution.ledger import PHASES
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.progress import PassedOn, Shown, bar
 from conewise.sweeps.result import Result
-from conewise.sweeps.sweep import Sweep
+from conewise.sweeps.running import Options
+from conewise.sweeps.sweep import Sweep, run_together
 
 POSITIONS = frozenset({"pos", "query_pos", "key_pos"})
 """Axes whose numbers mean something else in prompts of another length."""
@@ -214,25 +219,32 @@ class Question:
     ) -> Answer:
         """Run every sweep; see `Sweep.run`. The answer has the prompts in the order of `prompts.pairs`.
 
-        With several groups, each is stored in a folder of its own in `out`; `executor` runs one behind the
-        other.
+        With several groups, each is stored in a folder of its own in `out`; the workers of `executor` run all
+        groups together.
         """
-        results = []
-        total = len(self.prompts.groups) * len(self.cells)
-        with bar(progress, total, facts_of(self.model).device) as tell:
-            for group in range(len(self.prompts.groups)):
-                folder = None if out is None else self.folder_of(Path(out), group)
-                results.append(
+        groups = range(len(self.prompts.groups))
+        folders = [None if out is None else self.folder_of(Path(out), group) for group in groups]
+        with bar(progress, len(groups) * len(self.cells), facts_of(self.model).device) as tell:
+            if executor is None:
+                results = [
                     self.sweep(group).run(
                         evaluator=evaluator,
                         max_memory=max_memory,
-                        out=folder,
+                        out=folders[group],
                         resume=resume,
                         progress=PassedOn(tell),
                         verify=verify,
-                        executor=executor,
                     )
+                    for group in groups
+                ]
+            else:
+                sweeps = [self.sweep(group) for group in groups]
+                options = Options(evaluator, as_bytes(max_memory), None)
+                results = run_together(
+                    sweeps, executor, options, folders, tell, resume=resume, phases=Phases(PHASES)
                 )
+                if verify:
+                    results = [replace(one, verification=one.verify(n=verify)) for one in results]
         whole = results[0] if len(results) == 1 else whole_result(results, self.prompts.groups)
         return Answer.of(whole, self, self.story())
 
@@ -253,27 +265,38 @@ class Question:
         out: str | Path | None = None,
         resume: bool = False,
         progress: Shown = None,
+        executor: Fleet | None = None,
     ) -> Result:
         """What every sweep would find, estimated by gradients: see `conewise.attribution`.
 
-        With several groups, each is stored in a folder of its own in `out`.
+        With several groups, each is stored in a folder of its own in `out`; the workers of `executor` run all
+        groups together, but those of "hybrid" one behind the other.
         """
+        groups = range(len(self.prompts.groups))
+        folders = [None if out is None else self.folder_of(Path(out), group) for group in groups]
         results: list[Result] = []
-        total = len(self.prompts.groups) * len(self.cells)
-        with bar(progress, total, facts_of(self.model).device) as tell:
-            for group in range(len(self.prompts.groups)):
-                found = estimated(
-                    self.sweep(group),
-                    method,
-                    steps,
-                    seed=seed,
-                    max_memory=max_memory,
-                    out=None if out is None else self.folder_of(Path(out), group),
-                    resume=resume,
-                    progress=False,
-                )
-                tell(len(self.cells))
-                results.append(found)
+        if executor is not None and method != HYBRID:
+            sweeps = [self.sweep(group) for group in groups]
+            results += estimated_together(
+                sweeps, method, steps, executor, folders,
+                max_memory=max_memory, resume=resume, progress=progress,
+            )  # fmt: skip
+        else:
+            with bar(progress, len(groups) * len(self.cells), facts_of(self.model).device) as tell:
+                for group in groups:
+                    found = estimated(
+                        self.sweep(group),
+                        method,
+                        steps,
+                        seed=seed,
+                        max_memory=max_memory,
+                        out=folders[group],
+                        resume=resume,
+                        progress=False,
+                        executor=executor,
+                    )
+                    tell(len(self.cells))
+                    results.append(found)
         whole = results[0] if len(results) == 1 else whole_result(results, self.prompts.groups)
         return replace(whole, story=self.story())
 

@@ -13,6 +13,7 @@ from conewise.sweeps.execution.ledger import SweepLedger, most
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
+from conewise.sweeps.storage.result_data import Missing
 
 
 def whole_plan(plans: Sequence[SweepPlan]) -> SweepPlan:
@@ -69,8 +70,17 @@ def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> 
         source_per_prompt=source,
         weights=results[0].weights,
         method=" and ".join(dict.fromkeys(result.method for result in results)),
-        missing=tuple(one for result in results for one in result.missing),
+        missing=tuple(_missing(results)),
     )
+
+
+def _missing(results: Sequence[Result]) -> Iterator[Missing]:
+    """What is missing, with batches counted through all groups."""
+    before = 0
+    for result in results:
+        for one in result.missing:
+            yield replace(one, batch=before + one.batch)
+        before += result.plan.batches
 
 
 def _whole_ledger(ledgers: Sequence[SweepLedger]) -> SweepLedger:

@@ -14,8 +14,9 @@ from conewise.amounts import as_bytes
 from conewise.capturing.foreign import within_memory
 from conewise.checks.witness import Rerun
 from conewise.errors import NoEffectWarning, SweepError
+from conewise.fleets.jobs import Fleet
 from conewise.fleets.processes import Processes
-from conewise.fleets.running import Fleet
+from conewise.fleets.running import SweepJob
 from conewise.garbage import uncollected
 from conewise.locations.edges import Edges
 from conewise.locations.located import Located
@@ -45,7 +46,7 @@ from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.planner import Planner
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
-from conewise.sweeps.progress import bar
+from conewise.sweeps.progress import Told, bar
 from conewise.sweeps.result import Result
 from conewise.sweeps.running import Numbers, Options, Running, expect_unchanged
 from conewise.sweeps.storage.plan_spec import plain_spec
@@ -294,20 +295,18 @@ class Sweep:
                     verify=verify, plan=plan, executor=processes,
                 )  # fmt: skip
 
+        if executor is not None:
+            shown = bar(progress, len(self.cells) * self.batches, self.facts.device)
+            with shown as tell:
+                (result,) = run_together([self], executor, options, [out], tell, resume=resume, phases=phases)
+            return replace(result, verification=result.verify(n=verify)) if verify else result
+
         def attempt(weights: Contents) -> Result:
             tell.begin(phases)
             self._expect_weights(weights.whole)
             with ExitStack() as recording:
                 with phases.during("storing"):
                     record = recording.enter_context(recorder(self._stored(weights.whole), out, resume))
-                if executor is not None:
-                    with phases.during("passes"):
-                        numbers = executor.numbers(self, self._planned, options, record, tell)
-                    with phases.during("weights"):
-                        expect_unchanged(self.model, weights, self.model.weights.whole_contents())
-                    numbers.ledger.phases = phases.seconds()
-                    numbers.ledger.seconds = sum(numbers.ledger.phases.values())
-                    return self._result(numbers, weights.whole)
                 running = Running(self.model, self.spec, self._batches, self._planned, weights, phases)
                 return self._result(running.run(options, record, tell), weights.whole)
 
@@ -394,3 +393,41 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         return heading("Sweep", repr(self).removeprefix("Sweep "))
+
+
+def run_together(
+    sweeps: Sequence[Sweep],
+    executor: Fleet,
+    options: Options,
+    folders: Sequence[str | Path | None],
+    tell: Told,
+    *,
+    resume: bool,
+    phases: Phases,
+) -> list[Result]:
+    """The results of several sweeps of one model by workers: shares of all of them stand in one line.
+
+    Each is stored in its folder. The seconds of all are told by the first.
+    """
+    model = sweeps[0].model
+    tell.begin(phases)
+    with phases.during("weights"):
+        weights = model.weights.whole_contents()
+    jobs: list[SweepJob] = []
+    with ExitStack() as recording, _unreported():
+        for sweep, out in zip(sweeps, folders, strict=True):
+            sweep._expect_weights(weights.whole)
+            with phases.during("storing"):
+                record = recording.enter_context(recorder(sweep._stored(weights.whole), out, resume))
+            with phases.during("planning", f"{len(sweep.cells):,} worlds"):
+                jobs.append(SweepJob(sweep, sweep._planned, options, record, tell, weights, phases))
+        with phases.during("passes"):
+            executor.run(jobs)
+        with phases.during("weights"):
+            expect_unchanged(model, weights, model.weights.whole_contents())
+        found = [job.numbers() for job in jobs]
+    for number, one in enumerate(found):
+        seconds = phases.seconds()
+        one.ledger.phases = {name: 0.0 if number else taken for name, taken in seconds.items()}
+        one.ledger.seconds = sum(one.ledger.phases.values())
+    return [sweep._result(one, weights.whole) for sweep, one in zip(sweeps, found, strict=True)]

@@ -139,18 +139,19 @@ def run_question(
     counting = CellCounter(status, is_shown=progress is True and not sys.stderr.isatty())
     is_drawn = sys.stderr.isatty() and (not output.quiet if progress is None else progress)
     with _interruptible(question, stored, counting, command), status.warnings_as_notes():
-        if estimating.method is not None:
-            result = question.attribute(
-                estimating.method,
-                estimating.steps,
-                running.seed,
-                max_memory=max_memory,
-                out=None if stored is None or estimating.method == "hybrid" else stored.folder,
-                resume=stored is not None and stored.resume,
-                progress=counting,
-            )
-        else:
-            with fleet_of(fleet, loading) as executor:
+        with fleet_of(fleet, loading) as executor:
+            if estimating.method is not None:
+                result = question.attribute(
+                    estimating.method,
+                    estimating.steps,
+                    running.seed,
+                    max_memory=max_memory,
+                    out=None if stored is None or estimating.method == "hybrid" else stored.folder,
+                    resume=stored is not None and stored.resume,
+                    progress=counting,
+                    executor=executor,
+                )
+            else:
                 result = _run(question, how | {"executor": executor}, stored, counting, is_drawn=is_drawn)
         finish(
             loaded, question, result, shell_command(command),

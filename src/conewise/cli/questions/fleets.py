@@ -12,7 +12,7 @@ from conewise.cli.options.run_options import FleetOptions, RunOptions
 from conewise.cli.terminal.failing import CommandError
 
 if TYPE_CHECKING:
-    from conewise.fleets.running import Fleet
+    from conewise.fleets.jobs import Fleet
     from conewise.prompts.questions import Question
 
 LOCAL = "local"
@@ -67,20 +67,17 @@ def simulated(question: Question, options: FleetOptions, running: RunOptions) ->
     capture = sum(question.model.phases.values())
     baseline = 2 * question.forward_seconds(1) / len(plans)
     rates = Rates(setup=capture, baseline=baseline, flop=sum(known) / flops)
-    sweeps = shares_of(plans, options.workers)
-    found = [simulate(shares, options.workers, replace(rates, setup=0.0)) for shares in sweeps]
-    one = [simulate(shares, 1, replace(rates, setup=0.0)) for shares in shares_of(plans, 1)]
-    busy = [sum(each) for each in zip(*(single.busy for single in found), strict=True)]
-    mean = sum(busy) / len(busy)
+    shares = shares_of(plans, options.workers)
+    found = simulate(shares, options.workers, rates)
     return {
         "workers": options.workers,
-        "shares": sum(map(len, sweeps)),
-        "makespan_seconds": capture + sum(single.makespan for single in found),
-        "one_worker_seconds": capture + sum(single.makespan for single in one),
-        "balance": max(busy) / mean if mean else 1.0,
-        "worth_having": max(worth_having(shares, options.workers, rates) for shares in sweeps),
+        "shares": len(shares),
+        "makespan_seconds": found.makespan,
+        "one_worker_seconds": simulate(shares_of(plans, 1), 1, rates).makespan,
+        "balance": found.balance,
+        "worth_having": worth_having(shares, options.workers, rates),
         "setup_seconds": capture,
-        "baseline_seconds": sum(single.baselines for single in found),
+        "baseline_seconds": found.baselines,
     }
 
 
