@@ -102,6 +102,7 @@ def test_a_piece_that_raises_says_so_and_the_others_are_kept(
     flag, folder = tmp_path / "flag", tmp_path / "run"
     given = asked(metric=raising_while(flag))
     local = cw.attribution(model, SITES, **given)
+    assert local.base_per_prompt is not None
     flag.write_text(str(float(local.base_per_prompt[0, 2])))  # the first prompt of the second batch
     with pytest.raises(Exception, match="no such kernel"):
         cw.attribution(model, SITES, **given)

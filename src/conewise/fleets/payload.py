@@ -76,13 +76,24 @@ class _Unpickler(pickle.Unpickler):
         return self._known[number]
 
     def _tensor(
-        self, at: int, dtype: str, shape: Sequence[int], device: str, kind: str, needs_gradient: bool
+        self,
+        at: int,
+        dtype: str,
+        shape: Sequence[int],
+        device: str,
+        kind: str,
+        needs_gradient: bool,
+        layout: tuple[Sequence[int], int],
     ) -> Tensor:
-        number = getattr(torch, dtype.removeprefix("torch."))
-        raw = torch.from_numpy(
-            np.array(self._arrays[at])
-        )  # a copy: what was sent may be shared and read-only
-        value = raw.view(number).reshape(shape) if raw.numel() else torch.empty(shape, dtype=number)
+        number, (order, offset) = getattr(torch, dtype.removeprefix("torch.")), layout
+        array = self._arrays[at]
+        # A copy: what was sent may be shared and read-only. It lies in memory as the sender's does, since how
+        # products round depends on that.
+        room = torch.empty(offset + array.nbytes, dtype=torch.uint8)[offset:]
+        room.numpy()[:] = array
+        sizes = [shape[dim] for dim in order]
+        value = room.view(number).reshape(sizes) if array.nbytes else torch.empty(sizes, dtype=number)
+        value = value.permute([list(order).index(dim) for dim in range(len(order))])
         if device != "cpu":
             value = value.to(self._device or torch.device(device))
         if kind == "parameter":

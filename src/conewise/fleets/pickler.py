@@ -22,6 +22,9 @@ with needs("workers"):
 
 Tensor = torch.Tensor
 
+ALIGNED = 64
+"""Bytes at whose multiples torch lets tensors of a CPU begin."""
+
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Writes to `body`; `arrays` are the tensors, as arrays of bytes."""
@@ -60,13 +63,23 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         is_new = id(given) not in self._known
         number = self._number(given)
         value = given.detach()
+        order = _order(value)
         if is_new:
-            flat = value.cpu().contiguous().reshape(-1)
+            flat = value.permute(order).cpu().contiguous().reshape(-1)
             self.arrays.append(flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8))
         at = len(self.arrays) - 1 if is_new else None
         kind = "parameter" if isinstance(given, torch.nn.Parameter) else "tensor"
         needs = given.requires_grad
-        return number, at, str(value.dtype), tuple(value.shape), value.device.type, kind, needs
+        offset = value.data_ptr() % ALIGNED if value.device.type == "cpu" else 0
+        layout = order, offset if offset % value.dtype.itemsize == 0 else 0
+        return number, at, str(value.dtype), tuple(value.shape), value.device.type, kind, needs, layout
+
+
+def _order(value: Tensor) -> tuple[int, ...]:
+    """The dimensions in the order in which they lie in memory; as they are where there are gaps."""
+    plain, strides = tuple(range(value.ndim)), value.stride()
+    order = tuple(sorted(plain, key=lambda dim: -strides[dim]))
+    return order if value.permute(order).is_contiguous() else plain
 
 
 def _read_only(given: dict[Any, Any]) -> Mapping[Any, Any]:
