@@ -21,19 +21,20 @@ import { geometry, layersOf, ROW, thickness } from "../../src/conewise/javascrip
  * @returns {SentEdge}
  */
 const edge = given => ({
-  ...{
-    name: "embed->m0",
-    from: 0,
-    to: 1,
-    slot: "",
-    curve: [
-      [0, 0],
-      [0, 0.4],
-      [0, 0.6],
-      [0, 1],
-    ],
-  },
-  ...{ score: 1, level: -1, own: false, ...given },
+  name: "embed->m0",
+  from: 0,
+  to: 1,
+  slot: "",
+  curve: [
+    [0, 0],
+    [0, 0.4],
+    [0, 0.6],
+    [0, 1],
+  ],
+  score: 1,
+  level: -1,
+  own: false,
+  ...given,
 });
 
 /** @type {SentCircuit} */

@@ -51,22 +51,25 @@ test("of two axes the second goes across", () => {
     ],
   });
   assert.deepEqual(layout, {
-    ...{ kind: "map", rows: 2, columns: 3 },
-    ...{ title: "layer", labels: ["4", "5"], across: "head", heads: ["0", "1", "2"] },
+    kind: "map",
+    rows: 2,
+    columns: 3,
+    title: "layer",
+    labels: ["4", "5"],
+    across: "head",
+    heads: ["0", "1", "2"],
   });
 });
 
 test("of more axes the last goes across, and rows have letters", () => {
   const { labels, title } = laidOut({
-    ...{
-      count: 8,
-      axes: ["layer", "odd", "pos"],
-      coordinates: [
-        [4, 5],
-        [7, 9],
-        [0, 1],
-      ],
-    },
+    count: 8,
+    axes: ["layer", "odd", "pos"],
+    coordinates: [
+      [4, 5],
+      [7, 9],
+      [0, 1],
+    ],
   });
   assert.equal(title, "layer × odd");
   assert.deepEqual(labels, ["L4 odd 7", "L4 odd 9", "L5 odd 7", "L5 odd 9"]);
@@ -86,7 +89,10 @@ test("positions have their tokens, and a token that is not seen has a sign", () 
 
 test("an axis with labels has these, and the others have numbers", () => {
   const { labels, heads } = laidOut({
-    ...{ count: 2, axes: ["pair", "pos"], coordinates: [[0, 1], [3]], labels: [["q", "k"], []] },
+    count: 2,
+    axes: ["pair", "pos"],
+    coordinates: [[0, 1], [3]],
+    labels: [["q", "k"], []],
   });
   assert.deepEqual([labels, heads], [["q", "k"], ["3"]]);
 });

@@ -13,8 +13,18 @@ export const base64 = numbers => Buffer.from(numbers.buffer).toString("base64");
  * @returns {SentPart}
  */
 export const part = given => ({
-  ...{ name: "part", axes: [], coordinates: [], labels: null, start: 0, count: 0 },
-  ...{ pieces: null, names: null, kind: null, kinds: null, at: {}, ...given },
+  name: "part",
+  axes: [],
+  coordinates: [],
+  labels: null,
+  start: 0,
+  count: 0,
+  pieces: null,
+  names: null,
+  kind: null,
+  kinds: null,
+  at: {},
+  ...given,
 });
 
 /**
@@ -26,9 +36,18 @@ export const part = given => ({
 export function sweepOf(parts, given = {}) {
   const count = parts.reduce((sum, one) => sum + one.count, 0);
   return {
-    ...{ parts, metrics: ["metric"], prompts: 1, unit: "prompt", tokens: [], costs: null },
-    ...{ table: base64(new Float64Array(count)), base: base64(new Float64Array(1)), source: null },
-    ...{ perPrompt: null, basePerPrompt: null, sourcePerPrompt: null },
+    parts,
+    metrics: ["metric"],
+    prompts: 1,
+    unit: "prompt",
+    tokens: [],
+    costs: null,
+    table: base64(new Float64Array(count)),
+    base: base64(new Float64Array(1)),
+    source: null,
+    perPrompt: null,
+    basePerPrompt: null,
+    sourcePerPrompt: null,
     colours: { light: [[0, 0, 0]], dark: [[0, 0, 0]] },
     ...given,
   };

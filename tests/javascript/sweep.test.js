@@ -43,22 +43,25 @@ test("the last number up to another is found, at either end too", () => {
 // -- cells -------------------------------------------------------------------------------------------
 
 const HEADS = part({
-  ...{
-    name: "z",
-    axes: ["layer", "head"],
-    coordinates: [
-      [1, 3],
-      [0, 2, 5],
-    ],
-    count: 6,
-    kind: "z",
-  },
+  name: "z",
+  axes: ["layer", "head"],
+  coordinates: [
+    [1, 3],
+    [0, 2, 5],
+  ],
+  count: 6,
+  kind: "z",
   pieces: ["z[layer=", 0, ", head=", 1, "]"],
   at: { layer: { axis: 0 }, head: { axis: 1 } },
 });
 const LISTED = part({
-  ...{ name: "sites", axes: ["site"], coordinates: [[0, 1, 2]], start: 6, count: 3 },
-  ...{ names: ["logits", "mlp_out[layer=4]", "z[layer=0]"], kinds: ["logits", "mlp_out", "z"] },
+  name: "sites",
+  axes: ["site"],
+  coordinates: [[0, 1, 2]],
+  start: 6,
+  count: 3,
+  names: ["logits", "mlp_out[layer=4]", "z[layer=0]"],
+  kinds: ["logits", "mlp_out", "z"],
   at: { layer: { list: base64(new Int32Array([-(2 ** 31), 4, 0])) }, pos: { fixed: 7 } },
 });
 const cells = new Cells([HEADS, LISTED]);
@@ -221,14 +224,16 @@ test("a column says in words what it is sorted by", () => {
     columnsOf(cells, numbers, costs).map(one => [one.name, [one.key(7, 0), one.text(7, 0)]]),
   );
   assert.deepEqual(texts, {
-    ...{
-      rank: [2, "2"],
-      site: [7, "mlp_out[layer=4]"],
-      kind: [1, "mlp_out"],
-      layer: [4, "4"],
-      head: [NaN, ""],
-    },
-    ...{ pos: [7, "7"], value: [8, "8"], effect: [4, "+4"], share: [0.8, "+80.0 %"], cost: [7, "7"] },
+    rank: [2, "2"],
+    site: [7, "mlp_out[layer=4]"],
+    kind: [1, "mlp_out"],
+    layer: [4, "4"],
+    head: [NaN, ""],
+    pos: [7, "7"],
+    value: [8, "8"],
+    effect: [4, "+4"],
+    share: [0.8, "+80.0 %"],
+    cost: [7, "7"],
   });
 });
 

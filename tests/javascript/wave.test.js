@@ -14,16 +14,14 @@ import { PHASES, stepsOf } from "../../src/conewise/javascript/wave/steps.js";
 
 /** @type {SentFolded} */
 const FOLDED = {
-  ...{
-    kind: "conewise folded",
-    format: 1,
-    model: "m",
-    edges: [],
-    runs: [
-      [0, 1],
-      [1, 2],
-    ],
-  },
+  kind: "conewise folded",
+  format: 1,
+  model: "m",
+  edges: [],
+  runs: [
+    [0, 1],
+    [1, 2],
+  ],
   parts: [
     ["inputs", "in", "inputs", "the inputs", 0, 0, null, ""],
     ["0", "attn", "attn", "attention", 10, 100, 0, ""],
@@ -43,7 +41,9 @@ const FOLDED = {
     },
     { names: ["mlp_out[layer=1]", "late"], sites: ["b"], at: [3], from: 4, but: [], lost: [], reused: [] },
   ],
-  ...{ demanded: ["logits"], full_evaluations: 20, full_flops: 2180 },
+  demanded: ["logits"],
+  full_evaluations: 20,
+  full_flops: 2180,
 };
 
 /** @type {SentWaves} */
@@ -54,11 +54,18 @@ const WAVES = {
     ["h", false],
     ["y", false],
   ],
-  ...{ targets: [2], full: 2, before: { 0: "1", 1: "2", 2: "3" } },
+  targets: [2],
+  full: 2,
+  before: { 0: "1", 1: "2", 2: "3" },
   waves: [
     {
-      ...{ site: 0, after: { 0: "5", 1: "6", 2: "3" }, restored: 0 },
-      ...{ invalidated: [1, 2], planned: [1, 2], recomputed: [1, 2], reused: [] },
+      site: 0,
+      after: { 0: "5", 1: "6", 2: "3" },
+      restored: 0,
+      invalidated: [1, 2],
+      planned: [1, 2],
+      recomputed: [1, 2],
+      reused: [],
     },
     { site: 1, after: { 1: "9" }, restored: 1, invalidated: [2], planned: [2], recomputed: [2], reused: [0] },
   ],
@@ -100,7 +107,7 @@ test("a cone is found by any of its names, and by that of a part of a value", ()
 test("parts of a layer are named by it, and those of none by themselves", () => {
   assert.deepEqual(
     folded.items.map(item => item.label),
-    [...["inputs", "layer 0, attention", "layer 0, the MLP", "layer 1, the MLP", "logits"]],
+    ["inputs", "layer 0, attention", "layer 0, the MLP", "layer 1, the MLP", "logits"],
   );
   assert.deepEqual(
     folded.items.map(item => item.group),

@@ -40,8 +40,11 @@ function dot({ edges, faithfulness, at }, { x, y }) {
   const made = svgElement(
     "circle",
     {
-      ...{ class: `dot${at === state.stop ? " now" : ""}`, "data-stop": at },
-      ...{ cx: x(edges), cy: y(faithfulness), r: 4.2 },
+      class: `dot${at === state.stop ? " now" : ""}`,
+      "data-stop": at,
+      cx: x(edges),
+      cy: y(faithfulness),
+      r: 4.2,
     },
     svgElement("title", {}, `${counted(edges, "edge", "edges")}: ${shown(faithfulness)}`),
   );

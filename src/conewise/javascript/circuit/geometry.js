@@ -32,8 +32,11 @@ export function geometry(circuit, room) {
   const down = row => TOP + row * ROW;
   /** @type {Box[]} */
   const boxes = circuit.boxes.map(([name, kind, layer, x, y]) => ({
-    ...{ name, kind, layer },
-    ...{ x: across(x), y: down(y) },
+    name,
+    kind,
+    layer,
+    x: across(x),
+    y: down(y),
   }));
 
   /**

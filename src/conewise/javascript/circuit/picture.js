@@ -21,8 +21,11 @@ let pointed = null;
 // -- drawing ---------------------------------------------------------------------------------------
 
 const svg = svgElement("svg", {
-  ...{ width, height, viewBox: `0 0 ${width} ${height}` },
-  ...{ role: "group", "aria-label": "The layered picture of the circuit" },
+  width,
+  height,
+  viewBox: `0 0 ${width} ${height}`,
+  role: "group",
+  "aria-label": "The layered picture of the circuit",
 });
 const links = circuit.links.map(([from, to]) => ({ from, to, line: drawLink(boxes[from], boxes[to]) }));
 const lines = edges.map(drawEdge);
@@ -61,7 +64,10 @@ function drawEdge(edge) {
  */
 function drawBox(box, at) {
   const frame = svgElement("rect", {
-    ...{ x: box.x - BOX.width / 2, y: box.y - BOX.height / 2, width: BOX.width, height: BOX.height },
+    x: box.x - BOX.width / 2,
+    y: box.y - BOX.height / 2,
+    width: BOX.width,
+    height: BOX.height,
     rx: box.kind === "head" ? 10 : 3,
   });
   const named = { tabindex: 0, role: "button", "aria-label": box.name };

@@ -26,28 +26,35 @@ import { percent, shown, whole } from "../page/words.js";
 export function columnsOf(cells, numbers, costs) {
   return [
     {
-      ...{ name: "rank", title: "#", hint: "by the size of the effect" },
+      name: "rank",
+      title: "#",
+      hint: "by the size of the effect",
       key: (cell, metric) => numbers.ranks(metric)[cell],
       text: (cell, metric) => whole(numbers.ranks(metric)[cell]),
     },
     { name: "site", title: "site", key: cell => cell, text: cell => cells.nameOf(cell) },
     {
-      ...{ name: "kind", title: "kind" },
+      name: "kind",
+      title: "kind",
       key: cell => cells.kinds.indexOf(cells.kindOf(cell)),
       text: cell => cells.kindOf(cell),
     },
     ...cells.coordinates.map(name => ({
-      ...{ name, title: name },
+      name,
+      title: name,
       key: (/** @type {number} */ cell) => cells.at(cell, name) ?? NaN,
       text: (/** @type {number} */ cell) => String(cells.at(cell, name) ?? ""),
     })),
     {
-      ...{ name: "value", title: "value" },
+      name: "value",
+      title: "value",
       key: (cell, metric) => numbers.value(metric, cell),
       text: (cell, metric) => shown(numbers.value(metric, cell)),
     },
     {
-      ...{ name: "effect", title: "effect", descends: true },
+      name: "effect",
+      title: "effect",
+      descends: true,
       key: (cell, metric) => numbers.effect(metric, cell),
       text: (cell, metric) => shown(numbers.effect(metric, cell), true),
     },
@@ -61,7 +68,9 @@ export function columnsOf(cells, numbers, costs) {
  * @returns {Column}
  */
 const shareColumn = numbers => ({
-  ...{ name: "share", title: "of the way", descends: true },
+  name: "share",
+  title: "of the way",
+  descends: true,
   key: (cell, metric) => numbers.share(metric, cell),
   text: (cell, metric) => percent(numbers.share(metric, cell)),
 });
@@ -71,7 +80,9 @@ const shareColumn = numbers => ({
  * @returns {Column}
  */
 const costColumn = costs => ({
-  ...{ name: "cost", title: "recomputed", hint: "nodes that are recomputed when this site is patched" },
+  name: "cost",
+  title: "recomputed",
+  hint: "nodes that are recomputed when this site is patched",
   key: cell => costs.of(cell).evaluations,
   text: cell => whole(costs.of(cell).evaluations),
 });
@@ -94,9 +105,14 @@ export function csvOf(cells, numbers, metric, name, which) {
   for (const cell of which) {
     lines.push(
       line([
-        ...[cells.nameOf(cell), cells.kindOf(cell)],
+        cells.nameOf(cell),
+        cells.kindOf(cell),
         ...["layer", "head", "pos"].map(axis => cells.at(cell, axis)),
-        ...[name, numbers.value(metric, cell), base, source, numbers.effect(metric, cell)],
+        name,
+        numbers.value(metric, cell),
+        base,
+        source,
+        numbers.effect(metric, cell),
         source === null ? null : numbers.share(metric, cell),
       ]),
     );

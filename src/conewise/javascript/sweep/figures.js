@@ -15,7 +15,8 @@ export const TOLD = { hoverinfo: "text" };
  * @param {string} [family]
  */
 export const look = (size, family = "--sans") => ({
-  ...{ paper_bgcolor: NONE, plot_bgcolor: NONE },
+  paper_bgcolor: NONE,
+  plot_bgcolor: NONE,
   font: { color: style("--soft"), size, family: style(family) },
 });
 

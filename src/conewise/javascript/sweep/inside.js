@@ -48,25 +48,34 @@ function drawHead(plot, { weights }, labels) {
   );
   const gap = isFew ? 1 : 0;
   const map = {
-    ...{ type: "heatmap", z: weights, zmin: 0, zmax: 1, text: texts, ...TOLD },
-    ...{
-      showscale: false,
-      colorscale: [
-        [0, style("--card")],
-        [1, style("--more")],
-      ],
-      xgap: gap,
-      ygap: gap,
-    },
+    type: "heatmap",
+    z: weights,
+    zmin: 0,
+    zmax: 1,
+    text: texts,
+    ...TOLD,
+    showscale: false,
+    colorscale: [
+      [0, style("--card")],
+      [1, style("--more")],
+    ],
+    xgap: gap,
+    ygap: gap,
   };
   const ticks = {
-    ...{ tickvals: labels.map((_, place) => place), ticktext: labels, ticks: "", showticklabels: isFew },
-    ...{ ...fixedAxis(), showgrid: false, zeroline: false },
+    tickvals: labels.map((_, place) => place),
+    ticktext: labels,
+    ticks: "",
+    showticklabels: isFew,
+    ...fixedAxis(),
+    showgrid: false,
+    zeroline: false,
   };
   const layout = {
     ...look(11, "--mono"),
     width: Math.min(340, document.documentElement.clientWidth - 34),
-    ...{ height: 320, margin: { l: 74, r: 6, t: 6, b: 74 } },
+    height: 320,
+    margin: { l: 74, r: 6, t: 6, b: 74 },
     xaxis: { ...ticks, tickangle: -60 },
     yaxis: { ...ticks, autorange: "reversed" },
   };

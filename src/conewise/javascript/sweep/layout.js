@@ -21,8 +21,14 @@ const LONGEST = 34; // letters of a label
 
 /** @type {Record<string, string>} */
 const LETTERS = {
-  ...{ layer: "L", head: "H", kv_head: "K", neuron: "N", latent: "F" },
-  ...{ pos: "P", query_pos: "Q", key_pos: "K" },
+  layer: "L",
+  head: "H",
+  kv_head: "K",
+  neuron: "N",
+  latent: "F",
+  pos: "P",
+  query_pos: "Q",
+  key_pos: "K",
 };
 
 /**
@@ -62,7 +68,9 @@ function wrapped(part) {
   const rows = Math.ceil(part.count / columns);
   const [axis] = part.axes;
   return {
-    ...{ kind: "map", rows, columns },
+    kind: "map",
+    rows,
+    columns,
     title: axis,
     labels: Array.from({ length: rows }, (_, row) => String(part.coordinates[0][row * columns])),
     across: `${axis}, ${columns} in a row`,
@@ -86,7 +94,9 @@ function grid(part, tokens) {
       ? labelsAlong(part, 0, tokens)
       : Array.from({ length: rows }, (_, row) => shortLabel(part, down, row * columns));
   return {
-    ...{ kind: "map", rows, columns },
+    kind: "map",
+    rows,
+    columns,
     title: down.join(" × "),
     labels,
     across: part.axes[last],

@@ -92,7 +92,10 @@ function barTrace(own, { labels }) {
   const centre = middle();
   const far = reach();
   return {
-    ...{ type: "bar", orientation: "h", hoverinfo: "none", base: centre },
+    type: "bar",
+    orientation: "h",
+    hoverinfo: "none",
+    base: centre,
     x: Array.from(own, number => number - centre),
     y: labels.map((_, place) => place),
     marker: {
@@ -109,7 +112,11 @@ function barTrace(own, { labels }) {
 function mapTrace(own, layout) {
   const gap = layout.rows <= 90 && layout.columns <= 60 ? 1 : 0;
   return {
-    ...{ type: "heatmap", hoverinfo: "none", showscale: false, xgap: gap, ygap: gap },
+    type: "heatmap",
+    hoverinfo: "none",
+    showscale: false,
+    xgap: gap,
+    ygap: gap,
     z: rowsOf(own, layout),
     zmin: middle() - reach(),
     zmax: middle() + reach(),
@@ -125,17 +132,26 @@ export function arranged(map) {
   const looks = look(11.5);
   return {
     ...looks,
-    ...{ height, margin: { l: left, r: RIGHT, t: TOP, b: bottom }, bargap: 0.25 },
-    ...{ xaxis: layout.kind === "bars" ? barAxis() : mapAxis(map), yaxis: rowAxis(map) },
-    ...{ shapes: frames(map), hoverlabel: { namelength: 0 }, uirevision: "kept" },
+    height,
+    margin: { l: left, r: RIGHT, t: TOP, b: bottom },
+    bargap: 0.25,
+    xaxis: layout.kind === "bars" ? barAxis() : mapAxis(map),
+    yaxis: rowAxis(map),
+    shapes: frames(map),
+    hoverlabel: { namelength: 0 },
+    uirevision: "kept",
     plot_bgcolor: layout.kind === "map" ? style("--gap") : looks.plot_bgcolor,
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
   };
 }
 
 const axis = () => ({
-  ...{ color: style("--soft"), linecolor: style("--line"), ticks: "", fixedrange: false },
-  ...{ zeroline: false, showgrid: false },
+  color: style("--soft"),
+  linecolor: style("--line"),
+  ticks: "",
+  fixedrange: false,
+  zeroline: false,
+  showgrid: false,
 });
 
 /**
@@ -170,7 +186,10 @@ const mapAxis = ({ layout, wordy }) => ({
 
 const barAxis = () => ({
   ...axis(),
-  ...{ showgrid: true, gridcolor: style("--line"), zeroline: true, zerolinecolor: style("--line") },
+  showgrid: true,
+  gridcolor: style("--line"),
+  zeroline: true,
+  zerolinecolor: style("--line"),
   title: { text: HEADINGS[state.shown], standoff: 8 },
   nticks: 4,
   tickformat: state.shown === "share" ? ".0%" : "",

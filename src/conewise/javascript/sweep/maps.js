@@ -43,7 +43,9 @@ const maps = [];
 function made(part) {
   const layout = layoutOf(part, cells, sweep.tokens);
   const plot = element("div", {
-    ...{ class: "plot", tabindex: 0, role: "application" },
+    class: "plot",
+    tabindex: 0,
+    role: "application",
     "aria-label": `${part.name}: ${counted(part.count, "site", "sites")}; arrow keys move, Enter chooses`,
   });
   const sizes = sizesOf(layout);

@@ -64,7 +64,10 @@ function drawPrompts(place, cell) {
       `${unit} ${prompt + 1}: effect ${shown(effect, true)}, value ${shown(value)}`,
   );
   const bars = {
-    ...{ type: "bar", text: texts.map(plain), textposition: "none", ...TOLD },
+    type: "bar",
+    text: texts.map(plain),
+    textposition: "none",
+    ...TOLD,
     x: prompts.map((_, prompt) => prompt + 1),
     y: prompts.map(one => one.effect),
     marker: { color: prompts.map(one => sign(one.effect)) },
@@ -73,7 +76,8 @@ function drawPrompts(place, cell) {
   const lines = { gridcolor: style("--line"), zerolinecolor: style("--soft") };
   const layout = {
     ...look(11),
-    ...{ height: 150, margin: { l: 44, r: 6, t: 26, b: 30 } },
+    height: 150,
+    margin: { l: 44, r: 6, t: 26, b: 30 },
     title: { ...heading(`effect on each ${unit}`), y: 0.97 },
     xaxis: { ...fixedAxis(), nticks, tickformat: "d", showgrid: false },
     yaxis: { ...fixedAxis(), nticks: 4, ...lines },

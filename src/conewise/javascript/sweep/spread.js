@@ -25,12 +25,15 @@ function strongest() {
 function dots(sites) {
   const points = sites.flatMap(({ row, label, spread }) =>
     (spread?.points ?? []).map(({ effect, prompt }) => ({
-      ...{ row, effect },
+      row,
+      effect,
       text: `${label}<br>${sweep.unit} ${prompt + 1}: ${shown(effect, true)}`,
     })),
   );
   return {
-    ...{ type: "scatter", mode: "markers", ...TOLD },
+    type: "scatter",
+    mode: "markers",
+    ...TOLD,
     x: points.map(one => one.effect),
     y: points.map(one => one.row),
     text: points.map(one => one.text),
@@ -45,7 +48,9 @@ function means(sites) {
   const ink = style("--ink");
   const found = sites.flatMap(({ row, label, spread }) => (spread ? [{ row, label, ...spread }] : []));
   return {
-    ...{ type: "scatter", mode: "markers", ...TOLD },
+    type: "scatter",
+    mode: "markers",
+    ...TOLD,
     x: found.map(one => one.mean),
     y: found.map(one => one.row),
     text: found.map(one => `${one.label}<br>mean ${shown(one.mean, true)} ± ${shown(one.half)}`),
@@ -63,12 +68,17 @@ export function drawSpread() {
   const title = { text: plain(`effect on ${sweep.metrics[state.metric]}`), font: { size: 12 } };
   const layout = {
     ...look(12),
-    ...{ height: 70 + 26 * sites.length, margin: { l: narrow ? 120 : 210, r: 12, t: 8, b: 44 } },
-    ...{ showlegend: false, hovermode: "closest" },
+    height: 70 + 26 * sites.length,
+    margin: { l: narrow ? 120 : 210, r: 12, t: 8, b: 44 },
+    showlegend: false,
+    hovermode: "closest",
     xaxis: { ...fixedAxis(), title, gridcolor: style("--line"), zerolinecolor: style("--soft"), nticks: 6 },
     yaxis: {
-      ...{ ...fixedAxis(), showgrid: false, zeroline: false },
-      ...{ tickvals: sites.map(one => one.row), ticktext: labels },
+      ...fixedAxis(),
+      showgrid: false,
+      zeroline: false,
+      tickvals: sites.map(one => one.row),
+      ticktext: labels,
       range: [sites.length - 0.4, -0.6],
     },
   };

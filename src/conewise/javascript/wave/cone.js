@@ -46,7 +46,10 @@ export function textsOf(show, scene, name) {
   const kept = show.full - done;
   const where = scene.at.map(item => show.items[item].label).join(" and ");
   return {
-    ...{ name, recomputed: whole(done), kept: whole(kept), reused: whole(reused) },
+    name,
+    recomputed: whole(done),
+    kept: whole(kept),
+    reused: whole(reused),
     share: ` of ${whole(show.full)} nodes, ${fineShare(done, show.full)}`,
     "kept-share": ` ${fineShare(kept, show.full)}`,
     flops: flopsText(scene.cost),

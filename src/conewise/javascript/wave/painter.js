@@ -14,7 +14,8 @@ export function paintOf(state, item) {
   const done = Math.min(1, (state.done ?? 0) / all);
   const lost = Math.min(1, (state.lost ?? 0) / all);
   return {
-    ...{ done, lost },
+    done,
+    lost,
     classes: {
       "is-site": Boolean(state.site),
       "is-lost": lost > 0,

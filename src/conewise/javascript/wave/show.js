@@ -80,16 +80,23 @@ function ofFolded(sent) {
   const items = sent.parts.map(([row, , label, meaning, nodes, cost, layer]) => ({
     label: layer === null ? label : `layer ${row}, ${meaning}`,
     group: layer === null ? row : `layer ${row}`,
-    ...{ nodes, cost },
+    nodes,
+    cost,
   }));
   const names = new Map(sent.cones.flatMap((cone, at) => cone.names.map(name => [name, at])));
   return {
-    ...{ isGraph: false, items, names, count: sent.cones.length },
+    isGraph: false,
+    items,
+    names,
+    count: sent.cones.length,
     scene: at => coneScene(items, sent.cones[at]),
     find: name => names.get(name) ?? names.get(withoutPart(name)),
     sites: sent.cones.map(cone => cone.at),
-    ...{ targets: sent.demanded.join(", "), targetItems: [], before: {} },
-    ...{ full: sent.full_evaluations, fullCost: sent.full_flops },
+    targets: sent.demanded.join(", "),
+    targetItems: [],
+    before: {},
+    full: sent.full_evaluations,
+    fullCost: sent.full_flops,
   };
 }
 
@@ -108,8 +115,14 @@ function coneScene(items, cone) {
   const lost = [...done];
   for (const [item, count] of cone.lost) lost[item] += count;
   return {
-    ...{ name: cone.names[0], at: cone.at, after: {}, restored: 0 },
-    ...{ invalidated: pairs(lost), planned: pairs(done), recomputed: pairs(done), reused: cone.reused },
+    name: cone.names[0],
+    at: cone.at,
+    after: {},
+    restored: 0,
+    invalidated: pairs(lost),
+    planned: pairs(done),
+    recomputed: pairs(done),
+    reused: cone.reused,
     cost: costs.reduce((sum, cost) => sum + cost, 0),
   };
 }
@@ -134,12 +147,18 @@ function ofGraph(sent) {
   }));
   const names = new Map(sent.waves.map((wave, at) => [items[wave.site].label, at]));
   return {
-    ...{ isGraph: true, items, names, count: sent.waves.length },
+    isGraph: true,
+    items,
+    names,
+    count: sent.waves.length,
     scene: at => waveScene(items, sent.waves[at]),
     find: name => names.get(name),
     sites: sent.waves.map(wave => [wave.site]),
     targets: sent.targets.map(item => items[item].label).join(", "),
-    ...{ targetItems: sent.targets, before: sent.before, full: sent.full, fullCost: 0 },
+    targetItems: sent.targets,
+    before: sent.before,
+    full: sent.full,
+    fullCost: 0,
   };
 }
 
@@ -150,9 +169,15 @@ function ofGraph(sent) {
  */
 function waveScene(items, wave) {
   return {
-    ...{ name: items[wave.site].label, at: [wave.site], after: wave.after, restored: wave.restored },
-    ...{ invalidated: ones(wave.invalidated), planned: ones(wave.planned) },
-    ...{ recomputed: ones(wave.recomputed), reused: ones(wave.reused), cost: 0 },
+    name: items[wave.site].label,
+    at: [wave.site],
+    after: wave.after,
+    restored: wave.restored,
+    invalidated: ones(wave.invalidated),
+    planned: ones(wave.planned),
+    recomputed: ones(wave.recomputed),
+    reused: ones(wave.reused),
+    cost: 0,
   };
 }
 
