@@ -2,7 +2,7 @@
 
 The sources, `javascript/`, are plain modules: node runs their tests, TypeScript checks their types. A page
 gets those that its first module needs, each once and after what it imports, as a function that returns what
-the module exports. Comments with types in them (`/** … */`) are left out.
+the module exports. Comments that have lines of their own, and types, are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from conewise.templates import asset
 
 IMPORT = re.compile(r'^import \{([^}]*)\} from "(\.[^"]*)";\n', flags=re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|class) (\w+))", flags=re.MULTILINE)
-TYPES = re.compile(r"^ */\*\*(?:(?!\*/).)*\*/\n", flags=re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(
+    r"^ *//[^\n]*\n|^ */\*\*(?:(?!\*/).)*\*/\n|/\*\* @.*?\*/ ?", flags=re.MULTILINE | re.DOTALL
+)
 OTHER = re.compile(r"^(?:import|export)\b.*", flags=re.MULTILINE)
 
 
@@ -38,7 +40,7 @@ def _join(path: str, read: Callable[[str], str], joined: dict[str, str], above: 
         raise ValueError(f"modules import each other: {' → '.join((*above, path))}.")
     if path in joined:
         return
-    text = TYPES.sub("", read(path))
+    text = COMMENT.sub("", read(path))
     taken = []
     for names, where in IMPORT.findall(text):
         other = posixpath.normpath(posixpath.join(posixpath.dirname(path), where))
