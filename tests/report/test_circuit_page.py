@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from conewise.circuits.circuit.circuit import Circuit
 from conewise.errors import CircuitError
 from conewise.report import circuit_page
+from conewise.report.curve import Curve
 from tests.circuits.graphs import graph
 from tests.report.drawn_circuit import HOSTILE, circuit_story, drawn_circuit, drawn_curve
 
@@ -81,6 +84,14 @@ def test_without_a_curve_thresholds_can_be_chosen_and_nothing_is_measured(tmp_pa
     assert 'id="threshold"' in text
     assert 'id="curve"' not in text
     assert all(faithful is None for _, _, faithful in data_of(text)["points"])
+
+
+def test_a_curve_that_has_no_finite_point_is_not_drawn(tmp_path: Path) -> None:
+    circuit = drawn_circuit()
+    points = tuple(replace(point, faithfulness=math.nan) for point in drawn_curve(circuit).points)
+    text = written(tmp_path, circuit, curve=Curve(points, "logit_diff"))
+    assert 'id="curve"' not in text
+    assert 'id="threshold"' in text
 
 
 def test_without_scores_there_is_nothing_to_choose_by(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,18 @@ def test_the_strongest_heads_are_those_with_the_largest_effects() -> None:
     assert [(layer, head) for layer, head, _ in found] == [divmod(at, 4) for at in largest]
     for layer, head, effect in found:
         assert effect == pytest.approx(float(effects[layer, head]))
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_head_whose_effect_is_no_finite_number_is_none_of_the_strongest(odd: float) -> None:
+    result, story, folded = swept()
+    table = result.table.clone()
+    table[0, 5] = odd
+    overflown = replace(result, table=table)
+    assert (1, 1) not in [(layer, head) for layer, head, _ in strongest_heads(overflown)]
+    found = inside_of(base(), overflown, story)
+    assert found is not None
+    assert 'id="inside"' in sweep_page(overflown, story, folded, Inside.from_json(found.to_json()))
 
 
 def test_patterns_are_those_of_the_module_though_its_attention_is_fused() -> None:

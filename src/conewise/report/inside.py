@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -176,7 +177,7 @@ def _told(labels: tuple[str, ...], prompt: int, story: Story | None) -> tuple[st
 
 
 def strongest_heads(result: Swept) -> list[tuple[int, int, float]]:
-    """(layer, head, effect) of the cells that patch one head, the largest effects first."""
+    """(layer, head, effect) of the cells that patch one head, the largest finite effects first."""
     effects = (result.table[0] - result.base[0]).tolist()
     found: dict[tuple[int, int], float] = {}
     for cell, effect in zip(result.cells, effects, strict=True):
@@ -185,7 +186,7 @@ def strongest_heads(result: Swept) -> list[tuple[int, int, float]]:
             continue
         head = place.part.get("head")
         is_head = len(cell.places) == 1 and place.layer is not None and place.name in _HEAD_KINDS
-        if is_head and isinstance(head, int) and effect == effect:  # NaN is no size
+        if is_head and isinstance(head, int) and math.isfinite(effect):
             at = (place.layer or 0, head)
             if abs(effect) > abs(found.get(at, 0.0)):
                 found[at] = effect
