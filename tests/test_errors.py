@@ -45,7 +45,8 @@ PLAIN = {
     "ops/": "rules; in a world an OpError",
     "program/tensors.py": "said by the caller, with the place's name",
     "reading.py": "said by the caller, with the file's name",
-    "runs/run.py": "an attribute that is not there",
+    "runs/reading.py": "what is put in a place, which interventions say",
+    "runs/values.py": "an attribute that is not there",
     "sweeps/": "said by the caller, with the file's name; what cannot happen",
 }
 PYTHONS = {

@@ -24,7 +24,8 @@ from conewise.program.tensors import Tensor
 from conewise.runs.answers import token_rows
 from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
-from conewise.runs.run import Reading, Run
+from conewise.runs.reading import Reading
+from conewise.runs.run import Run
 from conewise.runs.text_inputs import is_text, tokens_of
 from conewise.splicing.active import active
 from conewise.splicing.dictionary import Dictionary

@@ -29,7 +29,7 @@ from conewise.prompts.answer import Answer
 from conewise.prompts.held_out import HeldOut
 from conewise.prompts.questions import Question
 from conewise.runs.backward.backward_cost import BackwardCost
-from conewise.runs.run import RunWorld
+from conewise.runs.reading import RunWorld
 from conewise.sweeps.statistics import Statistics
 
 PAGE = Path(__file__).parents[2] / "docs" / "GLOSSARY.md"

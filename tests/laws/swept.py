@@ -19,8 +19,9 @@ from conewise.locations.places import Place
 from conewise.model import Model
 from conewise.program.interpret import Interpreter
 from conewise.program.records import Ref
+from conewise.runs.edit import Edit
 from conewise.runs.metrics import Metric, measured, measured_whole
-from conewise.runs.run import Edit, Run
+from conewise.runs.run import Run
 from conewise.sweeps.sweep import Sweep
 
 VOCABULARY = 61

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.runs.run import RunWorld
+from conewise.runs.reading import RunWorld
 from tests.laws.interrupting import interrupt, moments_of
 from tests.sweeps.captured import inputs, small
 
 Act = Callable[[RunWorld], object]
-RUN = "conewise.runs.run"
+RUN = tuple(f"conewise.runs.{name}" for name in ("run", "reading", "values", "edit", "lent"))
 PLACES = [
     cw.site("z", layer=0),
     cw.site("z", layer=1, head=1),

@@ -16,7 +16,7 @@ import conewise as cw
 from conewise import theory
 from conewise.errors import MissingSiteError, NoEffectWarning, PatchError
 from conewise.model import Model
-from conewise.runs.run import RunWorld
+from conewise.runs.reading import RunWorld
 from tests.sweeps.captured import assert_same, hooked, inputs, module_outputs, small
 
 HOOKS = {

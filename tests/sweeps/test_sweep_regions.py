@@ -14,7 +14,8 @@ import conewise as cw
 from conewise.errors import SweepError
 from conewise.model import Model
 from conewise.runs.metrics import Metric
-from conewise.runs.run import Reading, Run
+from conewise.runs.reading import Reading
+from conewise.runs.run import Run
 from conewise.sweeps.planning import ordering
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps.mixers import ATTENTION, BATCHES, POSITIONS, VOCABULARY, Attention, ids, module

@@ -17,7 +17,8 @@ from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
 from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric
-from conewise.runs.run import Reading, Run
+from conewise.runs.reading import Reading
+from conewise.runs.run import Run
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.spec import SweepSpec

@@ -17,7 +17,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun, PassRun
 from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric, fetched
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.runs.tape import Branch, Measured, Narrow, Recorded, Tape
 from conewise.structure.relevance import Relevance
 from conewise.sweeps.execution.batch import Batch

@@ -21,10 +21,11 @@ from conewise.program.interpret import Interpreter
 from conewise.program.precision import multiplying
 from conewise.program.tensors import Tensor, computing, same_bits
 from conewise.runs.captured import Captured
+from conewise.runs.edit import Edit
 from conewise.runs.filling import stacked
 from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric, measured, measured_whole
-from conewise.runs.run import Edit, Reading
+from conewise.runs.reading import Reading
 from conewise.structure.axes.outputs import Outputs
 
 

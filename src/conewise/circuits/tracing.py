@@ -39,7 +39,8 @@ from conewise.runs.corruption import (
 )
 from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric, as_metric, last_logits, prob
-from conewise.runs.run import Reading, Run, RunWorld
+from conewise.runs.reading import Reading, RunWorld
+from conewise.runs.run import Run
 from conewise.runs.text_inputs import expect_tokenizer, is_text
 from conewise.sweeps.base_story import base_story
 from conewise.sweeps.execution.ledger import SweepLedger

@@ -27,7 +27,7 @@ from conewise.model import Model
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention, as_intervention
 from conewise.runs.metrics import Metric
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.structure.axes.selections import resolved
 from conewise.sweeps.sweep import Sweep
 

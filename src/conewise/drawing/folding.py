@@ -17,7 +17,7 @@ from conewise.locations.places import Place, PlaceLike, SourcedPlace, as_place
 from conewise.locations.selectors import Cell
 from conewise.program.streaming import output_names
 from conewise.runs.captured import Captured
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.sweeps.planning.passes.schedule import schedule
 from conewise.sweeps.planning.shapes.costs import Costs
 from conewise.sweeps.planning.shapes.layout import Layout

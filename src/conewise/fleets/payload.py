@@ -19,7 +19,7 @@ from conewise.errors import FleetError
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 
 Tensor = torch.Tensor
 

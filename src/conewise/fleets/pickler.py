@@ -15,7 +15,7 @@ from conewise.errors import FleetError
 from conewise.extras import needs
 from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 
 with needs("workers"):
     import cloudpickle

@@ -19,7 +19,7 @@ from conewise.program.streaming import stream
 from conewise.program.tensors import copy_of, zeros_like
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.texts.tokenizing import token_ids
 
 Prompt = str | Sequence[str] | Tensor | Mapping[str, Any]

@@ -18,7 +18,7 @@ from conewise.reading import parse_json
 from conewise.report.story import Story
 from conewise.report.swept import Swept
 from conewise.runs.input_run import InputRun
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.sweeps.storage.decoding import decoded
 
 FORMAT = Format("conewise inside", 1)

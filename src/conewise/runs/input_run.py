@@ -12,7 +12,8 @@ from conewise.program.tensors import Tensor, computing
 from conewise.program.weights import Contents, Sums
 from conewise.runs.baseline import computed, sizes_of
 from conewise.runs.captured import Captured
-from conewise.runs.run import Reading, Run
+from conewise.runs.reading import Reading
+from conewise.runs.run import Run
 
 FEW = 0.2
 """What depends on no more than this share of the operations is computed alone: masks, first positions."""

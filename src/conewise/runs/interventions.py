@@ -30,7 +30,7 @@ from conewise.runs.filling import (
     spread_over,
     stacked,
 )
-from conewise.runs.run import Intervening, Reading
+from conewise.runs.reading import Intervening, Reading
 from conewise.runs.text_inputs import is_text, text_inputs
 
 PartsOf = Callable[[Reading], Tensor]

@@ -15,7 +15,7 @@ from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
 from conewise.runs.filling import has_nan, is_tail
 from conewise.runs.interventions import Intervention, as_own
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 
 PartShape = Callable[[Located], Sequence[int]]
 """The shape of a place's part, in runs of one shape."""

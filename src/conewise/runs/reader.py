@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 
 
 def reader(run: Reading) -> Callable[[str], Any]:

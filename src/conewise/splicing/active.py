@@ -7,7 +7,7 @@ import torch
 from conewise.errors import DictionaryError, nearest_names
 from conewise.locations.places import Index, site
 from conewise.runs.captured import Captured
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 
 
 @torch.no_grad()

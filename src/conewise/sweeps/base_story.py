@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conewise.errors import PromptError
 from conewise.report.story import Story, TokenizedPair
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.runs.text_inputs import text_input
 from conewise.texts.tokenizing import token_texts
 

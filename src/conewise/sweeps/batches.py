@@ -14,7 +14,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
 from conewise.runs.interventions import WORDS, Intervention, as_intervention
 from conewise.runs.metrics import Metric, expect_prompts
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.runs.text_inputs import is_text, text_inputs
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.planning.model_facts import facts_of

@@ -10,7 +10,7 @@ from conewise.edges.edge_facts import EdgeFacts
 from conewise.errors import Argument, CircuitError
 from conewise.program.tensors import computing
 from conewise.runs.reader import reader
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 
 Tensor = torch.Tensor
 

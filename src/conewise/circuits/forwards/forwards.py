@@ -19,7 +19,7 @@ from conewise.errors import CircuitError, NoEffectWarning, describe
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric, expect_prompts
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.runs.text_inputs import inputs_like, is_text
 from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.sweeps.execution.kernels import kernels_of_passes

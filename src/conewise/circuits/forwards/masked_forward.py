@@ -25,7 +25,7 @@ from conewise.locations.places import Place
 from conewise.program.tensors import computing
 from conewise.runs.metrics import Metric
 from conewise.runs.reader import reader
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.structure.axes.views import View
 from conewise.structure.components.components import Reader
 from conewise.sweeps.execution.reading import MetricReader

@@ -35,7 +35,7 @@ from conewise.program.tensors import brought, computing
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
 from conewise.runs.reader import reader
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.structure.axes.views import View
 from conewise.structure.components.components import HeadWriters, Reader
 from conewise.structure.components.edge_graph import EdgeGraph

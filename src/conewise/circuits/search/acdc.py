@@ -31,7 +31,7 @@ from conewise.edges.edge_facts import edge_facts
 from conewise.errors import Argument, CircuitError
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.progress import bar
 from conewise.sweeps.storage.identifying import Identifying

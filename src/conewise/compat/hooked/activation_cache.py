@@ -13,7 +13,7 @@ from conewise.compat.hooks.hook_table import Entry, HookTable
 from conewise.compat.hooks.norms import Norm
 from conewise.errors import MissingSiteError
 from conewise.program.tensors import writes_to
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 
 Tensor = torch.Tensor
 Stack = Any

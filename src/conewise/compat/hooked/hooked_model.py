@@ -26,7 +26,8 @@ from conewise.compat.hooks.matrices import Matrices
 from conewise.errors import PatchError
 from conewise.model import Model, capture
 from conewise.models.loaded import Loaded
-from conewise.runs.run import Reading, Run
+from conewise.runs.reading import Reading
+from conewise.runs.run import Run
 
 Tensor = torch.Tensor
 

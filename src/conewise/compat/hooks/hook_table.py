@@ -22,7 +22,8 @@ from conewise.errors import MissingSiteError
 from conewise.locations.places import PlaceLike
 from conewise.model import Model
 from conewise.program.operations import REARRANGEMENTS
-from conewise.runs.run import Reading, Run
+from conewise.runs.reading import Reading
+from conewise.runs.run import Run
 from conewise.structure.attention.operand_axes import through_layout
 from conewise.structure.wiring.wiring import Wiring
 

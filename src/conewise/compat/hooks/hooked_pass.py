@@ -15,7 +15,8 @@ from conewise.locations.located import Located
 from conewise.locations.places import as_place
 from conewise.program.tensors import Tensor, computing, copy_of, same_bits
 from conewise.runs.gradients import node_of
-from conewise.runs.run import Reading, Run
+from conewise.runs.reading import Reading
+from conewise.runs.run import Run
 
 
 def hooked(run: Run, table: HookTable, changes: Mapping[str, Change]) -> Reading:

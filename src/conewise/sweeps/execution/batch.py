@@ -10,11 +10,12 @@ from typing import Any
 from conewise.locations.located import Located
 from conewise.locations.places import EdgePlace, Place, SourcedPlace, Writers
 from conewise.program.tensors import Tensor
+from conewise.runs.edit import Edit
 from conewise.runs.filling import has_nan, stacked_values
 from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric
 from conewise.runs.reader import reader
-from conewise.runs.run import Edit, Reading
+from conewise.runs.reading import Reading
 from conewise.sweeps.execution.edge_values import EdgeValues
 from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, nan_flags
 

@@ -19,7 +19,7 @@ from conewise.locations.places import EdgePlace, Place, Writers
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
 from conewise.runs.reader import reader
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.structure.components.components import Reader
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.shapes.layout import Layout

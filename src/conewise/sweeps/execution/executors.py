@@ -21,7 +21,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.filling import stacked
 from conewise.runs.input_run import InputRun, PassRun
 from conewise.runs.interventions import as_intervention
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.sweeps.execution.baselines import BaselineRunner
 from conewise.sweeps.execution.batch import Batch, BatchValues
 from conewise.sweeps.execution.cuda_graph import GraphPool, Record, replay_pays

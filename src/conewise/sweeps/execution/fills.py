@@ -14,7 +14,7 @@ from conewise.errors import PatchError
 from conewise.locations.located import Located
 from conewise.locations.places import Place, Writers
 from conewise.program.tensors import brought
-from conewise.runs.run import Edit
+from conewise.runs.edit import Edit
 from conewise.structure.axes.selections import resolved
 from conewise.sweeps.planning.passes.compiled import Compiled, Pass
 from conewise.sweeps.planning.passes.fill_tables import FillTable

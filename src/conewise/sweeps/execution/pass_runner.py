@@ -13,7 +13,7 @@ import torch
 
 from conewise.locations.located import Located
 from conewise.locations.places import Place, Writers
-from conewise.runs.run import Edit
+from conewise.runs.edit import Edit
 from conewise.sweeps.execution.cuda_graph import Record, Replayed
 from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, Values
 from conewise.sweeps.execution.wavefront import ReadValue, Wavefront

@@ -11,7 +11,7 @@ from conewise.program.streaming import assembled
 from conewise.program.tensors import Tensor, computing
 from conewise.runs.filling import stacked
 from conewise.runs.metrics import Metric, applied, applied_whole, fetched
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.sweeps.planning.model_facts import ModelFacts
 from conewise.sweeps.planning.shapes.layout import Layout
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conewise.program.tensors import Tensor, computing
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.sweeps.planning.first_change import first_difference
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 

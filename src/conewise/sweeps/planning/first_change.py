@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.structure.axes.views import View
 from conewise.sweeps.planning.passes.fill_tables import PlaceGroup
 from conewise.sweeps.planning.shapes.layout import Layout

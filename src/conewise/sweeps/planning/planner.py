@@ -18,7 +18,7 @@ from conewise.program.sizes import has_unbacked
 from conewise.program.tensors import computing
 from conewise.runs.captured import Captured
 from conewise.runs.reader import reader
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.conditions import Conditions, StoredCut, read_conditions
 from conewise.sweeps.planning.model_facts import facts_of

@@ -10,8 +10,8 @@ from conewise.identity.identity import identified
 from conewise.runs.metrics import Metric
 
 if TYPE_CHECKING:
+    from conewise.runs.edit import Edit
     from conewise.runs.interventions import Intervention
-    from conewise.runs.run import Edit
 
 Identity = str | dict[str, str]
 

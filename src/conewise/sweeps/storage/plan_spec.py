@@ -20,7 +20,7 @@ from conewise.runs import metrics as known_metrics
 from conewise.runs.interventions import Intervention, add, masked, noise
 from conewise.runs.metrics import Metric
 from conewise.runs.own_sources import OwnSources
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 
 Tensor = torch.Tensor
 Rerunning = Callable[[Mapping[str, Tensor]], Reading]

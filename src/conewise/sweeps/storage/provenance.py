@@ -12,7 +12,7 @@ from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention, as_intervention
-from conewise.runs.run import Reading
+from conewise.runs.reading import Reading
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.shapes.costs import versions

@@ -1,0 +1,255 @@
+"""A reading: a run or a fork of it, which can be forked; in forks, sites are patched."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from conewise.errors import NoEffectWarning, OpError, PatchError
+from conewise.graph.table import Rule
+from conewise.locations.located import Located
+from conewise.locations.places import Place, PlaceLike, as_place
+from conewise.markup import heading, table
+from conewise.program.tensors import Tensor, computing, copy_of, zeros_like
+from conewise.runs.analyses import Analyses
+from conewise.runs.edit import Edit, Part, applied_in_turn, of_values
+
+
+class Reading(Analyses):
+    """Values of a captured model, by site; a fork shares them, but for what is patched in it."""
+
+    _parent: Reading | None
+
+    def fork(self) -> RunWorld:
+        """A world in which sites can be patched; it shares all other values with this one."""
+        return RunWorld(self)
+
+
+class Intervening:
+    """What says what is put in a place, given what is there: interventions."""
+
+    __slots__ = ()
+
+    def for_world(self, place: Place, base: Reading) -> Part:
+        """What a patch at `place` of a fork of `base` is."""
+        raise NotImplementedError
+
+
+class RunWorld(Reading):
+    """A run in which something is patched. Use it in a `with` block, or just drop it; forks nest.
+
+    Patches of several parts of one value add up, those of the worlds above included. A part that is
+    not patched is what it would have been in this world: if it lies downstream of another patch, it is
+    computed again.
+    """
+
+    def __init__(self, parent: Reading) -> None:
+        super().__init__(parent.model, parent.world.fork(), parent._sizes, parent)
+        self._parent: Reading = parent
+        self._patched_nodes: set[str] = set()
+        self._settled: tuple[int, ...] = self._stamp()
+        self._idle: set[Edit] = set()
+
+    def patch(
+        self, place: PlaceLike, value: Reading | Tensor | str | Intervening | Callable[[Tensor], Tensor]
+    ) -> None:
+        """Replace (a part of) a site's value.
+
+        `value`: another run, whose value at the same place is taken; a tensor of exactly the
+        part's shape, dtype and device; "zero"; "mean" (the site's mean over batch and positions, before
+        this world's patches); an intervention such as `cw.add(vector, 2.0)`; or a function from what the
+        part would have been to what it shall be.
+        """
+        place = as_place(place)
+        found = self.model.locate(place)
+        whole = self._parent._present(found)
+        part = self._part(place, found, value, whole)
+        if isinstance(part, Tensor):
+            found.expect(part, found.read(whole, self._sizes), place)
+        edit = Edit(place, found, part)
+        self._change(edit.node, [*self._edits.get(edit.node, ()), edit])
+
+    def restore(self, place: PlaceLike) -> None:
+        """Take back all patches that were made in this world at exactly this place."""
+        place = as_place(place)
+        found = self.model.locate(place)
+        gone = [edit for edit in self._own_edits() if edit.found.is_same_place(found)]
+        if not gone:
+            here = ", ".join(str(edit.place) for edit in self._own_edits())
+            raise PatchError(f"{place} is not patched in this world. Patched here: {here or 'nothing'}.")
+        node = gone[0].node
+        self._idle.difference_update(gone)
+        self._change(node, [edit for edit in self._edits[node] if edit not in gone])
+
+    def _change(self, node: str, edits: list[Edit]) -> None:
+        """Let these be the edits at a node: by one assignment, so whole or not at all."""
+        # Counted first: when it is interrupted in between, the same is handed over once more.
+        self._changes += 1
+        if edits:
+            self._edits[node] = edits
+        else:
+            del self._edits[node]
+
+    def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
+        """The values at nodes of the graph, under the patches; warns of a patch without effect."""
+        nodes = tuple(nodes)
+        values = self._values(nodes)
+        self._report(nodes)
+        return values
+
+    def close(self) -> None:
+        """Drop this world and its forks."""
+        self.world.close()
+        self._edits.clear()
+        self._lent.clear()
+
+    def _part(self, place: Place, found: Located, value: Any, whole: Tensor) -> Part:
+        if isinstance(value, Reading):
+            if value.model is not self.model:
+                raise PatchError(
+                    f"the patch at {place} comes from a run of another model ({value.model.name}); both "
+                    f"runs must be of the same captured model ({self.model.name})."
+                )
+            return found.read(value._present(found), value._sizes)
+        if isinstance(value, Tensor):
+            return copy_of(value)
+        if isinstance(value, Intervening):
+            with computing():
+                return value.for_world(place, self._parent)
+        if isinstance(value, str) and value == "zero":
+            return zeros_like(found.read(whole, self._sizes))
+        if isinstance(value, str) and value == "mean":
+            with computing():
+                return found.mean(whole, self._sizes, place)
+        if callable(value):
+            return value  # type: ignore[no-any-return]
+        raise PatchError(
+            f"cannot patch {place} with {value!r}. A patch is another run, a tensor, 'zero', 'mean', an "
+            "intervention or a function of what would have been there."
+        )
+
+    # -- handing the patches to the engine ---------------------------------------------------
+
+    def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
+        self._settle()
+        try:
+            return super()._values(nodes)
+        except OpError as error:
+            if isinstance(error.__cause__, PatchError):
+                raise error.__cause__ from None
+            raise
+
+    def _check_lent(self) -> None:
+        self._parent._check_lent()
+        super()._check_lent()
+
+    def _own_edits(self) -> Iterator[Edit]:
+        for edits in self._edits.values():
+            yield from edits
+
+    def _settle(self) -> None:
+        """Hand the patches to the engine, those of the worlds above first.
+
+        A value that no patch of this world reaches is patched with a value: it is not computed
+        again. One that a patch reaches is patched with a function of what it is then, and so is one
+        that a world above patches in part.
+        """
+        self._parent._settle()
+        stamp = self._stamp()
+        if stamp == self._settled:
+            return
+        self._lent.clear()
+        graph = self.model.graph
+        reached = set(graph.names(graph.table.cone(graph.numbers(self._edits))))
+        partly = {node for node in self._parent._edited() & reached if not self._parent._covers(node)}
+        nodes = set(self._edits) | partly | (self._parent._edited() & self._patched_nodes)
+        gone = self._patched_nodes - nodes
+        # All that may be patched, before it is: an interruption leaves nothing patched that is not known.
+        self._patched_nodes = self._patched_nodes | nodes
+        for node in gone.intersection(self.world.patched) if gone else ():
+            self.world.restore(node)
+        numbers = {graph.number(node): node for node in nodes}
+        for number in graph.table.sorted(numbers):
+            self._patch_node(numbers[number], is_reached=numbers[number] in reached)
+        self._patched_nodes = nodes
+        self._settled = stamp
+
+    def _patch_node(self, node: str, *, is_reached: bool) -> None:
+        """Put in a node's place what the edits make of it."""
+        edits, own = self._edits_at(node), of_values(self._edits.get(node, ()))
+        values, results = of_values(edits), tuple(e for e in edits if e.found.result is not None)
+        sizes, idle = self._sizes, self._idle
+        cover = next((i for i in reversed(range(len(own))) if own[i].covers), None)
+        if cover is None and not self._parent._covers(node):
+            if results:
+                rule = self._result_rule(results)
+                self.world.patch_rule(
+                    node, lambda *inputs: applied_in_turn(values, rule(*inputs), sizes, idle)
+                )
+                return
+            if is_reached:
+                self.world.patch(node, lambda given: applied_in_turn(values, given, sizes, idle))
+                return
+        (present,) = self._parent._values((node,))
+        with computing():
+            self.world.patch(node, applied_in_turn(own[cover or 0 :], present, sizes, idle))
+        if cover is not None and is_reached:
+            # The value of the baseline, put where another patch would change it, has an effect.
+            idle.discard(own[cover])
+
+    def _result_rule(self, edits: tuple[Edit, ...]) -> Rule:
+        """The output projection under patches of `result`, which no node holds."""
+        found, sizes, idle = edits[0].found, self._sizes, self._idle
+        assert found.result is not None
+        whole = self._parent._present(found)
+        own = self.model.graph.rule(found.result.projection.name)
+        batch, positions, heads = whole.shape[:3]
+        return found.result.changed(
+            own, lambda result: applied_in_turn(edits, result, sizes, idle), heads, (batch, positions)
+        )
+
+    # -- patches without effect --------------------------------------------------------------
+
+    def _report(self, nodes: tuple[str, ...]) -> None:
+        number, support = self.model.graph.number, self.model.support(nodes, self._given())
+        for node, edits in self._edits.items():
+            if number(node) not in support:
+                _warn(
+                    f"the patch at {edits[-1].place} has no effect on what was asked for, which does not "
+                    f"depend on {node!r}."
+                )
+        for edit in self._own_edits():
+            if edit in self._idle and number(edit.node) in support:
+                _warn(f"the patch at {edit.place} changes nothing: its value is the old one, bit for bit.")
+
+    def _given(self) -> frozenset[str]:
+        edited = self._edited()
+        return frozenset(filter(self._covers, edited)) if len(edited) > 1 else frozenset()
+
+    def __enter__(self) -> RunWorld:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        places = ", ".join(str(edit.place) for edit in self._own_edits())
+        return f"RunWorld over {self._parent!r}, patched at {places or 'nothing'}"
+
+    def _repr_html_(self) -> str:
+        rows = [(str(edit.place), edit.described) for edit in self.edits]
+        patches = table(rows, ("patched", "with")) if rows else heading("", "Nothing is patched.")
+        return heading(f"World of {self.model.name}", repr(self.ledger)) + patches
+
+
+def _warn(message: str) -> None:
+    """Warn at the line outside of conewise that asked."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("conewise."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, NoEffectWarning, stacklevel=level)

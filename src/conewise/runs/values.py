@@ -1,0 +1,234 @@
+"""Values of a captured model for one input, by site, as a world of the engine holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from conewise.engine.ledger import Ledger
+from conewise.engine.world import World
+from conewise.locations.located import Located
+from conewise.locations.places import PlaceLike, as_place
+from conewise.program.streaming import (
+    assembled,
+    described_fields,
+    field_names,
+    field_of,
+    output_names,
+    partly_assembled,
+)
+from conewise.program.tensors import Tensor, computing
+from conewise.program.weights import Contents
+from conewise.runs.captured import Captured
+from conewise.runs.edit import Edit
+from conewise.runs.lent import Lent
+
+
+class Values:
+    """Values of a captured model, by site; the module's outputs, in the module's own structure.
+
+    What is returned is the cached value, or a view of it: read it, do not write to it. A write is
+    noticed at the next reading, and refused.
+    """
+
+    def __init__(
+        self, model: Captured, world: World | None, sizes: tuple[int, ...], parent: Values | None = None
+    ) -> None:
+        """`world` is None for a reading that makes it when it is asked for."""
+        self.model = model
+        self._world = world
+        self._sizes = sizes
+        self._parent = parent
+        self._edits: dict[str, list[Edit]] = {}
+        self._changes = 0
+        self._lent = Lent()
+        self._trusted = 0
+
+    @property
+    def world(self) -> World:
+        """The world of the engine that holds the values."""
+        assert self._world is not None
+        return self._world
+
+    @contextmanager
+    def checked_once(self) -> Iterator[None]:
+        """Look for writes to weights and to what was lent now and at the end, and not at every reading.
+
+        That holds for the forks of this one too: a loop over many forks is faster inside.
+        """
+        look = self._check_lent if self._is_trusted else self._check_bits
+        look()
+        with self.trusted():
+            yield
+        look()
+
+    @contextmanager
+    def trusted(self) -> Iterator[None]:
+        """Look for no writes meanwhile: whoever asks for it has done so, and does so again afterwards."""
+        trusted = self._trusted
+        try:
+            self._trusted = trusted + 1
+            yield
+        finally:
+            self._trusted = trusted
+
+    def check(self, now: Contents | None = None) -> None:
+        """Read every bit of the weights, and raise WeightsChangedError if they are not those of this run.
+
+        Values that were read from here are checked too: PatchError if one was written to.
+
+        Each run of a sweep does so at its start and at its end. Elsewhere, counted writes are looked for at
+        every reading, and the bits are read whenever something was computed: all of them on a GPU and of
+        models of up to 8 MiB, else one line in 61. `now`: what the weights hold, where that was just read.
+        """
+        self._check_bits(self.model.weights.whole_contents() if now is None else now)
+
+    @property
+    def _is_trusted(self) -> bool:
+        """Whether whoever reads looks for writes before and after all that is read."""
+        return self._trusted > 0 or (self._parent is not None and self._parent._is_trusted)
+
+    def _computed(self) -> int:
+        """How many values were computed here and in the worlds above so far."""
+        above = 0 if self._parent is None else self._parent._computed()
+        return above + self.ledger.count("recomputed")
+
+    def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
+        """The values at nodes of the graph, by the graph's own names."""
+        return self._values(tuple(nodes))
+
+    def __getitem__(self, place: PlaceLike) -> Any:
+        """The value at a place, in the site's natural axes."""
+        found = self.model.locate(as_place(place))
+        (value,) = self._values((found.node,))
+        self._lend([found.node], [value])
+        read = found.read(self._held(found, value), self._sizes)
+        self._report((found.node if found.result is None else found.result.projection.name,))
+        return read
+
+    def read(self, place: PlaceLike) -> Tensor:
+        """The same, for code that writes to nothing: it is not watched, which would cost a pass over it."""
+        found = self.model.locate(as_place(place))
+        return found.read(self._present(found), self._sizes)
+
+    def value_at(self, node: str) -> Any:
+        """The value at a node of the graph, likewise; warns of no patch that it does not depend on."""
+        return self._values((node,))[0]
+
+    @property
+    def outputs(self) -> Any:
+        """What the module would return."""
+        names = output_names(self.model.program)
+        values = self.demand(names)
+        self._lend(names, values)
+        return assembled(self.model.program, dict(zip(names, values, strict=True)), self._sizes)
+
+    def __getattr__(self, name: str) -> Any:
+        """A field of the outputs by its name, `run.logits`; only that field is computed."""
+        if name.startswith("_") or "model" not in vars(self):
+            raise AttributeError(name)
+        program = self.model.program
+        names = field_names(program, name)
+        if names is None:
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r}, and neither have the module's outputs "
+                f"({described_fields(program)}). All outputs together are `.outputs`; a site's value is "
+                "`run[...]`."
+            )
+        values = self.demand(names)
+        self._lend(names, values)
+        found = dict(zip(names, values, strict=True))
+        return field_of(partly_assembled(program, found, self._sizes), name)
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """The inputs of the run that all this is a change of."""
+        assert self._parent is not None
+        return self._parent.inputs
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Every patch that is in force here, those of the worlds above first."""
+        above = () if self._parent is None else self._parent.edits
+        return (*above, *(edit for edits in self._edits.values() for edit in edits))
+
+    def identity_parts(self) -> tuple[object, ...]:
+        """All that the values depend on."""
+        return (self.model, dict(self.inputs), [(str(edit.place), edit.part) for edit in self.edits])
+
+    @property
+    def ledger(self) -> Ledger:
+        """What this world invalidated, recomputed and reused."""
+        return self.world.ledger
+
+    def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
+        """The values at nodes; does not warn of patches without effect."""
+        if self._is_trusted:
+            with computing():
+                return self.world.demand(nodes)
+        self._check_lent()
+        before = self._computed()
+        with computing():
+            values = self.world.demand(nodes)
+        if self._computed() != before:
+            self._check_bits()
+        return values
+
+    def _present(self, found: Located) -> Tensor:
+        """The whole site's value here, before a part of it is selected."""
+        (value,) = self._values((found.node,))
+        return self._held(found, value)
+
+    def _held(self, found: Located, value: Tensor) -> Tensor:
+        """What the site holds when its node has this value: the value, or what is computed from it."""
+        if found.result is None:
+            return value
+        (weight,) = self._values((found.result.weight,))
+        with computing():
+            result = found.result.read(value, weight, found.z_view, self._sizes)
+            for edit in self._result_edits(found.result.projection.name):
+                result = edit.applied(result, self._sizes, set())
+        return result
+
+    def _edits_at(self, node: str) -> tuple[Edit, ...]:
+        """All edits at a node of the graph that are in force here, in the order they were made."""
+        above = () if self._parent is None else self._parent._edits_at(node)
+        return (*above, *self._edits.get(node, ()))
+
+    def _result_edits(self, projection: str) -> Sequence[Edit]:
+        return [edit for edit in self._edits_at(projection) if edit.found.result is not None]
+
+    def _edited(self) -> frozenset[str]:
+        """The nodes at which an edit is in force here."""
+        above: frozenset[str] = frozenset() if self._parent is None else self._parent._edited()
+        return above | self._edits.keys()
+
+    def _covers(self, node: str) -> bool:
+        """Whether the node's whole value is given here, and reads nothing."""
+        return any(edit.covers for edit in self._edits_at(node))
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Another one whenever what is patched here, or in a world above, is another."""
+        above = () if self._parent is None else self._parent._stamp()
+        return (*above, self._changes)
+
+    def _settle(self) -> None:
+        """Hand over to the engine what was patched since the last time."""
+
+    def _report(self, nodes: tuple[str, ...]) -> None:
+        """Warn of patches of this world that have no effect on the values at `nodes`."""
+
+    def _lend(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        self._lent.lend(names, values)
+
+    def _check_lent(self) -> None:
+        """Look for writes that torch counts: to what was lent, and to the weights."""
+        self._lent.check_writes()
+
+    def _check_bits(self, weights: Contents | None = None) -> None:
+        """Look for any writes; `weights` are what these hold, where every bit of them was just read."""
+        self._check_lent()
+        self._lent.check_bits()
+        if self._parent is not None:
+            self._parent._check_bits(weights)
