@@ -307,15 +307,19 @@ class WavefrontExecutor:
         """Reads values of the base by the graph's own names."""
         if not isinstance(batch.base, PassRun):
             return batch.reader()
-        known, constant = batch.base.values, self._constants.value
-        weights = self.facts.program.source_values
+        known = _Known(self.facts.program.source_values)
+        known.update(batch.base.values)
+        known.constant = self._constants.value
+        return known.__getitem__
 
-        def read(name: str) -> Any:
-            if name in known:
-                return known[name]
-            return weights[name] if name in weights else constant(name)
 
-        return read
+class _Known(dict[str, Any]):
+    """Values by name: weights, and what a pass computed; constants where they are asked for."""
+
+    constant: Callable[[str], Any]
+
+    def __missing__(self, name: str) -> Any:
+        return self.constant(name)
 
 
 class WavefrontExecution(_Baselines):

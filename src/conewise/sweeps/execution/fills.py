@@ -132,9 +132,10 @@ class PassFills:
         `sizes` are those of one world.
         """
         key = node, worlds
-        if key not in self._rows:
-            self._rows[key] = _rows_of(self._tables[node], worlds, stack.device)
-        for rows in self._rows[key]:
+        found = self._rows.get(key)
+        if found is None:
+            found = self._rows[key] = _rows_of(self._tables[node], worlds, stack.device)
+        for rows in found:
             rows.write(stack, values, sizes)
 
 
@@ -160,7 +161,8 @@ class _Rows:
     ) -> None:
         self._table, self._numbers, self._places = table, numbers, places
         view, axes = table.located.view, table.table.axes
-        self._view, self._fixed = view, table.table.part
+        self._view, self._fixed, self._site = view, table.table.part, table.table.site
+        self._is_source = table.table.edit is None and table.table.edges is None and table.table.own is None
         # Axes that are selected come first, both in what is read and in what is written.
         self._selected = [axis for axis in view.axes if axis in axes or axis in self._fixed]
         self._numbered = {
@@ -187,10 +189,15 @@ class _Rows:
         self._index: tuple[Tensor, ...] | None = None
         self._at = brought(torch.tensor(list(places), dtype=torch.long), device)
         self._written: tuple[Tensor, ...] = ()
-        self._form: tuple[Any, ...] | None = None
+        self._shape: tuple[int, ...] = ()
+        self._strides: tuple[int, ...] | None = None
         self._target: tuple[Any, ...] = (), (), 0
 
     def write(self, stack: Tensor, values: Values, sizes: Sequence[int]) -> None:
+        whole = values.whole(self._site) if self._is_source else None
+        if whole is not None:
+            self._write_whole(stack, sizes, whole)
+            return
         table = self._table.table
         if table.own is not None and table.own.how in {"value", "shift"}:
             self._write_own(stack, sizes, values, is_shift=table.own.how == "shift")
@@ -199,15 +206,9 @@ class _Rows:
             at_once, live = table.edges.at_once, table.edges.live
             self._write_edges(stack, sizes, values.of_edges(table.site, self._writers, at_once, live))
             return
-        whole = None
-        if table.own is not None:
-            whole = values.own_whole(table.site, self._sources[0])
-        elif table.edit is None:
-            whole = values.whole(table.site)
+        whole = None if table.own is None else values.own_whole(table.site, self._sources[0])
         if whole is not None:
-            target = self._selected_first(stack, sizes)
-            source = whole.permute(self._order)
-            target[self._written] = source[self._index] if self._index else source
+            self._write_whole(stack, sizes, whole)
             return
         shown = self._view.present(stack, sizes, leading=1)
         if table.edit is not None:
@@ -221,16 +222,23 @@ class _Rows:
 
         How it lies in memory depends on the stack's own shape and strides alone, and is found out once.
         """
-        form = stack.shape, stack.stride()
-        if form != self._form:
+        if stack.stride() != self._strides or stack.shape != self._shape:
             shown = self._view.present(stack, sizes, leading=1)
             index = self._indices(shown.shape[1:])
             self._written = (self._at.reshape(-1, *[1] * (index[0].dim() - 1 if index else 0)), *index)
             target = shown.permute(0, *(1 + dim for dim in self._order))
             offset = target.storage_offset() - stack.storage_offset()
-            self._form, self._target = form, (target.shape, target.stride(), offset)
+            self._strides, self._shape = stack.stride(), stack.shape
+            self._target = target.shape, target.stride(), offset
         shape, strides, offset = self._target
         return stack.as_strided(shape, strides, stack.storage_offset() + offset)
+
+    def _write_whole(self, stack: Tensor, sizes: Sequence[int], whole: Tensor) -> None:
+        """Write for each world the part of a whole value that stands at its place."""
+        target = self._selected_first(stack, sizes)
+        source = whole.permute(self._order)
+        put = _read_at(source, self._index) if self._index else source
+        target.index_put_(self._written, put if put.dtype == target.dtype else put.to(target.dtype))
 
     def _write_edges(self, stack: Tensor, sizes: Sequence[int], by_writer: Tensor) -> None:
         """Write for each world what its writer's edge makes of the site."""
@@ -238,7 +246,7 @@ class _Rows:
         target = self._selected_first(stack, sizes)
         at, *index = self._written
         source = by_writer.permute(0, *(1 + dim for dim in self._order))
-        target[self._written] = source[(self._from.reshape(at.shape), *index)]
+        _write_at(target, self._written, _read_at(source, (self._from.reshape(at.shape), *index)))
 
     def _write_own(self, stack: Tensor, sizes: Sequence[int], values: Values, *, is_shift: bool) -> None:
         """Write for each world what its own source puts there, or add it to what is there."""
@@ -253,13 +261,12 @@ class _Rows:
         put = rows.permute(0, *(1 + left.index(axis) for axis in order))[self._from]
         if is_shift:
             put = target[self._written].add_(put)
-        target[self._written] = put
+        _write_at(target, self._written, put)
 
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where one of these rows puts NaN in, of those that put from `sites`."""
         table = self._table.table
-        is_source = table.edit is None and table.edges is None and table.own is None
-        is_whole = is_source and table.site in sites
+        is_whole = self._is_source and table.site in sites
         whole = values.whole(table.site) if is_whole else None
         if whole is None:
             return
@@ -304,6 +311,14 @@ class _Rows:
                 if where is not None:
                     located.expect(part, present, where)
             own[index] = part
+
+
+_read_at = torch.ops.aten.index.Tensor
+
+
+def _write_at(target: Tensor, index: tuple[Tensor, ...], put: Tensor) -> None:
+    # By one call: an assignment to an index is taken apart in steps.
+    target.index_put_(index, put if put.dtype == target.dtype else put.to(target.dtype))
 
 
 def nan_flags(wholes: Sequence[Tensor]) -> Tensor | None:

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+import torch
+
 from conewise.program.rules import Rule
-from conewise.sweeps.planning.passes.instructions import PassProgram, Put
+from conewise.sweeps.execution.fills import PassFills, Values
+from conewise.sweeps.planning.passes.instructions import PassProgram
 
 Held = list[Any]
 """The values that a run of a pass holds, by their places."""
@@ -20,8 +23,13 @@ Operand = Callable[[Held], Any]
 """Something that is read, of what is held."""
 Operands = Callable[[Held], Sequence[Any]]
 """What a rule gets, of what is held."""
-ReadyStep = tuple[int, int, Rule | None, Operands, Put | None, tuple[int, ...]]
-"""The bytes it takes, its node's place, its rule and what that gets, what is put in, what is dropped."""
+ReadyPut = Callable[[torch.Tensor | None, PassFills, Values], torch.Tensor]
+"""A node's stack, None where there is none, with what worlds put into it."""
+ReadyStep = tuple[int, int, Rule | None, int, Operands | None, ReadyPut | None, tuple[int, ...]]
+"""The bytes it takes, its node's place, its rule and what that gets, what is put in, what is dropped.
+
+A rule gets what stands at one place where there are no operands.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +89,20 @@ class Places:
 
 
 def all_of(places: Sequence[int]) -> Operands:
-    """What stands at these places, as it is."""
+    """What stands at these places, none or several, as it is."""
     if not places:
         return _nothing
-    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+    return itemgetter(*places)
 
 
 def each_of(operands: Sequence[Operand]) -> Operands:
     """What each of these reads."""
+    if len(operands) == 2:
+        first, second = operands
+        return lambda held: (first(held), second(held))
+    if len(operands) == 3:
+        first, second, third = operands
+        return lambda held: (first(held), second(held), third(held))
     return lambda held: [operand(held) for operand in operands]
 
 

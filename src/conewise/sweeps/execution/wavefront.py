@@ -25,6 +25,7 @@ from conewise.sweeps.execution.ready_pass import (
     Operands,
     Places,
     ReadyPass,
+    ReadyPut,
     ReadyStep,
     all_of,
     each_of,
@@ -87,8 +88,9 @@ class Wavefront:
     ) -> dict[str, Tensor]:
         """The values of the targets in all worlds of the pass, stacked.
 
-        `room_for` is told before each step what it takes. `given` are stacks that the pass begins with.
-        `columns` are nodes that multiply with a weight, and the columns of theirs that anything reads.
+        `room_for` is told before each step that takes memory how much that is. `given` are stacks that
+        the pass begins with. `columns` are nodes that multiply with a weight, and the columns of theirs that
+        anything reads.
         """
         self._read, self._columns = read, columns
         self._constants.rebase(read)
@@ -110,14 +112,15 @@ class Wavefront:
         values: Values | None,
         room_for: Callable[[int], None],
     ) -> dict[str, Tensor]:
-        for rise, place, rule, operands, put, drop in ready.steps:
-            room_for(rise)
+        for rise, place, rule, only, operands, put, drop in ready.steps:
+            if rise:
+                room_for(rise)
             if rule is not None:
-                held[place] = rule(*operands(held))
+                held[place] = rule(held[only]) if operands is None else rule(*operands(held))
             if put is not None:
                 assert fills is not None
                 assert values is not None
-                held[place] = self._put(put, _taken(held, place), fills, values)
+                held[place] = put(_taken(held, place), fills, values)
             for dropped in drop:
                 held[dropped] = None
         room_for(ready.program.reading)
@@ -135,23 +138,24 @@ class Wavefront:
 
     def _ready_step(self, step: Step, rise: int, at: Places) -> ReadyStep:
         place, drop = at.of_stack(step.node), tuple(map(at.of_stack, step.drop))
+        put = None if step.put is None else self._ready_put(step.put)
         if not step.worlds:
-            return rise, place, None, all_of(()), step.put, drop
+            return rise, place, None, 0, None, put, drop
         rule = self._rule(step)
         if not step.align.is_nothing:
             rule = self._then_aligned(rule, step)
-        return rise, place, rule, self._operands(step, at), step.put, drop
+        return rise, place, rule, *self._operands(step, at), put, drop
 
     def _then_aligned(self, rule: Rule, step: Step) -> Rule:
         return lambda *operands: self._aligned(step.node, rule(*operands), step.align, step.rows)
 
-    def _operands(self, step: Step, at: Places) -> Operands:
-        """What a step gets for all of its inputs."""
+    def _operands(self, step: Step, at: Places) -> tuple[int, Operands | None]:
+        """What a step gets for all of its inputs; None where that is one value as it stands, at a place."""
         count, is_narrow = step.count, step.node in self._columns
         places = [self._place_of(one, step, at) for one in step.reads]
         known = [place for place in places if place is not None]
         if len(known) == len(places) and not is_narrow:
-            return all_of(known)
+            return (known[0], None) if len(known) == 1 else (0, all_of(known))
         found = [
             self._operand(one, count, at) if place is None else itemgetter(place)
             for one, place in zip(step.reads, places, strict=True)
@@ -161,7 +165,7 @@ class Wavefront:
                 operand if one.node in self.layout.varying else self._narrowed(step.node, operand)
                 for one, operand in zip(step.reads, found, strict=True)
             ]
-        return each_of(found)
+        return 0, each_of(found)
 
     def _place_of(self, one: Read, step: Step, at: Places) -> int | None:
         """Where what a step reads stands as it is; None where it has to be brought to the step's worlds."""
@@ -215,7 +219,30 @@ class Wavefront:
         place = at.of_stack(one.node)
         if one.align.is_nothing and one.rows == one.have:
             return itemgetter(place)
-        return lambda held: self._brought(one, held[place])
+        joined = self._joined(one, count, place)
+        return joined or (lambda held: self._brought(one, held[place]))
+
+    def _joined(self, one: Read, count: int, place: int) -> Operand | None:
+        """A stack and a part of the baseline, one behind the other, where that is all that a reader wants."""
+        node, layout, align = one.node, self.layout, one.align
+        pos, batch = layout.pos_dim.get(node), layout.batch_dim[node]
+        if batch is None or node not in layout.varying or node in self._columns:
+            return None
+        length, cat = layout.length(node), torch.cat
+        if one.rows == one.have and align.pick is None and align.order is None:
+            start = 0 if one.rows is None else length - one.rows
+            behind = layout.as_view(node, align.add, start, length)
+            if behind is None:
+                return None
+            cut, sizes = behind
+            return lambda held: cat((held[place], self._read(node).narrow(*cut).expand(sizes)), batch)
+        if one.rows is None and one.have is not None and align.is_nothing and pos is not None:
+            before = layout.as_view(node, count, 0, length - one.have)
+            if before is None or one.have == length:
+                return None
+            cut, sizes = before
+            return lambda held: cat((self._read(node).narrow(*cut).expand(sizes), held[place]), pos)
+        return None
 
     def _brought(self, one: Read, value: Any) -> Any:
         """A stack brought to what a reader wants of it."""
@@ -275,37 +302,49 @@ class Wavefront:
 
     # -- what worlds put in ----------------------------------------------------------------------
 
-    def _put(self, put: Put, value: Tensor | None, fills: PassFills, values: Values) -> Tensor:
-        """The stack of a node with the worlds that patch it: fresh rows, or changed ones.
+    def _ready_put(self, put: Put) -> ReadyPut:
+        """How a node's stack gets the worlds that patch it: fresh rows, or changed ones.
 
         Nothing else holds the old stack, so that it goes as soon as there is a new one.
         """
-        dim = self.layout.batch_dim[put.node]
+        dim, order, cat = self.layout.batch_dim[put.node], put.order, torch.cat
         assert dim is not None
-        if put.again:
-            assert value is not None
-            value = self._changed(put, value, fills, values)
         if not put.fresh:
-            assert value is not None
-            return value
-        rows = self._fresh(put, dim, fills, values)
-        if value is None:
-            return rows
-        both = torch.cat([value, rows], dim)
-        if put.order is None:
-            return both
-        worlds = sum(stop - start for start, stop in put.order)
-        return picked(both, dim, both.shape[dim] // worlds, put.order)
+            return lambda value, fills, values: self._changed(put, _known(value), fills, values)
+        fresh, is_changed = self._ready_fresh(put, dim), bool(put.again)
+        worlds = 0 if order is None else count_of(order)
 
-    def _fresh(self, put: Put, dim: int, fills: PassFills, values: Values) -> Tensor:
-        """The rows of worlds that begin with the baseline's value, and what they put into it."""
-        node, layout, base, count = put.node, self.layout, self._read(put.node), count_of(put.fresh)
-        rows = repeated(base, dim, count)
-        if count == 1 or base.shape[dim] == 1:
-            rows = rows.clone(memory_format=torch.contiguous_format)  # else it is a copy already
-        each = by_world(rows, dim, base.shape[dim])
-        fills.write(node, each, put.fresh, values, layout.sizes(1))
-        return rows if put.rows is None else layout.tail(node, rows, put.rows)
+        def with_fresh(value: Tensor | None, fills: PassFills, values: Values) -> Tensor:
+            if is_changed:
+                value = self._changed(put, _known(value), fills, values)
+            rows = fresh(fills, values)
+            if value is None:
+                return rows
+            both = cat((value, rows), dim)
+            return both if order is None else picked(both, dim, both.shape[dim] // worlds, order)
+
+        return with_fresh
+
+    def _ready_fresh(self, put: Put, dim: int) -> Callable[[PassFills, Values], Tensor]:
+        """How rows of worlds are made that begin with the baseline's value, and what they put into it."""
+        node, worlds, layout, kept = put.node, put.fresh, self.layout, put.rows
+        count, sizes, is_first = count_of(worlds), layout.sizes(1), dim == 0
+        length = layout.length(node)
+        alike, contiguous = layout.as_view(node, count, 0, length), torch.contiguous_format
+        tail = None if kept is None else layout.tail_of(node, kept)
+
+        def fresh(fills: PassFills, values: Values) -> Tensor:
+            base = self._read(node)
+            if alike is not None:
+                rows = base.expand(alike[1]).clone(memory_format=contiguous)
+                each = rows.unsqueeze(1) if is_first else by_world(rows, dim, 1)
+            else:
+                rows = repeated(base, dim, count) if count > 1 else base.clone(memory_format=contiguous)
+                each = by_world(rows, dim, base.shape[dim])
+            fills.write(node, each, worlds, values, sizes)
+            return rows if tail is None else tail(rows)
+
+        return fresh
 
     def _changed(self, put: Put, value: Tensor, fills: PassFills, values: Values) -> Tensor:
         """A stack with what some of its worlds put into it."""
@@ -358,6 +397,11 @@ def _index_of(places: Ranges, each: int, device: torch.device) -> Tensor:
         rows = [torch.arange(start * each, stop * each) for start, stop in places]
         _INDICES[key] = torch.cat(rows).to(device)
     return _INDICES[key]
+
+
+def _known(value: Tensor | None) -> Tensor:
+    assert value is not None
+    return value
 
 
 def _taken(held: Held, place: int) -> Any:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from conewise.locations.places import Place, SourcedPlace
 from conewise.runs.metrics import Metric
@@ -50,6 +51,10 @@ class SweepSpec:
     @cached_property
     def own(self) -> tuple[tuple[int, str, int], ...]:
         """Of places that have sources of their own: which, how they are put in, and how large they are."""
+        # Kinds are looked at first, without a step of Python for each place: cells may be tens of thousands.
+        kinds = set(map(type, chain.from_iterable(self.cells)))
+        if not any(issubclass(kind, SourcedPlace) for kind in kinds):
+            return ()
         places = (place for cell in self.cells for place in cell if isinstance(place, SourcedPlace))
         return tuple([(place.number, place.how, place.size) for place in places])
 

@@ -121,7 +121,12 @@ def product_then_bias(record: Record) -> Rule | None:
     """The rule of a product with a bias; on CUDA the bias of a narrow one is added afterwards."""
     if record.kwargs or len(record.args) != 3 or len(record.inputs) != 3:
         return None
+    if record.device is not None and record.device.type != "cuda":
+        return _PRODUCTS.get(record.op)
     return {"addmm": _addmm, "linear": _linear}.get(record.op)
+
+
+_PRODUCTS: dict[str, Rule] = {"addmm": torch.addmm, "linear": torch.nn.functional.linear}
 
 
 def _addmm(bias: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -99,17 +99,40 @@ class Layout:
 
     def tail(self, name: str, value: Tensor, rows: int, of: int | None = None) -> Tensor:
         """The last `rows` positions of a value, or of a stack; it has `of` of them, all unless said."""
+        tail = self.tail_of(name, rows, of)
+        return value if tail is None else tail(value)
+
+    def tail_of(self, name: str, rows: int, of: int | None = None) -> Callable[[Tensor], Tensor] | None:
+        """What takes the last `rows` positions of a value, or of a stack; None where it is all of it."""
         dim = self.pos_dim.get(name)
         if dim is None:
-            return value
+            return None
         have = self.length(name) if of is None else of
         if have == rows:
-            return value
-        if dim == self.batch_dim.get(name):
-            apart = value.unflatten(dim, (-1, have))  # type: ignore[no-untyped-call]
-            part: Tensor = apart.narrow(dim + 1, have - rows, rows).flatten(dim, dim + 1)
+            return None
+        if dim != self.batch_dim.get(name):
+            return lambda value: value.narrow(dim, have - rows, rows)
+
+        def apart(value: Tensor) -> Tensor:
+            split = value.unflatten(dim, (-1, have))  # type: ignore[no-untyped-call]
+            part: Tensor = split.narrow(dim + 1, have - rows, rows).flatten(dim, dim + 1)
             return part
-        return value.narrow(dim, have - rows, rows)
+
+        return apart
+
+    def as_view(
+        self, name: str, worlds: int, start: int, stop: int
+    ) -> tuple[tuple[int, int, int], list[int]] | None:
+        """How to show positions of one run's value for `worlds` alike: where to narrow it, how to expand it.
+
+        None where that takes more than a view.
+        """
+        dim, batch, shape = self.pos_dim.get(name), self.batch_dim.get(name), self.shape(name)
+        if batch is None or shape is None or shape[batch] != 1 or dim == batch:
+            return None
+        sizes = [-1] * len(shape)
+        sizes[batch] = worlds
+        return ((batch, 0, 1) if dim is None else (dim, start, stop - start)), sizes
 
     def extended(self, name: str, base: Tensor, value: Tensor, rows: int) -> Tensor:
         """A stack of the last `rows` positions, with those before them, which are the baseline's."""
