@@ -41,6 +41,7 @@ STEPS = (
     Step("docs and links", "docs"),
     Step("Ray's workers", "test-ray"),
     Step("browser", "test-browser", needs="chromium"),
+    Step("wheel", "test-wheel"),
     Step("tests", "test"),
 )
 
