@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,13 @@ from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.planning.model_facts import facts_of
 
 
+class WorldsExecutor(Protocol):
+    """Workers that evaluate worlds with removed edges beyond this process."""
+
+    def forward(self, asked: Asked, own: Forward) -> AbstractContextManager[Forward]:
+        """The forward by workers; `own` is this process's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is asked of worlds with removed edges: runs, a metric, what removed edges carry."""
@@ -39,8 +46,13 @@ class Asked:
     max_memory: int | None
 
     @contextmanager
-    def forward(self) -> Iterator[Forward]:
-        """The forward; weights and runs are checked before and after."""
+    def forward(self, executor: WorldsExecutor | None = None) -> Iterator[Forward]:
+        """The forward, by workers where there are some; weights and runs are checked before and after."""
+        if executor is not None and not callable(getattr(executor, "forward", None)):
+            raise CircuitError(
+                f"`executor` is who evaluates worlds beyond this process, such as `cw.Processes(2)` or "
+                f"`cw.Ray(workers=4)`, and {describe(executor)} is none."
+            )
         facts = edge_facts(self.model)
         with ExitStack() as checked:
             checked.enter_context(warnings.catch_warnings())
@@ -54,7 +66,8 @@ class Asked:
             ablated = Ablated(facts, self.ablation, self.base, self.source)
             is_fast = facts.parts.is_carried_unchanged and can_stack(self.base)
             kind = PrunedForward if is_fast else MaskedForward
-            yield kind(facts, self.base, ablated, self.metric, self.max_memory)
+            own = kind(facts, self.base, ablated, self.metric, self.max_memory)
+            yield own if executor is None else checked.enter_context(executor.forward(self, own))
 
     @property
     def there(self) -> Mask:

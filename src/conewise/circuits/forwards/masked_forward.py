@@ -58,8 +58,11 @@ class Forward(Protocol):
     def shape(self) -> tuple[int, int]:
         """How many readers and writers there are."""
 
-    def most(self, stage: int) -> int:
-        """How many worlds that differ from a stage on fit into memory at once."""
+    def most(self, stage: int, removed: Mask | None = None) -> int:
+        """How many worlds that differ from a stage on fit into memory at once.
+
+        They are others than the current one, or than the one that has edges [reader, writer] removed.
+        """
 
     @property
     def few(self) -> int:
@@ -74,7 +77,8 @@ class Forward(Protocol):
     def below(self, stage: int, removed: Mask) -> Numbers:
         """[world, prompt] of worlds that are the current one but for edges into the readers of one stage.
 
-        Edges [world, reader of the stage, writer] are removed; at most `most(stage)` worlds.
+        Edges [world, reader of the stage, writer] are removed, those that are in the current world among
+        them: what nothing reads there is not known. At most `most(stage)` worlds.
         """
 
     def adopt(self, stage: int, removed: Mask) -> None:
@@ -119,9 +123,9 @@ class MaskedForward:
         """How many readers and writers there are."""
         return len(self.components.readers), len(self.components.writers)
 
-    def most(self, stage: int) -> int:
+    def most(self, stage: int, removed: Mask | None = None) -> int:
         """How many worlds fit into memory at once: each takes a run, and its parts twice."""
-        del stage
+        del stage, removed
         if not self._is_stackable:
             return 1
         return max(1, self._budget // self._bytes_of_a_world)

@@ -183,7 +183,7 @@ class PrunedForward:
             self._base.value = stack.values[0]
         self._state: _State = self._base
         self._stack: _Stack | None = None
-        expect_room(self._bytes_below(0), max_memory)
+        expect_room(self._bytes_below(0, none), max_memory)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -258,18 +258,20 @@ class PrunedForward:
 
     # -- worlds ------------------------------------------------------------------------------------
 
-    def most(self, stage: int) -> int:
+    def most(self, stage: int, removed: Mask | None = None) -> int:
         """How many worlds that differ from a stage on fit into memory at once."""
-        return max(1, self._budget // self._bytes_below(stage))
+        return max(
+            1, self._budget // self._bytes_below(stage, self._state.removed if removed is None else removed)
+        )
 
     @property
     def few(self) -> int:
         """How many worlds take hardly longer than one does."""
         return few_of(self._parts[0])
 
-    def _bytes_below(self, stage: int) -> int:
+    def _bytes_below(self, stage: int, removed: Mask) -> int:
         """What one world takes: parts that are others, streams of one slot, what a walk holds."""
-        kept = ~self._state.removed & self._there
+        kept = ~removed & self._there
         _, need = self._needs(kept)
         first = min(
             (w for one in self.graph.fed[self.stages[stage].first :] for w in one), default=self.shape[1]
@@ -289,11 +291,7 @@ class PrunedForward:
 
     def values(self, removed: Mask) -> Numbers:
         """[world, prompt] of worlds with edges [world, reader, writer] removed, computed from the base."""
-        state, self._state = self._state, self._base
-        try:
-            many = self.most(0)
-        finally:
-            self._state = state
+        many = self.most(0, self._base.removed)
         found = []
         for at in range(0, len(removed), many):
             some = removed[at : at + many]
