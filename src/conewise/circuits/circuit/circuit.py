@@ -26,7 +26,7 @@ from conewise.circuits.circuit.decision import Decision
 from conewise.circuits.circuit.eap_graph import eap_json
 from conewise.circuits.circuit.evaluation import Evaluation, evaluate, faithfulness_of
 from conewise.circuits.circuit.selection import chosen, largest_first, levels, pruned, stops
-from conewise.circuits.forwards.forwards import graph_of
+from conewise.circuits.forwards.forwards import WorldsExecutor, graph_of
 from conewise.drawing.circuit_dot import dot
 from conewise.errors import CircuitError, describe
 from conewise.markup import heading, table
@@ -169,6 +169,7 @@ class Circuit(CircuitData):
         ablation: str = "resample",
         minimality: bool = True,
         max_memory: int | str | None = None,
+        executor: WorldsExecutor | None = None,
     ) -> Evaluation:
         """How much of what the model does in `base` the circuit does, with all other edges ablated.
 
@@ -184,6 +185,7 @@ class Circuit(CircuitData):
             ablation=ablation,
             minimality=minimality,
             max_memory=max_memory,
+            executor=executor,
         )
 
     def curve(
@@ -196,6 +198,7 @@ class Circuit(CircuitData):
         points: int = POINTS,
         most: int | None = None,
         max_memory: int | str | None = None,
+        executor: WorldsExecutor | None = None,
     ) -> Curve:
         """How faithful circuits of falling thresholds are, and this one: for the slider of `report`.
 
@@ -218,6 +221,7 @@ class Circuit(CircuitData):
             metric=metric,
             ablation=ablation,
             max_memory=max_memory,
+            executor=executor,
         )
         measured = (replace(point, faithfulness=one) for point, one in zip(found, faithful, strict=True))
         return Curve(tuple(measured), as_metric(metric).name, own)

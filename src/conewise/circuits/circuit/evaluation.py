@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from conewise.circuits.forwards.forwards import Asked, asked
+from conewise.circuits.forwards.forwards import Asked, WorldsExecutor, asked
 from conewise.circuits.forwards.masked_forward import Forward, Mask, Numbers
 from conewise.runs.captured import Captured
 
@@ -66,16 +66,18 @@ def evaluate(
     ablation: str = "resample",
     minimality: bool = True,
     max_memory: int | str | None = None,
+    executor: WorldsExecutor | None = None,
 ) -> Evaluation:
     """Evaluate the circuit of these edges: run it with all others removed, and its complement likewise.
 
     `base` is the run whose behaviour is to be kept; `source` has what removed edges carry ("resample"), or
     what their mean is taken over ("mean"); with "zero" they carry nothing. With `minimality`, every edge of
-    the circuit is removed once more, in a world of its own.
+    the circuit is removed once more, in a world of its own. `executor`: workers that evaluate these worlds
+    beyond this process, such as `cw.Processes(2)`.
     """
     given = asked(model, base=base, source=source, metric=metric, ablation=ablation, max_memory=max_memory)
     removed = given.removed_without(edges)
-    with given.forward() as forward:
+    with given.forward(executor) as forward:
         none, everything = np.zeros_like(removed), given.there
         values = forward.values(np.stack([none, everything, removed, everything & ~removed]))
         full, ablated, circuit, complement = values.mean(1).tolist()
@@ -107,12 +109,13 @@ def faithfulness_of(
     metric: Any,
     ablation: str = "resample",
     max_memory: int | str | None = None,
+    executor: WorldsExecutor | None = None,
 ) -> list[float]:
     """The faithfulness of many circuits, as one stack of worlds; see `Evaluation`."""
     given = asked(model, base=base, source=source, metric=metric, ablation=ablation, max_memory=max_memory)
     everything = given.there
     removed = [np.zeros_like(everything), everything, *(given.removed_without(edges) for edges in circuits)]
-    with given.forward() as forward:
+    with given.forward(executor) as forward:
         full, ablated, *found = forward.values(np.stack(removed)).mean(1).tolist()
     return [_ratio(value - ablated, full - ablated) for value in found]
 

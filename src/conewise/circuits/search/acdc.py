@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from conewise.circuits.circuit.circuit import Circuit
 from conewise.circuits.circuit.circuit_data import is_number
 from conewise.circuits.circuit.decision import Decision
-from conewise.circuits.forwards.forwards import asked, graph_of
+from conewise.circuits.forwards.forwards import WorldsExecutor, asked, graph_of
 from conewise.circuits.forwards.masked_forward import Forward, Mask
 from conewise.circuits.forwards.stages import Stage, stages_of
 from conewise.circuits.search.greedy import Candidate, Greedy, Spent
@@ -67,6 +67,7 @@ def acdc(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool | Callable[[int, int], None] | None = None,
+    executor: WorldsExecutor | None = None,
 ) -> Circuit:
     """The circuit that ACDC finds: the edges without which the metric changes by `threshold` or more.
 
@@ -86,6 +87,10 @@ def acdc(
     those of one at a time. `max_memory` bounds the worlds that are stacked; what one takes is estimated
     from shapes. `out`: a file where decisions are kept as they are made; with `resume` the search goes on
     from there. `progress` as in `Sweep.run`: edges decided, of all.
+
+    `executor`: workers that evaluate candidates beyond this process, such as `cw.Processes(2)` or
+    `cw.Ray(workers=4)`, each a part of those that are evaluated at once. What is decided is the same; this
+    process decides, and keeps the file.
     """
     search = Search(
         model,
@@ -99,7 +104,7 @@ def acdc(
         speculative=speculative,
         max_memory=max_memory,
     )
-    return search.run(out=out, resume=resume, progress=progress)
+    return search.run(out=out, resume=resume, progress=progress, executor=executor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +190,14 @@ class Search:
         out: str | Path | None = None,
         resume: bool = False,
         progress: bool | Callable[[int, int], None] | None = None,
+        executor: WorldsExecutor | None = None,
     ) -> Circuit:
         """Search; see `acdc`."""
+        if executor is not None and not self.speculative:
+            raise CircuitError(
+                "with speculative=False candidates are evaluated one at a time, so that there is nothing that "
+                "workers could share. Leave `executor` out, or speculative=False."
+            )
         graph = self.asked.graph
         file = SearchFile.opened(out, resume, self._identity) if out is not None or resume else None
         log: list[Decision] = []
@@ -194,7 +205,7 @@ class Search:
             tell = under_way.enter_context(bar(progress, graph.count, facts_of(self.asked.model).device))
             if file is not None:
                 under_way.enter_context(file.keeping(log))
-            forward = under_way.enter_context(self.asked.forward())
+            forward = under_way.enter_context(self.asked.forward(executor))
             saved_at = time.monotonic()
             for some in self._decisions(forward, [] if file is None else file.decisions):
                 log += some

@@ -21,6 +21,16 @@ from conewise.cli.options.help_texts import help_text
 from conewise.cli.options.load_options import LoadOptions
 from conewise.cli.options.output_options import OutputOptions, StoreOptions
 from conewise.cli.options.prompt_options import PairOptions
+from conewise.cli.options.run_options import FleetOptions, RunOptions
+from conewise.cli.questions.fleets import (
+    expect_on_paper,
+    fleet_of,
+    search_shown,
+    shown,
+    simulated,
+    simulated_search,
+    without_workers,
+)
 from conewise.cli.questions.loading import ModelName
 from conewise.cli.questions.questions import (
     needed_options,
@@ -42,6 +52,7 @@ from conewise.cli.terminal.output import Status, expect_writable_file, print_jso
 if TYPE_CHECKING:
     from conewise.circuits.circuit.circuit import Circuit
     from conewise.cli.folders.circuit_folder import FoundCircuit
+    from conewise.fleets.jobs import Fleet
     from conewise.models.loaded import Loaded
     from conewise.prompts.questions import Question
 
@@ -58,6 +69,7 @@ Examples:
   conewise circuit tiny --method exact --top 40
   conewise circuit smollm2-135m --prompts pairs.json --threshold 0.05 --out run
   conewise circuit openai-community/gpt2 --prompts pairs.json --metric kl --threshold 0.01 --plan
+  conewise circuit openai-community/gpt2 --prompts pairs.json --device cuda:0,cuda:1
 """
 
 SHARE = 0.01
@@ -81,6 +93,7 @@ def circuit(
     finding: FindOptions,
     plan: opt.Plan = False,
     max_memory: opt.MaxMemory = None,
+    fleet: FleetOptions,
     report: opt.Report = None,
     progress: opt.Progress = None,
     storing: StoreOptions,
@@ -89,20 +102,22 @@ def circuit(
 ) -> None:
     """Find a circuit; see `HELP`."""
     _expect_sense(finding, plan, storing, report)
+    if plan:
+        expect_on_paper(fleet)
     if report is not None:
         expect_writable_file(report, "--report")
     stored = None if storing.out is None else StoredRun(storing.out, storing.resume)
     status = Status(output.quiet)
-    loaded, question = _ask(ModelName(model, loading), prompts, finding, status)
+    loaded, question = _ask(ModelName(model, without_workers(loading)), prompts, finding, status)
     if plan:
-        _print_plan(loaded, question, finding, max_memory, status, as_json=output.json)
+        _print_plan(loaded, question, finding, max_memory, fleet, status, as_json=output.json)
         return
     command = command_of(ctx)
-    search = _Search(question, finding, max_memory, progress_for(status, progress))
-    threshold = search.threshold()
-    if stored is not None:
-        stored.begin(search.described(threshold), command)
-    with _interruptible(stored, command), status.warnings_as_notes():
+    with _interruptible(stored, command), status.warnings_as_notes(), fleet_of(fleet, loading) as executor:
+        search = _Search(question, finding, max_memory, progress_for(status, progress), executor)
+        threshold = search.threshold()
+        if stored is not None:
+            stored.begin(search.described(threshold), command)
         started = time.perf_counter()
         with status.doing("searching"):
             circuit = search.run(threshold, stored)
@@ -173,31 +188,47 @@ def _print_plan(
     question: Question,
     finding: FindOptions,
     max_memory: str | None,
+    fleet: FleetOptions,
     status: Status,
     *,
     as_json: bool,
 ) -> None:
     """What the search would cost."""
+    simulation: dict[str, Any] | None = None
     if finding.method is Method.EXACT:
         with status.doing("planning"):
             swept = question.plan(max_memory)
+            if fleet.simulate:
+                simulation = simulated(question, fleet, RunOptions(max_memory=max_memory))
         if as_json:
-            print_json("circuit", {**question_json(loaded, question), "plan": plan_json(swept)})
+            beside = {} if simulation is None else {"simulation": simulation}
+            print_json("circuit", {**question_json(loaded, question), "plan": plan_json(swept), **beside})
             return
         console = stdout()
         show_prompts(console, loaded, question)
         show_plan(console, swept)
+        if simulation is not None:
+            console.print(shown(simulation))
         return
+    from conewise.circuits.forwards.forwards import asked
     from conewise.circuits.search.acdc import acdc_plan
 
     with status.doing("planning"):
         found = acdc_plan(question.model, metric=question.sweep(0).metrics[0])
+        if fleet.simulate:
+            runs = _Search(question, finding, max_memory).runs
+            simulation = simulated_search(asked(question.model, **runs), fleet)
     if as_json:
-        print_json("circuit", {**question_json(loaded, question), "plan": plan_of_search_json(found)})
+        beside = {} if simulation is None else {"simulation": simulation}
+        print_json(
+            "circuit", {**question_json(loaded, question), "plan": plan_of_search_json(found), **beside}
+        )
         return
     console = stdout()
     show_prompts(console, loaded, question)
     show_search_plan(console, found)
+    if simulation is not None:
+        console.print(search_shown(simulation))
 
 
 @dataclass(frozen=True)
@@ -207,7 +238,8 @@ class _Search:
     question: Question
     finding: FindOptions
     max_memory: str | None
-    progress: Any
+    progress: Any = None
+    executor: Fleet | None = None
 
     @property
     def runs(self) -> dict[str, Any]:
@@ -274,8 +306,15 @@ class _Search:
                 out=out,
                 resume=resume,
                 progress=self.progress,
+                executor=self.executor,
             )
-        result = self.question.run(max_memory=self.max_memory, out=out, resume=resume, progress=self.progress)
+        result = self.question.run(
+            max_memory=self.max_memory,
+            out=out,
+            resume=resume,
+            progress=self.progress,
+            executor=self.executor,
+        )
         return result.circuit(
             top=self.finding.top,
             threshold=threshold,
@@ -287,8 +326,9 @@ class _Search:
         """The circuit with its evaluation, its curve and its story."""
         from conewise.cli.folders.circuit_folder import FoundCircuit
 
-        evaluation = circuit.evaluate(**self.runs, minimality=self.finding.minimality)
-        curve = circuit.curve(**self.runs)
+        how = {**self.runs, "executor": self.executor}
+        evaluation = circuit.evaluate(**how, minimality=self.finding.minimality)
+        curve = circuit.curve(**how)
         return FoundCircuit(circuit, evaluation, curve, self.question.story(loaded.name, command))
 
 

@@ -19,7 +19,7 @@ from conewise.cli.options.load_options import LoadOptions
 from conewise.cli.options.output_options import OutputOptions, ResultOptions, StoreOptions
 from conewise.cli.options.question_options import EdgeOptions, QuestionOptions
 from conewise.cli.options.run_options import FleetOptions, MethodOptions, RunOptions
-from conewise.cli.questions.fleets import fleet_of, shown, simulated, without_workers
+from conewise.cli.questions.fleets import expect_on_paper, fleet_of, shown, simulated, without_workers
 from conewise.cli.questions.loading import ModelName
 from conewise.cli.questions.questions import ask, question_json, show_question
 from conewise.cli.showing.results import plan_json, result_json, show_plan, show_result
@@ -197,8 +197,6 @@ def plan(
     loading: LoadOptions,
 ) -> None:
     """Say what a sweep would cost; see `PLAN_HELP`."""
-    if fleet.ray is not None or (fleet.workers is not None and not fleet.simulate):
-        raise CommandError("a plan runs nothing, so there are no workers: say --workers N --simulate.")
     plan_question("plan", model, options, running=running, fleet=fleet, output=output, loading=loading)
 
 
@@ -214,6 +212,7 @@ def plan_question(
     unit: str = "site",
 ) -> None:
     """Ask, plan and print what it would cost."""
+    expect_on_paper(fleet)
     status = Status(output.quiet)
     loaded, question = ask(ModelName(model, without_workers(loading)), options, running.seed, status)
     with status.doing("planning"):

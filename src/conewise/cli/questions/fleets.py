@@ -12,6 +12,7 @@ from conewise.cli.options.run_options import FleetOptions, RunOptions
 from conewise.cli.terminal.failing import CommandError
 
 if TYPE_CHECKING:
+    from conewise.circuits.forwards.forwards import Asked
     from conewise.fleets.jobs import Fleet
     from conewise.prompts.questions import Question
 
@@ -24,11 +25,17 @@ def without_workers(loading: LoadOptions) -> LoadOptions:
     return replace(loading, device=(loading.device or "").split(",")[0] or None)
 
 
+def expect_on_paper(options: FleetOptions) -> None:
+    """Refuse workers of a plan, which runs nothing, unless they are simulated."""
+    if options.ray is not None or (options.workers is not None and not options.simulate):
+        raise CommandError("a plan runs nothing, so there are no workers: say --workers N --simulate.")
+
+
 @contextmanager
 def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Fleet | None]:
     """The workers that were asked for, ended with the command; None where there are none."""
     if options.simulate:
-        raise CommandError("--simulate runs nothing: it goes with `conewise plan` and `edges --plan`.")
+        raise CommandError("--simulate runs nothing: it goes with `conewise plan`, and with --plan.")
     devices = [one for one in (loading.device or "").split(",") if one]
     if options.ray is not None:
         if len(devices) > 1:
@@ -49,6 +56,23 @@ def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Fleet | No
             yield processes
         return
     yield None
+
+
+def simulated_search(asked: Asked, options: FleetOptions) -> dict[str, Any]:
+    """What workers would gain of a search: how long a batch takes, whole and in parts."""
+    from conewise.circuits.search.sharing import batch_rates
+
+    if options.workers is None:
+        raise CommandError("--simulate of how many workers? Say so with --workers N.")
+    rates = batch_rates(asked)
+    return {
+        "workers": options.workers,
+        "batch_worlds": rates.worlds,
+        "batch_seconds": rates.seconds(options.workers),
+        "one_worker_batch_seconds": rates.seconds(1),
+        "gain": rates.gain(options.workers),
+        "worth_having": rates.worth_having(options.workers),
+    }
 
 
 def simulated(question: Question, options: FleetOptions, running: RunOptions) -> dict[str, Any]:
@@ -79,6 +103,18 @@ def simulated(question: Question, options: FleetOptions, running: RunOptions) ->
         "setup_seconds": capture,
         "baseline_seconds": found.baselines,
     }
+
+
+def search_shown(found: dict[str, Any]) -> str:
+    """A simulation of a search as lines."""
+    whole, part = (f"{1000 * found[name]:.3g} ms" for name in ("one_worker_batch_seconds", "batch_seconds"))
+    lines = [
+        f"a narrow batch, of {found['batch_worlds']} worlds: {whole}; by {found['workers']} workers: {part}, "
+        f"{found['gain']:.2f} times as fast, without the way there",
+        "batches wait for each other: how many there are depends on what is decided",
+        f"more than {found['worth_having']} workers would hardly help, as long as batches are narrow",
+    ]
+    return "\n".join(lines)
 
 
 def shown(found: dict[str, Any]) -> str:
