@@ -21,13 +21,8 @@ from conewise.fleets.shares import Share
 from conewise.fleets.worlds_job import Bits
 from conewise.model import Model
 from tests.circuits.small_models import small
-from tests.fleets.fleet_cases import METRIC, small_model
+from tests.fleets.fleet_cases import METRIC
 from tests.fleets.search_cases import Here, asked_of, changes, decided, dying, too_large
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return small_model()
 
 
 @pytest.fixture(scope="module")
@@ -151,20 +146,20 @@ def test_a_part_that_raises_ends_the_search_and_its_file_keeps_what_was_decided(
 
 
 def test_a_search_goes_on_with_workers_and_without(model: Model, local: Circuit, tmp_path: Path) -> None:
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def stop(after: int) -> Any:
         def progress(done: int, total: int) -> None:
             if done > after:
-                raise Enough
+                raise EnoughError
 
         return progress
 
     path = tmp_path / "search.json"
     executors = [Here(2), None, Here(1), None]
     for at, executor in enumerate(executors):
-        with pytest.raises(Enough):
+        with pytest.raises(EnoughError):
             acdc(
                 model,
                 **asked_of(model),

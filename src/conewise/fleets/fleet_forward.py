@@ -13,7 +13,6 @@ import numpy as np
 
 from conewise.circuits.forwards.forwards import Asked
 from conewise.circuits.forwards.masked_forward import Forward, Mask, Numbers
-from conewise.circuits.forwards.stages import Stage
 from conewise.errors import FleetError
 from conewise.fleets.jobs import Dispatch, Work
 from conewise.fleets.outcomes import Done, Failed
@@ -45,35 +44,23 @@ class FleetForward:
     """Evaluates batches by workers; `own` is the forward of this process.
 
     That one begins, and computes single worlds anew from the base: where a change is too close to a
-    threshold, what decides is computed here, as without workers. Batches are as large as without workers: they
-    end at the first wrong guess, and that is not further away. Each is cut into as many parts as there are
-    workers, of neighbouring worlds. A part that does not fit into a worker is halved, and those behind it are
-    as small; at the next stage, where worlds take less, twice as large ones are tried.
+    threshold, what decides is computed here, as without workers. Batches are as large as without workers:
+    wider ones hardly decide more, since they end at the first wrong guess. Each is cut into as many parts as
+    there are workers, of neighbouring worlds; so one worker evaluates what a local search does, bit for bit,
+    unless memory is so short that candidates are evaluated alone. A part that does not fit into a worker is
+    halved, and those behind it are as small; at the next stage, where worlds take less, twice as large ones
+    are tried.
     """
 
     def __init__(self, own: Forward, crew: Crew, workers: int, ledger: FleetLedger) -> None:
         self._own, self._crew, self._workers, self.ledger = own, crew, workers, ledger
+        self.stages, self.moved, self.epsilon = own.stages, own.moved, own.epsilon
+        self.node_evaluations = own.node_evaluations
         self._removed: Mask = np.zeros(own.shape, dtype=bool)
-        self._theirs = 0
         self._batches = 0
         self._fits: int | None = None
 
     # -- as this process has it --------------------------------------------------------------------
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The readers in the order of computation."""
-        return self._own.stages
-
-    @property
-    def moved(self) -> tuple[tuple[int, ...], ...]:
-        """For each reader, the writers whose parts depend on what it sees."""
-        return self._own.moved
-
-    @property
-    def epsilon(self) -> float:
-        """The unit of rounding of the model's numbers."""
-        return self._own.epsilon
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -84,11 +71,6 @@ class FleetForward:
     def few(self) -> int:
         """How many worlds take hardly longer than one does."""
         return self._own.few
-
-    @property
-    def node_evaluations(self) -> int:
-        """The values computed so far, here and by all workers."""
-        return self._own.node_evaluations + self._theirs
 
     def most(self, stage: int, removed: Mask | None = None) -> int:
         """How many worlds fit into the memory of all workers at once."""
@@ -101,14 +83,20 @@ class FleetForward:
     def begin(self, removed: Mask) -> Numbers:
         """Let a world be the current one; its metric is computed here."""
         self._removed = removed.copy()
-        return self._own.begin(removed)
+        return self._here(self._own.begin, removed)
+
+    def _here(self, compute: Callable[[Mask], Numbers], removed: Mask) -> Numbers:
+        before = self._own.node_evaluations
+        found = compute(removed)
+        self.node_evaluations += self._own.node_evaluations - before
+        return found
 
     # -- by workers --------------------------------------------------------------------------------
 
     def values(self, removed: Mask) -> Numbers:
         """[world, prompt] of worlds computed from the base; that of one world alone is computed here."""
         if len(removed) < 2:
-            return self._own.values(removed)
+            return self._here(self._own.values, removed)
         return self._evaluated(None, removed)
 
     def below(self, stage: int, removed: Mask) -> Numbers:
@@ -133,7 +121,7 @@ class FleetForward:
 
         def done(share: Share, outcome: Done) -> int:
             (found[share.first],) = outcome.rows
-            self._theirs += outcome.node_evaluations
+            self.node_evaluations += outcome.node_evaluations
             return len(found[share.first])
 
         own = FleetLedger()

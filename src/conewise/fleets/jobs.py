@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from conewise.circuits.forwards.forwards import WorldsExecutor
 from conewise.fleets.outcomes import Done, Failed
 from conewise.fleets.payload import Payload
 from conewise.fleets.scheduling import Crew, FleetLedger, run_shares
@@ -53,8 +54,8 @@ class Job(Protocol):
         """A share was not run, and will not be."""
 
 
-class Fleet(Protocol):
-    """Workers that run jobs beyond this process."""
+class Fleet(WorldsExecutor, Protocol):
+    """Workers that run jobs beyond this process, and evaluate worlds with removed edges."""
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run all shares of all jobs, together; each job takes what comes back of its own."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from conewise.amounts import as_bytes
+from conewise.circuits.forwards.forwards import Asked
+from conewise.circuits.forwards.masked_forward import Forward
 from conewise.errors import FleetError
+from conewise.fleets.fleet_forward import fleet_forward
 from conewise.fleets.jobs import Dispatch, Job, Work, run_jobs
 from conewise.fleets.outcomes import DIED, Done, Failed
 from conewise.fleets.publishing import Published
@@ -85,6 +89,18 @@ class Processes:
             run_jobs(jobs, Dispatch(self.workers, self._crew, self._ended), self.ledger)
         except BaseException:
             self.close()  # what is still computed is for nobody
+            raise
+
+    @contextmanager
+    def forward(self, asked: Asked, own: Forward) -> Iterator[Forward]:
+        """Worlds with removed edges by workers; see `conewise.fleets.fleet_forward`."""
+        self.ledger = FleetLedger()
+        dispatch = Dispatch(self.workers, self._crew, self._ended)
+        try:
+            with fleet_forward(asked, own, dispatch, self.ledger) as forward:
+                yield forward
+        except BaseException:
+            self.close()
             raise
 
     def _crew(self, works: Sequence[Work]) -> Crew:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from conewise.amounts import as_bytes
+from conewise.circuits.forwards.forwards import Asked
+from conewise.circuits.forwards.masked_forward import Forward
 from conewise.errors import FleetError
 from conewise.extras import needs
+from conewise.fleets.fleet_forward import fleet_forward
 from conewise.fleets.jobs import Dispatch, Job, Work, run_jobs
 from conewise.fleets.outcomes import DIED, Done, Failed
 from conewise.fleets.publishing import Published
@@ -140,6 +144,19 @@ class Ray:
             run_jobs(jobs, Dispatch(self.workers, self._crew, self._ended), self.ledger)
         except BaseException:
             self._end_seats()  # what is still computed is for nobody
+            raise
+
+    @contextmanager
+    def forward(self, asked: Asked, own: Forward) -> Iterator[Forward]:
+        """Worlds with removed edges by workers; see `conewise.fleets.fleet_forward`."""
+        self._connected()
+        self.ledger = FleetLedger()
+        dispatch = Dispatch(self.workers, self._crew, self._ended)
+        try:
+            with fleet_forward(asked, own, dispatch, self.ledger) as forward:
+                yield forward
+        except BaseException:
+            self._end_seats()
             raise
 
     def _crew(self, works: Sequence[Work]) -> Crew:

@@ -69,6 +69,19 @@ class FleetLedger:
     halved: int = 0
     seconds: float = 0.0
 
+    def add(self, other: FleetLedger) -> None:
+        """Add what was done behind it, by the same workers or by others in their places."""
+        for name, one in other.seats.items():
+            own = self.seats.setdefault(name, SeatLedger(name))
+            own.shares += one.shares
+            own.worlds += one.worlds
+            own.cost += one.cost
+            own.seconds += one.seconds
+        self.log += other.log
+        self.died += other.died
+        self.halved += other.halved
+        self.seconds += other.seconds
+
     @property
     def balance(self) -> float:
         """The busiest worker over the mean: 1 is even."""

@@ -92,6 +92,8 @@ class Worker:
     def forget(self, key: str) -> None:
         """Forget a job that has ended."""
         ended = self._jobs.pop(key, None)
+        if ended is not None:
+            ended.rest()
         if ended is self._at:
             self._at = None
 

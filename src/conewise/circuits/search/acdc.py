@@ -195,7 +195,7 @@ class Search:
         """Search; see `acdc`."""
         if executor is not None and not self.speculative:
             raise CircuitError(
-                "with speculative=False candidates are evaluated one at a time, so that there is nothing that "
+                "with speculative=False candidates are evaluated one at a time, and there is nothing that "
                 "workers could share. Leave `executor` out, or speculative=False."
             )
         graph = self.asked.graph

@@ -1,4 +1,4 @@
-"""What workers would gain of a search, on paper: a batch of candidates is cut into a part for each of them."""
+"""What workers would gain of a search, on paper: a batch of candidates is cut into a part for each."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ def search_shown(found: dict[str, Any]) -> str:
     """A simulation of a search as lines."""
     whole, part = (f"{1000 * found[name]:.3g} ms" for name in ("one_worker_batch_seconds", "batch_seconds"))
     lines = [
-        f"a narrow batch, of {found['batch_worlds']} worlds: {whole}; by {found['workers']} workers: {part}, "
-        f"{found['gain']:.2f} times as fast, without the way there",
+        f"a narrow batch, of {found['batch_worlds']} worlds: {whole}; in {found['workers']} parts: {part}",
+        f"by {found['workers']} workers it is {found['gain']:.2f} times as fast, without the way there",
         "batches wait for each other: how many there are depends on what is decided",
         f"more than {found['worth_having']} workers would hardly help, as long as batches are narrow",
     ]
