@@ -100,7 +100,8 @@ class Processes:
             with fleet_forward(asked, own, dispatch, self.ledger) as forward:
                 yield forward
         except BaseException:
-            self.close()
+            if any(seat.is_out for seat in self._seats):
+                self.close()  # what is still computed is for nobody
             raise
 
     def _crew(self, works: Sequence[Work]) -> Crew:

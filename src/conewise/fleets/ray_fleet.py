@@ -156,7 +156,8 @@ class Ray:
             with fleet_forward(asked, own, dispatch, self.ledger) as forward:
                 yield forward
         except BaseException:
-            self._end_seats()
+            if any(seat.pending is not None for seat in self._seats):
+                self._end_seats()  # what is still computed is for nobody
             raise
 
     def _crew(self, works: Sequence[Work]) -> Crew:
