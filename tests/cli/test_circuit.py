@@ -134,6 +134,22 @@ def test_a_plan_runs_nothing(method: str, tmp_path: Path) -> None:
     assert "--plan runs nothing" in refused(*words, "--out", str(tmp_path / "run"))
 
 
+def test_workers_of_a_search_on_paper() -> None:
+    words = ("circuit", "tiny", *PAIR, "--plan")
+    told = Done(*words, "--simulate", "--workers", "4", "--json").json("circuit")["simulation"]
+    assert told["workers"] == 4
+    assert 1 <= told["worth_having"] <= 4
+    assert told["gain"] == pytest.approx(told["one_worker_batch_seconds"] / told["batch_seconds"])
+    shown = Done(*words, "--simulate", "--workers", "4").out
+    assert f"a narrow batch, of {told['batch_worlds']} worlds" in shown
+    swept = Done(*words, "--method", "exact", "--simulate", "--workers", "2", "--json").json("circuit")
+    assert swept["simulation"]["workers"] == 2
+    assert "a plan runs nothing" in refused(*words, "--workers", "4")
+    assert "a plan runs nothing" in refused("edges", "tiny", *PAIR, "--plan", "--ray")
+    assert "--simulate of how many workers" in refused(*words, "--simulate")
+    assert "--simulate runs nothing" in refused(*words[:-1], "--simulate", "--workers", "4")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
