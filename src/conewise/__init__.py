@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from conewise.locations.selectors import sites
     from conewise.locations.sourced import cell, cells, pairs
     from conewise.model import Model, capture
-    from conewise.runs.interventions import add, intervention, masked, mean, noise, resample
+    from conewise.runs.interventions.interventions import add, intervention, masked, mean, noise, resample
     from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.runs.run import Run
     from conewise.splicing.dictionary import dictionary
@@ -116,7 +116,7 @@ _HOMES = {
     "World": "conewise.engine.world",
     "acdc": "conewise.circuits.search.acdc",
     "acdc_plan": "conewise.circuits.search.acdc",
-    "add": "conewise.runs.interventions",
+    "add": "conewise.runs.interventions.interventions",
     "ask": "conewise.asking.ask",
     "attribution": "conewise.attributing.attribution",
     "attribution_plan": "conewise.attributing.attribution",
@@ -130,19 +130,19 @@ _HOMES = {
     "cross_entropy": "conewise.runs.metrics",
     "dictionary": "conewise.splicing.dictionary",
     "gradients": "conewise.graph.gradients",
-    "intervention": "conewise.runs.interventions",
+    "intervention": "conewise.runs.interventions.interventions",
     "kl_to": "conewise.runs.metrics",
     "load": "conewise.loading",
     "logit": "conewise.runs.metrics",
     "logit_diff": "conewise.runs.metrics",
-    "masked": "conewise.runs.interventions",
-    "mean": "conewise.runs.interventions",
+    "masked": "conewise.runs.interventions.interventions",
+    "mean": "conewise.runs.interventions.interventions",
     "metric": "conewise.runs.metrics",
-    "noise": "conewise.runs.interventions",
+    "noise": "conewise.runs.interventions.interventions",
     "ops": "conewise.ops",
     "pairs": "conewise.locations.sourced",
     "prob": "conewise.runs.metrics",
-    "resample": "conewise.runs.interventions",
+    "resample": "conewise.runs.interventions.interventions",
     "site": "conewise.locations.places",
     "sites": "conewise.locations.selectors",
 }

@@ -12,7 +12,7 @@ from torch import nn
 import conewise as cw
 from conewise.errors import PromptError, SweepError
 from conewise.model import Model
-from conewise.runs.corruption import noisy
+from conewise.runs.interventions.corruption import noisy
 from tests.asking.plain import logits, tiny, token, tokens
 
 CLEAN = "When Mary and John went to the store, John gave a drink to"

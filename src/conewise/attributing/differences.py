@@ -12,8 +12,8 @@ from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell
 from conewise.program.tensors import Tensor, computing, copy_of
+from conewise.runs.backward.gradients import located_places
 from conewise.runs.captured import Captured
-from conewise.runs.gradients import located_places
 from conewise.structure.axes.selections import resolved
 
 Site = tuple[str, int | None, str]

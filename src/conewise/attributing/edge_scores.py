@@ -19,7 +19,7 @@ from conewise.circuits.forwards.stacked_walk import Walks
 from conewise.errors import EdgeError, SweepError
 from conewise.locations.places import Place
 from conewise.program.tensors import Tensor, computing
-from conewise.runs.tape import Recorded
+from conewise.runs.backward.tape import Recorded
 from conewise.structure.relevance import Relevance
 from conewise.sweeps.planning.shapes.layout import repeated
 

@@ -17,8 +17,8 @@ from conewise.locations.places import EdgePlace, Place
 from conewise.locations.selectors import Cell
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
+from conewise.runs.backward.tape import Branch
 from conewise.runs.captured import Captured
-from conewise.runs.tape import Branch
 from conewise.structure.components.components import Reader
 from conewise.sweeps.execution.edge_values import edge_stacks
 

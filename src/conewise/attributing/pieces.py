@@ -15,7 +15,7 @@ from conewise.errors import Argument, SweepError
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
-from conewise.runs.interventions import as_intervention
+from conewise.runs.interventions.interventions import as_intervention
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
 from conewise.runs.run import Run

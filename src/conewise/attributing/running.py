@@ -14,7 +14,7 @@ from conewise.errors import WeightsChangedError
 from conewise.phases import Phases
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
-from conewise.runs.filling import joined
+from conewise.runs.interventions.filling import joined
 from conewise.sweeps.execution.growth import watching
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.planning.lazy import Lazy

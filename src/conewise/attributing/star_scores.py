@@ -20,8 +20,8 @@ from conewise.errors import GradientError, MissingSiteError
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell
 from conewise.program.tensors import Tensor, computing
+from conewise.runs.backward.tape import Recorded
 from conewise.runs.captured import Captured
-from conewise.runs.tape import Recorded
 
 THROUGH_SOFTMAX = ("q", "k", "rot_q", "rot_k", "attn_scores")
 """The kinds of sites whose whole effect goes through the softmax of their layer's attention."""

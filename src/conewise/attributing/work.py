@@ -13,12 +13,12 @@ from conewise.errors import GradientError
 from conewise.program.records import SIZES
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
+from conewise.runs.backward.tape import Branch, Measured, Narrow, Recorded, Tape
 from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun, PassRun
-from conewise.runs.interventions import as_intervention
+from conewise.runs.interventions.interventions import as_intervention
 from conewise.runs.metrics import Metric, fetched
 from conewise.runs.reading import Reading
-from conewise.runs.tape import Branch, Measured, Narrow, Recorded, Tape
 from conewise.structure.relevance import Relevance
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.ledger import SweepLedger

@@ -24,7 +24,7 @@ from conewise.errors import SweepError, UnhookedWarning
 from conewise.identity.digests import home
 from conewise.program.precision import precision_tolerance, wants_reference
 from conewise.program.tensors import Tensor, cell_tolerance, largest_difference
-from conewise.runs.filling import joined
+from conewise.runs.interventions.filling import joined
 
 CAN_FAIL = 1e-3
 """Where more than this share of the largest value had to be allowed, a comparison could hardly fail."""

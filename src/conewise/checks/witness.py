@@ -22,8 +22,8 @@ from conewise.program.precision import multiplying
 from conewise.program.tensors import Tensor, computing, same_bits
 from conewise.runs.captured import Captured
 from conewise.runs.edit import Edit
-from conewise.runs.filling import stacked
-from conewise.runs.interventions import Intervention
+from conewise.runs.interventions.filling import stacked
+from conewise.runs.interventions.interventions import Intervention
 from conewise.runs.metrics import Metric, measured, measured_whole
 from conewise.runs.reading import Reading
 from conewise.structure.axes.outputs import Outputs

@@ -27,7 +27,7 @@ from conewise.program.tensors import Tensor
 from conewise.report.story import Story
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
-from conewise.runs.corruption import (
+from conewise.runs.interventions.corruption import (
     Embedding,
     find_embedding,
     groups,
@@ -37,7 +37,7 @@ from conewise.runs.corruption import (
     repeated_rows,
     sampled,
 )
-from conewise.runs.interventions import Intervention
+from conewise.runs.interventions.interventions import Intervention
 from conewise.runs.metrics import Metric, as_metric, last_logits, prob
 from conewise.runs.reading import Reading, RunWorld
 from conewise.runs.run import Run

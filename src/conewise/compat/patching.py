@@ -25,7 +25,7 @@ from conewise.errors import MetricError, NoEffectWarning, PatchError
 from conewise.locations.places import Place
 from conewise.model import Model
 from conewise.runs.captured import Captured
-from conewise.runs.interventions import Intervention, as_intervention
+from conewise.runs.interventions.interventions import Intervention, as_intervention
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
 from conewise.structure.axes.selections import resolved

@@ -18,7 +18,7 @@ from conewise.fleets.swept import Swept
 from conewise.phases import Phases
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
-from conewise.runs.filling import joined, reordered
+from conewise.runs.interventions.filling import joined, reordered
 from conewise.sweeps.execution.executors import SERIAL_GROUP
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan, of_batches

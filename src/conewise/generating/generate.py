@@ -18,7 +18,7 @@ from conewise.program.build import run_sources
 from conewise.program.streaming import stream
 from conewise.program.tensors import copy_of, zeros_like
 from conewise.runs.captured import Captured
-from conewise.runs.interventions import Intervention
+from conewise.runs.interventions.interventions import Intervention
 from conewise.runs.reading import Reading
 from conewise.texts.tokenizing import token_ids
 

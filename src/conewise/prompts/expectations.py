@@ -9,7 +9,7 @@ from conewise.errors import MetricError, MissingSiteError, PromptError, SweepErr
 from conewise.prompts.tokenized import TokenizedPrompts
 from conewise.report.story import PATCHES
 from conewise.runs.captured import Captured
-from conewise.runs.corruption import find_embedding
+from conewise.runs.interventions.corruption import find_embedding
 from conewise.runs.metrics import Metric, as_metric
 
 DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")}

@@ -34,7 +34,7 @@ from conewise.report.story import Story
 from conewise.report.swept import Swept
 from conewise.runs.baseline import baseline, bound
 from conewise.runs.captured import Captured
-from conewise.runs.interventions import mean, noise
+from conewise.runs.interventions.interventions import mean, noise
 from conewise.runs.metrics import Metric, as_metric, logit
 from conewise.runs.run import Run
 from conewise.sweeps.calibration import calibrate

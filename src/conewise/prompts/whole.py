@@ -8,7 +8,7 @@ from typing import Any
 
 from conewise.program.tensors import Tensor
 from conewise.prompts.answer import whole_check
-from conewise.runs.filling import joined
+from conewise.runs.interventions.filling import joined
 from conewise.sweeps.execution.ledger import SweepLedger, most
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.plan import SweepPlan

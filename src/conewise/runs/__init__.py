@@ -1,1 +1,1 @@
-"""Runs of a captured model: patches, interventions, metrics."""
+"""Runs of a captured model: values, forks in which sites are patched, interventions, metrics."""

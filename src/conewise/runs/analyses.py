@@ -14,9 +14,9 @@ from conewise.locations.selectors import SelectorLike
 from conewise.program.streaming import described_fields, field_names, output_names
 from conewise.program.tensors import Tensor
 from conewise.runs.backward.backward_cost import BackwardCost, backward_cost_of
-from conewise.runs.gradients import Gradients, gradients_of
+from conewise.runs.backward.gradients import Gradients, gradients_of
+from conewise.runs.backward.tape import Tape
 from conewise.runs.metrics import Metric, as_metric, expect_prompts, measured
-from conewise.runs.tape import Tape
 from conewise.runs.values import Values
 from conewise.structure.axes.outputs import Outputs
 

@@ -12,7 +12,7 @@ from conewise.program.weights import Sums
 from conewise.runs.baseline import bound, sizes_of
 from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
-from conewise.runs.interventions import WORDS, Intervention, as_intervention
+from conewise.runs.interventions.interventions import WORDS, Intervention, as_intervention
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.reading import Reading
 from conewise.runs.text_inputs import is_text, text_inputs

@@ -15,7 +15,7 @@ from conewise.phases import Phases
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
-from conewise.runs.filling import joined, reordered
+from conewise.runs.interventions.filling import joined, reordered
 from conewise.sweeps.batches import Batches
 from conewise.sweeps.calibration import calibration_of
 from conewise.sweeps.execution.batch import Batch

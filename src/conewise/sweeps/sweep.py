@@ -28,8 +28,8 @@ from conewise.program.precision import expect_precision
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
+from conewise.runs.interventions.own_sources import OwnSources
 from conewise.runs.metrics import Metric, as_metric
-from conewise.runs.own_sources import OwnSources
 from conewise.runs.spreading import spread
 from conewise.structure.axes.selections import selected
 from conewise.sweeps.batches import Base, Batches

@@ -13,9 +13,9 @@ from conewise.compat.hooks.hook_table import Change, HookTable
 from conewise.locations.located import Located
 from conewise.locations.places import as_place
 from conewise.program.streaming import field_names
-from conewise.runs.gradients import node_of, shown_gradient
+from conewise.runs.backward.gradients import node_of, shown_gradient
+from conewise.runs.backward.tape import Tape
 from conewise.runs.run import Run
-from conewise.runs.tape import Tape
 
 Tensor = torch.Tensor
 

@@ -14,7 +14,7 @@ from conewise.compat.hooks.hook_table import Change, HookTable
 from conewise.locations.located import Located
 from conewise.locations.places import as_place
 from conewise.program.tensors import Tensor, computing, copy_of, same_bits
-from conewise.runs.gradients import node_of
+from conewise.runs.backward.gradients import node_of
 from conewise.runs.reading import Reading
 from conewise.runs.run import Run
 

@@ -1,1 +1,1 @@
-"""The reverse pass of a metric as torch's autograd makes it: what its products read, counted."""
+"""Reverse passes of a metric as torch's autograd makes them: gradients, and what products read, counted."""

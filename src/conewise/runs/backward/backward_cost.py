@@ -10,11 +10,11 @@ from conewise.errors import GradientError, MissingSiteError
 from conewise.locations.selectors import SelectorLike, as_selectors
 from conewise.markup import table
 from conewise.program.tensors import Tensor
+from conewise.runs.backward.gradients import lengths_of, located_places, node_of
 from conewise.runs.backward.reverse_graph import METRIC, reverse_graph
-from conewise.runs.gradients import lengths_of, located_places, node_of
+from conewise.runs.backward.tape import Tape
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.spreading import spread
-from conewise.runs.tape import Tape
 from conewise.structure.axes.outputs import Outputs
 from conewise.theory.reverse import ReverseCost, reverse_cost, sites_with_gradients
 

@@ -15,8 +15,8 @@ from conewise.program.records import SIZES
 from conewise.program.rules import compile_rule, form_of
 from conewise.program.tensors import Tensor
 from conewise.runs.backward.products import TorchRule, reads_of
+from conewise.runs.backward.tape import Tape
 from conewise.runs.metrics import Metric
-from conewise.runs.tape import Tape
 
 METRIC = "$metric"
 """The name of the node that stands for the metric."""

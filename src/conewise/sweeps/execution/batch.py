@@ -11,8 +11,8 @@ from conewise.locations.located import Located
 from conewise.locations.places import EdgePlace, Place, SourcedPlace, Writers
 from conewise.program.tensors import Tensor
 from conewise.runs.edit import Edit
-from conewise.runs.filling import has_nan, stacked_values
-from conewise.runs.interventions import Intervention
+from conewise.runs.interventions.filling import has_nan, stacked_values
+from conewise.runs.interventions.interventions import Intervention
 from conewise.runs.metrics import Metric
 from conewise.runs.reader import reader
 from conewise.runs.reading import Reading

@@ -17,7 +17,7 @@ from conewise.edges.stream_views import StreamViews
 from conewise.errors import EdgeError, PatchError
 from conewise.locations.places import EdgePlace, Place, Writers
 from conewise.runs.captured import Captured
-from conewise.runs.interventions import Intervention
+from conewise.runs.interventions.interventions import Intervention
 from conewise.runs.reader import reader
 from conewise.runs.reading import Reading
 from conewise.structure.components.components import Reader

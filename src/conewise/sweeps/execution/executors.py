@@ -18,9 +18,9 @@ from conewise.program.precision import SPLIT
 from conewise.program.rules import Rule
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
-from conewise.runs.filling import stacked
 from conewise.runs.input_run import InputRun, PassRun
-from conewise.runs.interventions import as_intervention
+from conewise.runs.interventions.filling import stacked
+from conewise.runs.interventions.interventions import as_intervention
 from conewise.runs.reading import Reading
 from conewise.sweeps.execution.baselines import BaselineRunner
 from conewise.sweeps.execution.batch import Batch, BatchValues

@@ -9,7 +9,7 @@ from typing import Any
 from conewise.errors import MetricError
 from conewise.program.streaming import assembled
 from conewise.program.tensors import Tensor, computing
-from conewise.runs.filling import stacked
+from conewise.runs.interventions.filling import stacked
 from conewise.runs.metrics import Metric, applied, applied_whole, fetched
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.model_facts import ModelFacts

@@ -11,7 +11,7 @@ from conewise.runs.metrics import Metric
 
 if TYPE_CHECKING:
     from conewise.runs.edit import Edit
-    from conewise.runs.interventions import Intervention
+    from conewise.runs.interventions.interventions import Intervention
 
 Identity = str | dict[str, str]
 

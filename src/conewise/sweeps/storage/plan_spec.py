@@ -17,9 +17,9 @@ from conewise.locations.edges import Edges
 from conewise.locations.places import EdgePlace, Place
 from conewise.locations.selectors import Pairs, Part, Selector, Selectors, SourcedCell, SourcedCells
 from conewise.runs import metrics as known_metrics
-from conewise.runs.interventions import Intervention, add, masked, noise
+from conewise.runs.interventions.interventions import Intervention, add, masked, noise
+from conewise.runs.interventions.own_sources import OwnSources
 from conewise.runs.metrics import Metric
-from conewise.runs.own_sources import OwnSources
 from conewise.runs.reading import Reading
 
 Tensor = torch.Tensor

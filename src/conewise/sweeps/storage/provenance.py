@@ -11,7 +11,7 @@ from conewise.identity.digests import inputs_digest
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
-from conewise.runs.interventions import Intervention, as_intervention
+from conewise.runs.interventions.interventions import Intervention, as_intervention
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of

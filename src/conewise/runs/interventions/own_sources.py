@@ -13,8 +13,8 @@ from conewise.locations.located import Located
 from conewise.locations.places import Place, SourcedPlace
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
-from conewise.runs.filling import has_nan, is_tail
-from conewise.runs.interventions import Intervention, as_own
+from conewise.runs.interventions.filling import has_nan, is_tail
+from conewise.runs.interventions.interventions import Intervention, as_own
 from conewise.runs.reading import Reading
 
 PartShape = Callable[[Located], Sequence[int]]

@@ -9,10 +9,10 @@ from conewise.locations.located import Located
 from conewise.locations.places import EdgePlace, Place, as_place
 from conewise.locations.selectors import SelectorLike, as_selectors
 from conewise.program.tensors import Tensor
+from conewise.runs.backward.tape import Tape
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.spreading import spread
-from conewise.runs.tape import Tape
 from conewise.structure.axes.outputs import Outputs
 
 

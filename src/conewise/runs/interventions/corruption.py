@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from conewise.errors import MissingSiteError
 from conewise.program.operations import TOKEN_KEEPING
 from conewise.program.records import Program, Ref
-from conewise.runs.filling import noise_of
+from conewise.runs.interventions.filling import noise_of
 from conewise.runs.metrics import Metric, expect_prompts
 
 Tensor = torch.Tensor

@@ -19,7 +19,7 @@ from conewise.program.tensors import Tensor, copy_of, full_like, zeros_like
 from conewise.program.weights import Sums
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
-from conewise.runs.filling import (
+from conewise.runs.interventions.filling import (
     added,
     averaged,
     first_blind,
