@@ -1,11 +1,11 @@
 // One map: what Plotly draws of a part of the sweep, in the colours that all maps share.
 import { style } from "../page/elements.js";
-import { isDark } from "../page/theme.js";
 import { plain } from "../page/words.js";
 import { look } from "./figures.js";
 import { longestOf, rowsOf, ticksOf } from "./layout.js";
-import { colourAt, reachOf, rgb } from "./scale.js";
-import { numbers, state, sweep } from "./state.js";
+import { colourAt, rgb } from "./scale.js";
+import { colours, middle, reach, shownNumbers } from "./shown_scale.js";
+import { state } from "./state.js";
 
 /** @import { Part } from "./cells.js" */
 /** @import { Layout } from "./layout.js" */
@@ -26,27 +26,6 @@ import { numbers, state, sweep } from "./state.js";
 export const TOP = 8;
 export const RIGHT = 12;
 const HEADINGS = { effect: "effect", share: "share of the way", value: "value" };
-
-// -- the scale of colours ----------------------------------------------------------------------------
-
-export const colours = () => sweep.colours[isDark() ? "dark" : "light"];
-
-/** The middle of the colours: the base for values, and 0 for what is told from there. */
-export const middle = () => (state.shown === "value" ? numbers.base[state.metric] : 0);
-
-/** @type {Map<string, number>} */
-const reaches = new Map();
-
-/** How far the colours reach from the middle. */
-export function reach() {
-  const key = `${state.metric} ${state.shown} ${state.range}`;
-  const found = reaches.get(key) ?? reachOf(shownNumbers(), middle(), state.range);
-  reaches.set(key, found);
-  return found;
-}
-
-/** What is shown of every cell. */
-export const shownNumbers = () => numbers.all(state.metric, state.shown);
 
 // -- its size ----------------------------------------------------------------------------------------
 

@@ -1,34 +1,15 @@
 // The maps: one figure for each part of the sweep, on one scale of colours whose middle is no effect.
-import { byId, element, inside } from "../page/elements.js";
+import { byId, element } from "../page/elements.js";
 import { hideTip, showTip } from "../page/tip.js";
 import { counted, percent, shown } from "../page/words.js";
 import { QUIET } from "./figures.js";
 import { layoutOf, movedBy } from "./layout.js";
-import {
-  arranged,
-  colours,
-  frames,
-  middle,
-  RIGHT,
-  reach,
-  shownNumbers,
-  sizesOf,
-  TOP,
-  traces,
-} from "./map_figure.js";
-import { rgb } from "./scale.js";
+import { drawLegend } from "./legend.js";
+import { arranged, frames, RIGHT, sizesOf, TOP, traces } from "./map_figure.js";
 import { cells, listen, numbers, set, state, sweep } from "./state.js";
 
 /** @import { Part } from "./cells.js" */
 /** @import { PartMap } from "./map_figure.js" */
-
-const HINTS = {
-  effect:
-    "How far the metric moves from its base when this site alone is patched. No effect is the colour in the middle.",
-  share:
-    "How much of the way from base to source patching this site alone goes: 0 % is the base, 100 % the source.",
-  value: "The metric itself when this site alone is patched. The colour in the middle is the base.",
-};
 
 /** @type {PartMap[]} */
 const maps = [];
@@ -160,36 +141,13 @@ function press(map, event) {
 
 // -- keeping true --------------------------------------------------------------------------------------
 
-/**
- * A number of what is shown.
- * @param {number} number
- */
-const formatted = number =>
-  state.shown === "share" ? percent(number) : shown(number, state.shown === "effect");
-
-function legend() {
-  const far = reach();
-  const centred = shownNumbers().map(number => number - middle());
-  const low = formatted(middle() - far);
-  const high = formatted(middle() + far);
-  byId("scale-low").textContent = centred.some(number => number < -far) ? `≤ ${low}` : low;
-  byId("scale-high").textContent = centred.some(number => number > far) ? `≥ ${high}` : high;
-  const ramp = colours().map(rgb).join(", ");
-  inside(document, "#scale i").style.background = `linear-gradient(to right, ${ramp})`;
-  byId("maps-hint").textContent = HINTS[state.shown];
-  const odd = centred.filter(number => !Number.isFinite(number)).length;
-  const note = byId("maps-note");
-  note.hidden = odd === 0;
-  note.textContent = `${counted(odd, "cell has", "cells have")} a value that is no finite number; they have no colour.`;
-}
-
 export function redrawMaps() {
-  legend();
+  drawLegend();
   for (const map of maps) Plotly.react(map.plot, traces(map), arranged(map));
 }
 
 export function startMaps() {
-  legend();
+  drawLegend();
   maps.push(...cells.parts.map(made));
   maps.forEach(draw);
   listen(changed => {

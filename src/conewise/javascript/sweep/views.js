@@ -16,12 +16,13 @@ const range = byId("range", HTMLSelectElement);
  */
 const tabOf = view => byId(`tab-${view}`, HTMLButtonElement);
 
-const openView = () => VIEWS.find(view => tabOf(view).getAttribute("aria-selected") === "true") ?? VIEWS[0];
+const currentView = () =>
+  VIEWS.find(view => tabOf(view).getAttribute("aria-selected") === "true") ?? VIEWS[0];
 
 /**
  * @param {string} wanted
  */
-function open(wanted) {
+function openView(wanted) {
   for (const view of VIEWS) {
     const isOpen = view === wanted;
     tabOf(view).setAttribute("aria-selected", String(isOpen));
@@ -34,13 +35,13 @@ function open(wanted) {
 
 function startTabs() {
   VIEWS.forEach((view, at) => {
-    tabOf(view).addEventListener("click", () => open(view));
+    tabOf(view).addEventListener("click", () => openView(view));
     tabOf(view).addEventListener("keydown", event => {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (step === undefined) return;
       const next = VIEWS[(at + step + VIEWS.length) % VIEWS.length];
       tabOf(next).focus();
-      open(next);
+      openView(next);
     });
   });
 }
@@ -62,7 +63,7 @@ function unnoted(act) {
 function remember() {
   if (isRecalling) return;
   const fragment = fragmentOf({
-    view: openView(),
+    view: currentView(),
     site: state.site < 0 ? null : cells.nameOf(state.site),
     metric: state.metric ? sweep.metrics[state.metric] : null,
     shown: state.shown,
@@ -79,7 +80,7 @@ function recall() {
   chooseShown(wanted.shown);
   const cell = wanted.site === null ? -1 : cells.find(wanted.site);
   if (cell >= 0) set({ site: cell });
-  if (VIEWS.includes(wanted.view) && wanted.view !== openView()) open(wanted.view);
+  if (VIEWS.includes(wanted.view) && wanted.view !== currentView()) openView(wanted.view);
 }
 
 // -- what can be chosen ------------------------------------------------------------------------------
