@@ -44,8 +44,10 @@ def test_the_source_distribution_can_be_tested_and_documented(built: Built) -> N
         "constraints.txt",
         "pyproject.toml",
         "mkdocs.yml",
+        "CITATION.cff",
+        ".pre-commit-config.yaml",
     }
-    assert wanted <= held
+    assert wanted | tracked(".ci") | tracked(".github") <= held
     assert tracked("src") | tracked("tests") | tracked("docs") | tracked("examples") <= held
 
 
