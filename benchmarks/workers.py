@@ -50,7 +50,7 @@ def main(kind: str = "processes") -> None:
     torch.set_num_threads(1)
     model = small_gpt2()
     sites = cw.sites("z", layer=":", head=":", pos=":") + cw.sites("mlp_out", layer=":", pos=":")
-    pairs = range(4)
+    pairs = range(13)  # a minute in one process
     sweep = model.sweep(
         sites,
         base=[{"input_ids": ids(seed)} for seed in pairs],
