@@ -364,6 +364,8 @@ class World:
 
     def approve(self, change: StructureChange) -> None:
         """Refuse a change of the graph that would take away what a world has patched."""
+        if self._state.is_closed:
+            return
         name = self.graph.name
         if self._state.is_partial:
             raise InUseError(
