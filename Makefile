@@ -98,7 +98,7 @@ chromium:
 test-wheel: setup ## build sdist and wheel, try both in empty environments on every Python that is there; minutes
 	$(BIN)/python -m pytest -n 0 -m slow -v --durations=0 tests/packaging
 
-test-browser: $(VENV)/.browser chromium ## look at the report in Chromium: hover, click, sort, step, no network
+test-browser: $(VENV)/.browser $(VENV)/.docs chromium ## look at reports and at the site in Chromium: hover, click, sort, search, no network
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m browser tests/browser
 
 screenshots: $(VENV)/.browser chromium demo ## write docs/images/report-*.png, from the demo's report

@@ -1,16 +1,22 @@
-"""The built site: every link and anchor leads somewhere, and no page fetches anything from elsewhere.
+"""The built site: links lead somewhere, public names are found, and nothing is fetched from elsewhere.
 
 python -m tests.docs.built SITE
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import conewise
+
+_FETCHED = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""")
 
 
 @dataclass
@@ -65,11 +71,30 @@ def broken(site: Path) -> Iterator[str]:
                     yield f"{page.relative_to(site)}: no anchor for {link}"
 
 
+def fetched(site: Path) -> Iterator[str]:
+    """What styles fetch from elsewhere: fonts, pictures, other styles."""
+    for style in sorted(site.rglob("*.css")):
+        for address in _FETCHED.findall(style.read_text(encoding="utf-8")):
+            yield f"{style.relative_to(site)}: loads {address} from elsewhere"
+
+
+def unfound(site: Path) -> Iterator[str]:
+    """Public names that a search does not find in the reference, as the title of a part of it."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    titles = {
+        word
+        for part in index["docs"]
+        if part["location"].startswith("reference/")
+        for word in re.split(r"\W+", part["title"])
+    }
+    yield from (f"no search finds conewise.{name}" for name in conewise.__all__ if name not in titles)
+
+
 def main(site: Path) -> int:
     """Say what is wrong; 1 when something is."""
     site = site.resolve()
     pages = list(site.rglob("*.html"))
-    problems = list(broken(site))
+    problems = [*broken(site), *fetched(site), *unfound(site)]
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
     links = sum(len(read(page).links) for page in pages)

@@ -11,6 +11,7 @@ import pytest
 
 import conewise as cw
 from conewise.engine.demand import bitwise_same
+from conewise.errors import InUseError
 from tests.laws.worlds import nothing_computed, owned
 
 
@@ -316,3 +317,14 @@ def test_a_world_calls_rules_in_one_module_alone(cutoff: bool) -> None:
     world.demand("y")
     world.check()
     assert callers == {("conewise.engine.demand", "compute_with_cutoff" if cutoff else "compute")}
+
+
+def test_a_closed_world_is_in_the_way_of_no_change() -> None:
+    graph = network()
+    known = cw.World.partial(graph, {"x": 3.0, "h": 6.0})
+    assert known.demand("y") == 7.0
+    with pytest.raises(InUseError, match="holds only part of its values"):
+        graph.redefine("z", lambda x: x)
+    known.close()
+    graph.redefine("z", lambda x: 10 * x)
+    assert cw.World(graph).demand("z") == 30.0
