@@ -205,6 +205,16 @@ def test_play_runs_to_the_end_and_can_be_paused(graph_page: Path, open_page: Ope
     expect(page.locator("#wave-play")).to_have_text("▶ Play")
 
 
+def test_a_graph_that_nothing_is_patched_in_has_nothing_to_play(tmp_path: Path, open_page: Opener) -> None:
+    wave_page(graph(), targets="y", out=tmp_path / "still.html")
+    page = open_page(tmp_path / "still.html").page
+    controls = page.locator("#wave-view button, #wave-slider")
+    assert controls.count() > 5
+    assert all(one.is_disabled() for one in controls.all())
+    page.locator("#wave-view .cw-stage").press("ArrowRight")
+    assert page.locator("#wave-view .is-lost[data-item]").count() == 0
+
+
 def test_a_hostile_name_is_text(graph_page: Path, open_page: Opener) -> None:
     page = open_page(graph_page).page
     page.select_option("#wave-pick", label=EVIL)

@@ -50,7 +50,8 @@ class Player {
       this.pick(scene, name);
       this.#go(1);
     });
-    this.#startControls();
+    if (show.count) this.#startControls();
+    else this.#rest();
   }
 
   /**
@@ -141,6 +142,12 @@ class Player {
   }
 
   // -- controls ------------------------------------------------------------------------------------
+
+  /** There is no scene, and so nothing to play. */
+  #rest() {
+    for (const button of this.#root.querySelectorAll("button")) button.disabled = true;
+    this.#slider.disabled = true;
+  }
 
   #startControls() {
     this.#by("first").addEventListener("click", () => this.#move(0));
