@@ -168,12 +168,14 @@ class Model(Captured):
             doing("exporting")
             made = splicing(self, place, encode, decode, reads, name)
             model = object.__new__(type(self))
-            model.tokenizer, model.label = self.tokenizer, self.label
+            model.tokenizer, model.label, model._batch_dim = self.tokenizer, self.label, self._batch_dim
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", InexactCaptureWarning)  # the capture said so
                 model._hold(made.module, made.exported, made.sites_of, doing)
             doing("comparing")
             model.splices = MappingProxyType({**self.splices, name: made.checked(self, model)})
+            how = {"place": place, "encode": encode, "decode": decode, "reads": reads, "name": name}
+            model.spliced_into = self, how
         model.phases = doing.seconds()
         return model
 

@@ -13,12 +13,14 @@ from conewise.fleets.payload import Payload, packed, unpacked
 from conewise.identity.digests import program_digest
 from conewise.identity.fingerprint import fingerprint
 from conewise.runs.captured import Captured
+from conewise.splicing.splice_module import Held
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A module, or the name that it is loaded by, with the call that it is captured by.
 
+    `splices` are the dictionaries that are spliced in then, as `splice` takes them, one behind the other.
     `program` and `weights` are those of the driver's model: a worker whose model has others is refused.
     """
 
@@ -29,6 +31,7 @@ class Recipe:
     module: Payload | None = None
     source: str | None = None
     how: Mapping[str, Any] = field(default_factory=dict)
+    splices: Payload | None = None
 
 
 def recipe_of(model: Captured, source: str | None = None, **how: Any) -> Recipe:
@@ -36,18 +39,17 @@ def recipe_of(model: Captured, source: str | None = None, **how: Any) -> Recipe:
 
     `how` is what `cw.load` was given beside the name.
     """
-    if model.splices:
-        raise FleetError(
-            f"{model.name} has a dictionary spliced in ({next(iter(model.splices))}), which workers cannot "
-            "be sent: sweep it in this process."
-        )
+    host, splices = model, list[Mapping[str, Any]]()
+    while host.spliced_into is not None:
+        host, given = host.spliced_into
+        splices.insert(0, given)
     example = model.signature.example
     # The class goes by its name: whoever captures stands above this room.
     call = packed((type(model), tuple(example.args), dict(example.kwargs), model._batch_dim))
     module = None
     if source is None:
-        is_training = model.module.training
-        module = packed((model.module, is_training))
+        is_training = host.module.training
+        module = packed((host.module, is_training))
     return Recipe(
         model.name,
         call,
@@ -56,6 +58,7 @@ def recipe_of(model: Captured, source: str | None = None, **how: Any) -> Recipe:
         module,
         source,
         how,
+        packed(splices) if splices else None,
     )
 
 
@@ -76,7 +79,12 @@ def prepared(recipe: Recipe, device: str | None = None) -> Captured:
     kind, args, kwargs, batch_dim = unpacked(recipe.call, device=where)
     if where is not None:
         args, kwargs = _moved(args, where), _moved(kwargs, where)
-    model: Captured = kind(module, args, kwargs, batch_dim=batch_dim)
+    model: Any = kind(module, args, kwargs, batch_dim=batch_dim)
+    for given in () if recipe.splices is None else unpacked(recipe.splices, device=where):
+        if where is not None:
+            for half in ("encode", "decode"):
+                Held(given[half]).to(where)  # the modules that it reads
+        model = model.splice(**given)
     if program_digest(model.program) != recipe.program:
         raise FleetError(
             f"{recipe.name} was captured as another program on this worker than on the driver. Install the "
@@ -87,7 +95,8 @@ def prepared(recipe: Recipe, device: str | None = None) -> Captured:
             f"{recipe.name} has other weights on this worker than on the driver"
             + ("." if recipe.source is None else f", where it was loaded from {recipe.source!r}.")
         )
-    return model
+    found: Captured = model
+    return found
 
 
 def _moved(given: Any, device: torch.device) -> Any:

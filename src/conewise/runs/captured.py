@@ -91,6 +91,8 @@ class Captured:
         doing("building")
         self.site_table = sites_of(self.program)
         self.splices: Mapping[str, Spliced] = MappingProxyType({})
+        self.spliced_into: tuple[Captured, Mapping[str, Any]] | None = None
+        """The model that a dictionary was spliced into, and what `splice` was given; None without one."""
         if not self.fidelity.bitwise:
             warnings.warn(
                 f"{self.name} was captured, but the graph is {self.fidelity}.",
