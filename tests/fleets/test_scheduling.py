@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conewise.errors import FleetError
+from conewise.fleets.ledger import FleetLedger
 from conewise.fleets.outcomes import DIED, MEMORY, OWN, Done, Failed
-from conewise.fleets.scheduling import TRIES, FleetLedger, run_shares
+from conewise.fleets.scheduling import TRIES, run_shares
 from conewise.fleets.shares import Share
 
 WORLDS = 8
@@ -25,7 +26,7 @@ Answer = Callable[[Share], Done | Failed]
 def done(share: Share) -> Done:
     sizes = [share.worlds] if share.worlds is not None else [WORLDS] * len(share.chunks)
     rows = tuple(np.zeros((size or 0, 1, 1)) for size in sizes)
-    return Done(rows, np.zeros((1, 1)), None, 1, 1, 1.0)
+    return Done(rows, np.zeros((1, 1)), None, 1, 1, float(share.cost))
 
 
 class Player:

@@ -221,3 +221,14 @@ def test_after_an_error_of_the_driver_workers_are_as_good_as_new(fleet: Any, mod
     other = heads(model, source="zero")
     found = other.run(executor=fleet, max_memory=BUDGET)
     assert torch.equal(found.per_prompt, other.run(max_memory=BUDGET).per_prompt)
+
+
+def test_progress_tells_of_all_workers(fleet: Any, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = heads(model)
+    sweep.run(max_memory=BUDGET)  # so that something was timed
+    sweep.run(max_memory=BUDGET, executor=fleet, progress=True)
+    said = capsys.readouterr().err
+    shares = sum(one.shares for one in fleet.ledger.seats.values())
+    assert f"{shares}/{shares} shares by 2 workers" in said
+    assert fleet.ledger.predicted is not None
+    assert fleet.ledger.left == 0

@@ -26,7 +26,7 @@ from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
 from conewise.sweeps.execution.ledger import PHASES, SweepLedger
-from conewise.sweeps.progress import Told
+from conewise.sweeps.progress import Told, follow_workers
 from conewise.sweeps.storage.store import Recorder, recorder
 from conewise.sweeps.sweep import Sweep
 
@@ -203,7 +203,7 @@ def estimate_together(
                 record = recording.enter_context(recorder(one.stored(weights), out, resume))
             jobs.append(AttributionJob(one, record, tell, weights, phases))
         with phases.during("passes"):
-            executor.run(jobs)
+            executor.run(jobs, lambda ledger: follow_workers(tell, ledger))
         results = [job.result() for job in jobs]
     for result in results[1:]:
         result.ledger.phases = dict.fromkeys(result.ledger.phases, 0.0)

@@ -15,9 +15,10 @@ from conewise.circuits.forwards.forwards import Asked
 from conewise.circuits.forwards.masked_forward import Forward, Mask, Numbers
 from conewise.errors import FleetError
 from conewise.fleets.jobs import Dispatch, Work
+from conewise.fleets.ledger import FleetLedger
 from conewise.fleets.outcomes import Done, Failed
 from conewise.fleets.payload import packed
-from conewise.fleets.scheduling import Crew, FleetLedger, run_shares
+from conewise.fleets.scheduling import Crew, run_shares
 from conewise.fleets.shares import Share
 from conewise.fleets.worlds_job import Bits, WorldsJob, WorldsShare
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from conewise.circuits.forwards.forwards import WorldsExecutor
+from conewise.fleets.ledger import FleetLedger
 from conewise.fleets.outcomes import Done, Failed
 from conewise.fleets.payload import Payload
-from conewise.fleets.scheduling import Crew, FleetLedger, run_shares
+from conewise.fleets.scheduling import Crew, run_shares
 from conewise.fleets.shares import ChunkCost, Share, cut_into_shares
 from conewise.identity.digests import program_digest
 from conewise.runs.captured import Captured
@@ -54,11 +55,18 @@ class Job(Protocol):
         """A share was not run, and will not be."""
 
 
+Watch = Callable[[FleetLedger], None]
+"""Is given the ledger of a run that begins, to look at meanwhile."""
+
+
 class Fleet(WorldsExecutor, Protocol):
     """Workers that run jobs beyond this process, and evaluate worlds with removed edges."""
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        """Run all shares of all jobs, together; each job takes what comes back of its own."""
+    def run(self, jobs: Sequence[Job], watch: Watch | None = None) -> None:
+        """Run all shares of all jobs, together; each job takes what comes back of its own.
+
+        `watch` is given the ledger when they begin.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ from conewise.circuits.forwards.masked_forward import Forward
 from conewise.errors import FleetError
 from conewise.extras import needs
 from conewise.fleets.fleet_forward import fleet_forward
-from conewise.fleets.jobs import Dispatch, Job, Work, run_jobs
+from conewise.fleets.jobs import Dispatch, Job, Watch, Work, run_jobs
+from conewise.fleets.ledger import FleetLedger
 from conewise.fleets.outcomes import DIED, Done, Failed
 from conewise.fleets.publishing import Published
-from conewise.fleets.scheduling import Crew, FleetLedger
+from conewise.fleets.scheduling import Crew
 from conewise.fleets.seats import Seat, expect_counts, is_number
 from conewise.fleets.shares import Share
 from conewise.fleets.worker import Worker
@@ -136,10 +137,12 @@ class Ray:
 
     # -- sweeps ------------------------------------------------------------------------------------
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[Job], watch: Watch | None = None) -> None:
         """Run some jobs together; see `conewise.fleets.jobs.Fleet`."""
         self._connected()
         self.ledger = FleetLedger()
+        if watch is not None:
+            watch(self.ledger)
         try:
             run_jobs(jobs, Dispatch(self.workers, self._crew, self._ended), self.ledger)
         except BaseException:

@@ -64,6 +64,13 @@ class SweepJob:
         asked = {"kind": type(sweep), "asked": sweep.asked()}
         self.work = Work(sweep.model, packed((SweepShares, asked), sweep.model), plans)
 
+    @property
+    def seconds(self) -> float | None:
+        """What all of it is predicted to take in one process; None where nothing was timed."""
+        known = [one.plan.seconds for one in self._batches if one.plan.seconds is not None]
+        each = [seconds / len(self._batches) for seconds in known]
+        return sum(each) if len(each) == len(self._batches) else None
+
     def wanted(self) -> tuple[list[ChunkCost], list[Share]]:
         """The chunks that are not stored, and of batches that are stored whole the baselines."""
         chunks: list[ChunkCost] = []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 from conewise.errors import FleetError
+from conewise.fleets.ledger import FleetLedger, SeatLedger
 from conewise.fleets.outcomes import DIED, MEMORY, OWN, Done, Failed
 from conewise.fleets.shares import Share, halves
 
@@ -44,68 +44,6 @@ class Crew(Protocol):
         """Another worker in the place of one that died."""
 
 
-@dataclass(slots=True)
-class SeatLedger:
-    """What one worker did: shares, worlds, their cost in FLOPs, the seconds that they took."""
-
-    name: str
-    shares: int = 0
-    worlds: int = 0
-    cost: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class FleetLedger:
-    """What a fleet did: for each worker what it ran, and what went wrong on the way.
-
-    `log` has a line for each event that a run without it would not have had: a worker that died, a share that
-    was cut in half, one that was given up.
-    """
-
-    seats: dict[str, SeatLedger] = field(default_factory=dict)
-    log: list[str] = field(default_factory=list)
-    died: int = 0
-    halved: int = 0
-    seconds: float = 0.0
-
-    def add(self, other: FleetLedger) -> None:
-        """Add what was done behind it, by the same workers or by others in their places."""
-        for name, one in other.seats.items():
-            own = self.seats.setdefault(name, SeatLedger(name))
-            own.shares += one.shares
-            own.worlds += one.worlds
-            own.cost += one.cost
-            own.seconds += one.seconds
-        self.log += other.log
-        self.died += other.died
-        self.halved += other.halved
-        self.seconds += other.seconds
-
-    @property
-    def balance(self) -> float:
-        """The busiest worker over the mean: 1 is even."""
-        taken = [seat.seconds for seat in self.seats.values()]
-        mean = sum(taken) / len(taken) if taken else 0.0
-        return max(taken) / mean if mean else 1.0
-
-    def __str__(self) -> str:
-        total, cost = (
-            sum(one.seconds for one in self.seats.values()),
-            sum(s.cost for s in self.seats.values()),
-        )
-        lines = [
-            f"{len(self.seats)} workers, {self.seconds:.1f} s; the busiest over the mean: {self.balance:.2f}"
-        ]
-        for one in self.seats.values():
-            predicted = total * one.cost / cost if cost else 0.0
-            lines.append(
-                f"  {one.name:24} {one.shares:5,} shares {one.worlds:8,} cells {one.seconds:8.1f} s, "
-                f"predicted {predicted:.1f} s"
-            )
-        return "\n".join([*lines, *(f"  {line}" for line in self.log)])
-
-
 def run_shares(
     shares: Iterable[Share],
     crew: Crew,
@@ -120,13 +58,13 @@ def run_shares(
     `given_up` are called once for each share, or for the parts that it was cut into; `done` returns how many
     cells there were. `ledger` is kept up to date. Raises FleetError where workers die again and again.
     """
-    started = time.perf_counter()
     line = [(-share.cost, number, share, 0) for number, share in enumerate(shares)]
     heapq.heapify(line)
     count = len(line)
     free = list(crew.seats)
     for seat in free:
-        ledger.seats[seat.name] = SeatLedger(seat.name)
+        ledger.seats.setdefault(seat.name, SeatLedger(seat.name))
+    ledger.begin(sum(-cost for cost, *_ in line))
     out: dict[str, tuple[Share, int]] = {}
     deaths = 0
 
@@ -141,18 +79,23 @@ def run_shares(
             seat = free.pop(0)
             out[seat.name] = share, tries
             seat.submit(share)
+            ledger.seats[seat.name].take(share)
+        ledger.left = len(line) + len(out)
         for seat, outcome in crew.wait():
             share, tries = out.pop(seat.name)
+            own = ledger.seats[seat.name]
+            own.share = None
             if isinstance(outcome, Done):
                 deaths = 0
-                own = ledger.seats[seat.name]
                 own.shares += 1
                 own.cost += share.cost
                 own.seconds += outcome.seconds
                 own.worlds += done(share, outcome)
+                ledger.note_slow(own)
             elif outcome.kind == DIED:
                 deaths += 1
                 ledger.died += 1
+                own.is_gone = True
                 ledger.log.append(f"{seat.name} died over {share.label}: {outcome.said}")
                 if deaths > DEATHS:
                     raise FleetError(
@@ -173,7 +116,7 @@ def run_shares(
                 _alone(share, outcome, again, given_up)
             if not (isinstance(outcome, Failed) and outcome.kind == DIED):
                 free.append(seat)
-    ledger.seconds = time.perf_counter() - started
+    ledger.end()
 
 
 def _alone(

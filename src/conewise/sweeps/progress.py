@@ -10,7 +10,7 @@ import contextvars
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +22,7 @@ from conewise.phases import REST, Phases, shown_phases
 from conewise.status_line import is_notebook, is_terminal, is_watched
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress
 
 PATIENCE = 1.0
@@ -50,6 +51,16 @@ class Told(Protocol):
 
     def begin(self, phases: Phases) -> None:
         """A run begins, or begins again: none of its cells is done. `phases` say what is under way."""
+
+
+class Workers(Protocol):
+    """What workers do, in words. Another thread reads them."""
+
+    def line(self) -> str:
+        """All of them in one line."""
+
+    def lines(self) -> list[str]:
+        """Each in a line."""
 
 
 @contextmanager
@@ -83,11 +94,21 @@ class PassedOn:
         """What is under way from now on."""
         follow(self._tell, phases)
 
+    def follow_workers(self, workers: Workers) -> None:
+        """Who computes from now on."""
+        follow_workers(self._tell, workers)
+
 
 def follow(progress: Any, phases: Phases) -> None:
     """Show what is under way, where that can be shown: a plain function is told of cells alone."""
     if callable(shown := getattr(progress, "follow", None)):
         shown(phases)
+
+
+def follow_workers(progress: Any, workers: Workers) -> None:
+    """Show what workers do, where that can be shown."""
+    if callable(shown := getattr(progress, "follow_workers", None)):
+        shown(workers)
 
 
 class _Nobody:
@@ -115,6 +136,9 @@ class _Counting:
     def follow(self, phases: Phases) -> None:
         follow(self._tell, phases)
 
+    def follow_workers(self, workers: Workers) -> None:
+        follow_workers(self._tell, workers)
+
 
 class _State:
     """How far a run is, in words. Another thread may read them."""
@@ -124,6 +148,7 @@ class _State:
         self.started = time.monotonic()
         self._device = device
         self._followed: list[Phases] = []
+        self.workers: Workers | None = None
 
     def follow(self, phases: Phases) -> None:
         """What is under way from now on."""
@@ -163,7 +188,10 @@ class _State:
         """All of it, while the run goes on."""
         passed = time.monotonic() - self.started
         left = _clock(passed / self.done * (self.total - self.done)) if self.done else "-:--:--"
-        return f"{self.doing()} {self._cells()} {_clock(passed)} left {left} {self.memory()}{self._behind()}"
+        by = "" if self.workers is None else f"; {self.workers.line()}"
+        return (
+            f"{self.doing()} {self._cells()} {_clock(passed)} left {left} {self.memory()}{self._behind()}{by}"
+        )
 
     def last(self) -> str:
         """All of it, after its end."""
@@ -231,6 +259,10 @@ class _Bar:
         """What is under way from now on."""
         self._state.follow(phases)
 
+    def follow_workers(self, workers: Workers) -> None:
+        """Who computes from now on."""
+        self._state.workers = workers
+
     def _show(self) -> None:
         with self._lock:
             if not self._ended:
@@ -270,8 +302,18 @@ class _TerminalBar:
             def render(self, _: Task) -> Text:
                 return Text(self._words())
 
+        class WithWorkers(Progress):
+            """The bar, and below it a line for each worker."""
+
+            def get_renderables(self) -> Iterable[RenderableType]:
+                yield from super().get_renderables()
+                if state.workers is not None:
+                    yield Text(
+                        "\n".join(f"  {line}" for line in (state.workers.line(), *state.workers.lines()))
+                    )
+
         self._state = state
-        self._progress: Progress = Progress(
+        self._progress: Progress = WithWorkers(
             Words(state.doing),
             BarColumn(),
             MofNCompleteColumn(),

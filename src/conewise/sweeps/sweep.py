@@ -15,6 +15,7 @@ from conewise.capturing.foreign import within_memory
 from conewise.checks.witness import Rerun
 from conewise.errors import NoEffectWarning, SweepError
 from conewise.fleets.jobs import Fleet
+from conewise.fleets.ledger import FleetLedger
 from conewise.fleets.processes import Processes
 from conewise.fleets.running import SweepJob
 from conewise.garbage import uncollected
@@ -46,7 +47,7 @@ from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.planner import Planner
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
-from conewise.sweeps.progress import Told, bar
+from conewise.sweeps.progress import Told, bar, follow_workers
 from conewise.sweeps.result import Result
 from conewise.sweeps.running import Numbers, Options, Running, expect_unchanged
 from conewise.sweeps.storage.plan_spec import plain_spec
@@ -421,8 +422,14 @@ def run_together(
                 record = recording.enter_context(recorder(sweep._stored(weights.whole), out, resume))
             with phases.during("planning", f"{len(sweep.cells):,} worlds"):
                 jobs.append(SweepJob(sweep, sweep._planned, options, record, tell, weights, phases))
+        known = [job.seconds for job in jobs if job.seconds is not None]
+
+        def watch(ledger: FleetLedger) -> None:
+            ledger.predicted = sum(known) if len(known) == len(jobs) else None
+            follow_workers(tell, ledger)
+
         with phases.during("passes"):
-            executor.run(jobs)
+            executor.run(jobs, watch)
         with phases.during("weights"):
             expect_unchanged(model, weights, model.weights.whole_contents())
         found = [job.numbers() for job in jobs]

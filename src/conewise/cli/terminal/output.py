@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from conewise.phases import Phases
-    from conewise.sweeps.progress import Told
+    from conewise.sweeps.progress import Told, Workers
 
 PLENTY = 10_000
 """Columns of a line that goes to a file or a pipe: nothing is wrapped there."""
@@ -157,6 +157,7 @@ class CellCounter:
     def __init__(self, status: Status, is_shown: bool) -> None:
         self._status, self._is_shown = status, is_shown
         self._told_at = -math.inf
+        self._workers: Workers | None = None
         self.advance: Told | None = None
         self.done = 0
 
@@ -168,7 +169,8 @@ class CellCounter:
         now = time.monotonic()
         if self._is_shown and (done == total or now - self._told_at >= EVERY):
             self._told_at = now
-            self._status(f"{done} of {total} cells done")
+            by = "" if self._workers is None else f"; {self._workers.line()}"
+            self._status(f"{done} of {total} cells done{by}")
 
     def follow(self, phases: Phases) -> None:
         """What is under way is shown by the bar."""
@@ -176,6 +178,14 @@ class CellCounter:
             from conewise.sweeps.progress import follow
 
             follow(self.advance, phases)
+
+    def follow_workers(self, workers: Workers) -> None:
+        """What workers do is shown by the bar, or in the lines."""
+        self._workers = workers
+        if self.advance is not None:
+            from conewise.sweeps.progress import follow_workers
+
+            follow_workers(self.advance, workers)
 
 
 def progress_for(status: Status, wanted: bool | None) -> bool | Callable[[int, int], None] | None:
