@@ -13,8 +13,8 @@ from conewise.circuits.circuit.circuit import Circuit
 from conewise.circuits.forwards.forwards import Asked
 from conewise.circuits.forwards.masked_forward import Forward
 from conewise.fleets.fleet_forward import FleetForward
+from conewise.fleets.ledger import FleetLedger
 from conewise.fleets.outcomes import DIED, MEMORY, OWN, Done, Failed
-from conewise.fleets.scheduling import FleetLedger
 from conewise.fleets.shares import Share
 from conewise.fleets.worlds_job import WorldsJob
 from conewise.model import Model
