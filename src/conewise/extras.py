@@ -60,7 +60,7 @@ def needs(extra: str = "") -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         for name in (extra, ""):
             if package in EXTRAS[name].packages:
-                raise MissingPackageError(package, name, EXTRAS[name].purpose) from error
+                raise MissingPackageError(package, name, EXTRAS[name].purpose) from None
         raise
 
 

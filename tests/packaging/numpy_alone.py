@@ -20,15 +20,15 @@ def main() -> None:
     assert others <= {"conewise", "numpy", "pip", "setuptools", "wheel"}, others
 
     g = cw.Graph()
-    g.source("x", np.array([1.0, 2.0]))
+    g.source("x", np.array([[1.0, 2.0]]))
     g.source("w", np.array([[1.0, 0.0], [0.0, 3.0]]), param=True)
     g.node("h", cw.ops.matmul, ["x", "w"])
     g.node("y", cw.ops.tanh, ["h"])
-    g.node("loss", cw.ops.mean, ["y"])
+    g.node("loss", cw.ops.mean(), ["y"])
     base = cw.World(g)
     found = base.demand("loss")
     with base.fork() as world:
-        world.patch("h", np.zeros(2))
+        world.patch("h", np.zeros((1, 2)))
         assert world.demand("loss") == 0.0
         assert world.ledger.recomputed == ["y", "loss"]
     assert base.demand("loss") == found
