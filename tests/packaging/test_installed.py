@@ -60,7 +60,7 @@ def test_the_readme_and_the_demo_work_from_a_clean_environment(empty: Environmen
         if file is not None:
             empty.install("--no-deps", "--force-reinstall", str(file))
         empty.run("python", str(code))
-        empty.run("conewise", "demo", "--tiny", "--quiet")
+        empty.run("conewise", "demo", "--tiny")
         page = empty.work / "demo-report" / "index.html"
         assert "<html" in page.read_text(encoding="utf-8")
         shutil.rmtree(page.parent)
