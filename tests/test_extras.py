@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import conewise
+from conewise.cli import entry
 from conewise.errors import ConewiseError, MissingPackageError
 from conewise.extras import EXTRAS, expect, needs
 from tests.plain_stack import captured, sweep_of
@@ -40,6 +42,7 @@ def test_the_extras_are_those_of_the_project() -> None:
     for name, extra in EXTRAS.items():
         if name:
             assert packages(PROJECT["optional-dependencies"][name]) == set(extra.packages) - BROUGHT, name
+            assert brought(name) == {name, *extra.brings}
 
 
 def brought(extra: str) -> set[str]:
@@ -176,9 +179,22 @@ def test_the_command_without_its_parser_says_so_and_ends(
     _, done = hidden
     assert done.returncode == 2
     assert done.stderr == (
-        "error: typer is not installed here. It comes with the extra cli, which is the command line: "
-        "pip install 'conewise[cli]'\n"
+        "error: typer is not installed here. It comes with the extra cli, which is the command line and all "
+        "that it needs: pip install 'conewise[cli]'\n"
     )
+
+
+def test_the_command_says_what_it_lacks_before_it_computes_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Transformers brings the parser: what writes the page may be missing all the same."""
+    whole = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pyarrow" else whole(name))
+    assert entry._run(["demo", "--tiny", "--out", str(tmp_path / "out")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: pyarrow is not installed here. It comes with the extra cli, ")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_conewise_itself_comes_with_is_named_too() -> None:

@@ -21,10 +21,11 @@ from conewise.errors import MissingPackageError
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """What an extra is for, to follow on its name, and the packages that are imported of it."""
+    """What an extra is for, to follow on its name; the packages that are imported of it; extras it brings."""
 
     purpose: str
     packages: tuple[str, ...]
+    brings: tuple[str, ...] = ()
 
 
 EXTRAS: Mapping[str, Extra] = MappingProxyType(
@@ -40,8 +41,12 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
         "tables": Extra("which makes and saves tables", ("pandas", "pyarrow")),
         "plots": Extra("which draws figures and pages", ("jinja2", "markupsafe", "plotly")),
         "workers": Extra("which sends sweeps to other processes", ("cloudpickle",)),
-        "ray": Extra("which sends sweeps to other machines", ("ray",)),
-        "cli": Extra("which is the command line", ("typer",)),
+        "ray": Extra("which sends sweeps to other machines", ("ray",), brings=("workers",)),
+        "cli": Extra(
+            "which is the command line and all that it needs",
+            ("typer",),
+            brings=("hf", "plots", "tables", "workers"),
+        ),
     }
 )
 """The extras that are packages of their own, by name; "" is what conewise always comes with."""
@@ -65,7 +70,12 @@ def needs(extra: str = "") -> Iterator[None]:
 
 
 def expect(extra: str, *packages: str) -> None:
-    """Raise MissingPackageError where one of these, which another library imports, is not installed."""
-    for package in packages:
+    """Raise MissingPackageError where one of these packages, or anything of the extra, is not installed.
+
+    Nothing is imported: for what another library imports, and for what is needed at the end of a long run.
+    """
+    found = EXTRAS[extra]
+    whole = (*found.packages, *(one for name in found.brings for one in EXTRAS[name].packages))
+    for package in packages or whole:
         if importlib.util.find_spec(package) is None:
             raise MissingPackageError(package, extra, EXTRAS[extra].purpose)

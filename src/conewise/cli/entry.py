@@ -57,11 +57,12 @@ def _ended(words: list[str] | None, stdout: "Stdout") -> int:
 def _run(words: list[str] | None) -> int:
     from conewise.cli.terminal.streams import UnwrittenError
     from conewise.errors import MissingPackageError
-    from conewise.extras import needs
+    from conewise.extras import expect
 
     try:
-        with needs("cli"):
-            from conewise.cli.app import app
+        # Before anything runs: a sweep of hours would end without a page, for the want of what draws it.
+        expect("cli")
+        from conewise.cli.app import app
 
         app(words, prog_name="conewise")
     except MissingPackageError as error:
