@@ -15,6 +15,7 @@ from conewise.amounts import as_bytes
 from conewise.circuits.forwards.forwards import Asked
 from conewise.circuits.forwards.masked_forward import Forward
 from conewise.errors import FleetError
+from conewise.extras import expect
 from conewise.fleets.fleet_forward import fleet_forward
 from conewise.fleets.jobs import Dispatch, Job, Watch, Work, run_jobs
 from conewise.fleets.ledger import FleetLedger
@@ -56,6 +57,7 @@ class Processes:
             raise FleetError(f"there is one worker for each device: {len(chosen)}, not {workers}.")
         if load and model is None:
             raise FleetError("`load` says how workers load `model`, which was not given.")
+        expect("workers")
         self._devices = chosen or [None] * (workers or 2)
         self._threads, self._memory = threads, as_bytes(max_memory)
         self._count = 0

@@ -12,7 +12,7 @@ from conewise.amounts import as_bytes
 from conewise.circuits.forwards.forwards import Asked
 from conewise.circuits.forwards.masked_forward import Forward
 from conewise.errors import FleetError
-from conewise.extras import needs
+from conewise.extras import expect, needs
 from conewise.fleets.fleet_forward import fleet_forward
 from conewise.fleets.jobs import Dispatch, Job, Watch, Work, run_jobs
 from conewise.fleets.ledger import FleetLedger
@@ -59,6 +59,7 @@ class Ray:
         expect_counts(workers=workers)
         if load and model is None:
             raise FleetError("`load` says how workers load `model`, which was not given.")
+        expect("ray")
         self._address, self._gpus, self._cpus = address, gpus_per_worker, cpus_per_worker
         self._asked, self._memory = workers, as_bytes(max_memory)
         self._published = Published(model, load or {})
