@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the version that writes them."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import secrets
 import stat
 from pathlib import Path
-
-from conewise.version import __version__
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -87,8 +85,3 @@ def _target(path: Path) -> tuple[Path, int | None]:
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, and only a regular file is replaced", str(path))
     return Path(os.path.realpath(path)), stat.S_IMODE(mode) & 0o777
-
-
-def conewise_version() -> str:
-    """The version of this library, installed or not."""
-    return __version__

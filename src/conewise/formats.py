@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conewise.errors import FormatError
-from conewise.files import conewise_version
+from conewise.version import __version__
 
 KIND, VERSION, WRITER = "kind", "format", "conewise"
 """Where a file says what it is, of which version, and which conewise wrote it."""
@@ -31,7 +31,7 @@ class Format:
     def header(self, *, writer: bool = True) -> dict[str, Any]:
         """What a file of this kind begins with; without `writer`, equal values have equal files for ever."""
         own = {KIND: self.kind, VERSION: self.version}
-        return {**own, WRITER: conewise_version()} if writer else own
+        return {**own, WRITER: __version__} if writer else own
 
     def expect(self, found: Any, name: str) -> Mapping[str, Any]:
         """What was read from the file `name`, which is of this kind, and of a version that is read.
@@ -64,6 +64,6 @@ class Format:
         else:
             remedy = f"An older conewise{known} wrote it, which can still read it"
         raise FormatError(
-            f"{name} is a {self.kind!r} of format {version}, and conewise {conewise_version()} reads format "
+            f"{name} is a {self.kind!r} of format {version}, and conewise {__version__} reads format "
             f"{read}. It was left as it is. {remedy}."
         )

@@ -146,9 +146,9 @@ def test_sources_that_are_not_installed_know_their_version(tmp_path: Path) -> No
     code = """if True:
         from conewise.cli.entry import main
         from conewise.experiments.result import versions
-        from conewise.files import conewise_version
+        from conewise.formats import Format
 
-        print(conewise_version(), versions()["conewise"])
+        print(Format("any", 1).header()["conewise"], versions()["conewise"])
         main(["--version"])
     """
     done = subprocess.run(

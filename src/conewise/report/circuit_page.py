@@ -15,7 +15,7 @@ from pathlib import Path
 from conewise.drawing.circuit_layers import layered
 from conewise.drawing.document import document
 from conewise.errors import CircuitError
-from conewise.files import conewise_version, write_whole
+from conewise.files import write_whole
 from conewise.report.curve import Curve
 from conewise.report.sections import number, prompt_pairs
 from conewise.report.sent import SentCircuit
@@ -23,6 +23,7 @@ from conewise.report.story import Story
 from conewise.scripts import script
 from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.templates import asset
+from conewise.version import __version__
 
 MOST_LINES = 3000
 """How many edges a page draws: with more, one sees none, and a browser has much to do."""
@@ -165,6 +166,6 @@ def _origin(circuit: DrawnCircuit, made_at: datetime) -> dict[str, object]:
     rows.append(("graph", f"{len(circuit.graph.writers):,} writers, {len(circuit.graph.readers):,} readers"))
     if circuit.story is not None and circuit.story.seed is not None:
         rows.append(("seed", str(circuit.story.seed)))
-    rows.append(("conewise", conewise_version()))
+    rows.append(("conewise", __version__))
     rows.append(("page made", made_at.strftime("%d %B %Y, %H:%M UTC")))
     return {"command": None if circuit.story is None else circuit.story.command, "rows": rows}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from conewise.errors import Argument, SweepError
-from conewise.files import conewise_version, write_whole
+from conewise.files import write_whole
 from conewise.formats import Format
 from conewise.identity.machine import numerics
 from conewise.program.tensors import Tensor
@@ -32,6 +32,7 @@ from conewise.sweeps.planning.plan import SweepPlan, as_json
 from conewise.sweeps.storage.decoding import decoded
 from conewise.sweeps.storage.differences import differences
 from conewise.sweeps.storage.tensor_packing import packed, unpacked
+from conewise.version import __version__
 
 FILE, MANIFEST = "sweep.sqlite", "sweep.json"
 FORMAT = Format("conewise store", 2, oldest=2)
@@ -465,7 +466,7 @@ def manifest_of(sweep: StoredSweep) -> dict[str, Any]:
         "sweep": sweep.provenance(),
         "order": hashlib.sha256("\n".join(sweep.order()).encode()).hexdigest(),
         "machine": {
-            "conewise": _series(conewise_version()),
+            "conewise": _series(__version__),
             "python": ".".join(platform.python_version_tuple()[:2]),
             **numerics(sweep.device),
         },
