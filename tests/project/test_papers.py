@@ -96,6 +96,13 @@ def test_the_citation_has_the_version_and_what_the_package_says_of_itself() -> N
     dt.date.fromisoformat(cited["date-released"])
 
 
+def test_the_changelog_has_the_version_below_what_is_not_released() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    first, second, *_ = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert (first, second) == ("Unreleased", f"{conewise.__version__} ({cited['date-released']})")
+
+
 def test_the_paper_is_cited_as_it_is_titled() -> None:
     (paper,) = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["references"]
     (author,) = paper["authors"]
