@@ -37,6 +37,7 @@ PLAIN = {
     "cli/folders/stored.py": "said by the caller, with the file's name",
     "experiments/": "mistakes in the experiments themselves",
     "formats.py": "said by the caller, with the file's name",
+    "fleets/worlds_job.py": "a MemoryError, as where memory is out: the share is cut",
     "files.py": "an OSError, with its number, as the system raises it",
     "graph/gradients.py": "a key that is not there",
     "locations/places.py": "of `as_number`, which says what is none; its callers say of what",
@@ -47,6 +48,7 @@ PLAIN = {
     "reading.py": "said by the caller, with the file's name",
     "runs/reading.py": "what is put in a place, which interventions say",
     "runs/values.py": "an attribute that is not there",
+    "scripts.py": "mistakes in the pages' own scripts",
     "sweeps/": "said by the caller, with the file's name; what cannot happen",
 }
 PYTHONS = {
