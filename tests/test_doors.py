@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from rich.console import Console
 
@@ -48,6 +49,7 @@ from tests.circuits.graphs import graph, random_scores
 from tests.cli.commands import CLEAN, CORRUPTED
 from tests.damage import count, damaged_bytes, damaged_json
 from tests.doors import all_ours
+from tests.golden.formats import made as golden
 from tests.prompts.written import write_pairs
 from tests.sweeps.small import model as small_model
 from tests.sweeps.small import sweep_over
@@ -246,6 +248,33 @@ def test_questions(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def sweep() -> Sweep:
     return sweep_over(small_model(), [cw.site("mlp_out", layer=0), cw.site("z", layer=1)])
+
+
+def test_plans() -> None:
+    """A plan that is taken gives the numbers of its sweep: it is of the same steps."""
+    captured, sound = golden.model(), json.loads((golden.FOLDER / "0.1.0" / golden.PLAN).read_text("utf-8"))
+    values = golden.sweep(captured).run().table
+
+    def attempt(text: str) -> None:
+        assert torch.equal(cw.SweepPlan.from_json(text).run(captured).table, values)
+
+    taken, refused = all_ours(damaged_json(sound, count(200)), attempt)
+    assert taken > 0
+    assert refused > 0
+
+
+def test_searches(tmp_path: Path) -> None:
+    """A search that is taken was not damaged: it has its checksum."""
+    captured, path = golden.model(), tmp_path / "search.json"
+    sound = json.loads((golden.FOLDER / "0.1.0" / golden.FOUND / path.name).read_text("utf-8"))
+    found = golden.search(captured)
+
+    def attempt(text: str) -> None:
+        path.write_text(text, "utf-8", "surrogatepass")
+        assert golden.search(captured, out=path, resume=True).log == found.log
+
+    _, refused = all_ours(damaged_json(sound, count(100)), attempt)
+    assert refused > 50
 
 
 @pytest.mark.parametrize("table", ["manifest", "plans", "chunks"])

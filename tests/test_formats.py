@@ -179,6 +179,14 @@ def test_a_decision_that_was_changed_by_hand_is_found(folder: Path, model: Model
         made.search(model, out=path, resume=True)
 
 
+def test_a_number_of_a_manifest_that_was_changed_by_hand_is_found(folder: Path) -> None:
+    path = folder / "result/manifest.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(manifest | {"base": [(2.0).hex(), (3.0).hex()]}), "utf-8")
+    with pytest.raises(ConewiseError, match=r"manifest\.json does not have the checksum that it was written"):
+        cw.load(folder / made.RESULT)
+
+
 def test_an_evaluation_over_nothing_comes_back(folder: Path, tmp_path: Path) -> None:
     found = read_circuit(folder / made.FOUND)
     nothing = replace(

@@ -148,12 +148,12 @@ class SweepPlan(PlanCosts):
         """The plan that `to_json` wrote. Raises FormatError for one of a newer version."""
         try:
             plain = FORMAT.expect(parse_json(text), "this plan")
-            costs = {one.name: plain[one.name] for one in fields(PlanCosts)}
+            costs = {one.name: _expect(plain[one.name], one.name, str(one.type)) for one in fields(PlanCosts)}
             costs["chunks"] = tuple(costs["chunks"])
             compiled = Compiled.from_plain(plain["compiled"]) if "compiled" in plain else None
-            found = cls(**costs, compiled=compiled, spec=plain.get("spec", {}))
+            found = cls(**costs, compiled=compiled, spec=_expect(plain.get("spec", {}), "spec", "dict"))
             found.check()
-        except (KeyError, TypeError, ValueError, AssertionError, AttributeError, IndexError) as error:
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise SweepError(
                 f"this is no plan of a sweep ({type(error).__name__}: {error}). Give what `plan.to_json()` "
                 "wrote."
@@ -165,7 +165,9 @@ class SweepPlan(PlanCosts):
         if self.compiled is None:
             return
         compiled = self.compiled
-        assert sorted(compiled.order) == list(range(self.worlds)), "the order has every cell once"
+        cells = len(compiled.order)  # before a range: a file may say any number of worlds
+        assert cells == self.worlds, "the order has every cell once"
+        assert sorted(compiled.order) == list(range(cells)), "the order has every cell once"
         assert sum(self.chunks) == self.worlds, "the chunks are all worlds"
         if self.evaluator == "wavefront":
             assert [one.worlds for one in compiled.passes] == list(self.chunks), "a pass for each chunk"
@@ -182,6 +184,21 @@ class SweepPlan(PlanCosts):
         chunks = chunks or [range(world, world + 1) for world in range(len(compiled.order))]
         counted += sum(read.writers * read.work for one in chunks for read in read_in(compiled.fills, one))
         assert counted * self.batches == self.node_evaluations, "the steps are what is counted"
+
+
+def _expect(value: Any, name: str, kind: str) -> Any:
+    """A value of a plan that was read, of the type that it is declared with."""
+    of_kind = {
+        "int": type(value) is int,
+        "int | None": value is None or type(value) is int,
+        "float | None": value is None or type(value) in (int, float),
+        "str": isinstance(value, str),
+        "tuple[int, ...]": isinstance(value, list) and all(type(one) is int for one in value),
+        "dict": isinstance(value, dict),
+    }
+    if not of_kind[kind]:
+        raise ValueError(f"{name} is {value!r:.40}")
+    return value
 
 
 def _lines(plain: Mapping[str, Any]) -> str:

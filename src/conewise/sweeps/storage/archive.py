@@ -38,6 +38,12 @@ from conewise.sweeps.storage.tensor_packing import from_rows
 MANIFEST, VALUES = "manifest.json", "values.parquet"
 FORMAT = Format("conewise result", 1)
 
+_SEALED = (
+    *("metrics", "base", "source", "base_per_prompt", "source_per_prompt"),
+    *("parts", "values_sha256", "method", "missing"),
+)
+"""What of a manifest its own checksum is over; the rest is about how the result came about."""
+
 _LARGEST = 2**31
 """No coordinate of a site is as large as this: pages have 32 bits for each."""
 
@@ -96,11 +102,15 @@ def read_result(folder: str | Path) -> ResultData:
         raise _damaged(folder, f"{VALUES} does not have the checksum that {MANIFEST} tells")
     try:
         with within_memory(f"the result in {folder}"):
-            return _result(folder, manifest, values)
+            result = _result(folder, manifest, values)
     except KeyError as error:
         raise _damaged(folder, f"{MANIFEST} cannot be understood: something in it has no {error}") from None
     except ValueError as error:
         raise _damaged(folder, f"{MANIFEST} cannot be understood: {error}") from None
+    # Last, because what is wrong in particular says more.
+    if manifest.get("sha256") != _checksum(manifest):
+        raise _damaged(folder, f"{MANIFEST} does not have the checksum that it was written with")
+    return result
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -134,7 +144,7 @@ def _damaged(folder: Path, what: str) -> SweepError:
 
 
 def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
-    return {
+    whole = {
         **FORMAT.header(),
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv) if sys.argv and sys.argv[0] else None,
@@ -155,6 +165,13 @@ def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
         "parts": [_part(part) for part in result.spreads],
         "values_sha256": checksum,
     }
+    return {**whole, "sha256": _checksum(whole)}
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    """A checksum over what the numbers of a result are, and what they are of."""
+    sealed = {name: manifest.get(name) for name in _SEALED}
+    return hashlib.sha256(json.dumps(sealed, sort_keys=True).encode()).hexdigest()
 
 
 def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> ResultData:

@@ -71,8 +71,19 @@ def plain_spec(
 def asked_by(spec: Mapping[str, Any], run: Rerunning) -> dict[str, Any]:
     """What `Sweep` has to be given for a plan's spec; SweepError says what could not be written down.
 
-    What was given as a run is run again, by `run`: as inputs it would be rounded otherwise.
+    What was given as a run is run again, by `run`: as inputs it would be rounded otherwise. A spec that was
+    damaged raises SweepError too.
     """
+    try:
+        return _asked(spec, run)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SweepError(
+            f"what this plan is for cannot be understood ({type(error).__name__}: {error}). Give what "
+            "`plan.to_json()` wrote."
+        ) from None
+
+
+def _asked(spec: Mapping[str, Any], run: Rerunning) -> dict[str, Any]:
     metrics = [_metric(plain) for plain in spec["metrics"]]
     batches = [(_given(base, run), _given(source, run)) for base, source in spec["batches"]]
     missing = [
@@ -96,8 +107,14 @@ def asked_by(spec: Mapping[str, Any], run: Rerunning) -> dict[str, Any]:
         if one or batches[0][1] is None or isinstance(batches[0][1], str)
         else [source for _, source in batches],
         "metric": metrics,
-        "precision": spec["precision"],
+        "precision": None if spec["precision"] is None else _text(spec["precision"]),
     }
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} stands where a text is expected")
+    return value
 
 
 def _selector_to_plain(part: Part, number: Callable[[Any], int]) -> Any:
@@ -148,7 +165,8 @@ def _selector(plain: Any, sources: Sequence[Any]) -> Part:
 
 def _plain_selector(plain: Mapping[str, Any]) -> Selector:
     choices = {a: tuple(c) if isinstance(c, list) else c for a, c in plain["choices"].items()}
-    return Selector(plain["name"], plain["stack"], choices)
+    hash((*choices.values(),))  # what is no plain value is found out here
+    return Selector(_text(plain["name"]), _text(plain["stack"]), choices)
 
 
 def _member(plain: Any, sources: Sequence[Any]) -> Place | SourcedCell:
@@ -203,6 +221,7 @@ def _place(plain: Any) -> Place:
             chosen[axis] = slice(*one["slice"])
         else:
             chosen[axis] = tuple(one) if isinstance(one, list) else one
+    hash((layer, _text(name), _text(stack), *(one for one in chosen.values() if not isinstance(one, slice))))
     if not edge:
         return Place(name, layer, stack, chosen)
     own, writer, entry, live, also = edge
@@ -257,7 +276,10 @@ def _tensor(plain: Mapping[str, Any]) -> Tensor:
     dtype = getattr(torch, str(plain["dtype"]), None)
     if not isinstance(dtype, torch.dtype):
         raise SweepError(f"no dtype {plain['dtype']!r} in this plan's inputs.")
-    if "values" in plain:
-        return torch.tensor(plain["values"], dtype=dtype)
-    raw = bytearray(base64.b64decode(plain["bytes"], validate=True))
-    return torch.frombuffer(raw, dtype=dtype).reshape(plain["shape"])
+    try:
+        if "values" in plain:
+            return torch.tensor(plain["values"], dtype=dtype)
+        raw = bytearray(base64.b64decode(plain["bytes"], validate=True))
+        return torch.frombuffer(raw, dtype=dtype).reshape(plain["shape"])
+    except RuntimeError as error:  # numbers that the dtype does not hold, or not as many as the shape has
+        raise ValueError(str(error).partition("\n")[0]) from None
