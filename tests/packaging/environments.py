@@ -24,15 +24,15 @@ class Environment:
         """Install with pip, at the tested versions. What pip says of a registry stands in the error."""
         how = ("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--no-compile")
         constraints = str(ROOT / "constraints.txt")
-        self.run("python", "-m", "pip", "install", *how, "-c", constraints, *what, minutes=8)
+        self.run("python", "-m", "pip", "install", *how, "-c", constraints, *what, minutes=15)
 
-    def run(self, command: str, *words: str, minutes: float = 3) -> str:
+    def run(self, command: str, *words: str, minutes: float = 8) -> str:
         """What a command of the environment prints. One that fails is an AssertionError with what it said."""
         return expect([str(self.bin / command), *words], cwd=self.work, minutes=minutes)
 
     def fails(self, command: str, *words: str) -> tuple[int, str]:
         """The exit code of a command that is to fail, and all that it says."""
-        done = _done([str(self.bin / command), *words], self.work, 3)
+        done = _done([str(self.bin / command), *words], self.work, 8)
         assert done.returncode != 0, done.stdout
         return done.returncode, done.stdout
 
