@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_a_damaged_inside_is_named(tmp_path: Path) -> None:
-    (tmp_path / INSIDE).write_text('{"tokens": [["a"]], "numbers": []}', encoding="utf-8")
+    told = {"kind": "conewise inside", "format": 1, "tokens": [["a"]], "numbers": []}
+    (tmp_path / INSIDE).write_text(json.dumps(told), encoding="utf-8")
     with pytest.raises(SweepError, match=r"is damaged: inside\.json cannot be understood .*0 numbers"):
         read_inside(tmp_path)
 

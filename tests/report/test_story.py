@@ -35,6 +35,10 @@ def test_a_story_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
 def test_what_is_no_story_is_refused(text: str) -> None:
     with pytest.raises(SweepError, match="not the story of a sweep"):
         Story.from_json(text)
+    if text.startswith("{"):
+        whole = {"kind": "conewise story", "format": 1, **json.loads(text)}
+        with pytest.raises(SweepError, match="not the story of a sweep: the story"):
+            Story.from_json(json.dumps(whole))
 
 
 @pytest.mark.parametrize(
