@@ -20,9 +20,11 @@ def load(name: str | Path, **how: Any) -> Loaded | Result: ...
 def load(name: str | Path, **how: Any) -> Loaded | Result:
     """A model by its name, folder or GGUF file; or a `Result`, from a folder that `result.save` wrote.
 
-    How a model is loaded (`dtype`, `device`, `revision`, ...) is described in
-    `conewise.models.load.load`; a result is loaded as it is. Where a type checker should know which
-    of the two it is, call that function, or `conewise.sweeps.storage.archive.load_result`.
+    How a model is loaded: `dtype` ("float32", torch.bfloat16; as it was saved, unless given), `device`
+    ("cuda"), `revision` of a name on the hub, `attn_implementation` ("eager" has attention scores as values),
+    `trust_remote_code` (code beside the weights is run; off), `progress`, called with what is being done.
+    A result is loaded as it is. Where a type checker should know which of the two it is, call
+    `conewise.models.load.load` or `conewise.sweeps.saved.load_result`.
     """
     folder = as_path(name)
     if str(name) in KNOWN or not is_there(folder, Path.is_dir) or not is_result(folder):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -101,3 +103,36 @@ def test_a_name_that_is_not_there_is_found(written: str) -> None:
 )
 def test_a_name_that_is_there_is_not_found(written: str) -> None:
     assert not unknown(written)
+
+
+def dotted(folder: Path) -> Iterator[tuple[str, str]]:
+    """The names that begin with the package's and are written as code, each with the file that has it."""
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.md")]):
+        for name in re.findall(r"`(conewise(?:\.\w+)+)", path.read_text("utf-8")):
+            yield name, path.name
+
+
+def leads_somewhere(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        try:
+            return hasattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("folder", ["src", "docs"])
+def test_dotted_names_of_the_package_lead_somewhere(folder: str) -> None:
+    found = set(dotted(ROOT / folder))
+    assert len(found) > 5
+    assert sorted((name, where) for name, where in found if not leads_somewhere(name)) == []
+
+
+def test_a_dotted_name_that_is_not_there_is_found() -> None:
+    assert leads_somewhere("conewise.runs.metrics.prob")
+    assert not leads_somewhere("conewise.runs.metrics.gone")
+    assert not leads_somewhere("conewise.gone.prob")
