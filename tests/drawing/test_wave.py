@@ -189,8 +189,8 @@ def test_a_part_of_which_some_is_recomputed_is_filled_in_part() -> None:
     assert widths["cw-done"] == pytest.approx(widths["cw-box"] * share, rel=1e-4)
 
 
-def test_the_figure_of_the_readme_is_what_a_recorded_wave_draws() -> None:
-    """The README says: six nodes. To write the figure anew: `python -m tests.report.figure`."""
+def test_the_figure_of_the_reference_is_what_a_recorded_wave_draws() -> None:
+    """The reference says: six nodes. To write the figure anew: `python -m tests.report.figure`."""
     assert figure() == FIGURE.read_text(encoding="utf-8")
     drawn = ET.fromstring(figure())
     assert (

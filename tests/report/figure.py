@@ -1,4 +1,4 @@
-"""The figure of the README, of a recorded wave. To write it anew: `python -m tests.report.figure`."""
+"""The figure of the reference on graphs: a recorded wave. `python -m tests.report.figure` writes it anew."""
 
 from __future__ import annotations
 
