@@ -164,3 +164,21 @@ def test_the_number_stands_in_one_place() -> None:
     assert project["project"]["dynamic"] == ["version"]
     assert "version" not in project["project"]
     assert project["tool"]["hatch"]["version"] == {"path": "src/conewise/version.py"}
+
+
+def test_the_version_is_said_also_where_the_command_line_is_not_installed() -> None:
+    """`pip install conewise` brings the command without its parser; reports of defects ask for it."""
+    code = "import sys; sys.modules['typer'] = None; from conewise.cli.entry import main; main({!r})"
+    said, refused = (
+        subprocess.run(
+            [sys.executable, "-c", code.format(words)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for words in (["--version"], ["sites", "tiny"])
+    )
+    assert (said.returncode, said.stdout) == (0, f"{version_line()}\n")
+    assert refused.returncode == 2
+    assert "conewise[cli]" in refused.stderr

@@ -66,6 +66,11 @@ def _run(words: list[str] | None) -> int:
 
         app(words, prog_name="conewise")
     except MissingPackageError as error:
+        if (sys.argv[1:] if words is None else words) == ["--version"]:  # needs no parser
+            from conewise.cli.version_line import version_line
+
+            print(version_line())
+            return FINE
         _say(f"error: {error}")
         return USAGE
     except SystemExit as end:
