@@ -176,6 +176,12 @@ def test_workers_that_always_die_end_the_search(model: Model) -> None:
         acdc(model, **asked_of(model), executor=Here(2, lambda name, share: Failed(DIED, "no memory")))
 
 
+def test_workers_that_are_closed_meanwhile_end_the_search(model: Model) -> None:
+    fleet = Here(2)
+    with pytest.raises(FleetError, match="were closed in the middle of a search"):
+        acdc(model, **asked_of(model), executor=fleet, progress=lambda *done: fleet.seats.clear())
+
+
 def test_circuits_are_evaluated_by_workers(model: Model, local: Circuit) -> None:
     runs = {name: given for name, given in asked_of(model).items() if name != "threshold"}
     bits = local.evaluate(**runs)

@@ -56,6 +56,22 @@ def ids_run(model: Model) -> Any:
     return model.run(input_ids=ids(1))
 
 
+def test_circuits_from_sweeps_of_edges(fleet: Any, model: Model) -> None:
+    """What removed edges carry: another run, nothing, a mean; of one batch and of several."""
+    base, several = ids_run(model), [{"input_ids": ids(seed)} for seed in (1, 2)]
+    dataset = [{"input_ids": ids(seed)} for seed in (5, 6)]
+    asked: list[dict[str, Any]] = [
+        {"base": base, "source": "zero"},
+        {"base": base, "source": cw.mean(model, dataset)},
+        {"base": several, "source": several[::-1]},
+    ]
+    for given in asked:
+        sweep = model.sweep(model.edges(), **given, metric=METRIC)
+        found, expected = sweep.run(executor=fleet, max_memory="1MB"), sweep.run(max_memory="1MB")
+        assert torch.equal(found.per_prompt, expected.per_prompt)
+        assert found.circuit(top=20, model=model).edges == expected.circuit(top=20, model=model).edges
+
+
 def test_a_killed_worker_costs_nothing_and_a_search_goes_on_anywhere(
     fleet: Any, model: Model, tmp_path: Path
 ) -> None:
@@ -84,6 +100,23 @@ def test_a_killed_worker_costs_nothing_and_a_search_goes_on_anywhere(
         found = cw.acdc(model, **asked, executor=executor, out=path, resume=True)
         assert decided(found) == decided(expected)
         assert torch.allclose(changes(found), changes(expected), rtol=0, atol=1e-6)
+
+
+def test_workers_are_had_by_one_at_a_time(fleet: Any, model: Model) -> None:
+    """A progress function that asks the same workers would mix up what comes back of both."""
+    sweep = model.sweep(cw.sites("z", layer=":", head=":"), base=ids_run(model), source="zero", metric=METRIC)
+    for ask in (
+        lambda: sweep.run(executor=fleet),
+        lambda: cw.acdc(model, **asked_of(model), executor=fleet),
+    ):
+
+        def progress(done: int, total: int, ask: Any = ask) -> None:
+            ask()
+
+        with pytest.raises(FleetError, match="in the middle of another sweep or search"):
+            cw.acdc(model, **asked_of(model), executor=fleet, progress=progress)
+        with pytest.raises(FleetError, match="in the middle of another sweep or search"):
+            sweep.run(executor=fleet, progress=progress)
 
 
 def test_a_part_that_does_not_fit_is_halved(model: Model, local: Circuit) -> None:

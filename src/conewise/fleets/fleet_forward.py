@@ -109,6 +109,8 @@ class FleetForward:
         self._removed[self.stages[stage].rows] = removed
 
     def _evaluated(self, stage: int | None, removed: Mask) -> Numbers:
+        if not self._crew.seats:
+            raise FleetError("the workers were closed in the middle of a search for a circuit.")
         current, worlds = Bits.of(self._removed), len(removed)
         shares: list[Share] = []
         for first, count in cuts(worlds, self._workers, self._fits):

@@ -24,6 +24,7 @@ from conewise.fleets.publishing import Published
 from conewise.fleets.scheduling import Crew
 from conewise.fleets.seats import Seat, expect_counts
 from conewise.fleets.shares import Share
+from conewise.fleets.turns import Turn
 
 
 class Processes:
@@ -61,6 +62,7 @@ class Processes:
         self._devices = chosen or [None] * (workers or 2)
         self._threads, self._memory = threads, as_bytes(max_memory)
         self._count = 0
+        self._turn = Turn()
         self.ledger = FleetLedger()
         """What the last sweep took, by worker."""
 
@@ -87,27 +89,28 @@ class Processes:
 
     def run(self, jobs: Sequence[Job], watch: Watch | None = None) -> None:
         """Run some jobs together; see `conewise.fleets.jobs.Fleet`."""
-        self.ledger = FleetLedger()
-        if watch is not None:
-            watch(self.ledger)
-        try:
-            run_jobs(jobs, Dispatch(self.workers, self._crew, self._ended), self.ledger)
-        except BaseException:
-            self.close()  # what is still computed is for nobody
-            raise
+        with self._dispatch() as dispatch:
+            if watch is not None:
+                watch(self.ledger)
+            run_jobs(jobs, dispatch, self.ledger)
 
     @contextmanager
     def forward(self, asked: Asked, own: Forward) -> Iterator[Forward]:
         """Worlds with removed edges by workers; see `conewise.fleets.fleet_forward`."""
-        self.ledger = FleetLedger()
-        dispatch = Dispatch(self.workers, self._crew, self._ended)
-        try:
-            with fleet_forward(asked, own, dispatch, self.ledger) as forward:
-                yield forward
-        except BaseException:
-            if any(seat.is_out for seat in self._seats):
-                self.close()  # what is still computed is for nobody
-            raise
+        with self._dispatch() as dispatch, fleet_forward(asked, own, dispatch, self.ledger) as forward:
+            yield forward
+
+    @contextmanager
+    def _dispatch(self) -> Iterator[Dispatch]:
+        """Workers for one who asks; where that fails while they are at work, they end."""
+        with self._turn.taken():
+            self.ledger = FleetLedger()
+            try:
+                yield Dispatch(self.workers, self._crew, self._ended)
+            except BaseException:
+                if any(seat.is_out for seat in self._seats):
+                    self.close()
+                raise
 
     def _crew(self, works: Sequence[Work]) -> Crew:
         """Workers that have the models of some work."""

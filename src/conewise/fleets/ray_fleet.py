@@ -21,6 +21,7 @@ from conewise.fleets.publishing import Published
 from conewise.fleets.scheduling import Crew
 from conewise.fleets.seats import Seat, expect_counts, is_number
 from conewise.fleets.shares import Share
+from conewise.fleets.turns import Turn
 from conewise.fleets.worker import Worker
 
 LOOPBACK = "127.0.0.1"
@@ -67,6 +68,7 @@ class Ray:
         self._is_ours = False
         self._seats: list[_Actor] = []
         self._count = 0
+        self._turn = Turn()
         self.ledger = FleetLedger()
         """What the last sweep took, by worker."""
 
@@ -140,29 +142,29 @@ class Ray:
 
     def run(self, jobs: Sequence[Job], watch: Watch | None = None) -> None:
         """Run some jobs together; see `conewise.fleets.jobs.Fleet`."""
-        self._connected()
-        self.ledger = FleetLedger()
-        if watch is not None:
-            watch(self.ledger)
-        try:
-            run_jobs(jobs, Dispatch(self.workers, self._crew, self._ended), self.ledger)
-        except BaseException:
-            self._end_seats()  # what is still computed is for nobody
-            raise
+        with self._dispatch() as dispatch:
+            if watch is not None:
+                watch(self.ledger)
+            run_jobs(jobs, dispatch, self.ledger)
 
     @contextmanager
     def forward(self, asked: Asked, own: Forward) -> Iterator[Forward]:
         """Worlds with removed edges by workers; see `conewise.fleets.fleet_forward`."""
-        self._connected()
-        self.ledger = FleetLedger()
-        dispatch = Dispatch(self.workers, self._crew, self._ended)
-        try:
-            with fleet_forward(asked, own, dispatch, self.ledger) as forward:
-                yield forward
-        except BaseException:
-            if any(seat.pending is not None for seat in self._seats):
-                self._end_seats()  # what is still computed is for nobody
-            raise
+        with self._dispatch() as dispatch, fleet_forward(asked, own, dispatch, self.ledger) as forward:
+            yield forward
+
+    @contextmanager
+    def _dispatch(self) -> Iterator[Dispatch]:
+        """Workers for one who asks; where that fails while they are at work, they end."""
+        with self._turn.taken():
+            self._connected()
+            self.ledger = FleetLedger()
+            try:
+                yield Dispatch(self.workers, self._crew, self._ended)
+            except BaseException:
+                if any(seat.is_out for seat in self._seats):
+                    self._end_seats()
+                raise
 
     def _crew(self, works: Sequence[Work]) -> Crew:
         """Workers that have the models of some work."""
@@ -229,6 +231,11 @@ class _Actor(Seat):
         """Ask the actor for something; what comes of it is looked at with the next share."""
         self._calls.append(getattr(self._actor, method).remote(*given))
 
+    @property
+    def is_out(self) -> bool:
+        """Whether something comes back."""
+        return self.pending is not None
+
     def run(self, key: str, share: Share) -> None:
         """Ask for a share."""
         self.pending = self._actor.run.remote(key, share)
@@ -249,6 +256,7 @@ class _Actor(Seat):
         ) as error:
             return Failed(DIED, str(error).strip().splitlines()[0])
         except exceptions.RayTaskError as error:
+            self.pending = found  # it is of no use any more: whoever asked ends it
             raise FleetError(f"{self.name} could not be set up: {error.cause or error}") from error
         return outcome
 
@@ -268,7 +276,7 @@ class _RayCrew:
 
     def wait(self) -> list[tuple[Any, Done | Failed]]:
         """Wait until a share comes back."""
-        waiting = {seat.pending: seat for seat in self._seats if seat.pending is not None}
+        waiting = {seat.pending: seat for seat in self._seats if seat.is_out}
         ready, _ = self._fleet._ray.wait(list(waiting), num_returns=1)
         return [(waiting[one], waiting[one].outcome()) for one in ready]
 
