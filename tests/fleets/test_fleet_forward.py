@@ -105,7 +105,7 @@ def test_workers_that_die_cost_nothing(model: Model, local: Circuit, every: int)
     fleet = Here(2, dying(every))
     expect_equal(acdc(model, **asked_of(model), executor=fleet), local)
     assert fleet.ledger.died > 2
-    assert "died over batch" in fleet.ledger.log[0]
+    assert any("died over batch" in line for line in fleet.ledger.log)
 
 
 def test_parts_that_do_not_fit_are_halved_and_those_behind_are_smaller(model: Model, local: Circuit) -> None:

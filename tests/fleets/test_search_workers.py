@@ -42,7 +42,7 @@ def test_a_search_has_the_bits_of_the_same_parts(fleet: Any, model: Model, local
     assert seen[-1] == (len(local.log), len(local.log))
     worlds = [one.worlds for one in fleet.ledger.seats.values()]
     assert worlds == [one.worlds for one in here.ledger.seats.values()]
-    assert not fleet.ledger.log
+    assert fleet.ledger.died == fleet.ledger.halved == 0
     # Workers are asked for something else in between, and for the search again.
     sweep = model.sweep(cw.sites("z", layer=":", head=":"), base=ids_run(model), source="zero", metric=METRIC)
     assert torch.equal(sweep.run(executor=fleet).per_prompt, sweep.run().per_prompt)
@@ -92,7 +92,7 @@ def test_a_killed_worker_costs_nothing_and_a_search_goes_on_anywhere(
     with pytest.raises(KeyboardInterrupt):
         cw.acdc(model, **asked, executor=fleet, out=path, progress=progress)
     assert fleet.ledger.died == 1
-    assert "died over batch" in fleet.ledger.log[0]
+    assert any("died over batch" in line for line in fleet.ledger.log)
     assert 0 < len(json.loads(path.read_text())["decisions"]) < len(expected.log)
     before = path.read_text()
     for executor in (None, fleet):
