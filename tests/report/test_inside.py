@@ -88,7 +88,7 @@ def test_the_lens_is_that_of_the_run() -> None:
 
 def test_it_is_the_same_after_json_and_back() -> None:
     assert Inside.from_json(inside().to_json()) == inside()
-    with pytest.raises(SweepError, match="not the inside of a run: .*tokens is a whole number"):
+    with pytest.raises(SweepError, match=r"not the inside of a run: .*tokens is a whole number"):
         Inside.from_json('{"kind": "conewise inside", "format": 1, "tokens": 3}')
 
 
