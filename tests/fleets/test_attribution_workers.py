@@ -125,11 +125,9 @@ def test_prompts_that_do_not_fit_are_cut_down_to_one(fleet: Any, model: Model) -
         apart = {**given, "source": lambda present: present / 2}
         with pytest.raises(SweepError, match="may depend on all prompts"):
             cw.attribution(model, SITES, **apart, executor=small)
-    with (
-        type(fleet)(workers=1, max_memory=100, **shared) as tiny,
-        pytest.raises(SweepError, match="does not fit into a worker"),
-    ):
-        cw.attribution(model, SITES, **given, executor=tiny)
+        long = {"base": {"input_ids": ids(1, 28, 1)}, "source": {"input_ids": ids(2, 28, 1)}}
+        with pytest.raises(SweepError, match="does not fit into a worker"):
+            cw.attribution(model, SITES, **{**given, **long}, executor=small)
 
 
 def test_hybrid_and_checks_compute_their_worlds_by_workers(fleet: Any, model: Model) -> None:

@@ -218,7 +218,8 @@ def test_after_an_error_of_the_driver_workers_are_as_good_as_new(fleet: Any, mod
 
     with pytest.raises(KeyboardInterrupt):
         sweep.run(executor=fleet, max_memory=BUDGET, progress=stop)
-    other = heads(model, source="zero")
+    given: dict[str, Any] = {"base": {"input_ids": ids(1)}, "source": "zero", "metric": METRIC}
+    other = model.sweep(cw.sites("mlp_out", layer=":"), **given)
     found = other.run(executor=fleet, max_memory=BUDGET)
     assert torch.equal(found.per_prompt, other.run(max_memory=BUDGET).per_prompt)
 
@@ -232,3 +233,15 @@ def test_progress_tells_of_all_workers(fleet: Any, model: Model, capsys: pytest.
     assert f"{shares}/{shares} shares by 2 workers" in said
     assert fleet.ledger.predicted is not None
     assert fleet.ledger.left == 0
+
+
+def test_a_plan_that_is_given_is_followed(fleet: Any, model: Model) -> None:
+    sweep = heads(model)
+    plan = sweep.plan(BUDGET)
+    found = sweep.run(plan=plan, executor=fleet)
+    assert found.plan.chunks == plan.chunks
+    assert torch.equal(found.per_prompt, sweep.run(plan=plan).per_prompt)
+    given: dict[str, Any] = {"base": {"input_ids": ids(1)}, "source": "zero", "metric": METRIC}
+    other = model.sweep(cw.sites("mlp_out", layer=":"), **given)
+    with pytest.raises(SweepError, match="Plan it again"):
+        other.run(plan=plan, executor=fleet)

@@ -27,7 +27,8 @@ class Published:
         self, works: Sequence[Work], put: Callable[[Any], Any], forget_model: Callable[[str], None]
     ) -> list[tuple[Work, str]]:
         """Publish some work, each with the key of its model. Models that have long been idle are dropped."""
-        keys = [work.model_key for work in works]
+        known = {id(work.model): work.model_key for work in {id(one.model): one for one in works}.values()}
+        keys = [known[id(work.model)] for work in works]
         for work, key in zip(works, keys, strict=True):
             if key not in self.by_key:
                 recipe: Recipe = recipe_of(work.model, self._source, **self._how)

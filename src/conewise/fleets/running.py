@@ -22,7 +22,7 @@ from conewise.runs.interventions.filling import joined, reordered
 from conewise.sweeps.execution.executors import SERIAL_GROUP
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan, of_batches
-from conewise.sweeps.running import Numbers, Options, Planned, trusting
+from conewise.sweeps.running import Numbers, Options, Planned, plan_for, trusting
 from conewise.sweeps.storage.result_data import Missing
 from conewise.sweeps.storage.store import Recorder
 
@@ -101,7 +101,7 @@ class SweepJob:
         batch = self._sweep.batch(number)
         cut = self._record.cut(number, options.evaluator)
         with trusting(batch, self._weights, self._phases):  # refuses runs of other weights
-            plan = self._planned(batch, options.max_memory, options.evaluator, cut)
+            plan = plan_for(self._sweep.model, self._sweep.spec, self._planned, number, batch, options, cut)
         return _BatchUnderWay(plan, *chunks_of(plan))
 
     def worlds_of(self, share: Share) -> tuple[int, int]:

@@ -100,7 +100,7 @@ class Running:
             with trusting(batch, self._weights, self.phases):
                 with during("planning", f"{len(self.spec.cells):,} worlds"), uncollected():
                     cut = record.cut(number, options.evaluator)
-                    plan = self._plan_for(number, batch, options, cut)
+                    plan = plan_for(self.model, self.spec, self._planned, number, batch, options, cut)
                     executor = executor_for(self.model, self.spec, plan, batch)
                 plans.append(plan)
                 with during("baselines", which), uncollected():
@@ -194,39 +194,51 @@ class Running:
         """Which batch of how many, where there are several."""
         return f"{number + 1:,}/{len(self.batches):,}" if len(self.batches) > 1 else ""
 
-    def _plan_for(self, number: int, batch: Batch, options: Options, cut: StoredCut | None) -> SweepPlan:
-        """The plan of a batch: the one that was given, where it is for runs of this shape."""
-        given, worlds = options.plan, len(self.spec.cells)
-        if given is None or number:
-            asked = options.evaluator if given is None else given.evaluator
-            return self._planned(batch, options.max_memory, asked, cut)
-        assert given.compiled is not None
-        shape = tuple(self._facts.shape(batch.base.inputs).layout.symbols.items())
-        if given.worlds != worlds or given.compiled.symbols != shape:
-            raise SweepError(
-                f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; "
-                f"the sweep has {worlds} worlds and sizes {dict(shape)}. Plan it again."
-            )
-        fitted = Planner(self.model, self.spec).fitted(given, batch.base, batch.source)
-        if fitted is None:
-            raise SweepError(
-                "this plan is of another sweep: other cells, other outputs that metrics read, other weights "
-                "or runs that differ from another position on; or a conewise that plans otherwise made it. "
-                "Plan it again."
-            )
-        chunks = given.chunks if given.evaluator == "wavefront" else None
-        if cut is not None and (cut.evaluator, cut.chunks) != (given.evaluator, chunks or cut.chunks):
-            raise SweepError(
-                "the stored run was cut into other chunks than this plan has, and would round differently. "
-                "Resume it without a plan, or start again in another folder."
-            )
-        return fitted
-
     def _expect_unchanged(self) -> None:
         """Raise WeightsChangedError where a weight was written to since the run began."""
         with self.phases.during("weights"):
             now, self._ending = self._ending or self.model.weights.whole_contents(), None
             expect_unchanged(self.model, self._weights, now)
+
+
+def plan_for(
+    model: Captured,
+    spec: SweepSpec,
+    planned: Planned,
+    number: int,
+    batch: Batch,
+    options: Options,
+    cut: StoredCut | None,
+) -> SweepPlan:
+    """The plan of a batch: the one that was given, where it is for runs of this shape.
+
+    Raises SweepError where that is of something else.
+    """
+    given, worlds = options.plan, len(spec.cells)
+    if given is None or number:
+        asked = options.evaluator if given is None else given.evaluator
+        return planned(batch, options.max_memory, asked, cut)
+    assert given.compiled is not None
+    shape = tuple(facts_of(model).shape(batch.base.inputs).layout.symbols.items())
+    if given.worlds != worlds or given.compiled.symbols != shape:
+        raise SweepError(
+            f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; "
+            f"the sweep has {worlds} worlds and sizes {dict(shape)}. Plan it again."
+        )
+    fitted = Planner(model, spec).fitted(given, batch.base, batch.source)
+    if fitted is None:
+        raise SweepError(
+            "this plan is of another sweep: other cells, other outputs that metrics read, other weights "
+            "or runs that differ from another position on; or a conewise that plans otherwise made it. "
+            "Plan it again."
+        )
+    chunks = given.chunks if given.evaluator == "wavefront" else None
+    if cut is not None and (cut.evaluator, cut.chunks) != (given.evaluator, chunks or cut.chunks):
+        raise SweepError(
+            "the stored run was cut into other chunks than this plan has, and would round differently. "
+            "Resume it without a plan, or start again in another folder."
+        )
+    return fitted
 
 
 def expect_unchanged(model: Captured, before: Contents, now: Contents) -> None:
