@@ -102,6 +102,14 @@ def test_a_repository_around_unpacked_sources_is_not_ours(checkout: Path) -> Non
 
 
 @needs_git
+def test_sources_that_were_unpacked_into_a_repository_do_not_have_its_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "Another project's")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "conewise"\n', "utf-8")
+    assert commit(tmp_path) is None
+
+
+@needs_git
 def test_a_repository_without_a_commit_and_a_broken_one_say_the_version_alone(checkout: Path) -> None:
     shutil.rmtree(checkout / ".git")
     git(checkout, "init", "--quiet")

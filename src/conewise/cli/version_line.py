@@ -31,11 +31,19 @@ def commit(root: Path) -> str | None:
     """
     if not (root / ".git").exists() or not _is_ours(root):
         return None
+    # Sources that were unpacked into a repository and are not in it are not of its commit.
+    if _git(root, "ls-files", "--error-unmatch", "pyproject.toml") is None:
+        return None
+    return _git(root, "describe", "--always", "--dirty", "--exclude=*")
+
+
+def _git(root: Path, *words: str) -> str | None:
+    """What git says; None where it is missing, fails, says nothing or does not answer."""
     # In a hook of any repository git sets variables that would lead it there.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"],
+            ["git", "-C", str(root), *words],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
