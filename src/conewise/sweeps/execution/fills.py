@@ -231,6 +231,8 @@ class _Rows:
             self._strides, self._shape = stack.stride(), stack.shape
             self._target = target.shape, target.stride(), offset
         shape, strides, offset = self._target
+        if not offset:
+            return stack.as_strided(shape, strides)
         return stack.as_strided(shape, strides, stack.storage_offset() + offset)
 
     def _write_whole(self, stack: Tensor, sizes: Sequence[int], whole: Tensor) -> None:
