@@ -1,6 +1,7 @@
 """`make bench-python`: what a sweep spends in Python, for each of its worlds.
 
-The worlds are all heads and MLPs at each position of a small GPT-2, so that there are many and each is cheap.
+The worlds are all neurons of a small GPT-2 of twelve layers, and all heads and MLPs at each position of
+another: some 32,000, each cheap. Where positions are told apart, there are more passes for as many worlds.
 Python's time is what a profiler of calls finds in Python's own functions, by the clock of the thread, less
 what the profiler takes. That is measured with calls of an empty function, as many behind each large
 operation as the sweep makes: behind one of these, the caches hold neither Python nor the profiler, and a call
@@ -13,6 +14,7 @@ from __future__ import annotations
 import cProfile
 import sys
 import time
+from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -23,6 +25,9 @@ from conewise.sweeps.execution import growth
 
 BUDGET = "4GiB"
 ROUNDS = 3
+HEADS = cw.sites("z", layer=":", head=":", pos=":")
+MLPS = cw.sites("mlp_out", layer=":", pos=":")
+TOKENS = {"vocab_size": 500, "bos_token_id": 0, "eos_token_id": 0}
 LARGE = 16_000_000
 """Numbers in a tensor that no cache holds."""
 
@@ -54,15 +59,9 @@ def seconds_of_a_call(calls: int) -> float:
     return least
 
 
-def main(layers: int = 12, positions: int = 208) -> None:
-    """Print seconds of the constructor and the plan, and Python's microseconds for each world."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    growth._give_back = lambda: None  # type: ignore[assignment]
-    config = GPT2Config(n_layer=layers, n_head=12, n_embd=12, vocab_size=500, bos_token_id=0, eos_token_id=0)
+def measured(model: cw.Model, sites: Any, positions: int) -> tuple[float, float, float, str]:
+    """Seconds of a sweep's constructor, of its plan, and Python's for each world of a run; what was swept."""
     base, source = ({"input_ids": torch.randint(0, 500, (1, positions))} for _ in range(2))
-    model = cw.capture(GPT2LMHeadModel(config).eval(), logits_to_keep=1, **base)
-    sites = cw.sites("z", layer=":", head=":", pos=":") + cw.sites("mlp_out", layer=":", pos=":")
     metric = cw.logit_diff(answer=3, wrong=5)
     start = time.process_time()
     sweep = model.sweep(sites, base=base, source=source, metric=metric)
@@ -79,14 +78,30 @@ def main(layers: int = 12, positions: int = 208) -> None:
         own, calls = of_python(profile)
         least = min(least, own - calls * seconds_of_a_call(calls // plan.launches))
     passes = f"{worlds:,} worlds in {len(plan.chunks)} passes, {plan.launches:,} operations"
-    print_table(
-        f"Python in a sweep: {passes}",
-        [
-            line("the sweep's constructor", made - start, 2, "s"),
-            line("its plan", planned - made, 2, "s"),
-            line("Python for each world of a run", least / worlds * 1e6, 5, "µs"),
-        ],
-    )
+    return made - start, planned - made, least / worlds, passes
+
+
+def main(layers: int = 12) -> None:
+    """Print seconds of constructors and plans, and Python's microseconds for each world."""
+    torch.set_num_threads(1)
+    growth._give_back = lambda: None  # type: ignore[assignment]
+    for what, neurons, positions, sites in (
+        ("neurons", 2704, 20, cw.sites("post", layer=":", neuron=":")),
+        ("heads and MLPs at each position", 48, 208, HEADS + MLPS),
+    ):
+        torch.manual_seed(0)
+        config = GPT2Config(n_layer=layers, n_head=12, n_embd=12, n_inner=neurons, **TOKENS)
+        example = {"input_ids": torch.randint(0, 500, (1, positions))}
+        model = cw.capture(GPT2LMHeadModel(config).eval(), logits_to_keep=1, **example)
+        made, planned, each, passes = measured(model, sites, positions)
+        print_table(
+            f"Python in a sweep of {what}: {passes}",
+            [
+                line("the sweep's constructor", made, 2, "s"),
+                line("its plan", planned, 2, "s"),
+                line("Python for each world of a run", each * 1e6, 5, "µs"),
+            ],
+        )
 
 
 def line(what: str, found: float, target: float, unit: str) -> Line:

@@ -15,7 +15,7 @@ LAUNCH_FLOPS = {"cpu": 1_000_000, "cuda": 100_000_000}
 On CUDA it is that of a kernel in a graph that is replayed: some microseconds.
 """
 
-FEW = 14
+FEW = 16
 """How many first positions are told apart at most: further passes save hardly any rows."""
 
 
