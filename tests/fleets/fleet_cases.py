@@ -68,7 +68,12 @@ def raising(where: Tensor) -> Any:
 
 
 def slow(outputs: Any) -> Tensor:
+    """What `quick` reads, so slowly that a driver can be killed meanwhile."""
     time.sleep(0.3)
+    return quick(outputs)
+
+
+def quick(outputs: Any) -> Tensor:
     value: Tensor = outputs.logits[:, -1, 3]
     return value
 

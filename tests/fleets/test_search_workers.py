@@ -19,7 +19,7 @@ from conewise.circuits.circuit.circuit import Circuit
 from conewise.errors import FleetError
 from conewise.model import Model
 from tests.cli.commands import PAIR, Done
-from tests.fleets.fleet_cases import METRIC, ids, killing
+from tests.fleets.fleet_cases import METRIC, ids, killing, quick
 from tests.fleets.search_cases import Here, asked_of, changes, decided
 
 pytestmark = pytest.mark.ray
@@ -191,16 +191,11 @@ def test_a_killed_driver_goes_on_where_it_was(fleet: Any, model: Model, tmp_path
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     kept = json.loads(path.read_text())["decisions"]
-    asked = asked_of(model, metric=cw.metric(_quick, name="slow", key="slow"))
+    asked = asked_of(model, metric=cw.metric(quick, name="slow", key="slow"))
     expected = cw.acdc(model, **asked)
     assert 0 < len(kept) < len(expected.log)
     found = cw.acdc(model, **asked, executor=fleet, out=path, resume=True)
     assert decided(found) == decided(expected)
-
-
-def _quick(outputs: Any) -> torch.Tensor:
-    value: torch.Tensor = outputs.logits[:, -1, 3]
-    return value
 
 
 def test_a_command_finds_the_same_circuit(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 import conewise as cw
 from conewise.errors import FleetError, SweepError, WeightsChangedError
 from conewise.model import Model
-from tests.fleets.fleet_cases import BUDGET, METRIC, heads, ids, killing, raising, slow, small_model
+from tests.fleets.fleet_cases import BUDGET, METRIC, heads, ids, killing, quick, raising, small_model
 
 pytestmark = pytest.mark.ray
 
@@ -159,7 +159,7 @@ def test_a_killed_driver_goes_on_where_it_was(fleet: Any, model: Model, tmp_path
                 break
         driver.send_signal(signal.SIGKILL)
         driver.wait()
-    sweep = heads(model, metric=cw.metric(slow, name="slow", key="slow"))
+    sweep = heads(model, metric=cw.metric(quick, name="slow", key="slow"))
     found = sweep.run(max_memory=BUDGET, executor=fleet, out=tmp_path / "run", resume=True)
     assert 0 < found.ledger.resumed < len(sweep.cells)
     assert torch.equal(found.per_prompt, sweep.run(max_memory=BUDGET).per_prompt)
