@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-peers test-tracr test-architectures test-laws test-ray test-wheel test-browser test-js node chromium screenshots gallery coverage lint lint-js types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-peers test-tracr test-architectures test-laws test-pages test-ray test-wheel test-browser test-js node chromium screenshots gallery coverage lint lint-js types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ test-architectures: setup ## every architecture, attention and precision, agains
 
 test-laws: setup ## random networks against hooks, all two hundred, and all that mixes positions; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/laws tests/sweeps/test_sweep_regions.py tests/experiments
+
+test-pages: setup ## run the code of every page of the docs, the examples and the notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m pages tests/docs tests/examples
 
 test-ray: $(VENV)/.ray ## sweeps by workers: processes, and a local cluster of Ray; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/fleets

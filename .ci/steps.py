@@ -39,6 +39,7 @@ STEPS = (
     Step("JavaScript: tests", "test-js", needs="node"),
     Step("types", "types"),
     Step("docs and links", "docs"),
+    Step("pages and examples", "test-pages"),
     Step("Ray's workers", "test-ray"),
     Step("browser", "test-browser", needs="chromium"),
     Step("wheel", "test-wheel"),

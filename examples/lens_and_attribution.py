@@ -8,16 +8,14 @@ mary, john = model.tokenizer.convert_tokens_to_ids(["Mary", "John"])
 
 lens = run.lens(tokens=[mary, john])
 for row, layer in enumerate(lens.rows):
-    print(
-        f"{layer:>5}: {lens.text(int(lens.top[row, 0, -1, 0])):8} P(Mary) = {lens.probs[row, 0, -1, 0]:.3f}"
-    )
+    token = lens.text(int(lens.top[row, 0, -1, 0]))
+    print(f"{layer:>5}: {token:8} P(Mary) = {lens.probs[row, 0, -1, 0]:.3f}")
 found = run.logit_attribution(cw.logit_diff(answer=mary, wrong=john))
 for name, value in found.strongest(4):
     print(f"{name:>6} {value:+.2f}")
 
 assert abs(float(found.tensor.sum() - found.numbers.sum())) < 1e-3  # the parts add up to the metric
 
-# Each can be drawn: figure.show() opens it in a browser.
-table = lens.plot()  # the likeliest token after every layer, at every position
+table = lens.plot()  # the likeliest token after every layer, at every position; table.show() opens it
 shares = found.plot()  # what each part of the model adds to the difference
 looks = run.attention(1).plot()  # where the heads of layer 1 look

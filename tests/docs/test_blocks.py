@@ -65,7 +65,7 @@ def run(block: Block, names: dict[str, Any]) -> str:
 def _as_test(page: Path) -> Any:
     slow = "<!-- slow: " in page.read_text(encoding="utf-8")
     name = str(page.relative_to(ROOT / "docs"))
-    return pytest.param(page, id=name, marks=[pytest.mark.slow] if slow else [])
+    return pytest.param(page, id=name, marks=pytest.mark.slow if slow else pytest.mark.pages)
 
 
 def _python(page: Path) -> list[Block]:

@@ -31,6 +31,7 @@ def outcomes() -> dict[str, Any]:
     return {row["script"]: row for row in rows}
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_script_runs_without_an_error(script: Path, outcomes: dict[str, Any]) -> None:
     outcome = outcomes[script.name]
@@ -57,6 +58,7 @@ def shown(cell: Any) -> str:
     return "\n".join(texts).strip()
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_a_notebook_runs_and_shows_what_is_stored(notebook: Path, tmp_path: Path) -> None:
     stored = read(notebook)
@@ -69,6 +71,7 @@ def test_a_notebook_runs_and_shows_what_is_stored(notebook: Path, tmp_path: Path
     assert compared >= 5
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_a_notebook_is_small_and_was_run_from_top_to_bottom(notebook: Path) -> None:
     assert notebook.stat().st_size < LARGEST
