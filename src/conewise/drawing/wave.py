@@ -24,7 +24,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from conewise import scripts
 from conewise.drawing import layouts, sketch
 from conewise.drawing.document import document, inert
 from conewise.drawing.folded import Folded
@@ -36,6 +35,7 @@ from conewise.engine.world import World
 from conewise.extras import needs
 from conewise.files import write_whole
 from conewise.graph.graph import Graph, Site
+from conewise.scripts import script as joined
 from conewise.templates import asset, rendered
 
 with needs("plots"):
@@ -68,7 +68,7 @@ def style() -> str:
 
 def script() -> str:
     """The script of both sections. It fetches nothing, and makes no markup of data."""
-    return scripts.script(SCRIPT)
+    return joined(SCRIPT)
 
 
 def data(drawable: Drawable) -> dict[str, SentFolded | SentWaves]:
