@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-peers test-tracr test-architectures test-laws test-pages test-ray test-wheel test-browser test-js node chromium screenshots gallery coverage lint lint-js types check docs notebooks bench bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-peers test-tracr test-architectures test-laws test-pages test-ray test-wheel test-browser test-js node chromium screenshots gallery coverage lint lint-js types check docs notebooks bench bench-before bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,7 +76,7 @@ test-architectures: setup ## every architecture, attention and precision, agains
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py tests/capturing/test_coverage.py tests/locations/test_sites.py tests/runs/test_architectures.py tests/edges/test_stream_parts.py tests/sweeps/test_sweep_zoo.py tests/drawing/test_folding.py tests/decomposing tests/splicing tests/generating tests/cli/test_interrupting.py
 
 test-laws: setup ## random networks against hooks, all two hundred, and all that mixes positions; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/laws tests/sweeps/test_sweep_regions.py tests/experiments
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/laws tests/sweeps/test_sweep_regions.py tests/paper/experiments
 
 test-pages: setup ## run the code of every page of the docs, the examples and the notebooks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m pages tests/docs tests/examples
@@ -155,6 +155,9 @@ docs: $(VENV)/.docs ## build the documentation into site/, and check its links
 
 bench: $(VENV)/.bench ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+bench-before: $(VENV)/.dev ## the same work by the code of commit BEFORE and by the code here; minutes
+	$(BIN)/python -m benchmarks.before_after $(BEFORE)
 
 bench-capture: $(VENV)/.dev ## the benchmarks of captured models alone
 	$(BIN)/python -m benchmarks.capture

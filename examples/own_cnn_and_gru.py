@@ -52,13 +52,13 @@ assert channels.verify(n=8)
 gru = cw.capture(Reader().eval(), tokens)
 others = tokens.clone()
 others[:, 2] = (tokens[:, 2] + 7) % 20  # the third token is another one
-states = ["cell", *(f"cell@{step}" for step in range(1, 6))]  # one module, called six times
+states = [f"cell#{step}" for step in range(6)]  # one module, called six times
 base, source = gru.run(tokens), gru.run(others)
 carried = gru.sweep(states, base=base, source=source, metric=margin).run()
-units = gru.sweep(cw.sites("cell@3", dim1=":"), base=base, source=source, metric=margin).run()
+units = gru.sweep(cw.sites("cell#3", dim1=":"), base=base, source=source, metric=margin).run()
 for name, share in zip(states, carried.normalised.tolist(), strict=True):
     print(f"{name:7} carries {abs(share):.2f} of the difference")
-print(f"the unit of cell@3 that carries most: {units.strongest(count=1)[0][0].name}")
+print(f"the unit of cell#3 that carries most: {units.strongest(count=1)[0][0].name}")
 assert carried.verify(n=6)
 assert units.verify(n=16)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conewise.drawing import wave
-from conewise.experiments.pages import page as experiments_page
+from conewise.paper.experiments import page as experiments_page
 from conewise.report import circuit_page
 from conewise.report import page as sweep_page
 from conewise.scripts import script

@@ -13,7 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from conewise import ops
     from conewise.asking.ask import ask
     from conewise.attributing.attribution import attribution, attribution_plan
     from conewise.attributing.comparison import compare
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from conewise.locations.selectors import sites
     from conewise.locations.sourced import cell, cells, pairs
     from conewise.model import Model, capture
+    from conewise.paper import ops
     from conewise.runs.interventions.interventions import add, intervention, masked, mean, noise, resample
     from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.runs.run import Run
@@ -139,7 +139,7 @@ _HOMES = {
     "mean": "conewise.runs.interventions.interventions",
     "metric": "conewise.runs.metrics",
     "noise": "conewise.runs.interventions.interventions",
-    "ops": "conewise.ops",
+    "ops": "conewise.paper.ops",
     "pairs": "conewise.locations.sourced",
     "prob": "conewise.runs.metrics",
     "resample": "conewise.runs.interventions.interventions",

@@ -10,6 +10,7 @@
     │   ├── BlockError             a block without exactly one input and one output
     │   ├── GradientError          a gradient that cannot be built, or that a change would falsify
     │   ├── InUseError             a part that something else still depends on
+    │   ├── GraphChangedError      a captured model whose graph has left its program
     │   └── BusyError              a change or a demand in the middle of another
     ├── WorldError             the values cannot be changed or read as asked
     │   ├── NotPatchedError        a restore where nothing is patched
@@ -20,7 +21,8 @@
     ├── CaptureError           the module cannot be captured, or run, as asked
     │   ├── ControlFlowError       what is computed depends on the values of tensors
     │   ├── RandomnessError        random numbers are drawn
-    │   └── InputMismatchError     inputs that do not fit what was captured
+    │   ├── InputMismatchError     inputs that do not fit what was captured
+    │   └── ModuleChangedError     a module that is no longer what was captured: hooks, `forward`, settings
     ├── SiteError              the places of a captured model, and what is put there
     │   ├── MissingSiteError       a place that the model has not
     │   ├── NotAPlaceError         something that names no place
@@ -29,7 +31,9 @@
     │       └── WeightsChangedError    weights that are not those of a run, or of the capture
     ├── MetricError            a metric that cannot be read off the outputs
     ├── SweepError             a sweep that cannot be planned, run or resumed as asked
+    │   ├── BudgetError            more memory than `max_memory` allows
     │   ├── IdentityError          something of which a change would go unseen
+    │   ├── OtherModelError        a run, a mean or a resample of another captured model
     │   └── FleetError             workers that cannot be had, or cannot be sent what a sweep needs
     ├── EdgeError              edges that a model does not have, or whose parts cannot be separated
     ├── DecompositionError     a stream or logits that cannot be taken apart as asked
@@ -40,7 +44,8 @@
     ├── OutOfMemoryError       something that takes more memory than there is
     ├── MissingPackageError    a package that is not installed here
     ├── TheoryError            a question that the closed forms have no answer to
-    └── UnknownExperimentError a name that no experiment has
+    ├── UnknownExperimentError a name that no experiment has
+    └── ArgumentError          an argument of a type or a size that the function does not take
 
 Each message says what was found, what was expected, and what to do. Where it speaks of an argument, it holds
 an `Argument`: Python shows `max_memory=300`, and the command line its own option, `--max-memory 300`.
@@ -77,6 +82,14 @@ Piece = str | Argument
 def write(pieces: Iterable[Piece], written: Callable[[Argument], str] = str) -> str:
     """A message as one text, with every argument as `written` writes it; by default as Python does."""
     return "".join(written(piece) if isinstance(piece, Argument) else str(piece) for piece in pieces)
+
+
+NAN_OF_PADDING = (
+    "A model may put out NaN for padded prompts: eager attention in float64 does, at positions that see "
+    'nothing, and from there it spreads to tokens. Load the model with attn_implementation="sdpa" or in '
+    "float32, or give prompts of one length."
+)
+"""Where NaN comes from that nobody put in."""
 
 
 class ConewiseError(Exception):
@@ -177,14 +190,35 @@ class InUseError(GraphError):
     """A part of the graph that something else still depends on."""
 
 
+class GraphChangedError(GraphError):
+    """The graph of a captured model was changed, and what is asked for is computed from its program."""
+
+    def __init__(self, what: str, model: str, sites: Sequence[str]) -> None:
+        more = f" and {len(sites) - 3} more" if len(sites) > 3 else ""
+        super().__init__(
+            f"cannot {what}: the graph of {model} was changed after the capture, at "
+            f"{', '.join(map(repr, sites[:3]))}{more}, and this is computed from the captured operations or "
+            "by the module, which do not have the change. `model.run(...)`, its forks (`run.fork()`, "
+            "`world.patch(...)`) and sweeps of sites follow the changed graph. For anything else make the "
+            "change in the module and capture that, or undo it: `graph.redefine` with the old rule and "
+            "inputs, `graph.remove(graft)`."
+        )
+
+
 class BusyError(GraphError):
-    """A change or a demand over a graph in the middle of another one, by a rule or from another thread."""
+    """A change or a demand over a graph in the middle of another one, or a model that another thread uses."""
 
     def __init__(self, action: str, during: str = "demand") -> None:
         if during == "demand":
             why = (
                 "a demand over the same graph is running. A rule computes a value from its inputs and "
                 "changes nothing; make the change before or after the demand."
+            )
+        elif during == "use":
+            why = (
+                "another thread uses the same model, or something that was made of it. One thread at a time "
+                "does so: wait until the other is done, or capture the module once more for this thread, "
+                "which shares the weights."
             )
         else:
             why = (
@@ -280,6 +314,18 @@ class InputMismatchError(CaptureError):
     """The inputs of a run do not fit the program that was captured."""
 
 
+class ModuleChangedError(CaptureError):
+    """The module computes something else than what was captured: its hooks, its `forward`, a setting."""
+
+    def __init__(self, model: str, changes: Sequence[str]) -> None:
+        more = f"; and {len(changes) - 4} more" if len(changes) > 4 else ""
+        super().__init__(
+            f"{model} was changed after the capture: {'; '.join(changes[:4])}{more}. The captured model "
+            "computes what the module did before. Undo the change, or capture the module again: "
+            "`cw.capture(module, ...)`."
+        )
+
+
 class SiteError(ConewiseError):
     """The places of a captured model, and what is put there."""
 
@@ -302,6 +348,18 @@ class MetricError(ConewiseError):
 
 class SweepError(ConewiseError):
     """A sweep that cannot be planned, run or resumed as asked."""
+
+
+class BudgetError(SweepError):
+    """More memory than `max_memory` allows, however the work is cut. `least` is the least that would do."""
+
+    def __init__(self, taken: str, budget: str, least: int) -> None:
+        self.least = least
+        super().__init__(
+            f"{taken}, more than the budget of {budget}. The least that would do is ",
+            Argument("max_memory", least),
+            ".",
+        )
 
 
 class IdentityError(SweepError):
@@ -339,6 +397,20 @@ class PatchError(SiteError):
     """A value that cannot be put where it was meant to go."""
 
 
+class OtherModelError(SweepError, PatchError, CircuitError, DictionaryError):
+    """A run, or an intervention that reads runs, of another captured model than the one that is asked.
+
+    Sweeps, patches, circuits and dictionaries refuse it alike, so it is an error of each.
+    """
+
+    def __init__(self, what: str, found: str, expected: str) -> None:
+        found = f"another capture of {found}" if found == expected else found
+        super().__init__(
+            f"{what} of another model ({found}); both have to be of the same captured model ({expected}). "
+            "Make it with that one, `model.run(...)`."
+        )
+
+
 class WeightsChangedError(PatchError):
     """The weights are no longer those of a run, or no longer those that were captured."""
 
@@ -353,6 +425,14 @@ class InexactCaptureWarning(UserWarning):
 
 class UnhookedWarning(UserWarning):
     """Cells that no hook on the module could run again, compared with the captured program alone."""
+
+
+class UnusedWeightsWarning(UserWarning):
+    """Weights of a file that the model has no place for, as its config describes it."""
+
+
+class NonFiniteWeightsWarning(UserWarning):
+    """Weights of a file that are NaN or infinite, so that what they go into is as well."""
 
 
 class PromptWarning(UserWarning):
@@ -397,6 +477,10 @@ class MissingPackageError(ConewiseError, ImportError):
 
 class TheoryError(ConewiseError, ValueError):
     """A question that the closed forms have no answer to."""
+
+
+class ArgumentError(ConewiseError, TypeError, ValueError):
+    """An argument of a type, or outside of the range, that the function takes."""
 
 
 class UnknownExperimentError(ConewiseError, ValueError):

@@ -47,6 +47,17 @@ def expect_file(path: Path) -> None:
     expect_room(target.parent)
 
 
+MARKS = (b'<meta name="generator" content="conewise">', b'<span class="mark">conewise<', b'class="cw-svg"')
+"""What pages and pictures of conewise hold; the second is that of pages without the first."""
+
+
+def expect_replaceable(path: Path) -> None:
+    """Raise FileExistsError where a page would replace a file with something in it that is none of ours."""
+    _target(path)
+    if path.exists() and (data := path.read_bytes()) and not any(mark in data for mark in MARKS):
+        raise FileExistsError(errno.EEXIST, "it holds something else than a page of conewise", str(path))
+
+
 def expect_room(folder: Path) -> None:
     """Files can be made in a folder; raises OSError if not."""
     probe = _fresh_name(folder)

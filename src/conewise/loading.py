@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from conewise.arguments import checked
 from conewise.errors import SweepError
 from conewise.models.loaded import KNOWN, Loaded
 from conewise.reading import as_path, is_there
@@ -17,6 +18,7 @@ from conewise.sweeps.storage.archive import is_result
 def load(name: Literal["smollm2-135m", "tiny"], **how: Any) -> Loaded: ...
 @overload
 def load(name: str | Path, **how: Any) -> Loaded | Result: ...
+@checked
 def load(name: str | Path, **how: Any) -> Loaded | Result:
     """A model by its name, folder or GGUF file; or a `Result`, from a folder that `result.save` wrote.
 

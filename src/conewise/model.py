@@ -8,10 +8,14 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
+from conewise.arguments import Samples, checked, expect
+from conewise.capturing.export import unwrapped
 from conewise.capturing.foreign import within_memory
 from conewise.checks.verify import Verification, verify
 from conewise.edges.edge_facts import edge_facts
-from conewise.errors import InexactCaptureWarning, PromptError
+from conewise.errors import CaptureError, InexactCaptureWarning, PromptError, describe
 from conewise.garbage import uncollected
 from conewise.generating.generate import Patches, Positions, Prompt, Written, generate
 from conewise.locations.edge_sets import with_named
@@ -37,8 +41,12 @@ from conewise.sweeps.execution.loading_kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep
+from conewise.texts.tokenizing import expect_decodes
+from conewise.threads import one_module, one_thread
 
 
+@checked
+@one_thread
 class Model(Captured):
     """A module as a graph of its operations, with the module's own weights.
 
@@ -76,11 +84,11 @@ class Model(Captured):
         """Patch every one of `sites` in a world of its own, and read `metric` there.
 
         `base` is the run that is changed, or its inputs, or several of either; or texts, where the model was
-        captured with its tokenizer. `source` is where the values
-        come from: a run or inputs of the same shape, an intervention such as `cw.mean(...)`, "zero", "mean",
-        or a function of what is there. It can be left out where every cell has a source of its own:
-        `cw.cell(place, source=...)`, `cw.cells(place, sources={...})`. `metric` is one metric or a list of
-        them: `cw.logit_diff(...)`, or a function of the outputs. See `Sweep`.
+        captured with its tokenizer. `source` is where the values come from: a run or inputs of the same
+        shape, an intervention such as `cw.mean(...)`, "zero", "mean" (over each base's own prompts and
+        positions), or a function of what is there. It can be left out where every cell has a source of
+        its own: `cw.cell(place, source=...)`, `cw.cells(place, sources={...})`. `metric` is one metric or a
+        list of them: `cw.logit_diff(...)`, or a function of the outputs. See `Sweep`.
 
         Sites are selectors, places, names, edges (`model.edges()`, or by name: "a0.h1->m2"), or a list of
         them; a list in that list is patched together, in one world. A reader into which several edges of one
@@ -88,7 +96,7 @@ class Model(Captured):
         refused: a reader is patched with what it would be in the base. `Circuit.evaluate` removes edges with
         every reader live.
         """
-        chosen = with_named(sites, self.components, self.locate)
+        chosen = with_named(sites, self.components, self.locate, self.each_call)
         return Sweep(self, chosen, base=base, source=source, metric=metric, precision=precision)
 
     def components(self, stack: str = "") -> Components:
@@ -164,7 +172,11 @@ class Model(Captured):
         encode, decode = halves(dictionary, encode, decode)
         if reads is None and isinstance(dictionary, Dictionary) and dictionary.reads:
             reads = dictionary.reads
-        with within_memory("splicing a dictionary into this model"), status_line(f"splicing {name}") as doing:
+        with (
+            within_memory("splicing a dictionary into this model"),
+            one_module(),
+            status_line(f"splicing {name}") as doing,
+        ):
             doing("exporting")
             made = splicing(self, place, encode, decode, reads, name)
             model = object.__new__(type(self))
@@ -201,8 +213,9 @@ class Model(Captured):
     ) -> Written:
         """Let the module write up to `n` tokens behind a prompt, with patches in force: steering.
 
-        The module's own `generate` runs, with its cache and its `options` (`do_sample=True`, `num_beams=4`;
-        greedy unless they say otherwise). Patches are pairs (place, value), in the order in which they are
+        The module's own `generate` runs, with a cache unless its `generation_config.use_cache` or an option
+        says otherwise, and with its `options` (`do_sample=True`, `num_beams=4`, `stop_strings=["."]`; greedy
+        unless they say otherwise). Patches are pairs (place, value), in the order in which they are
         made, by hooks that are gone afterwards. A value is `cw.add(vector, 2.0)`, "zero", a function of what
         would have been there, or, where the place names its positions, a tensor or another run.
 
@@ -221,7 +234,7 @@ class Model(Captured):
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""
         return Sweep(self, **asked_by(plan.spec, lambda inputs: baseline(self, (), inputs)))
 
-    def verify(self, *, seed: int = 0, samples: int = 3) -> Verification:
+    def verify(self, *, seed: int = 0, samples: Samples = 3) -> Verification:
         """Check the graph against the module itself, on random inputs; see `Verification`."""
         with within_memory("verifying this model"):
             return verify(self, seed=seed, samples=samples)
@@ -234,13 +247,20 @@ def capture(module: Any, /, *args: Any, batch_dim: Any = None, tokenizer: Any = 
     Which dimension of the inputs is the batch is read off the computation, as far as that shows it; say it
     with `batch_dim` where it does not (a module whose own `forward` takes `batch_dim` gets it instead).
     Hugging Face models are captured with `use_cache=False`; give `logits_to_keep=1` to compute the last
-    position's logits only. Raises CaptureError with torch's reason and what to do, where the module is not
+    position's logits only. `DataParallel`, `DistributedDataParallel` and what `torch.compile` gives stand for
+    the module inside. Raises CaptureError with torch's reason and what to do, where the module is not
     one graph.
 
     What `cw.load` gives may stand for the module: then the model has its tokenizer, or the one that is given
     as `tokenizer`, and takes texts wherever it takes inputs: `model.run("...")`. Such a model needs no
     example, and a text is one.
     """
+    module = unwrapped(module)
+    if not isinstance(module, Loaded | torch.nn.Module):
+        load = f" Load it first: cw.capture(cw.load({module!r}))." if isinstance(module, str) else ""
+        raise CaptureError(
+            f"cw.capture takes an nn.Module, or what cw.load gives, and this is {describe(module)}.{load}"
+        )
     parameters = inspect.signature(module.forward).parameters if hasattr(module, "forward") else {}
     if batch_dim is not None and "batch_dim" in parameters:
         kwargs, batch_dim = {**kwargs, "batch_dim": batch_dim}, None
@@ -250,6 +270,8 @@ def capture(module: Any, /, *args: Any, batch_dim: Any = None, tokenizer: Any = 
     if isinstance(module, Loaded):
         label, tokenizer = module.name, module.tokenizer if tokenizer is None else tokenizer
         module = module.module
+    expect_decodes(tokenizer)
+    expect("batch_dim", batch_dim, "int | None")
     args, kwargs = _example(module, args, kwargs, tokenizer, is_loaded=bool(label))
     with within_memory("capturing this module"):
         model = Model(module, args, kwargs, batch_dim=batch_dim, tokenizer=tokenizer, label=label)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.errors import MetricError, PromptError, PromptWarning
+from conewise.errors import MetricError, PromptError, PromptWarning, SweepError
 from conewise.model import Model
 from conewise.models.load import load as load_model
 from conewise.prompts.answer import Answer
@@ -242,3 +242,11 @@ def test_a_split_that_cannot_be_is_refused(asked: dict[str, Any], how: dict[str,
         cw.ask(model(), pairs(3), **asked).faithfulness(**how)
     with pytest.raises(PromptError, match="one prompt cannot be split"):
         cw.ask(model(), pairs(1)).split()
+
+
+@pytest.mark.parametrize("patch", ["source", "zero", "mean"])
+def test_a_scale_of_noise_is_refused_where_none_is_added(patch: str) -> None:
+    with pytest.raises(SweepError, match=f"scale=2.0 is the .* of noise, and patch='{patch}'"):
+        cw.ask(model(), pairs(1), patch=patch, scale=2.0)
+    assert cw.ask(model(), pairs(1), patch="noise", scale=2.0).scale == 2.0
+    assert cw.ask(model(), pairs(1), patch="noise").scale == 1.0

@@ -185,7 +185,7 @@ def test_a_trace_is_drawn_with_its_tokens() -> None:
         ({"subject": "John", "answer": " Mary", "metric": cw.prob(3)}, "both say what is read"),
         ({"subject": "John", "answer": "wombat"}, "not in the vocabulary"),
         ({"subject": "John", "answer": [" Mary", " John"]}, "2 answers for 1 prompts"),
-        ({"subject": "John", "answer": 5}, "is the text of a token"),
+        ({"subject": "John", "answer": 5}, "`answer` is int 5; expected a text"),
         ({"subject": " "}, "the subject is empty"),
         ({"inputs": [CLEAN, CLEAN.replace("When", "So when")], "subject": [4]}, "have 15 to 16 tokens"),
         ({"inputs": [CLEAN, CORRUPTED], "subject": "John"}, "stands at other positions"),

@@ -101,13 +101,15 @@ def test_prompts_in_pieces_are_as_if_computed_together(method: str, sites: Any, 
         "steps": steps,
     }
     sites = sites_of(model, sites)
+    # The first run of a shape finds out how heads project, which takes memory of its own: it goes before.
+    together = cw.attribution(model, sites, **asked)
     whole = cw.attribution_plan(model, sites, **asked)
     budget = int(0.55 * whole.peak_bytes)
+    cw.attribution(model, sites, **asked, max_memory=int(1.2 * budget))
     plan = cw.attribution_plan(model, sites, **asked, max_memory=budget)
     assert plan.pieces == 3
     assert plan.prompts_at_once == 2
     assert plan.peak_bytes <= budget < whole.peak_bytes
-    together = cw.attribution(model, sites, **asked)
     told: list[tuple[int, int]] = []
     apart = cw.attribution(model, sites, **asked, max_memory=budget, progress=lambda *done: told.append(done))
     assert apart.plan.node_evaluations == plan.node_evaluations == 3 * whole.node_evaluations
@@ -143,7 +145,7 @@ def test_what_cannot_be_cut_says_why() -> None:
     world.patch(("mlp_out", 0), "zero")
     with pytest.raises(SweepError, match="the base is a world with patches"):
         plan(base=world)
-    with pytest.raises(SweepError, match="one prompt takes up to"):
+    with pytest.raises(SweepError, match=r"one prompt alone takes .* The least that would do is max_memory="):
         plan(max_memory=least.peak_bytes // 4)
     with pytest.raises(SweepError, match="it is one prompt"):
         plan(base=inputs_of("gpt2", 1, 1), source="zero", max_memory=least.peak_bytes // 4)

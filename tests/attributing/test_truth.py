@@ -12,8 +12,9 @@ import torch
 import conewise as cw
 from conewise.attributing.checking import SampleError
 from conewise.attributing.comparison import Comparison
-from conewise.attributing.ranks import kendall, pearson, share_bound, spearman, student_quantile
+from conewise.attributing.ranks import kendall, pearson, share_bound, spearman
 from conewise.errors import SweepError
+from conewise.sweeps.statistics import student_quantile
 from tests.attributing.test_sites import looking
 from tests.edges.small_models import model_of, run_of
 from tests.runs.test_gradients import squares
@@ -200,6 +201,6 @@ def test_a_certain_top_takes_few_exact_worlds_where_gradients_are_good() -> None
         + cw.sites("z", layer=0, pos=":")
     )
     found = cw.attribution(
-        model, cells, base=base, source=source, metric=cw.logit(0), method="hybrid", top=1, sample=2
+        model, cells, base=base, source=source, metric=cw.logit(0, pos=-1), method="hybrid", top=1, sample=2
     )
     assert len(found.exact) < len(found.cells)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conewise.experiments.pages.page import FIGURES, write_report
+from conewise.paper.experiments.page import FIGURES, write_report
 from tests.browser.conftest import Opener
-from tests.experiments.quick import quick
+from tests.paper.experiments.quick import quick
 
 pytestmark = pytest.mark.browser
 

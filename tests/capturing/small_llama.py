@@ -16,11 +16,12 @@ VOCABULARY = ["<s>", "</s>", *LETTERS, *"0123456789", "Ġ", "ĠĠ", "ab"]
 MERGES = ["Ġ Ġ", "a b"]
 
 
-def small_llama(*, tied: bool = True, layers: int = 2) -> Any:
+def small_llama(*, tied: bool = True, layers: int = 2, unused: int = 0, width: int = 32) -> Any:
+    """A Llama with random weights; `unused` tokens more than the tokenizer has."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=32,
+        vocab_size=len(VOCABULARY) + unused,
+        hidden_size=width,
         intermediate_size=64,
         num_hidden_layers=layers,
         num_attention_heads=4,
@@ -59,8 +60,9 @@ def write_gguf(module: Any, path: Path, *, architecture: str = "llama", **settin
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(settings.pop("pre", "gpt-2"))
-    writer.add_token_list(VOCABULARY)
-    writer.add_token_types([3, 3, *[1] * (len(VOCABULARY) - 2)])
+    unused = [f"<unused{n}>" for n in range(config.vocab_size - len(VOCABULARY))]
+    writer.add_token_list([*VOCABULARY, *unused])
+    writer.add_token_types([3, 3, *[1] * (config.vocab_size - 2)])
     writer.add_token_merges(MERGES)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)

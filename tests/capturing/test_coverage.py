@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from conewise.capturing.export import Exported, export
 from conewise.locations.sites import SiteTable
-from conewise.program.interpret import Interpreter
 from conewise.program.records import SIZES
+from conewise.program.walk import Interpreter
 from tests.capturing.marks import marks
 from tests.capturing.zoo import ZOO, Case
 from tests.sweeps.execution.kernels import kernels

@@ -1,4 +1,4 @@
-"""Weights that are not where they are used: refused with what to do. Hooks that move values: captured."""
+"""Weights that are elsewhere, or no plain tensors: refused. Hooks that move values, wrappers: captured."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import conewise as cw
 from conewise.errors import CaptureError
+from tests.capturing.zoo import ZOO
 from tests.runs.state import assert_untouched, state_of
 
 
@@ -69,3 +71,66 @@ def test_a_module_that_accelerate_dispatched_is_captured_with_its_hooks(module: 
     assert model.verify()
     assert model.program.devices == (torch.device("cpu"),)
     assert_untouched(module, before)
+
+
+def test_weights_that_wrap_other_tensors_are_refused(module: nn.Module) -> None:
+    weight = module.get_parameter("second.weight").detach()
+    module.second.weight = nn.Parameter(TwoTensor(weight, weight))  # type: ignore[no-untyped-call, union-attr]
+    with pytest.raises(
+        CaptureError, match=r"weight 'second.weight' of Two is a .*TwoTensor, which wraps other"
+    ):
+        cw.capture(module, torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        nn.DataParallel,
+        lambda module: torch.compile(module, backend="eager"),
+        lambda module: torch.compile(nn.DataParallel(module), backend="eager"),
+    ],
+)
+def test_wrappers_stand_for_the_module_inside(wrap: Any) -> None:
+    module = ZOO["llama"].make("sdpa")
+    model = cw.capture(wrap(module), **ZOO["llama"].example(1, 6))
+    assert model.module is module
+    assert model.sites.layers("z")
+    assert cw.Model(wrap(module), (), ZOO["llama"].example(1, 6)).module is module
+
+
+class Adapted(nn.Module):
+    """As PEFT wraps a model: all that `forward` gets is handed on, and a part is known by two paths."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.base_model = inner
+        self.embeddings = inner.get_input_embeddings()  # type: ignore[operator]
+        self.config = inner.config
+
+    def get_base_model(self) -> nn.Module:
+        return self.base_model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model(*args, **kwargs)
+
+
+def test_a_model_inside_an_adapter_is_checked_by_its_modules() -> None:
+    inputs = ZOO["llama"].example(2, 6)
+    model = cw.capture(Adapted(ZOO["llama"].make("sdpa")).eval(), **inputs)
+    base, source = model.run(**inputs), model.run(**ZOO["llama"].example(2, 6))
+    for sites in (cw.sites("mlp_out", layer=":"), cw.sites("z", layer=":", head=0)):
+        check = model.sweep(sites, base=base, source=source, metric=cw.logit_diff(1, 2)).run().verify()
+        assert (check.ok, check.hooked) == (True, 3)
+    assert {site.name for site in model.sites} >= {"embeddings", "base_model.model.layers.2.mlp"}
+
+
+def test_hooks_act_on_a_module_that_was_compiled_in_its_place() -> None:
+    module, inputs = ZOO["llama"].make("sdpa"), ZOO["llama"].example(2, 6)
+    module.compile(backend="eager")
+    with torch.no_grad():
+        module(**inputs)
+    model = cw.capture(module, **inputs)
+    base, source = model.run(**inputs), model.run(**ZOO["llama"].example(2, 6))
+    sites = cw.sites("mlp_out", layer=":")
+    check = model.sweep(sites, base=base, source=source, metric=cw.logit_diff(1, 2)).run().verify()
+    assert (check.ok, check.hooked) == (True, 3)

@@ -19,8 +19,8 @@ from conewise.errors import (
     InputMismatchError,
     RandomnessError,
 )
-from conewise.program.interpret import Interpreter
 from conewise.program.records import SIZES, Ref
+from conewise.program.walk import Interpreter
 
 
 class Function(nn.Module):
@@ -233,6 +233,47 @@ def test_writes_in_place_are_made_functional_bit_for_bit(function: Any) -> None:
         found, expected = (v if isinstance(v, tuple) else (v,) for v in (found, expected))
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other)
+
+
+class WritesLater(nn.Module):
+    """Writes to what a submodule returned, as a residual connection or an activation in place does."""
+
+    def __init__(self, write: Any) -> None:
+        super().__init__()
+        self.first, self.last, self.write = nn.Linear(3, 3), nn.Linear(3, 2), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        kept = self.last(y)
+        self.write(y, x)
+        return kept + self.last(y)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y, x: y.add_(x),
+        lambda y, _: y.relu_(),
+        lambda y, x: y.copy_(x),
+        lambda y, _: y[:, 1:].mul_(2),
+        lambda y, _: y.view(-1).masked_fill_(y.view(-1) > 0, 3.0),
+        lambda y, _: y.transpose(0, 1)[0].zero_(),
+    ],
+)
+def test_a_module_s_path_is_what_it_returned_and_not_what_was_written_to_it_later(write: Any) -> None:
+    module, x = WritesLater(write).double().eval(), torch.randn(4, 3, dtype=torch.float64)
+    model = cw.capture(module, torch.randn(2, 3, dtype=torch.float64))
+    base = model.run(x)
+    assert torch.equal(base["first"], module.first(x))
+    for change in (torch.zeros_like, lambda value: value * 2 - 1):
+        result = model.sweep(["first"], base=base, source=change, metric=lambda out: out[:, 0]).run(verify=1)
+        hook = module.first.register_forward_hook(lambda _, __, value, own=change: own(value))
+        with torch.no_grad():
+            expected = module(x)[:, 0]
+        hook.remove()
+        assert torch.allclose(result.per_prompt[0][0], expected)
+        assert result.verification is not None
+        assert (result.verification.ok, result.verification.hooked) == (True, 1)
 
 
 def test_no_rule_writes_to_its_inputs() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.capturing.fidelity import FUSED
-from conewise.errors import InexactCaptureWarning
+from conewise.errors import CaptureError, InexactCaptureWarning, InputMismatchError
 
 
 class Watched(nn.Module):
@@ -36,7 +36,14 @@ class Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls[1:] += 1
-        return x + self.calls
+        return x + 1
+
+
+class Depending(Counting):
+    """Returns what it has written."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.calls
 
 
 def test_a_graph_that_is_not_the_module_is_said_to_be_so_with_numbers() -> None:
@@ -77,7 +84,16 @@ def test_buffers_that_the_module_writes_to_are_as_they_were() -> None:
     assert torch.equal(module.calls, kept)
     assert module.calls._version == version
     assert model.fidelity.bitwise
-    assert torch.equal(model.run(torch.ones(4, 3)).outputs, torch.tensor([1.0, 3.0, 3.0]).expand(4, 3))
+    assert torch.equal(model.run(torch.ones(4, 3)).outputs, torch.full((4, 3), 2.0))
+
+
+def test_a_module_that_returns_what_it_writes_to_its_buffers_is_refused() -> None:
+    module = Depending()
+    module(torch.ones(2, 3))
+    kept = module.calls.clone()
+    with pytest.raises(CaptureError, match="Depending writes to 'calls' whenever it runs"):
+        cw.capture(module, torch.ones(2, 3))
+    assert torch.equal(module.calls, kept)
 
 
 def test_inputs_that_the_module_writes_to_are_as_they_were() -> None:
@@ -90,10 +106,24 @@ def test_inputs_that_the_module_writes_to_are_as_they_were() -> None:
     assert torch.equal(example, torch.ones(2, 3))
 
 
+class Picking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table[x]
+
+
+def test_ids_of_an_example_that_the_module_does_not_know_are_refused_as_those_of_a_run() -> None:
+    for wrong in (7, -1):
+        with pytest.raises(InputMismatchError, match=rf"holds the id {wrong}, and Embedding knows 5"):
+            cw.capture(nn.Embedding(5, 3), torch.tensor([[wrong, 1], [2, 3]]))
+
+
 def test_an_example_that_the_module_cannot_run_is_said() -> None:
-    embedding = nn.Embedding(5, 3)
     with pytest.warns(InexactCaptureWarning, match=r"the graph is not compared with the module \(IndexError"):
-        model = cw.capture(embedding, torch.tensor([[7, 1], [2, 3]]))
+        model = cw.capture(Picking(), torch.tensor([[7, 1], [2, 3]]))
     assert not model.fidelity.bitwise
     assert model.run(torch.tensor([[4, 1]])).outputs.shape == (1, 2, 3)
 

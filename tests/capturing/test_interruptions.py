@@ -17,10 +17,10 @@ from conewise.capturing.quiet import quiet
 from conewise.checks.hooking import HookedModule
 from conewise.engine.ledger import Ledger
 from conewise.errors import LoadError
-from conewise.experiments.paper.llama import one_thread
 from conewise.graph.graph import Graph
 from conewise.models.configs import bounded
 from conewise.models.weight_files import WeightCount
+from conewise.paper.experiments.llama import one_thread
 from conewise.program.precision import multiplying
 from tests.laws.interrupting import interrupt, moments_of
 from tests.sweeps.captured import inputs, small

@@ -16,10 +16,10 @@ from transformers import masking_utils
 from conewise.capturing.export import Exported, export
 from conewise.errors import InputMismatchError
 from conewise.program import untraced
-from conewise.program.interpret import Interpreter
 from conewise.program.records import Ref
 from conewise.program.untraced import CountingUp, Untraced
-from conewise.sweeps.planning.shapes.attention_rules import attention_argument
+from conewise.program.walk import Interpreter
+from conewise.structure.attention.sizes import attention_argument
 from tests.sweeps.execution.kernels import kernels
 
 VOCABULARY = 50

@@ -79,8 +79,12 @@ class Plain:
         ids: Tensor,
         removed: Collection[tuple[str, str]] = (),
         ablated: Mapping[str, Tensor] | None = None,
+        by_edge: Mapping[tuple[str, str], Tensor] | None = None,
     ) -> tuple[Tensor, Parts]:
-        """The logits, and the parts, where (writer, reader) pairs are `removed`."""
+        """The logits, and the parts, where (writer, reader) pairs are `removed`.
+
+        They carry what is `ablated`, by writer, or what they have of their own.
+        """
         parts: Parts = {"input": self.embed(ids)}
         constant = torch.zeros_like(parts["input"])
         lost = set(removed)
@@ -88,9 +92,13 @@ class Plain:
         def seen(reader: str, before: Parts, rest: Tensor) -> Tensor:
             stream = rest.clone()
             for writer, part in before.items():
-                is_lost = (writer, reader) in lost
-                assert not is_lost or ablated is not None
-                stream = stream + (ablated[writer] if is_lost and ablated is not None else part)
+                if (writer, reader) not in lost:
+                    stream = stream + part
+                elif by_edge is not None:
+                    stream = stream + by_edge[writer, reader]
+                else:
+                    assert ablated is not None
+                    stream = stream + ablated[writer]
             return stream
 
         for layer in range(self.layers):
@@ -149,12 +157,16 @@ class Llama(Plain):
         return _by_head(whole, self.heads if slot == "q" else self.groups)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        positions = torch.arange(q.shape[1])[None]
-        cos, sin = self.module.model.rotary_emb(q, positions)
+        cos, sin = self.rotary(layer, q)
         q, k = rotate_llama(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
         each = self.heads // self.groups
         k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 2)
         return _attention(q.transpose(1, 2), k.transpose(1, 2), v, self.scale(q), self.cap())
+
+    def rotary(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
+        del layer
+        found: tuple[Tensor, Tensor] = self.module.model.rotary_emb(q, torch.arange(q.shape[1])[None])
+        return found
 
     def scale(self, q: Tensor) -> float:
         return float(q.shape[-1] ** -0.5)
@@ -214,6 +226,27 @@ class Gemma2(Llama):
         cap = self.module.config.final_logit_softcapping
         found: Tensor = torch.tanh(super().logits(stream) / cap) * cap
         return found
+
+
+class Gemma3(Gemma2):
+    """Gemma 3: queries and keys are normed too, layers have rotary embeddings of their own, no caps."""
+
+    def project(self, layer: int, slot: str, stream: Tensor) -> Tensor:
+        found, attention = super().project(layer, slot, stream), self.module.model.layers[layer].self_attn
+        norms = {"q": attention.q_norm, "k": attention.k_norm}
+        return norms[slot](found) if slot in norms else found
+
+    def rotary(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(q.shape[1])[None]
+        kind = self.module.config.layer_types[layer]
+        found: tuple[Tensor, Tensor] = self.module.model.rotary_emb(q, positions, kind)
+        return found
+
+    def cap(self) -> float | None:
+        return None
+
+    def logits(self, stream: Tensor) -> Tensor:
+        return Llama.logits(self, stream)
 
 
 class NeoX(Plain):

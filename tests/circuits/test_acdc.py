@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,23 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise import theory
 from conewise.circuits.circuit.circuit import Circuit
+from conewise.circuits.circuit.decision import Decision
 from conewise.circuits.search.acdc import Search, acdc, acdc_plan
+from conewise.circuits.search.search_file import SearchFile
 from conewise.edges.edge_facts import edge_facts
-from conewise.errors import CircuitError, SweepError
+from conewise.errors import ArgumentError, CircuitError, SweepError
 from conewise.model import Model
+from conewise.paper import theory
+from conewise.paper.theory.grafts import GraftAt
 from conewise.runs.run import Run
-from conewise.theory.sequences.grafts import GraftAt
 from tests.circuits.removed_oracle import KINDS, published_acdc
 from tests.circuits.small_models import Small, small
+from tests.fleets.search_cases import Here
 
 METRIC = cw.logit_diff(answer=3, wrong=5)
+AT_LAST = cw.logit_diff(answer=3, wrong=5, pos=-1)
+"""The same for models without causal attention, where the position has to be said."""
 
 
 def logit_diff(logits: torch.Tensor) -> float:
@@ -78,7 +85,7 @@ def test_speculative_and_one_at_a_time_are_equal_for_many_thresholds_and_prompts
             for ablation in ("resample", "zero") if threshold == 0.02 else ("resample",):
                 asked: dict[str, Any] = {
                     "base": base,
-                    "source": source,
+                    "source": None if ablation == "zero" else source,
                     "metric": METRIC,
                     "threshold": threshold,
                     "ablation": ablation,
@@ -104,7 +111,7 @@ def _bert_runs() -> tuple[Model, Run, Run]:
 def test_a_model_that_norms_its_sums_is_searched_node_by_node() -> None:
     model, base, source = _bert_runs()
     assert not edge_facts(model).parts.is_carried_unchanged
-    asked: dict[str, Any] = {"base": base, "source": source, "metric": METRIC, "threshold": 0.05}
+    asked: dict[str, Any] = {"base": base, "source": source, "metric": AT_LAST, "threshold": 0.05}
     found, alone = acdc(model, **asked), acdc(model, **asked, speculative=False)
     assert log_of(found) == log_of(alone)
     assert 0 < len(found.edges) < len(found.log)
@@ -221,6 +228,38 @@ def test_a_search_that_was_cut_off_goes_on_to_the_same_circuit(tmp_path: Path, a
     assert finished.spent.worlds == 0
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_search_that_was_cut_off_anywhere_goes_on_to_the_same_scores_bit_for_bit(
+    tmp_path: Path, workers: int
+) -> None:
+    given = small("gpt2")
+    asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
+
+    def scores(search: Search, **options: Any) -> list[tuple[str, bool, str]]:
+        executor = Here(workers) if workers else None
+        log = search.run(executor=executor, **options).log
+        return [(one.edge, one.kept, one.change.hex()) for one in log]
+
+    whole = scores(Search(given.model, **asked))
+    for count in range(0, len(whole), 5):
+        search, path = Search(given.model, **asked), tmp_path / f"{count}.json"
+        decisions = [Decision(edge, kept, float.fromhex(change)) for edge, kept, change in whole[:count]]
+        SearchFile(path, search._identity()).write(decisions)
+        assert scores(search, out=path, resume=True) == whole
+
+
+def test_a_search_of_other_versions_or_threads_does_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, path = small("gpt2"), tmp_path / "search.json"
+    asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.5}
+    acdc(given.model, **asked, out=path)
+    monkeypatch.setattr("conewise.identity.machine.numerics", lambda _: {"threads": 64})
+    monkeypatch.setattr("conewise.circuits.search.acdc.versions", lambda: {"torch": "9.9"})
+    with pytest.raises(CircuitError, match=r"(?s)versions\.torch: .* → 9\.9\n.*machine\.threads: .* → 64\n"):
+        acdc(given.model, **asked, out=path, resume=True)
+
+
 def test_a_file_of_another_search_is_refused_and_stays(tmp_path: Path) -> None:
     given = small("gpt2")
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC}
@@ -242,6 +281,37 @@ def test_a_file_of_another_search_is_refused_and_stays(tmp_path: Path) -> None:
         acdc(given.model, **asked, threshold=0.5, resume=True)
 
 
+def test_a_second_search_in_a_file_is_refused_while_the_first_is_under_way(tmp_path: Path) -> None:
+    """In this process and in others; a link is the same file, and a lock that was left behind is none."""
+    given, path, link = small("gpt2"), tmp_path / "search.json", tmp_path / "link.json"
+    asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC}
+    first, second = Search(given.model, **asked, threshold=0.5), Search(given.model, **asked, threshold=0.4)
+    elsewhere = (
+        "import sys; from pathlib import Path\n"
+        "from conewise.circuits.search.search_file import SearchFile\n"
+        "with SearchFile.opened(Path(sys.argv[1]), False, dict): pass"
+    )
+
+    def meanwhile(*_: int) -> None:
+        if link.is_symlink():
+            return
+        SearchFile(path, first._identity()).write([])
+        link.symlink_to(path)
+        for out in (path, link):
+            with pytest.raises(CircuitError, match=r"another search is using .* name another file"):
+                second.run(out=out, resume=True)
+        command = [sys.executable, "-c", elsewhere, str(path)]
+        found = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert "CircuitError: another search is using" in found.stderr
+
+    whole = first.run(out=path, progress=meanwhile)
+    assert link.is_symlink()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link.json", "search.json"]
+    assert first.run(out=path, resume=True).log == whole.log
+    with pytest.raises(CircuitError, match="is another one"):
+        second.run(out=path, resume=True)
+
+
 # -- what is asked for -------------------------------------------------------------------------------
 
 
@@ -249,12 +319,12 @@ def test_a_file_of_another_search_is_refused_and_stays(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"threshold": 0.0}, "above 0"),
-        ({"threshold": float("nan")}, "above 0"),
+        ({"threshold": float("nan")}, "`threshold` is float nan; expected a finite number"),
         ({"ablation": "noise"}, "'resample', 'zero', 'mean'"),
         ({"source": None}, "there is no `source`"),
         ({"harm": "worse"}, "'increase', 'decrease', 'either'"),
         ({"heads": "random"}, "'descending', 'ascending'"),
-        ({"speculative": "no"}, "neither True nor False"),
+        ({"speculative": "no"}, "`speculative` is str 'no'; expected True or False"),
         ({"metric": [METRIC]}, "one metric"),
         ({"base": 3}, "base.* is a run, or the inputs of one"),
     ],
@@ -262,7 +332,7 @@ def test_a_file_of_another_search_is_refused_and_stays(tmp_path: Path) -> None:
 def test_what_cannot_be_searched_says_why(options: dict[str, Any], words: str) -> None:
     given = small("gpt2")
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
-    with pytest.raises(CircuitError, match=words):
+    with pytest.raises((CircuitError, ArgumentError), match=words):
         acdc(given.model, **(asked | options))
 
 
@@ -270,7 +340,7 @@ def test_what_cannot_be_searched_says_why(options: dict[str, Any], words: str) -
 def test_a_budget_that_no_world_fits_into_is_refused_and_says_the_least(name: str) -> None:
     given = small("gpt2")
     model, base, source = _bert_runs() if name == "bert" else (given.model, given.base, given.source)
-    asked: dict[str, Any] = {"base": base, "source": source, "metric": METRIC, "threshold": 0.1}
+    asked: dict[str, Any] = {"base": base, "source": source, "metric": AT_LAST, "threshold": 0.1}
     with pytest.raises(SweepError, match=r"one world alone takes .* The least that would do is") as refused:
         acdc(model, **asked, max_memory=10)
     least = int(re.findall(r"max_memory=(\d+)", str(refused.value))[0])

@@ -104,6 +104,21 @@ def test_several_prompts_are_averaged_and_each_has_its_own_answer() -> None:
     torch.testing.assert_close(both.values, sum(alone) / 2, rtol=0, atol=BATCHED)
 
 
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("metric", [cw.logit_diff([4, 9], [9, 4]), cw.logit([4, 9])])
+def test_metrics_that_read_a_few_tokens_have_an_answer_for_each_prompt_of_each_sample(
+    metric: cw.Metric, samples: int
+) -> None:
+    def whole(outputs: object) -> Tensor:
+        last: Tensor = outputs.logits[:, -1]  # type: ignore[attr-defined]
+        own = last.gather(1, torch.tensor([[4], [9]]))[:, 0]
+        return own if metric.name == "logit" else own - last.gather(1, torch.tensor([[9], [4]]))[:, 0]
+
+    ids = prompts(2)
+    few, plain = (traced(inputs=ids, samples=samples, metric=one) for one in (metric, whole))
+    torch.testing.assert_close(few.per_sample, plain.per_sample, rtol=0, atol=1e-4)
+
+
 def plain_trace_of(ids: Tensor, token: int, row: int) -> Tensor:
     """[layer, pos] of one prompt of two, with the noise that it gets among them."""
     name = "gpt2"

@@ -14,7 +14,7 @@ import jsonschema
 from typer.testing import CliRunner
 
 from conewise.cli.app import app
-from conewise.cli.commands.schemas import SCHEMAS
+from conewise.cli.commands.schemas import schema_of
 from tests.cli import forks
 
 COMMAND = [sys.executable, "-m", "conewise.cli"]
@@ -63,7 +63,7 @@ def valid(command: str, text: str) -> dict[str, Any]:
 
 @cache
 def schema(command: str) -> Any:
-    return json.loads((SCHEMAS / f"{command}.json").read_text(encoding="utf-8"))
+    return schema_of(command)
 
 
 def refused(*words: str) -> str:

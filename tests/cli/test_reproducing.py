@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from conewise.cli.app import app
-from conewise.experiments import registry
-from conewise.experiments.result import Progress, Result, Row
-from tests.experiments.quick import quick
+from conewise.paper.experiments import registry
+from conewise.paper.experiments.result import Progress, Result, Row
+from tests.paper.experiments.quick import quick
 
 
 @pytest.fixture

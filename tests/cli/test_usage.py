@@ -43,6 +43,7 @@ from tests.damage import LONG, count, drawn_from
 from tests.doors import all_ours
 from tests.prompts.written import write_pairs
 
+TRACE = ("trace", "tiny", "--prompt", CLEAN, "--subject", "John", "--answer", " Mary", "--samples", "1")
 EVERY = (
     "sweep",
     "plan",
@@ -283,6 +284,40 @@ def test_a_file_that_is_none_is_refused_before_the_run_and_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sweep", "tiny", "--sites", "z[layer=0]", "--report"),
+        ("circuit", "tiny", "--method", "exact", "--top", "3", "--report"),
+        (
+            "trace",
+            "tiny",
+            "--prompt",
+            CLEAN,
+            "--subject",
+            "John",
+            "--answer",
+            " Mary",
+            "--samples",
+            "1",
+            "--report",
+        ),
+        ("cone", "tiny", "z[layer=0]", "-o"),
+    ],
+)
+def test_a_page_replaces_a_page_of_ours_and_no_other_file(tmp_path: Path, words: tuple[str, ...]) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<html>my thesis</html>")
+    assert "it holds something else than a page of conewise. Name another file." in refused(*words, str(page))
+    assert page.read_text() == "<html>my thesis</html>"
+    page.write_text("")  # as a temporary file is made
+    for _ in range(2):
+        done = Done(*words, str(page), "--json")
+        assert done.code == 0, done.err
+        assert "page.html" in done.json(words[0]).__repr__()
+        assert page.read_text().startswith("<!doctype html>")
+
+
 def test_a_users_own_file_beside_the_report_stays(tmp_path: Path) -> None:
     own = tmp_path / ".conewise"
     own.write_text("mine")
@@ -461,14 +496,11 @@ def test_every_command_that_prints_json_has_a_schema() -> None:
     assert "Did you mean sweep?" in refused("schema", "swep")
 
 
-def test_schemas_are_strict_and_say_the_same_of_the_same() -> None:
-    known: dict[str, Any] = {}
+def test_schemas_are_strict() -> None:
     for name in names():
         told = schema(name)
         assert told["$schema"] == "https://json-schema.org/draft/2020-12/schema"
         assert told["additionalProperties"] is False
-        for part, meaning in told.get("$defs", {}).items():
-            assert known.setdefault(part, meaning) == meaning
 
 
 def test_tf32_is_refused_without_a_device_that_has_it() -> None:
@@ -522,39 +554,43 @@ ODD = (
     *("\udcff", "\ud800", "/dev/null", "/dev/zero", "/", "~nobody/x", "[" * 3_000),
     *("z[", "]", "z[head=-1]", f"z[layer={LONG}]", f"z[layer=0:{LONG}]", "z,mlp_out", "resid_pre"),
 )
-OPTIONS = {
-    ("plan", "tiny"): (
-        *(
-            "--batch-size",
-            "--sites",
-            "--pos",
-            "--patch",
-            "--noise-scale",
-            "--direction",
-            "--metric",
-            "--seed",
-        ),
-        *("--evaluator", "--max-memory", "--device", "--dtype", "--attention", "--revision", "--prompts"),
-    ),
-    ("plan", "tiny", *PAIR): ("--clean", "--corrupted", "--answer", "--wrong"),
-    ("cone", "tiny"): ("",),
-    ("sites", "tiny"): ("--kind",),
-    ("verify", "tiny"): ("--seed",),
-    ("report",): ("",),
-    ("schema",): ("",),
-    ("sites",): ("",),
+FOUND = ("plan", "edges", "circuit", "sites", "cone", "verify", "trace", "sweep", "report", "schema")
+USUAL = {
+    "plan": ("tiny",),
+    "edges": ("tiny", "--plan"),
+    "circuit": ("tiny", "--plan"),
+    "sweep": ("tiny", "--sites", "z[layer=0, head=0]"),
+    "cone": ("tiny", "z[layer=1]"),
+    "verify": ("tiny", "--samples", "1"),
+    "trace": TRACE[1:],
+    "report": ("nowhere",),
+    "schema": ("sweep",),
+    "sites": ("tiny",),
 }
 
 
-def test_odd_arguments_end_in_a_message() -> None:
+def valued_options(command: str) -> list[str]:
+    """The options of a command that take a value, but those that start workers; "" is its argument."""
+    found: Any = typer.main.get_command(app)
+    parameters = found.commands[command].params
+    options = [one.opts[0] for one in parameters if one.param_type_name == "option" and not one.is_flag]
+    return ["", *(one for one in options if one not in {"--ray", "--workers", "--help"})]
+
+
+def test_odd_arguments_end_in_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some are names of files
     drawn = drawn_from("arguments")
+    options = {command: valued_options(command) for command in FOUND}
 
     def words() -> list[str]:
-        command = drawn.choice(list(OPTIONS))
-        found = list(command)
+        command = drawn.choice(FOUND)
+        found = [command, *USUAL[command]]
         for _ in range(drawn.choice((1, 1, 1, 2))):
-            option = drawn.choice(OPTIONS[command])
-            found += [option, drawn.choice(ODD)] if option else [drawn.choice(ODD)]
+            option = drawn.choice(options[command])
+            if option:
+                found += [option, drawn.choice(ODD)]
+            else:
+                found[1] = drawn.choice(ODD)
         return found
 
     def attempt(given: list[str]) -> None:
@@ -563,4 +599,44 @@ def test_odd_arguments_end_in_a_message() -> None:
         assert "Traceback" not in done.err
         assert done.code == 0 or done.out == ""
 
-    all_ours((words() for _ in range(count(40))), attempt)
+    all_ours((words() for _ in range(count(20))), attempt)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("edges", "tiny", *PAIR, "--edges", "->"), "'->' names no component; write WRITER->READER"),
+        (("sweep", "tiny", *PAIR, "--device", ""), "--device '' names no device, or one that is empty"),
+        (
+            ("sweep", "tiny", *PAIR, "--device", "cpu,"),
+            "--device 'cpu,' names no device, or one that is empty",
+        ),
+        (("sweep", "tiny", *PAIR, "--method", "hybrid", "--out", "new"), "--method hybrid is not stored"),
+        (("plan", "tiny", "--clean", ""), "--clean is an empty text"),
+        (("plan", "tiny", *PAIR, "--answer", ""), "--answer is an empty text"),
+        (("circuit", "tiny", *PAIR, "--wrong", ""), "--wrong is an empty text"),
+        (
+            ("plan", "tiny", *PAIR, "--noise-scale", "2"),
+            "--noise-scale 2.0 is the standard deviation of noise, and --patch source adds none",
+        ),
+        (
+            ("edges", "tiny", *PAIR, "--patch", "zero", "--noise-scale", "2"),
+            "and --patch zero adds none. Leave it out, or give --patch noise",
+        ),
+    ],
+)
+def test_what_was_taken_for_something_else_is_refused(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(*words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["sweep", "circuit"])
+def test_a_folder_with_other_files_is_no_folder_for_a_run(command: str, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    said = refused(command, "tiny", *PAIR, "--out", str(tmp_path))
+    assert "is a folder with other files in it, such as thesis.tex" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert Done(command, "tiny", *PAIR, "--out", "").code == 2

@@ -153,7 +153,7 @@ def test_sources_that_are_not_installed_know_their_version(tmp_path: Path) -> No
     (sources / "version.py").write_text(text.replace(conewise.__version__, "9.8.7", 1), "utf-8")
     code = """if True:
         from conewise.cli.entry import main
-        from conewise.experiments.result import versions
+        from conewise.paper.experiments.result import versions
         from conewise.formats import Format
 
         print(Format("any", 1).header()["conewise"], versions()["conewise"])

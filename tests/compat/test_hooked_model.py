@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,7 @@ from conewise.compat.transformer_lens import (
     get_act_name,
 )
 from conewise.errors import MissingSiteError
+from conewise.models.architectures import ARCHITECTURES
 from tests.capturing.zoo import ZOO
 from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, VOCABULARY, hooks, logits, prompts, tiny, value
 
@@ -298,10 +300,95 @@ def test_norms_of_a_stream_in_another_form() -> None:
     close(halved, (cached["normalized"] / 2 * final.w + final.b) @ model.W_U + model.b_U, 1e-4)
 
 
+@cache
+def with_post_norms(name: str) -> HookedModel:
+    """A model that norms or scales what it adds to the stream; no gain is 1 and no bias 0."""
+    module = ARCHITECTURES[name].make(2) if name in ARCHITECTURES else granite()
+    torch.manual_seed(2)
+    for weight in module.parameters():
+        nn.init.normal_(weight, std=0.3)
+    return HookedModel(module)
+
+
+def granite() -> nn.Module:
+    library: Any = transformers
+    config = library.GraniteConfig(
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=64,
+        intermediate_size=96, vocab_size=VOCABULARY, residual_multiplier=0.22,
+        attn_implementation="eager",
+    )  # fmt: skip
+    module: nn.Module = library.GraniteForCausalLM(config)
+    return module.eval()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "olmo2", "granite"])
+@torch.no_grad()
+def test_heads_and_neurons_add_up_through_post_norms_and_factors(name: str) -> None:
+    model = with_post_norms(name)
+    module: Any = model.module
+    streams: list[Tensor] = []
+    with ExitStack() as stack:
+        for block in module.model.layers:
+            handle = block.register_forward_hook(lambda _, __, out: streams.append(out))
+            stack.callback(handle.remove)
+        module(input_ids=TOKENS)
+    _, cached = model.run_with_cache(TOKENS)
+    names = [name for name in cached if "_post." not in name]
+    filtered = ActivationCache({name: cached[name] for name in names}, model)
+    alone = model.run_with_cache(TOKENS[:1], remove_batch_dim=True)[1]
+    for layer, whole in enumerate(streams, start=1):
+        for expand in (True, False):
+            for one, expected in ((cached, whole), (filtered, whole), (alone, whole[0])):
+                close(one.get_full_resid_decomposition(layer, expand_neurons=expand).sum(0), expected, 1e-4)
+            last = cached.get_full_resid_decomposition(layer, expand_neurons=expand, pos_slice=-1)
+            close(last.sum(0), whole[:, -1], 1e-4)
+        close(cached.stack_neuron_results(layer, incl_remainder=True).sum(0), whole, 1e-4)
+    middle = cached.get_full_resid_decomposition(1, mlp_input=True)
+    close(middle.sum(0), cached["resid_mid", 1], 1e-4)
+    direction = torch.linspace(-1, 1, 64)
+    made = cached.get_neuron_results(1, [3, 5], -1, direction)
+    close(made, cached.get_neuron_results(1)[:, -1, [3, 5]] @ direction, 1e-4)
+
+
+@torch.no_grad()
+def test_a_head_is_normed_as_its_attention_is() -> None:
+    """By hand: the gain is 1 + weight, and the scale that of all heads together."""
+    model, head = with_post_norms("gemma2"), 2
+    attention: Any = model.module.get_submodule("model.layers.1.self_attn.o_proj")
+    norm: Any = model.module.get_submodule("model.layers.1.post_attention_layernorm")
+    seen: list[tuple[Tensor, Tensor]] = []
+    handle = attention.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
+    logits = model.module(input_ids=TOKENS).logits
+    handle.remove()
+    ((z, out),) = seen
+    part = z[..., head * 16 : head * 16 + 16] @ attention.weight[:, head * 16 : head * 16 + 16].T
+    scale = (out.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    _, cached = model.run_with_cache(TOKENS)
+    found = cached.stack_head_results()[model.cfg.n_heads + head]
+    close(found, part / scale * (1 + norm.weight))
+    close(cached["result", 1][:, :, head], part)
+    close(cached["scale", 1, "ln1_post"], scale)
+    shares = cached.logit_attrs(cached.get_full_resid_decomposition(expand_neurons=False), 7)
+    close(30 * torch.tanh(shares.sum(0) / 30), logits[..., 7], 1e-4)
+
+    def double(scale: Tensor, hook: Any) -> Tensor:
+        return 2 * scale
+
+    changed = model.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.ln1_post.hook_scale", double)])
+    handle = norm.register_forward_hook(lambda _, __, made: made / 2)
+    close(changed, model.module(input_ids=TOKENS).logits, 1e-4)
+    handle.remove()
+    assert torch.equal(model.blocks[1].ln1_post(out), norm(out))
+
+
 def test_a_stream_that_is_normed_has_no_parts() -> None:
     _, cached = HookedModel(ZOO["bert"].make("eager")).run_with_cache(prompts(1, seed=4))
     assert cached["attn_out", 1].shape[:2] == (1, LENGTH)
-    for stack in (cached.decompose_resid, cached.apply_ln_to_stack):
+    for stack in (
+        cached.decompose_resid,
+        cached.apply_ln_to_stack,
+        lambda _: cached.get_full_resid_decomposition(expand_neurons=True),
+    ):
         with pytest.raises(ValueError, match="normed from block to block"):
             stack(cached["resid_pre", 0])
 
@@ -593,6 +680,28 @@ def test_gradients_of_the_loss_are_cached() -> None:
         model.add_hook("ln_final.hook_scale", print, "bwd")
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_backward_hooks_are_called_where_gradients_are_switched_off(mode: Callable[[], Any]) -> None:
+    model = hooked("gpt2")
+
+    def found() -> list[Tensor]:
+        tokens, seen = TOKENS.clone(), list[Tensor]()
+        _, cached = model.run_with_cache(tokens, return_type="loss", incl_bwd=True)
+
+        def keep(gradient: Tensor, hook: Any) -> None:
+            seen.append(gradient.clone())
+
+        with model.hooks(bwd_hooks=[("blocks.1.attn.hook_z", keep)]):
+            model(tokens, return_type="loss").backward()
+        return [*seen, cached["blocks.1.attn.hook_z_grad"]]
+
+    with mode():
+        off = found()
+    for one, expected in zip(off, found(), strict=True):
+        close(one, expected)
+        assert expected.any()
+
+
 def test_a_backward_hook_changes_what_flows_back() -> None:
     model = hooked("llama")
     seen: list[Tensor] = []
@@ -703,3 +812,8 @@ def test_new_weights_are_seen() -> None:
         assert torch.equal(model.W_U, weight.T)
         weight.div_(2)
     close(after, 2 * before)
+    hooks = [("blocks.0.hook_mlp_out", lambda value, hook: value * 0)]
+    once = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    weight.data.mul_(2)  # which torch does not count
+    close(model.run_with_hooks(tokens, fwd_hooks=hooks), 2 * once)
+    weight.data.div_(2)

@@ -9,7 +9,7 @@ import torch
 
 import conewise as cw
 from conewise.decomposing import attention_patterns
-from conewise.errors import DecompositionError, MissingSiteError
+from conewise.errors import ArgumentError, DecompositionError, MissingSiteError
 from tests.decomposing.test_lens import Letters
 from tests.edges.small_models import inputs_of, module_of, run_of
 
@@ -52,7 +52,7 @@ def test_bad_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         found.plot(1)
     with pytest.raises(DecompositionError, match="there are 4 heads"):
         found.plot(0, heads=[4])
-    with pytest.raises(DecompositionError, match="heads='ab'"):
+    with pytest.raises(ArgumentError, match="`heads` is str 'ab'; expected a whole number or an iterable"):
         found.plot(0, heads="ab")  # type: ignore[arg-type]
     assert len(found.plot(0, heads=1).data) == 1
     with pytest.raises(DecompositionError, match=r"layer=1\.5"):

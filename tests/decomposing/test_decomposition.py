@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import conewise as cw
-from conewise.errors import DecompositionError
+from conewise.errors import ArgumentError, DecompositionError
 from tests.decomposing.plain_hooks import PlainHooks
 from tests.edges.small_models import inputs_of, module_of, run_of
 from tests.structure.made import EncoderDecoder
+from tests.sweeps.tiny import prompts, tiny
 
 NAMES = ["gpt2", "llama", "gpt_neox", "gemma2"]
 
@@ -138,7 +142,7 @@ def test_bad_arguments_are_refused() -> None:
         run.decompose()["a9.h9"]
     with pytest.raises(DecompositionError, match="no prompt 2: there are 2"):
         run.decompose().plot(prompt=2)
-    with pytest.raises(DecompositionError, match="prompt='a'"):
+    with pytest.raises(ArgumentError, match="`prompt` is str 'a'; expected a whole number"):
         run.decompose().plot(prompt="a")  # type: ignore[arg-type]
 
 
@@ -187,3 +191,67 @@ def test_a_stream_whose_parts_are_wrong_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(HeadShares, "projected", wrong)
     with pytest.raises(DecompositionError, match="do not add up"):
         run.decompose()
+
+
+class Lora(nn.Module):
+    """A linear module with a low-rank product beside it."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.linear = linear
+        self.down, self.up = nn.Parameter(torch.randn(2, 32) * 0.3), nn.Parameter(torch.randn(32, 2) * 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.linear(x) + (x @ self.down.T) @ self.up[: self.linear.out_features].T
+        return found
+
+
+class Int8(nn.Module):
+    """A linear module whose weight is kept as integers, in buffers."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (linear.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.get_buffer("weight").to(x.dtype) * self.get_buffer("scale")).T
+
+
+QKV, REST = ("q_proj", "k_proj", "v_proj"), ("o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(("wrap", "paths"), [(Lora, ("q_proj",)), (Lora, QKV), (Int8, (*QKV, *REST))])
+def test_adapters_and_quantised_weights_do_not_hide_who_wrote_what(wrap: Any, paths: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    module = copy.deepcopy(tiny("llama").module)
+    for layer in module.model.layers:
+        for path in paths:
+            owner = layer.self_attn if hasattr(layer.self_attn, path) else layer.mlp
+            setattr(owner, path, wrap(getattr(owner, path)))
+    ids, seen = prompts(2), dict[tuple[str, int], Tensor]()
+    with ExitStack() as hooks, torch.no_grad():
+        for at, layer in enumerate(module.model.layers):
+            keep: Any = partial(seen.__setitem__, ("z", at))
+            hooks.callback(
+                layer.self_attn.o_proj.register_forward_pre_hook(
+                    lambda _, args, keep=keep: keep(args[0].clone())
+                ).remove
+            )
+            keep = partial(seen.__setitem__, ("mlp", at))
+            hooks.callback(
+                layer.mlp.register_forward_hook(lambda _, __, out, keep=keep: keep(out.clone())).remove
+            )
+        module(ids)
+    run = cw.capture(module, input_ids=ids).run(input_ids=ids)
+    found = run.decompose(by="head")
+    parts = dict(zip(found.names, found.tensor, strict=True))
+    for at, layer in enumerate(module.model.layers):
+        out = layer.self_attn.o_proj
+        for head in range(4):
+            own = torch.zeros_like(seen["z", at])
+            own[..., 8 * head : 8 * head + 8] = seen["z", at][..., 8 * head : 8 * head + 8]
+            torch.testing.assert_close(parts[f"a{at}.h{head}"], out(own).detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(parts[f"m{at}"], seen["mlp", at], rtol=1e-4, atol=1e-5)
+    assert run.logit_attribution(cw.logit_diff(5, 9)).tensor.shape[0] == len(found.parts)

@@ -10,7 +10,7 @@ import torch
 
 import conewise as cw
 from conewise.decomposing import lens as lens_module
-from conewise.errors import DecompositionError
+from conewise.errors import ArgumentError, DecompositionError
 from tests.decomposing.plain_hooks import PlainHooks
 from tests.edges.small_models import inputs_of, module_of, run_of
 from tests.structure.made import EncoderDecoder
@@ -125,11 +125,17 @@ def test_an_encoder_decoder_is_read_at_the_stack_that_leads_to_logits() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     run = run_of("gpt2", 0)
-    for top in (0, True, 2.5, "3"):
-        with pytest.raises(DecompositionError, match="at least 1"):
+    with pytest.raises(DecompositionError, match="at least 1"):
+        run.lens(top=0)
+    for top in (True, 2.5, "3"):
+        with pytest.raises(ArgumentError, match=r"`top` is .*; expected a whole number"):
             run.lens(top=top)  # type: ignore[arg-type]
     for tokens in (None, [1.5], [None]):
         with pytest.raises(DecompositionError, match="a token is its number"):
+            run.lens(tokens=tokens)
+    unordered: list[Any] = [b"ab", bytearray(b"a"), {1, 2}, frozenset({1}), {1: 2}]
+    for tokens in unordered:
+        with pytest.raises(DecompositionError, match="a number, a text, or a list of them in order"):
             run.lens(tokens=tokens)
     assert run.lens(tokens=torch.tensor(3)).tokens == (3,)
     with pytest.raises(DecompositionError, match="not in the vocabulary of 211"):

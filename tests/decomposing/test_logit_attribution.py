@@ -108,7 +108,7 @@ def test_metrics_that_are_no_sum_of_logits_are_refused() -> None:
 
 def test_what_lies_before_the_unembedding_of_bert_is_named() -> None:
     with pytest.raises(DecompositionError, match=r"gelu.*neither a norm nor a projection.*run\.lens"):
-        run_of("bert", 0).logit_attribution(cw.logit(3))
+        run_of("bert", 0).logit_attribution(cw.logit(3, pos=-1))
 
 
 def test_a_world_is_attributed_as_it_is() -> None:

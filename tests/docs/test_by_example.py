@@ -18,9 +18,13 @@ CLASSES = ("Circuit", "Graph", "Model", "Result", "Run", "Sweep", "SweepPlan", "
 
 INTERNAL = {
     "Graph": "add_node add_source attach guard guards removal take_away unguard",
-    "Model": "behind estimated_bytes identity_parts planned read_by_patches_at support",
-    "Run": "edits identity_parts read trusted value_at world",
-    "Sweep": "asked batch of_cells read_metrics rerun targets",
+    "Model": (
+        "changed_sites each_call expect_known_ids expect_own expect_program behind "
+        "estimated_bytes identity_parts "
+        "planned read_by_patches_at support"
+    ),
+    "Run": "edits expect_same_weights identity_parts made_with read trusted value_at world",
+    "Sweep": "asked batch expect_room forget of_cells read_metrics rerun targets",
     "World": "approve follow",
 }
 """What other rooms call, and people have no use for."""
@@ -90,8 +94,8 @@ def test_the_reference_lists_every_public_member(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "page"),
     [
-        ("conewise.theory", "theory.md"),
-        ("conewise.ops", "ops.md"),
+        ("conewise.paper.theory", "theory.md"),
+        ("conewise.paper.ops", "ops.md"),
         ("conewise.compat.transformer_lens", "compat.md"),
     ],
 )

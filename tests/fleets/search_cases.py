@@ -11,7 +11,7 @@ import torch
 
 from conewise.circuits.circuit.circuit import Circuit
 from conewise.circuits.forwards.forwards import Asked
-from conewise.circuits.forwards.masked_forward import Forward
+from conewise.circuits.forwards.masked_forward import Forward, Mask, Numbers
 from conewise.fleets.fleet_forward import FleetForward
 from conewise.fleets.ledger import FleetLedger
 from conewise.fleets.outcomes import DIED, MEMORY, OWN, Done, Failed
@@ -46,6 +46,7 @@ class Here:
         self.workers, self._fault, self._memory = workers, fault, memory
         self.ledger = FleetLedger()
         self.given: list[tuple[str, int]] = []
+        self.begun = 0
         self._count = 0
 
     @contextmanager
@@ -59,6 +60,15 @@ class Here:
         }
         self._model = asked.model
         self.seats: list[_Seat] = [self._seat() for _ in range(self.workers)]
+        begin = own.begin
+
+        def counted(removed: Mask) -> Numbers:
+            before = own.node_evaluations
+            found = begin(removed)
+            self.begun += own.node_evaluations - before
+            return found
+
+        own.begin = counted  # type: ignore[method-assign]
         yield FleetForward(own, self, self.workers, self.ledger)
         for seat in self.seats:
             seat.job.rest()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.errors import FleetError, SweepError, WeightsChangedError
+from conewise.errors import ArgumentError, FleetError, SweepError, WeightsChangedError
 from conewise.model import Model
 from tests.fleets.fleet_cases import BUDGET, METRIC, heads, ids, killing, quick, raising, small_model
 
@@ -174,7 +174,6 @@ def test_devices_of_one_machine_by_name(model: Model) -> None:
     ("given", "said"),
     [
         ({"workers": 0}, "1 or more"),
-        ({"workers": True}, "1 or more"),
         ({"load": {"dtype": "float16"}}, "was not given"),
         ({"max_memory": "much"}, "no amount of memory"),
     ],
@@ -183,6 +182,8 @@ def test_what_is_no_fleet(given: dict[str, Any], said: str) -> None:
     for kind in (cw.Ray, cw.Processes):
         with pytest.raises(SweepError, match=said):
             kind(**given)
+        with pytest.raises(ArgumentError, match="`workers` is bool True; expected a whole number"):
+            kind(workers=True)
     with pytest.raises(FleetError, match="one worker for each device"):
         cw.Processes(3, devices="cuda:0,cuda:1")
     with pytest.raises(FleetError, match="0 or more"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,9 +12,18 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.errors import CaptureError, InputMismatchError, NoEffectWarning, PatchError
+from conewise.errors import (
+    CaptureError,
+    InexactCaptureWarning,
+    InputMismatchError,
+    ModuleChangedError,
+    NoEffectWarning,
+    PatchError,
+    WeightsChangedError,
+)
 from conewise.locations.places import as_place
 from conewise.model import Model
+from tests.capturing.small_llama import small_llama, small_tokenizer
 from tests.runs.state import assert_untouched, state_of
 from tests.splicing.small_dictionary import Autoencoder
 from tests.sweeps import small
@@ -58,7 +68,7 @@ def by_forwards(
                     part["pos"] = slice(length, None)
                 if isinstance(part.get("pos"), tuple):
                     part["pos"] = [pos for pos in part["pos"] if pos < ids.shape[1]]  # type: ignore[union-attr]
-                world.patch(cw.site(place.name, layer=place.layer, **part), value)  # type: ignore[arg-type]
+                world.patch(cw.site(place.name, layer=place.layer, **part), value)  # type: ignore[call-overload]
             ids = torch.cat([ids, world.logits[:, -1].argmax(-1, keepdim=True)], 1)
     return ids
 
@@ -90,6 +100,23 @@ def test_what_is_written_is_what_patched_full_forwards_write(name: str, position
         plain = captured.generate(ids, COUNT, **ENDLESS).ids if plain is None else plain
         changed += not torch.equal(found.ids, plain)
     assert changed >= 4
+
+
+@pytest.mark.parametrize("positions", ["all", "new"])
+def test_a_stream_that_the_module_shows_in_another_shape_is_steered(positions: Any) -> None:
+    captured, ids = zoo("opt"), prompts()
+    width = captured.module.config.hidden_size
+    ways: list[list[tuple[Any, Any]]] = [
+        [(("resid_post", 1), cw.add(vector(width)))],
+        [(cw.site("resid_post", layer=0, pos=3), "zero"), (("resid_post", 2), lambda value: value * -2)],
+    ]
+    for patches in ways:
+        written = captured.generate(ids, COUNT, patches, positions=positions, **ENDLESS)
+        assert torch.equal(written.ids, by_forwards(captured, ids, patches, positions))
+    base, source = captured.run(input_ids=ids), captured.run(input_ids=ids.flip(1))
+    sites = cw.sites("resid_post", layer=":", pos=-1)
+    check = captured.sweep(sites, base=base, source=source, metric=cw.logit_diff(1, 2)).run().verify()
+    assert (check.ok, check.hooked) == (True, 3)
 
 
 def test_no_patch_is_the_modules_own_generate_and_its_options_pass_through() -> None:
@@ -209,6 +236,14 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written() -> None:
     refused(
         PatchError, "positions count from 0", [(cw.site("resid_post", layer=0, pos=slice(-2, None)), "zero")]
     )
+    mask = torch.ones_like(ids)
+    refused(InputMismatchError, "does not take foo=.*not used by the model", foo=1)
+    refused(InputMismatchError, "'attention_mask' is part of the prompt, and an option too",
+            prompt={"input_ids": ids, "attention_mask": mask}, attention_mask=mask)  # fmt: skip
+    refused(InputMismatchError, "'input_ids' is part of the prompt, and an option too", input_ids=ids)
+    refused(InputMismatchError, "`attention_mask` is int 3; expected a tensor of shape", attention_mask=3)
+    refused(InputMismatchError, "`attention_mask` is Tensor of shape", attention_mask=mask[:, :2])
+    refused(InputMismatchError, "there is no tokenizer: give one", stop_strings=["a"])
     refused(PatchError, "more positions with every token", [(("resid_post", 0), run)])
     refused(PatchError, "more positions with every token", [(("resid_post", 0), torch.ones(2, 5, 16))])
     refused(PatchError, "has 3 positions, and the place names 2",
@@ -230,3 +265,54 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written() -> None:
     plain = cw.capture(nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4))
     with pytest.raises(CaptureError, match="has no `generate` of its own"):
         plain.generate(ids, 2)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "'transformer.h.0.mlp.c_proj.weight' .*another kind of tensor": lambda part: part.c_proj.double(),
+    "was replaced by another tensor": lambda part: setattr(
+        part.c_proj, "weight", nn.Parameter(part.c_proj.weight.detach() * 2)
+    ),
+    "a forward hook on 'transformer.h.0.mlp' was added": lambda part: part.register_forward_hook(
+        lambda _, __, out: out * 2
+    ),
+    "act": lambda part: setattr(part, "act", nn.Tanh()),
+}
+
+
+@pytest.mark.parametrize("said", list(CHANGES))
+def test_a_module_that_was_changed_after_the_capture_writes_nothing(said: str) -> None:
+    own = small.model()
+    CHANGES[said](own.module.transformer.h[0].mlp)
+    with pytest.raises((WeightsChangedError, ModuleChangedError), match=said):
+        own.generate(prompts(), 2)
+
+
+def test_a_patch_from_a_run_with_other_weights_is_refused() -> None:
+    own = small.model()
+    run = own.run(input_ids=prompts())
+    own.module.transformer.h[0].mlp.c_proj.weight.data.mul_(2)
+    with pytest.raises(WeightsChangedError, match=r"after this run: 'transformer.h.0.mlp.c_proj.weight'"):
+        own.generate(prompts(), 2, patches=[(cw.site("mlp_out", layer=1, pos=2), run)])
+
+
+def test_dtypes_that_do_not_go_together_are_named() -> None:
+    module = small.module()
+    module.transformer.ln_f.double()
+    with pytest.warns(InexactCaptureWarning):
+        own = cw.capture(module, input_ids=prompts())
+    with pytest.raises(
+        CaptureError, match=r"several dtypes \(.*float32, .*ln_f.bias torch.float64\).*to one"
+    ):
+        own.generate(prompts(), 2)
+
+
+def test_stop_strings_end_the_text_and_a_mask_may_stand_beside_the_ids() -> None:
+    ids = torch.tensor([[1, 2, 5]])
+    llama = cw.capture(small_llama(), input_ids=ids, tokenizer=small_tokenizer())
+    whole = llama.generate(ids, 8)
+    cut = llama.generate(ids, 8, stop_strings=[whole.text[2:4]])
+    assert cut.new.shape[1] < whole.new.shape[1]
+    assert torch.equal(cut.new, whole.new[:, : cut.new.shape[1]])
+    masked = llama.generate(ids, 3, attention_mask=torch.ones_like(ids)).ids
+    assert torch.equal(masked, whole.ids[:, : masked.shape[1]])
+    assert torch.equal(llama.generate(ids, 8, use_cache=False).ids, whole.ids)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conewise.errors import SweepError
-from conewise.program.interpret import Interpreter
+from conewise.program.walk import Interpreter
 from conewise.sweeps.planning.shapes.fusing import find_fusions
 from tests.gpu.scenes import DEVICE, Scene, deviation, gpt2, llama, needs_cuda, numbers, pair
 

@@ -14,9 +14,9 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise import ops
 from conewise.errors import BusyError, GradientError, InUseError, OpError, UnknownSiteError
 from conewise.graph.reverse import total
+from conewise.paper import ops
 
 Array = np.ndarray[Any, Any]
 SIZE = 3

@@ -8,7 +8,7 @@ import { CSV_HEADS, columnsOf, csvOf } from "../../src/conewise/javascript/sweep
 import { Costs, Numbers } from "../../src/conewise/javascript/sweep/numbers.js";
 import { lastUpTo, sorted } from "../../src/conewise/javascript/sweep/order.js";
 import { colourAt, reachOf } from "../../src/conewise/javascript/sweep/scale.js";
-import { spreadOf } from "../../src/conewise/javascript/sweep/statistics.js";
+import { spreadOf, studentQuantile } from "../../src/conewise/javascript/sweep/statistics.js";
 import { base64, part, sweepOf } from "./sent.js";
 
 // -- order -------------------------------------------------------------------------------------------
@@ -192,10 +192,19 @@ test("where most numbers are nothing, colours reach to the largest; where all ar
 
 // -- over prompts ------------------------------------------------------------------------------------
 
-test("a spread is the mean, and 1.96 standard errors to either side", () => {
+test("a spread is the mean, and as many standard errors to either side as Student's t says", () => {
   const found = spreadOf([1, 2, 3, 4]);
   assert.equal(found?.mean, 2.5);
-  assert.ok(Math.abs((found?.half ?? 0) - 1.96 * Math.sqrt(5 / 3 / 4)) < 1e-12);
+  assert.ok(Math.abs((found?.half ?? 0) - 3.182446305 * Math.sqrt(5 / 3 / 4)) < 1e-8);
+  for (const [freedom, expected] of [
+    [1, 12.7062],
+    [2, 4.3027],
+    [7, 2.3646],
+    [30, 2.0423],
+    [199, 1.972],
+  ]) {
+    assert.ok(Math.abs(studentQuantile(0.95, freedom) - expected) < 1e-4);
+  }
   assert.equal(spreadOf([3])?.half, 0);
 });
 

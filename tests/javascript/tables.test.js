@@ -30,6 +30,11 @@ test("a line of CSV is quoted where it has to be", () => {
   assert.equal(line(["two\nlines"]), '"two\nlines"\n');
 });
 
+test("a text that a spreadsheet would compute has an apostrophe before it, and a number has none", () => {
+  assert.equal(line(["=1+2", "+a", "-b", "@c", "\td", "a=b"]), "'=1+2,'+a,'-b,'@c,'\td,a=b\n");
+  assert.equal(line(['=HYPERLINK("x","y")', -1.5]), `"'=HYPERLINK(""x"",""y"")",-1.5\n`);
+});
+
 test("numbers are written in full, as pandas reads them", () => {
   assert.equal(
     line([0.1 + 0.2, NaN, Infinity, -Infinity, null, 1e21]),

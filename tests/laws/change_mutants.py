@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import conewise as cw
-from conewise import theory
-from conewise.theory import ChangeAt
+from conewise.paper import theory
+from conewise.paper.theory import ChangeAt
 from tests.laws.change_scenes import ChangeScene, seed
 from tests.laws.scenes import fresh_rule
 

@@ -9,7 +9,7 @@ from itertools import permutations
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise.theory import ChangeAt
+from conewise.paper.theory import ChangeAt
 from tests.laws.cost_scenes import Weight, bill
 from tests.laws.oracle import NaiveGraph, NaiveWorld, cone, wiring
 from tests.laws.scenes import Scene, fresh_rule, fresh_value, scenes

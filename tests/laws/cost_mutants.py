@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import combinations, permutations
 
 import conewise as cw
-from conewise.theory import GraftAt
+from conewise.paper.theory import GraftAt
 
 
 def ratio_without_the_terminal_in_cones(profile: Sequence[int], terminal: int) -> Fraction:

@@ -10,7 +10,7 @@ from itertools import permutations
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise.theory import GraftAt
+from conewise.paper.theory import GraftAt
 from tests.laws.scenes import Mix, Scene, fresh_value, scenes
 
 Weight = int | float | Fraction

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise import theory
+from conewise.paper import theory
 from tests.laws.cost_scenes import bill
 from tests.laws.scenes import Mix, fresh_value
 

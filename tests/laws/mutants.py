@@ -12,7 +12,15 @@ from fractions import Fraction
 from typing import Any
 
 from conewise.graph.graph import Graph
-from conewise.theory import ReaderAt, RowStack, greedy_cost, reverse_cost, row_costs, speculation, stack_peak
+from conewise.paper.theory import (
+    ReaderAt,
+    RowStack,
+    greedy_cost,
+    reverse_cost,
+    row_costs,
+    speculation,
+    stack_peak,
+)
 from tests.laws.oracle import cone, support, wiring
 from tests.laws.row_graphs import RowGraph
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise.theory.parts.positions import Rows
+from conewise.paper.theory.parts import Rows
 from tests.laws.scenes import Mix
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from conewise.theory import RowStack
+from conewise.paper.theory import RowStack
 
 
 @st.composite

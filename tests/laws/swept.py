@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.errors import MetricError, PatchError
+from conewise.errors import MetricError, PatchError, SweepError
 from conewise.locations.places import Place
 from conewise.model import Model
-from conewise.program.interpret import Interpreter
 from conewise.program.records import Ref
+from conewise.program.walk import Interpreter
 from conewise.runs.edit import Edit
 from conewise.runs.metrics import Metric, measured, measured_whole
 from conewise.runs.run import Run
@@ -85,16 +85,18 @@ MASKED = frozenset({"gpt2", "llama", "gemma2", "bert of classes"})
 
 
 def inputs(name: str, batch: int, length: int, seed: int) -> dict[str, Tensor]:
-    """Prompts, padded on the right or on the left where the model reads a mask."""
+    """Prompts, padded on the right or on the left where the model reads a mask: by shape, not by seed."""
     generator = torch.Generator().manual_seed(seed)
+    padded = torch.Generator().manual_seed(length)
     given = {"input_ids": torch.randint(1, VOCABULARY, (batch, length), generator=generator)}
     if name == "gpt2 of classes":
         given["input_ids"][0, -2:] = 0  # padding, which it finds by itself
     if name in MASKED:
         mask = torch.ones(batch, length, dtype=torch.long)
         for row in range(batch):
-            padding = int(torch.randint(0, 3, (), generator=generator))
-            if padding and row % 2:
+            padding = int(torch.randint(0, 3, (), generator=padded))
+            # Metrics read the last token of a prompt: on the right, padding would be what `read_all` reads.
+            if padding and (row % 2 or name != "bert of classes"):
                 mask[row, :padding] = 0
             elif padding:
                 mask[row, -padding:] = 0
@@ -256,9 +258,14 @@ def sweeps(draw: st.DrawFn, metrics: str = "") -> Swept:
     )
     swept = Swept(name, base, cells, source, tuple(read))
     try:
+        swept.sweep.batch(0).expect_possible(swept.cells)  # padding in place of a token is refused
         run_in_full(swept)
     except (MetricError, PatchError):
         # What was put under a root is negative; or a place without a batch has no mean and no other prompt.
+        reject()
+    except SweepError as error:
+        if "counted from the end of the batch" not in str(error):  # there is padding, which is refused
+            raise
         reject()
     return swept
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise import theory
 from conewise.errors import TheoryError
-from conewise.theory import ChangeAt
+from conewise.paper import theory
+from conewise.paper.theory import ChangeAt
 from tests.laws import change_mutants as mutants
 from tests.laws.change_scenes import (
     ChangeScene,

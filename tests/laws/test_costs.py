@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise import theory
 from conewise.errors import TheoryError
+from conewise.paper import theory
 from tests.laws import cost_mutants as mutants
 from tests.laws import oracle
 from tests.laws.cost_scenes import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conewise import theory
+from conewise.paper import theory
 from tests.laws.edge_stacks import EdgeStack, bills, edge_stacks
 from tests.laws.mutants import EDGE_COST_MUTANTS, EDGE_COUNT_MUTANTS
 from tests.laws.refuting import is_refuted

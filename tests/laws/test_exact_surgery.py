@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise import ops, theory
-from conewise.theory import GraftAt
+from conewise.paper import ops, theory
+from conewise.paper.theory import GraftAt
 from tests.laws.cost_scenes import bill
 from tests.laws.scenes import Mix, Scene, fresh_value, scenes
 from tests.laws.worlds import warm

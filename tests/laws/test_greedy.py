@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conewise import theory
-from conewise.experiments.beyond.greedy import expected, spent_on
+from conewise.paper import theory
+from conewise.paper.experiments.greedy import expected, spent_on
 from tests.laws.mutants import GREEDY_MUTANTS, SPECULATION_MUTANTS
 from tests.laws.refuting import is_refuted
 from tests.laws.searches import Search, searches

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise import ops
 from conewise.engine.changes import Fixed, NewRule, NodeChange, Transformed
 from conewise.engine.state import State, _maps
 from conewise.graph.reverse import ReversePass
+from conewise.paper import ops
 from tests.laws.interrupting import interrupt, moments_of
 from tests.laws.oracle import NaiveGraph, NaiveWorld, cone
 from tests.laws.scenes import Mix

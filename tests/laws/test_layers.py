@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise import theory
+from conewise.paper import theory
 from tests.laws.cost_scenes import bill
 from tests.laws.refuting import is_refuted
 from tests.laws.scenes import Mix, fresh_value

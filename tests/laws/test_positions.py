@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conewise.experiments.beyond.positions import counts
-from conewise.theory import RowStack
-from conewise.theory.parts.positions import Rows
+from conewise.paper.experiments.positions import counts
+from conewise.paper.theory import RowStack
+from conewise.paper.theory.parts import Rows
 from tests.laws.mutants import POSITION_MUTANTS
 from tests.laws.refuting import is_refuted
 from tests.laws.row_stacks import row_stacks

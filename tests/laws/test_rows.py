@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conewise import theory
-from conewise.experiments.beyond.positions import node_graph
-from conewise.theory import RowStack
-from conewise.theory.parts.positions import Rows
+from conewise.paper import theory
+from conewise.paper.experiments.positions import node_graph
+from conewise.paper.theory import RowStack
+from conewise.paper.theory.parts import Rows
 from tests.laws.mutants import ROW_MUTANTS
 from tests.laws.refuting import is_refuted
 from tests.laws.row_graphs import RowGraph, row_graphs

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from conewise.errors import SweepError
 from conewise.graph.graph import Graph
+from conewise.paper.theory.sweeps import sweep_cost
 from conewise.sweeps.planning.ordering import LAUNCH_FLOPS
-from conewise.theory.sweeps import sweep_cost
 from tests.laws.swept import Swept, read_all, read_last, run_in_full, stale_in_theory, sweeps
 
 ROUNDING = 1e-4

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conewise import theory
+from conewise.paper import theory
 from tests.laws.mutants import LAUNCH_MUTANTS, PEAK_MUTANTS
 from tests.laws.refuting import is_refuted
 from tests.laws.stacks import Stacked, stacked

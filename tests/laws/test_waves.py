@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise import theory
-from conewise.experiments.scanning import scanning
+from conewise.paper import theory
+from conewise.paper.experiments.result import scanning
 from tests.laws import oracle
 from tests.laws.cost_scenes import line
 from tests.laws.refuting import is_refuted

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from conewise.capturing.export import Exported, export
 from conewise.errors import MissingSiteError
 from conewise.locations.sites import WHERE, SiteTable
-from conewise.program.interpret import Interpreter
+from conewise.program.walk import Interpreter
 from tests.capturing.marks import marks
 from tests.capturing.zoo import ZOO
 
@@ -77,7 +77,8 @@ def test_two_stacks_must_be_told_apart() -> None:
 def test_a_module_called_three_times_has_three_sites() -> None:
     _, _, table = captured("albert", "eager")
     path = "albert.encoder.albert_layer_groups.0.albert_layers.0"
-    nodes = [table.find(f"{path}{call}").node for call in ("", "@1", "@2")]
+    nodes = [table.find(f"{path}{call}").node for call in ("#0", "#1", "#2")]
+    assert table.calls(path) == tuple(f"{path}#{call}" for call in range(3))
     assert len(set(nodes)) == 3
     assert table.layers("z") == (0, 1, 2)
 
@@ -155,7 +156,7 @@ def test_a_module_path_is_what_the_module_returns(name: str) -> None:
 
     def keep(path: str, out: object) -> None:
         tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        seen.setdefault(path, []).append(tensors[0])
+        seen.setdefault(path, []).append(tensors[0].clone())  # it may be written to later
 
     handles = [
         part.register_forward_hook(lambda _, args, out, path=path: keep(path, out))
@@ -173,7 +174,7 @@ def test_a_module_path_is_what_the_module_returns(name: str) -> None:
     checked = 0
     for path, outs in seen.items():
         for call, expected in enumerate(outs):
-            site = f"{path}@{call}" if call else path
+            site = path if len(outs) == 1 else f"{path}#{call}"
             if site in names:
                 assert torch.equal(values[table.find(site).node], expected), site
                 checked += 1

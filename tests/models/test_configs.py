@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 from conewise.capturing.foreign import brief, translating, within_memory
-from conewise.errors import ConewiseError, LoadError, OutOfMemoryError, is_out_of_memory
+from conewise.errors import ArgumentError, ConewiseError, LoadError, OutOfMemoryError, is_out_of_memory
 from conewise.models.configs import bounded
 from conewise.models.load import load
 from conewise.models.weight_files import WeightCount
@@ -94,6 +94,18 @@ def test_what_takes_far_more_memory_than_there_are_weights_for_is_stopped(folder
         nn.Module().register_buffer("mask", torch.empty(2**15, 2**14, device="meta"))
 
 
+def test_what_is_put_in_its_own_place_again_does_not_count_again() -> None:
+    made = nn.Linear(2_000, 4_000, device="meta")
+    with bounded("here", WeightCount(1, 1)):
+        for _ in range(10):
+            made.weight = nn.Parameter(torch.empty(4_000, 2_000, device="meta"))
+    with (
+        pytest.raises(LoadError, match="more than 10,000,008 parameters"),
+        bounded("here", WeightCount(1, 1)),
+    ):
+        made.weight = nn.Parameter(torch.empty(6_000, 2_000, device="meta"))
+
+
 def test_modules_of_other_threads_do_not_count() -> None:
     def build() -> None:
         nn.Sequential(*[nn.Identity() for _ in range(1_600)])
@@ -118,9 +130,11 @@ def test_a_device_and_a_dtype_without_numbers_are_refused(folder: Path) -> None:
 
 
 def test_names_that_cannot_be_paths_are_refused() -> None:
-    for name in ("a" * 5_000 + "/b/c", "./" + "a" * 5_000, "./a\0b", "~nobody-of-that-name/x"):
+    for name in ("a" * 5_000 + "/b/c", "./" + "a" * 5_000, "~nobody-of-that-name/x"):
         with pytest.raises(LoadError, match="there is no file or folder"):
             load(name)
+    with pytest.raises(ArgumentError, match="expected a path"):
+        load("./a\0b")
 
 
 # Whatever others raise.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+import math
+import re
 import shutil
 import subprocess
 import sys
@@ -17,9 +19,16 @@ import huggingface_hub.constants
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from conewise.errors import ConewiseError, LoadError, MissingPackageError
+from conewise.errors import (
+    ConewiseError,
+    LoadError,
+    MissingPackageError,
+    NonFiniteWeightsWarning,
+    UnusedWeightsWarning,
+)
 from conewise.identity.fingerprint import fingerprint
 from conewise.models import cache
 from conewise.models.load import load
@@ -180,9 +189,38 @@ def test_missing_weights_are_not_made_up(folder: Path) -> None:
 def test_weights_that_the_model_does_not_use_are_told(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
-    said: list[str] = []
-    load(folder, progress=said.append)
-    assert any("9 weights are not part of LlamaForCausalLM" in line for line in said)
+    said = r"9 weights are not part of LlamaForCausalLM .*left out: model\.layers\.1\..* and 4 more"
+    with pytest.warns(UnusedWeightsWarning, match=said):
+        module: Any = load(folder).module
+    assert module.config.num_hidden_layers == 1
+
+
+def test_weights_that_the_architecture_ignores_are_not_told(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    harmless = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    save_file({**load_file(weights), **harmless}, weights, metadata={"format": "pt"})
+    load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
+def test_quantised_weights_without_their_scales_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    weights, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    held = load_file(weights)
+    save_file({**held, name: held[name].mul(50).to(dtype)}, weights, metadata={"format": "pt"})
+    with pytest.raises(
+        LoadError, match=rf"{re.escape(name)} in model.safetensors is [IF]\d.*quantised weights"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_no_finite_numbers_are_told(folder: Path, wrong: float) -> None:
+    weights, name = folder / "model.safetensors", "model.norm.weight"
+    held = load_file(weights)
+    held[name][3] = wrong
+    save_file(held, weights, metadata={"format": "pt"})
+    with pytest.warns(NonFiniteWeightsWarning, match=rf"1 weights .* NaN or infinity: {re.escape(name)}\."):
+        load(folder)
 
 
 # Names.
@@ -265,6 +303,15 @@ def test_quantised_weights_are_dequantised_to_float32(storage: str, own_cache: P
                 # What the format makes of a row does not depend on the other rows, nor on their order.
                 weight.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), kind), kind)))
     assert_same_weights(load(path).module, original)
+
+
+def test_a_tied_embedding_that_is_most_of_a_gguf_file_counts_once(own_cache: Path, tmp_path: Path) -> None:
+    """It is registered each time it is made, filled and tied: many times the weights in the file."""
+    original = small_llama(layers=1, unused=12_000, width=256)
+    path = write_gguf(original, tmp_path / "small.gguf", storage=gguf.GGMLQuantizationType.Q4_0)
+    module: Any = load(path).module
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    assert module.lm_head.weight.shape == original.lm_head.weight.shape
 
 
 def test_the_tokenizer_of_a_gguf_file_begins_and_splits_as_the_file_says(

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 import conewise as cw
-from conewise import theory
+from conewise.paper import theory
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conewise.errors import PromptError
+from conewise.prompts import pairs
 from conewise.prompts.pairs import Pair, read_pairs
 from tests.prompts.written import write_pairs
 
@@ -128,3 +130,29 @@ def test_paths_that_cannot_be_are_refused() -> None:
     for path in ("a\0b.json", f"{'a' * 5_000}.json", "~nobody-of-that-name/pairs.json"):
         with pytest.raises(PromptError, match="cannot be read: "):
             read_pairs(path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv"])
+def test_the_first_row_that_is_none_ends_the_reading(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many follow: a million rows of nothing are refused as one is."""
+    looked: list[object] = []
+    pair = pairs._pair
+
+    def watched(where: str, *row: Any) -> Pair:
+        looked.append(where)
+        return pair(where, *row)
+
+    monkeypatch.setattr(pairs, "_pair", watched)
+    count = 1_000
+    texts = {
+        ".json": f"[{','.join(['{}'] * count)}]",
+        ".jsonl": "{}\n" * count,
+        ".csv": "clean,corrupted\n" + ",\n" * (count - 1) + "not,CSV,at,all",
+    }
+    path = tmp_path / f"prompts{suffix}"
+    path.write_text(texts[suffix], encoding="utf-8")
+    with pytest.raises(PromptError, match=r"(row 1|line [12])\b.* (has no field 'clean'|'clean' is empty)"):
+        read_pairs(path)
+    assert len(looked) == 1

@@ -62,6 +62,16 @@ def test_a_word_that_would_be_glued_to_the_prompt_is_refused_unless_it_is_meant(
     assert answer("Mary", as_written=True).tokenized_pairs()[0].answers == ("Mary",)
 
 
+def test_an_answer_that_is_given_twice_counts_once_and_a_note_says_so() -> None:
+    found = tokenize([Pair(CLEAN, CLEAN, (" John", " Mary", "John"), (" her", " her"))], byte_level())
+    (told,) = found.tokenized_pairs()
+    assert (told.answers, told.wrong_answers) == ((" John", " Mary"), (" her",))
+    assert found.notes[1:] == (
+        "prompt 1, field 'answers': 'John' is the same token as ' John', and counts once",
+        "prompt 1, field 'wrong_answers': ' her' is the same token as ' her', and counts once",
+    )
+
+
 def test_an_answer_of_several_tokens_is_refused_with_what_it_splits_into() -> None:
     with pytest.raises(
         PromptError, match=r"' Mary John' is not one token.*\[ Mary\] \[ John\].*\[Mary\] \[ John\]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.errors import PromptError, SweepError
+from conewise.asking.written_sites import chosen_edges
+from conewise.errors import BudgetError, PromptError, SiteError, SweepError
 from conewise.model import Model
 from conewise.models.load import load
 from conewise.models.tiny import PROMPTS
@@ -19,6 +21,7 @@ from conewise.prompts.pairs import Pair, read_pairs
 from conewise.prompts.questions import Question
 from conewise.prompts.tokenized import TokenizedPrompts, tokenize
 from conewise.sweeps.result import Result
+from tests.sweeps.test_sweep_memory import allocated
 
 assert_alike = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
 """Equal but for rounding: a batch of prompts is computed by other kernels than one prompt alone."""
@@ -279,3 +282,115 @@ def test_many_prompts_are_read_and_planned_in_batches_that_are_counted() -> None
     )
     assert planned == [(256, 600), (512, 600), (600, 600)]
     assert plan.batches == 3
+
+
+# -- positions that are counted from the end ---------------------------------------------------------
+
+
+def patched_logits(pair: Pair, layer: int, pos: int) -> torch.Tensor:
+    """The logits at the last position where a layer reads the clean stream at one position, by hooks."""
+    model, tokenizer = tiny()
+    tokens = [torch.tensor([tokenizer(text)["input_ids"]]) for text in (pair.clean, pair.corrupted)]
+    block, seen = model.module.model.layers[layer], []
+
+    def keep(_: Any, given: tuple[torch.Tensor]) -> None:
+        seen.append(given[0].clone())
+
+    def put(_: Any, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        changed = given[0].clone()
+        changed[:, pos] = seen[0][:, pos]
+        return (changed,)
+
+    with torch.no_grad():
+        for hook, ids in zip((keep, put), tokens, strict=True):
+            handle = block.register_forward_pre_hook(hook)
+            logits: torch.Tensor = model.module(ids).logits[0, -1]
+            handle.remove()
+    return logits
+
+
+def test_positions_counted_from_the_end_mean_the_same_in_prompts_of_several_lengths() -> None:
+    given = pairs()
+    asking = Question(tiny()[0], ask(given), cw.sites("resid_pre", layer=":2", pos="-2:"), metric=cw.logit(5))
+    result = asking.run(verify=2)
+    assert result.coordinates == {"layer": [0, 1], "pos": [-2, -1]}
+    assert [cell.name for cell in result.cells][:2] == [
+        "resid_pre[layer=0, pos=-2]",
+        "resid_pre[layer=0, pos=-1]",
+    ]
+    assert result.verification is not None
+    assert result.verification.ok
+    for number, pair in enumerate(given):
+        expected = [float(patched_logits(pair, layer, pos)[5]) for layer in (0, 1) for pos in (-2, -1)]
+        assert result.per_prompt[0, :, number].tolist() == pytest.approx(expected, abs=1e-4)
+    sets = asking.faithfulness(top=1).sets
+    assert all(place.part["pos"] in {-2, -1} for places in sets for place in places)
+
+
+def test_edges_at_positions_counted_from_the_end_are_those_of_each_length() -> None:
+    model, given = tiny()[0], pairs()
+    edges = chosen_edges("a0.*->m1", "-2:", model, ask(given).lengths)
+    assert edges.names[:2] == ("a0.h0->m1@-2", "a0.h0->m1@-1")
+    found = Question(model, ask(given), edges).run()
+    for number, pair in enumerate(given):
+        one = ask([pair])
+        at = [one.lengths[0] - 2, one.lengths[0] - 1]
+        alone = Question(model, one, model.edges(pos=at).select(writer="a0.*", reader="m1")).run()
+        assert_alike(found.per_prompt[..., number], alone.per_prompt[..., 0])
+    with pytest.raises(SiteError, match="Count from the end"):
+        chosen_edges("a0.*->m1", "3", model, ask(given).lengths)
+
+
+@pytest.mark.parametrize("pos", [0, ":", "3:", [-1, 2]])
+def test_positions_counted_from_the_front_are_refused_in_prompts_of_several_lengths(pos: Any) -> None:
+    with pytest.raises(
+        PromptError, match=r"have .* tokens, so that a position .* Count positions from the end"
+    ):
+        Question(tiny()[0], ask(pairs()), cw.sites("resid_pre", layer=":", pos=pos))
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+def asked_of(prompts: int, **how: Any) -> Question:
+    """A question about so many prompts of one length, eight in a group."""
+    given = read_pairs(PROMPTS)[:8] * (prompts // 8)
+    return Question(tiny()[0], ask(given, batch_size=8), cw.sites("mlp_out", layer=":"), **how)
+
+
+@pytest.mark.parametrize(
+    ("how", "job"),
+    [
+        ({}, lambda asking: asking.run(progress=False)),
+        ({}, lambda asking: asking.run(evaluator="serial", progress=False)),
+        ({"metric": "kl"}, lambda asking: asking.run(verify=1, progress=False)),
+        ({"patch": "mean"}, lambda asking: asking.run(progress=False)),
+        ({}, lambda asking: asking.attribute("atp", progress=False)),
+        ({"metric": "kl"}, lambda asking: asking.plan()),
+    ],
+    ids=["run", "serial", "kl, verified", "mean", "attribution", "plan"],
+)
+def test_one_group_of_prompts_is_held_at_a_time(how: dict[str, Any], job: Callable[[Question], Any]) -> None:
+    """Four times the prompts take no more, but for the numbers of each prompt and its tokens."""
+    job(asked_of(16, **how))
+    few, many = (allocated(partial(job, asked_of(count, **how))) for count in (16, 64))
+    assert many - few < 48 * 1024
+
+
+@pytest.mark.parametrize("job", ["run", "attribute", "plan"])
+def test_a_small_budget_is_refused_with_the_least_that_would_do_for_all_lengths(job: str) -> None:
+    jobs: dict[str, Callable[[Question, int], Any]] = {
+        "run": lambda asking, budget: asking.run(max_memory=budget),
+        "attribute": lambda asking, budget: asking.attribute("atp", max_memory=budget),
+        "plan": lambda asking, budget: asking.plan(max_memory=budget),
+    }
+    with pytest.raises(BudgetError) as told:
+        jobs[job](question(pairs()), 1000)
+    jobs[job](question(pairs()), told.value.least)
+    with pytest.raises(BudgetError):
+        jobs[job](question(pairs()), told.value.least - 1)
+
+
+def test_a_plan_of_several_groups_is_not_run_as_the_first_of_them() -> None:
+    with pytest.raises(SweepError, match="of several batches together, has no steps"):
+        question(pairs()).plan().run()

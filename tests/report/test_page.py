@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 
 from conewise.checks.cell_check import CellCheck
 from conewise.drawing.document import inert
-from conewise.errors import SweepError
+from conewise.errors import ConewiseError, SweepError
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell, Spread
 from conewise.report import packing
@@ -413,7 +413,7 @@ def test_a_result_writes_the_page_that_the_command_makes_of_it(tmp_path: Path) -
     assert "was not folded" in bare.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["folder", "pipe", "nowhere", "file/page.html", "\0", "x" * 300])
+@pytest.mark.parametrize("name", ["folder", "pipe", "nowhere", "file", "file/page.html", "\0", "x" * 300])
 def test_a_result_refuses_paths_as_the_command_does(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -421,6 +421,7 @@ def test_a_result_refuses_paths_as_the_command_does(name: str, tmp_path: Path) -
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     before = sorted(tmp_path.iterdir())
     result, _, _ = swept()
-    with pytest.raises(SweepError, match=r"the page cannot be written to .* Name another file\."):
+    said = "expected a path" if "\0" in name else r"the page cannot be written to .* Name another file\."
+    with pytest.raises(ConewiseError, match=said):
         result.report(tmp_path / name)
     assert sorted(tmp_path.iterdir()) == before

@@ -1,3 +1,5 @@
+import random
+
 import pytest
 import torch
 
@@ -56,6 +58,31 @@ def test_only_the_columns_that_are_read_are_needed() -> None:
 def test_answers_for_other_prompts_than_there_are_are_refused() -> None:
     with pytest.raises(MetricError, match="answers for 3 prompts, and this run has 2"):
         answer_diff(ANSWERS, WRONG).compute(logits()[:, :2])
+
+
+def test_a_token_that_is_given_twice_is_one_answer() -> None:
+    given, draw = logits(), random.Random(0)
+    for _ in range(20):
+        tokens = draw.sample(range(8), 8)
+        right = [draw.choices(tokens[:4], k=draw.randint(1, 5)) for _ in range(3)]
+        wrong = [draw.choices(tokens[4:], k=draw.randint(1, 5)) for _ in range(3)]
+        found, difference = answer_prob(right), answer_diff(right, wrong)
+        for prompt in range(3):
+            own, others = list(set(right[prompt])), list(set(wrong[prompt]))
+            rows = given[:, prompt]
+            expected = rows.softmax(-1)[:, own].sum(-1)
+            assert torch.allclose(found.compute(given)[:, prompt], expected)
+            expected = rows[:, own].mean(-1) - rows[:, others].mean(-1)
+            assert torch.allclose(difference.compute(given)[:, prompt], expected, atol=1e-6)
+
+
+def test_a_token_that_is_right_and_wrong_is_refused() -> None:
+    with pytest.raises(MetricError, match="prompt 2 has the token 4 as answer and as wrong answer"):
+        answer_diff([[3], [1, 4]], [[4], [4, 5]])
+    with pytest.raises(MetricError, match=r"^the token 7 as answer and as wrong answer"):
+        logit_diff(7, 7)
+    with pytest.raises(MetricError, match="prompt 3 has the token 2"):
+        logit_diff([0, 1, 2], 2)
 
 
 def test_tokens_are_whole_numbers_in_rows() -> None:

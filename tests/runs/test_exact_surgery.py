@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 import conewise as cw
-from conewise import theory
 from conewise.model import Model
+from conewise.paper import theory
+from conewise.paper.theory import GraftAt
 from conewise.program.build import run_sources
-from conewise.theory import GraftAt
 from tests.sweeps.small import model, prompts
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import GradientError, MetricError, MissingSiteError
+from conewise.locations.selectors import SelectorLike
 from conewise.program.streaming import output_names
 from tests.edges.small_models import inputs_of, model_of, module_of, run_of
 
@@ -205,3 +207,67 @@ def test_a_detached_value_is_a_function_of_what_lies_in_front_of_it() -> None:
     """The program computes the same with it and without; so do sweeps."""
     run = cw.capture(Stepping(lambda x: x.detach()), torch.ones(2, 3)).run(torch.ones(2, 3))
     assert run.gradients(lambda out: out.sum(-1), "first")["first"].all()
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    torch.set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def modes() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "switched off": switched_off,
+    "inference": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_are_computed_where_the_caller_has_switched_them_off(mode: str) -> None:
+    """In that mode tokens, runs and references are made too; afterwards it is as it was."""
+    model, tokens = model_of("gpt2"), inputs_of("gpt2", 1)["input_ids"]
+    sites, edges = cw.sites("z", layer=":", head=":"), model.edges()
+    asked: list[tuple[SelectorLike, str, dict[str, Any]]] = [
+        *((sites, method, {}) for method in ("atp", "atp*", "relp")),
+        *((edges, method, {}) for method in ("eap", "relp")),
+        (sites, "ig", {"steps": 2}),
+        (sites, "hybrid", {"top": 2, "sample": 2}),
+        *((edges, method, {"steps": 2}) for method in ("eap-ig", "eap-ig-activations")),
+    ]
+
+    def everything() -> list[Tensor]:
+        base, source = {"input_ids": tokens.clone()}, {"input_ids": tokens.flip(0).clone()}
+        run, answers = model.run(**base), torch.tensor([3, 4])
+        found = list(run.gradients(squares, cw.sites("z", layer=":")).values())
+        found += run.gradients(cw.kl_to(model.run(**source)), cw.sites("resid_pre", layer=":")).values()
+        metric = cw.logit_diff(answers, answers + 1)
+        for chosen, method, more in asked:
+            found.append(
+                cw.attribution(
+                    model, chosen, base=base, source=source, metric=metric, method=method, **more
+                ).effect
+            )
+        found.append(cw.attribution(model, sites, base=run, source="zero", metric=squares).effect)
+        run.backward_cost(metric, cw.sites("z", layer=":"))
+        with pytest.raises(GradientError, match="has no gradient"):
+            run.gradients(lambda out: out.logits[:, -1].argmax(-1).float(), cw.sites("z", layer=":"))
+        return found
+
+    with MODES[mode]():
+        before = modes()
+        found = everything()
+        assert modes() == before
+        weight = torch.ones(())
+    assert modes() == (True, False)
+    for one, expected in zip(found, everything(), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)
+    if mode == "inference":
+        with pytest.raises(GradientError, match="metric' cannot be differentiated: Inference tensors cannot"):
+            model.run(input_ids=tokens).gradients(lambda out: weight * squares(out), cw.sites("z", layer=":"))

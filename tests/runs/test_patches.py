@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import conewise as cw
-from conewise import theory
 from conewise.errors import MissingSiteError, NoEffectWarning, PatchError
 from conewise.model import Model
+from conewise.paper import theory
 from conewise.runs.reading import RunWorld
 from tests.sweeps.captured import assert_same, hooked, inputs, module_outputs, small
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import conewise as cw
-from conewise.errors import DictionaryError
+from conewise.errors import DictionaryError, UnusedWeightsWarning
 from tests.sweeps import small
 
 D, LATENTS = 16, 24
@@ -173,3 +173,57 @@ def test_what_is_no_dictionary_is_refused(tmp_path: Path) -> None:
     refused("holds a list")
     (tmp_path / "cfg.json").write_text("{", "utf-8")
     refused("cannot be read")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"d_in": [4]},
+        {"d_sae": {}},
+        {"architecture": []},
+        {"activation_fn": {}},
+        {"normalize_activations": []},
+    ],
+)
+def test_a_setting_that_is_a_list_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:
+    path = written(tmp_path) / "cfg.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **setting}), "utf-8")
+    with pytest.raises(
+        DictionaryError, match=rf"says {next(iter(setting))} is .*, and one value is expected"
+    ):
+        cw.dictionary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "setting"),
+    [
+        ("topk", {"k": True}),
+        ("standard", {"apply_b_dec_to_input": "yes"}),
+        ("standard", {"apply_b_dec_to_input": 1}),
+        ("standard", {"rescale_acts_by_decoder_norm": "no"}),
+        ("standard", {"finetuning_scaling_factor": "no"}),
+    ],
+)
+def test_truths_are_no_numbers_and_texts_are_no_truths(
+    architecture: str, setting: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(DictionaryError, match=r"k is True|says \w+ is .*, and true or false is expected"):
+        cw.dictionary(written(tmp_path, architecture, **setting))
+
+
+def test_weights_that_the_architecture_does_not_have_are_told(tmp_path: Path) -> None:
+    path = written(tmp_path) / "sae_weights.safetensors"
+    save_file({**load_file(path), "threshold": torch.ones(LATENTS)}, path)
+    with pytest.warns(UnusedWeightsWarning, match=r"holds threshold, which .*'standard' does not have"):
+        cw.dictionary(tmp_path)
+
+
+def test_weights_in_which_nothing_is_computed_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, "standard")
+    path = tmp_path / "sae_weights.safetensors"
+    save_file({name: value.to(torch.float8_e4m3fn) for name, value in load_file(path).items()}, path)
+    with pytest.raises(
+        DictionaryError, match=r"is torch\.float8_e4m3fn, in which nothing is computed: give dtype"
+    ):
+        cw.dictionary(tmp_path)
+    assert cw.dictionary(tmp_path, dtype="float32").W_enc.dtype == torch.float32

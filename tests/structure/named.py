@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from conewise.capturing.export import export
 from conewise.errors import MissingSiteError
 from conewise.locations.sites import Site, SiteTable
-from conewise.program.interpret import Interpreter
 from conewise.program.records import SIZES
+from conewise.program.walk import Interpreter
 
 KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "pre", "post")
 

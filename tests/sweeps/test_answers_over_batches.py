@@ -11,7 +11,7 @@ import conewise as cw
 from conewise.errors import MetricError
 from conewise.runs.answers import answer_diff, answer_prob
 from conewise.runs.metrics import Metric
-from tests.sweeps.tiny import LENGTH, logits, prompts, tiny
+from tests.sweeps.tiny import LENGTH, logits, prompts, tiny, value
 
 SIZES = (2, 3, 1)
 BATCHES = [prompts(count, seed) for seed, count in enumerate(SIZES)]
@@ -20,7 +20,7 @@ TARGETS = prompts(6, 9)
 
 
 def metrics() -> list[Metric]:
-    right, wrong = [5, 6, 7, 8, 9, 10], [15, 14, 13, 12, 11, 10]
+    right, wrong = [5, 6, 7, 8, 9, 10], [16, 15, 14, 13, 12, 11]
     return [
         cw.logit_diff(right, wrong),
         cw.logit_diff(3, wrong, name="one for all"),
@@ -46,7 +46,7 @@ def test_each_prompt_is_read_with_its_own_answers_whatever_the_batches(evaluator
     assert apart.base_per_prompt is not None
     for number in range(6):
         row = logits("llama", ALL[number : number + 1])[0, -1]
-        right, wrong = 5 + number, 15 - number
+        right, wrong = 5 + number, 16 - number
         assert float(apart.base_per_prompt[0, number]) == pytest.approx(
             float(row[right] - row[wrong]), abs=1e-4
         )
@@ -96,3 +96,36 @@ def test_answers_that_fit_every_batch_are_those_of_each() -> None:
     assert found.base_per_prompt[0, 2:].tolist() == pytest.approx(
         [float(rows[0, 5]), float(rows[1, 6])], abs=1e-4
     )
+
+
+def test_a_metric_or_a_mean_has_the_tensors_that_it_was_made_of() -> None:
+    targets, dataset = prompts(2, 3), prompts(2, 4)
+    metric, mean = cw.cross_entropy(targets), cw.mean(tiny("llama"), [{"input_ids": dataset}])
+    fresh = cw.cross_entropy(targets.clone()), cw.mean(tiny("llama"), [{"input_ids": dataset.clone()}])
+    targets.zero_()
+    dataset.zero_()
+
+    def effects(metric: Metric, source: Any) -> torch.Tensor:
+        sites, base = cw.sites("mlp_out", layer=":"), {"input_ids": prompts(2, 5)}
+        return tiny("llama").sweep(sites, base=base, source=source, metric=metric).run().values
+
+    assert torch.equal(effects(metric, mean), effects(*fresh))
+
+
+def test_a_mean_by_word_is_of_each_batch_and_one_over_a_dataset_is_of_all() -> None:
+    batches = [prompts(1, 1, 4), prompts(2, 2, 6)]
+    values = [value("llama", "mlp_out", 1, ids).flatten(0, 1) for ids in batches]
+    together = torch.cat(values).mean(0)
+    inputs = [{"input_ids": ids} for ids in batches]
+    for source, means in (
+        ("mean", [own.mean(0) for own in values]),
+        (cw.mean(tiny("llama"), inputs), [together] * 2),
+    ):
+        found = tiny("llama").sweep(
+            [cw.site("mlp_out", layer=1)], base=inputs, source=source, metric=cw.logit(5)
+        )
+        wanted = [
+            logits("llama", ids, {("mlp_out", 1): mean.expand_as})[:, -1, 5]
+            for ids, mean in zip(batches, means, strict=True)
+        ]
+        torch.testing.assert_close(found.run().per_prompt[0, 0].float(), torch.cat(wanted), atol=1e-4, rtol=0)

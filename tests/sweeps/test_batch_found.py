@@ -45,7 +45,7 @@ def agree(
     """A sweep's logits of token 4 are those that hooks give, prompt by prompt; `read` takes them."""
     model = cw.capture(module, **make(0), **capture)
     base, source = model.run(**make(1)), model.run(**make(2))
-    sweep = model.sweep([path], base=base, source=source, metric=cw.logit(4))
+    sweep = model.sweep([path], base=base, source=source, metric=cw.logit(4, pos=-1))
     expected = read(patched(module, path, make(1), make(2))).double()
     assert torch.equal(sweep.run(evaluator="serial").per_prompt[0, 0], expected)
     torch.testing.assert_close(sweep.run().per_prompt[0, 0], expected, rtol=0, atol=1e-5)

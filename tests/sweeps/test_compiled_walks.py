@@ -13,9 +13,9 @@ from types import FrameType
 import pytest
 
 import conewise as cw
-from conewise import theory
-from conewise.experiments.scanning import Scan, scanning
 from conewise.model import Model
+from conewise.paper import theory
+from conewise.paper.experiments.result import Scan, scanning
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps.small import HEADS, LAYERS, LENGTH, model, prompts, sweep_over
 

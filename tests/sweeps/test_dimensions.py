@@ -205,7 +205,7 @@ def test_who_says_which_dimension_is_the_batch_is_believed(
     tokens = torch.arange(6).view(2, 3)
     model = cw.capture(OverRows(), tokens, batch_dim=batch_dim)
     base, source = model.run(tokens), model.run(tokens + 1)
-    found = model.sweep(["embed"], base=base, source=source, metric=cw.logit(2)).run()
+    found = model.sweep(["embed"], base=base, source=source, metric=cw.logit(2, pos=-1)).run()
     expected = source.outputs.select(1 - batch_dim, -1)[:, 2]
     assert found.plan.evaluator == evaluator
     assert found.per_prompt.shape == (1, 1, prompts)

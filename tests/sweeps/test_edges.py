@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise import theory
-from conewise.errors import EdgeError, PatchError, SiteError, UnhookedWarning
-from conewise.experiments.beyond.edges import readers_of
+from conewise.errors import ArgumentError, EdgeError, PatchError, SiteError, UnhookedWarning
 from conewise.locations.places import EdgePlace
+from conewise.paper import theory
+from conewise.paper.experiments.edges import readers_of
 from conewise.runs.run import Run
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
@@ -312,7 +312,7 @@ def test_what_is_no_edge_is_refused() -> None:
         edges.select(writer=cast(Any, 3))
     with pytest.raises(EdgeError, match="a position is a number"):
         model_of("gpt2").sweep("m0->m1@--1", base=run_of("gpt2", 0), source="zero", metric=METRIC)
-    with pytest.raises(EdgeError, match="a number or a list"):
+    with pytest.raises(ArgumentError, match="`pos` is str ':'; expected a whole number or a sequence"):
         model_of("gpt2").edges(pos=":")
 
 

@@ -81,7 +81,7 @@ def test_one_head_is_patched_and_swept_by_its_number(form: str) -> None:
 
     kinds: list[Any] = [cw.sites(kind, layer=":", head=":") for kind in ("z", "q", "pattern")]
     for sites in kinds:
-        sweep = model.sweep(sites, base=base, source=source, metric=cw.logit_diff(3, 5))
+        sweep = model.sweep(sites, base=base, source=source, metric=cw.logit_diff(3, 5, pos=-1))
         result = sweep.run()
         assert result.values.shape == (1, 1)
         torch.testing.assert_close(result.values, sweep.run(evaluator="serial").values)
@@ -104,7 +104,10 @@ def test_one_key_for_all_heads_is_one_kv_head(beside: bool) -> None:
     weighed = torch.einsum("bhqk,bkd->bqhd", run["pattern", 0], run["v", 0][:, :, 0])
     torch.testing.assert_close(weighed, run["z", 0])
     sweep = model.sweep(
-        cw.sites("pattern", layer=0, head=":"), base=run, source=model.run(ids=ids(2)), metric=cw.logit(3)
+        cw.sites("pattern", layer=0, head=":"),
+        base=run,
+        source=model.run(ids=ids(2)),
+        metric=cw.logit(3, pos=-1),
     )
     result = sweep.run()
     assert result.values.shape == (4,)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.errors import ConewiseError, PatchError, SiteError, SweepError
+from conewise.errors import ArgumentError, ConewiseError, PatchError, SiteError, SweepError
 from conewise.report.packing import packed
 from conewise.sweeps.planning.plan import SweepPlan
 from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, logits, prompts, tiny, value
@@ -289,9 +289,9 @@ def test_a_result_is_saved_with_its_labels(tmp_path: Path) -> None:
             "Use `cw.cells`",
         ),
         (lambda: cw.cell("a0.h1->m2", source=0.0), SweepError, "is an edge"),
-        (lambda: cw.cell(STEERED, source=0.0, label=3), SweepError, "a label is"),  # type: ignore[arg-type]
+        (lambda: cw.cell(STEERED, source=0.0, label=3), ArgumentError, "`label` is int 3; expected a text"),  # type: ignore[arg-type]
         (lambda: cw.cells(STEERED, sources={}), SweepError, "at least one"),
-        (lambda: cw.cells(STEERED, sources=[0.0]), SweepError, "by label"),  # type: ignore[arg-type]
+        (lambda: cw.cells(STEERED, sources=[0.0]), ArgumentError, "`sources` is list .* expected a mapping"),  # type: ignore[arg-type]
         (lambda: cw.cells(STEERED, sources={1: 0.0, "1": 1.0}), SweepError, "2 sources have the label '1'"),
         (lambda: cw.cells(STEERED, sources={"a": None}), SweepError, "None"),
         (lambda: cw.cells(STEERED, sources={"a": 0.0}, axis="layer"), SweepError, "axis='layer'"),
@@ -302,8 +302,16 @@ def test_a_result_is_saved_with_its_labels(tmp_path: Path) -> None:
             "2 cells are called",
         ),
         (lambda: [cw.cell(STEERED, source=0.0), ("mlp_out", 0)], SweepError, "no source for mlp_out"),
-        (lambda: cw.cell(STEERED, source=cw.add(VECTOR, torch.inf)), PatchError, "finite number"),
-        (lambda: cw.cell(STEERED, source=cw.add([1.0])), PatchError, "takes a tensor"),  # type: ignore[arg-type]
+        (
+            lambda: cw.cell(STEERED, source=cw.add(VECTOR, torch.inf)),
+            ArgumentError,
+            "`scale` is float inf; expected a finite number",
+        ),
+        (
+            lambda: cw.cell(STEERED, source=cw.add([1.0])),  # type: ignore[arg-type]
+            ArgumentError,
+            "`vector` is list .* expected a Tensor",
+        ),
         (lambda: cw.cell(STEERED, source=tiny("llama").run(input_ids=BASE)), PatchError, "another model"),
         (
             lambda: cw.cell(STEERED, source=tiny("gpt2").run(input_ids=BASE[:1])),
@@ -330,9 +338,10 @@ def test_a_value_has_to_fit_every_batch() -> None:
 
 def test_interventions_patch_worlds() -> None:
     run = tiny("gpt2").run(input_ids=BASE)
+    rolled = run["resid_post", 1].roll(_rolled(run), 0)
     for given, change in (
         (cw.add(VECTOR, 2.0), steered(2.0)),
-        (cw.resample(run), lambda _: run["resid_post", 1].roll(_rolled(run), 0)),
+        (cw.resample(run), lambda _: rolled),
     ):
         with run.fork() as world:
             world.patch(STEERED, given)

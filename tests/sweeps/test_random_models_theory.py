@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise import theory
 from conewise.capturing.quiet import quiet
 from conewise.circuits.search.acdc import acdc_plan
-from conewise.experiments.beyond.edges import readers_of
-from conewise.experiments.beyond.positions import swept
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
+from conewise.paper import theory
+from conewise.paper.experiments.edges import readers_of
+from conewise.paper.experiments.positions import swept
 from conewise.sweeps.planning.model_facts import facts_of
 
 METRIC = cw.logit_diff(1, 2)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import (
+    BudgetError,
     ConewiseError,
     InputMismatchError,
     MetricError,
     MissingSiteError,
-    OpError,
+    OtherModelError,
     PatchError,
     SiteError,
     SweepError,
@@ -67,6 +69,7 @@ EVALUATORS = pytest.mark.parametrize("evaluator", ["serial", "wavefront"])
         (lambda out: "high", "'metric' returned a str; expected one number"),
         (lambda out: [out.logits[0], out.logits[1]], "'metric' returned a list; expected one number"),
         (lambda out: out.logits[:, -1, 0] * torch.nan, "'metric' is NaN in 2 of 2 cases. Look for NaN"),
+        (lambda out: out.logits[:, -1, 0] * 1j, r"'metric' returned complex numbers \(torch.complex64\)"),
         (Metric("mine", lambda x: x.sum(-1).sum(-1)), r"'mine' returned shape \(1,\); .*shape \(1, 2\)"),
         (Metric("mine", lambda x: None), "'mine' returned a NoneType; expected one number for each prompt"),
         (cw.logit_diff(answer=99, wrong=1), "answer token 99 is not in the vocabulary of 50"),
@@ -111,7 +114,7 @@ def test_a_metric_of_an_output_that_is_not_there() -> None:
     model = cw.capture(Two().eval(), torch.randn(2, 3))
     run = model.run(torch.randn(2, 3))
     with pytest.raises(
-        SweepError, match="'logit_diff' reads 'logits', and the model's outputs are left, right"
+        MetricError, match="'logit_diff' reads 'logits', and the model's outputs are left, right"
     ):
         model.sweep(["layer"], base=run, source="zero", metric=cw.logit_diff(0, 1)).plan()
 
@@ -120,8 +123,8 @@ def test_answers_that_do_not_fit_are_found_out_when_the_sweep_is_made(
     captured: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three = [
-        cw.logit_diff([1, 2, 3], 1),
-        cw.logit_diff(1, [1, 2, 3]),
+        cw.logit_diff([1, 2, 3], 9),
+        cw.logit_diff(9, [1, 2, 3]),
         cw.logit([1, 2, 3]),
         cw.prob(torch.tensor([1, 2, 3])),
         cw.kl_to(captured.run(input_ids=prompts(3, 3))),
@@ -234,12 +237,13 @@ def test_a_batch_that_does_not_fit_is_found_before_any_is_run(
 @EVALUATORS
 @pytest.mark.parametrize("where", ["base", "source"])
 def test_tokens_that_are_not_in_the_vocabulary(captured: Model, evaluator: str, where: str) -> None:
-    """They are found out where they are looked up, however base and source are computed."""
+    """They are found out before anything is run, however base and source are computed."""
     given = {"base": {"input_ids": prompts(1, 2)}, "source": {"input_ids": prompts(2, 2)}}
     sweep_over(captured, **given).run(evaluator=evaluator)
     given[where]["input_ids"][1, 3] = 50
-    with pytest.raises(OpError, match=r"'transformer.wte/embedding' raised IndexError: .* input_ids: Tensor"):
-        sweep_over(captured, **given).run(evaluator=evaluator)
+    said = "'input_ids' holds the id 50, and GPT2LMHeadModel knows 50, from 0 to 49. Tokenize with"
+    with pytest.raises(InputMismatchError, match=said):
+        sweep_over(captured, **given)
 
 
 def test_runs_of_other_models(captured: Model) -> None:
@@ -248,6 +252,66 @@ def test_runs_of_other_models(captured: Model) -> None:
         sweep_over(captured, base=other)
     with pytest.raises(PatchError, match="the source is a run of another model"):
         sweep_over(captured, source=other)
+
+
+@pytest.mark.parametrize("kind", ["other weights", "same weights", "other module"])
+def test_whatever_reads_runs_of_another_model_is_refused_by_one_error(captured: Model, kind: str) -> None:
+    """Runs, means and resamples, wherever they are given; a capture of the same module is another model."""
+    if kind == "other module":
+        other = cw.capture(nn.Sequential(nn.Linear(3, 4)), torch.ones(2, 3))
+        run, inputs = other.run(torch.ones(2, 3)), {"input": torch.ones(2, 3)}
+    else:
+        other = small_model(seed=kind == "other weights")
+        inputs = {"input_ids": prompts(1, 2)}
+        run = other.run(**inputs)
+    own = captured.run(input_ids=prompts(1, 2))
+    asked: dict[str, Any] = {"base": own, "source": "zero", "metric": cw.logit_diff(1, 2)}
+    heads = cw.sites("z", layer=":", head=":")
+    sources: list[Any] = [run, cw.resample(run), cw.mean(other, [inputs])]
+    calls: list[Callable[[], object]] = [
+        partial(sweep_over, captured, base=run),
+        partial(sweep_over, captured, base=[own, run]),
+        partial(captured.paths, "a0.*", "logits", **{**asked, "base": run}),
+        partial(cw.attribution, captured, heads, **{**asked, "base": run}),
+        partial(cw.acdc, captured, **{**asked, "base": run, "source": own}, threshold=1.0),
+        partial(cw.causal_trace, captured, run, subject=[0], metric=cw.prob(1), samples=1),
+        partial(captured.generate, prompts(1, 1), 1, [(cw.site("z", layer=0, pos=0), run)]),
+    ]
+    for source in sources:
+        calls += [
+            partial(sweep_over, captured, source=source),
+            partial(sweep_over, captured, base=[own, own], source=["zero", source]),
+            partial(captured.sweep, [cw.cell(("z", 1), source=source)], base=own, metric=cw.logit_diff(1, 2)),
+            partial(captured.paths, "a0.*", "logits", **{**asked, "source": source}),
+            partial(cw.attribution, captured, heads, **{**asked, "source": source}),
+            partial(own.fork().patch, ("z", 1), source),
+        ]
+    for call in calls:
+        with pytest.raises(OtherModelError, match=f"of another model .*{other.name}.*; both have to be of"):
+            call()
+
+
+@EVALUATORS
+def test_a_plan_is_run_with_its_evaluator_and_within_the_budget_that_is_given(
+    captured: Model, evaluator: str
+) -> None:
+    sweep = sweep_over(captured)
+    plan, other = sweep.plan(evaluator=evaluator), {"serial": "wavefront"}.get(evaluator, "serial")
+    with pytest.raises(SweepError, match=f"the plan is of evaluator='{evaluator}', and the run was asked"):
+        sweep.run(plan=plan, evaluator=other)
+    with pytest.raises(BudgetError, match=r"this plan .* takes .*, more than the budget") as found:
+        plan.run(max_memory=plan.peak_bytes - 1)
+    assert found.value.least == plan.peak_bytes
+    same = sweep.run(plan=plan, evaluator=evaluator, max_memory=plan.peak_bytes)
+    assert torch.equal(same.per_prompt, plan.run().per_prompt)
+
+
+def test_all_batches_are_held_to_the_budget_of_a_plan_that_is_given(captured: Model) -> None:
+    runs = [captured.run(input_ids=prompts(seed, 2)) for seed in range(2)]
+    sweep = sweep_over(captured, base=runs, source="zero")
+    budget = sweep.plan().peak_bytes // 2
+    plan = sweep.plan(max_memory=budget)
+    assert plan.run().plan.peak_bytes <= budget < sweep.plan().peak_bytes
 
 
 @pytest.mark.parametrize(

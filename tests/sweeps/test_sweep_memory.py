@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 import conewise as cw
-from conewise.errors import SweepError
+from conewise.errors import BudgetError, SweepError
 from conewise.model import Model
+from conewise.sweeps.execution.executors import RUNNERS
 from conewise.sweeps.execution.growth import SMALL, process_meter
 from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.execution.pass_runner import PassRunner
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps import small
@@ -193,6 +196,76 @@ def test_a_serial_run_holds_to_its_budget_or_is_refused() -> None:
     assert sweep.plan(evaluator="serial", max_memory=least).peak_bytes == least
     with pytest.raises(SweepError, match=rf"one world alone takes .* The least .* max_memory={least}"):
         sweep.run(evaluator="serial", max_memory=least - 1)
+
+
+def test_one_batch_is_held_at_a_time_and_so_it_is_when_cells_are_checked() -> None:
+    def swept(batches: int) -> Result:
+        base, source = ([{"input_ids": ids(2, at + n)} for n in range(batches)] for at in (1, 90))
+        sites = cw.sites("mlp_out", layer=":")
+        return gpt2().sweep(sites, base=base, source=source, metric=cw.logit_diff(1, 2)).run(verify=1)
+
+    swept(2)
+    few, many = (allocated(partial(swept, count)) for count in (2, 8))
+    assert many - few < 6 * ids(2).numel() * VOCABULARY  # far less than their logits
+
+
+def budgeted(job: str, budget: int) -> object:
+    """A job over runs that are there already, within a budget."""
+    model = gpt2()
+    given: dict[str, Any] = {"base": BASE(), "source": SOURCE(), "metric": cw.logit_diff(1, 2)}
+    edges = model.edges(pos=[3, 30]).select(reader="m1")
+    if job == "edges":
+        return model.sweep(edges, **given).run(max_memory=budget)
+    if job == "attribution":
+        return cw.attribution(model, model.edges(), **given, method="eap", max_memory=budget)
+    if job == "search":
+        return cw.acdc(model, **given, threshold=1.0, max_memory=budget)
+    if job == "evaluation":
+        circuit = cw.Circuit.from_scores(model, dict.fromkeys(model.edges(), 1.0), top=20)
+        return circuit.evaluate(**given, max_memory=budget)
+    traced: dict[str, Any] = {"subject": [1], "metric": cw.prob(1), "samples": 3, "positions": "30:"}
+    return cw.causal_trace(model, BASE(), **traced, max_memory=budget)
+
+
+BASE = cache(lambda: gpt2().run(input_ids=ids(2, 1)))
+SOURCE = cache(lambda: gpt2().run(input_ids=ids(2, 2)))
+
+
+@pytest.mark.parametrize("job", ["edges", "attribution", "search", "evaluation", "trace"])
+def test_a_small_budget_is_refused_with_the_least_that_would_do_and_that_is_held(job: str) -> None:
+    with pytest.raises(
+        BudgetError, match=r"more than the budget of 50.0 KiB\. The least .* max_memory="
+    ) as told:
+        budgeted(job, 50 * 1024)
+    least = told.value.least
+    with pytest.raises(BudgetError):
+        budgeted(job, least - 1)
+    budgeted(job, least)
+    assert allocated(lambda: budgeted(job, least)) <= (1 + WITHIN) * least
+
+
+def test_batches_of_several_lengths_are_refused_with_the_least_that_would_do_for_all() -> None:
+    base = [{"input_ids": ids(count, count)} for count in (1, 4, 2)]
+    sweep = gpt2().sweep(cw.sites("mlp_out", layer=":"), base=base, source="zero", metric=cw.prob(1))
+    with pytest.raises(BudgetError) as told:
+        sweep.run(max_memory=1000)
+    assert len(sweep.run(max_memory=told.value.least).per_prompt[0, 0]) == 7
+    with pytest.raises(BudgetError):
+        sweep.run(max_memory=told.value.least - 1)
+
+
+def test_a_plan_of_many_passes_keeps_a_few_of_them_ready() -> None:
+    model = gpt2()
+    sweep = model.sweep(
+        cw.sites("z", layer=0, head=":", pos="16:"), base=BASE(), source=SOURCE(), metric=cw.logit_diff(1, 2)
+    )
+    with pytest.raises(BudgetError) as told:
+        sweep.plan(max_memory=1)
+    assert len(sweep.plan(told.value.least).chunks) == 128
+    before = sum(isinstance(one, PassRunner) for one in gc.get_objects())
+    sweep.run(max_memory=told.value.least)
+    after = sum(isinstance(one, PassRunner) for one in gc.get_objects())
+    assert after - before <= RUNNERS
 
 
 # -- the process -----------------------------------------------------------------------------------

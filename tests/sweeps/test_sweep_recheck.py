@@ -202,9 +202,9 @@ def test_a_layer_that_is_called_twice_is_hooked_at_the_right_call() -> None:
     torch.manual_seed(0)
     model = cw.capture(Twice().eval(), torch.randn(2, 4))
     base, source = model.run(torch.randn(2, 4)), model.run(torch.randn(2, 4))
-    sites = ["layer", "layer@1", "layer@1.input"]
-    check = model.sweep(sites, base=base, source=source, metric=lambda y: y.sum(-1)).run().verify(n=3)
-    assert (check.ok, check.hooked) == (True, 3)
+    sites = ["layer#0", "layer#1", "layer#1.input", "layer"]
+    check = model.sweep(sites, base=base, source=source, metric=lambda y: y.sum(-1)).run().verify(n=4)
+    assert (check.ok, check.hooked) == (True, 4)
 
 
 def test_a_value_that_is_read_beside_the_module_is_not_hooked_at_its_input() -> None:

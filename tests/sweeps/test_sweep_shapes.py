@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.errors import UnhookedWarning
+from conewise.errors import MissingSiteError, SiteError, UnhookedWarning
 from conewise.model import Model
 from conewise.program.tensors import cell_tolerance
 from conewise.sweeps.sweep import Sweep
 from tests.capturing.zoo import VOCABULARY, ZOO
 from tests.laws.swept import read_all, read_last
+from tests.sweeps import tiny
 
 HEADS = cw.sites("z", layer=":", head=":")
 Inputs = Callable[[int], dict[str, Any]]
@@ -156,3 +158,70 @@ def test_one_of_several_tensors_is_given_where_the_others_are_computed(gpt2: Mod
         ("k", 1),
     ]
     assert_exact(sweep_of(gpt2, inputs_of_gpt2, sites))
+
+
+LENGTHS = (4, 7, 5)
+
+
+def zeroed_at(positions: list[int], layer: int, batch: Tensor) -> list[float]:
+    """What hooks on the module give for each prompt: MLP outputs at positions of its own end or start."""
+
+    def zero(whole: Tensor) -> Tensor:
+        whole[:, positions] = 0
+        return whole
+
+    last = tiny.logits("llama", batch, {("mlp_out", layer): zero})[:, -1]
+    return (last[:, 5] - last[:, 9]).tolist()
+
+
+@pytest.mark.parametrize("pos", [-1, -3, [-1, -2], [0, -1], "-2:", "-3:-1", "1:3", 2])
+def test_positions_from_the_end_are_those_of_each_batch(pos: Any) -> None:
+    batches = [tiny.prompts(2, length, length) for length in LENGTHS]
+    inputs = [{"input_ids": one} for one in batches]
+    picked = [range(length)[slice(*_bounds(pos))] for length in LENGTHS] if isinstance(pos, str) else None
+    numbers = [pos] if isinstance(pos, int) else pos
+    for order in (slice(None), slice(None, None, -1)):
+        sweep = tiny.tiny("llama").sweep(
+            cw.sites("mlp_out", layer=":", pos=pos),
+            base=inputs[order],
+            source="zero",
+            metric=cw.logit_diff(5, 9),
+        )
+        got = sweep.run().per_prompt[0].reshape(tiny.LAYERS, -1, 2 * len(LENGTHS))
+        for layer, column in itertools.product(range(tiny.LAYERS), range(got.shape[1])):
+            each = [row[column] for row in picked] if picked else [numbers[column]] * len(LENGTHS)
+            wanted = [zeroed_at([at], layer, one) for at, one in zip(each, batches, strict=True)][order]
+            torch.testing.assert_close(
+                got[layer, column].float(), torch.tensor(list(itertools.chain(*wanted))), rtol=1e-4, atol=1e-4
+            )
+
+
+def _bounds(text: str) -> list[int | None]:
+    return [int(one) if one else None for one in text.split(":")]
+
+
+def test_the_last_prompt_is_that_of_each_batch() -> None:
+    inputs = [{"input_ids": tiny.prompts(count, count)} for count in (3, 2)]
+    sweep = tiny.tiny("llama").sweep(
+        cw.sites("mlp_out", layer=[1], batch=-1), base=inputs, source="zero", metric=cw.logit_diff(5, 9)
+    )
+    result = sweep.run()
+    assert result.base_per_prompt is not None
+    changed = (result.per_prompt[0, 0] - result.base_per_prompt[0]).abs() > 1e-6
+    assert changed.tolist() == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize("pos", [":", "1:", ":-1"])
+def test_a_slice_that_means_other_positions_in_each_batch_is_refused(pos: str) -> None:
+    inputs = [{"input_ids": tiny.prompts(1, 0, length)} for length in LENGTHS]
+    with pytest.raises(SiteError, match=r"lengths 4, 7, 5 along pos.*does not mean the same.*Count from"):
+        tiny.tiny("llama").sweep(
+            cw.sites("mlp_out", layer=":", pos=pos), base=inputs, source="zero", metric=cw.logit_diff(5, 9)
+        )
+
+
+def test_a_position_that_a_later_batch_does_not_have_is_refused_before_anything_runs() -> None:
+    inputs = [{"input_ids": tiny.prompts(1, 0, length)} for length in (7, 4)]
+    for sites in (cw.sites("mlp_out", layer=":", pos=5), [cw.site("mlp_out", layer=1, pos=5)]):
+        with pytest.raises((SiteError, MissingSiteError), match="5"):
+            tiny.tiny("llama").sweep(sites, base=inputs, source="zero", metric=cw.logit_diff(5, 9))

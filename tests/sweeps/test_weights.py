@@ -20,6 +20,7 @@ from conewise.errors import InexactCaptureWarning, WeightsChangedError
 from conewise.model import Model
 from conewise.program import weights as reading
 from conewise.sweeps.sweep import Sweep
+from tests.sweeps import small
 
 WIDTH = 8
 
@@ -612,3 +613,48 @@ def test_a_write_to_a_tensor_with_holes_is_seen_at_any_reading() -> None:
     assert readings[0] == readings[1] == readings[2]
     module.get_buffer("every_other").data[3, 3] = 2.0
     assert model.weights.whole_contents().whole != readings[0]
+
+
+PAST_THE_COUNTER: dict[str, Callable[[nn.Parameter], object]] = {
+    "data": lambda weight: weight.data.mul_(2),
+    "numpy": lambda weight: weight.detach().numpy().__imul__(2),
+}
+OLD: dict[str, Callable[[Any, Any, Any], object]] = {
+    "gradients": lambda model, old, new: old.gradients(cw.logit(5), [("mlp_out", 0)]),
+    "gradients of a fork": lambda model, old, new: old.fork().gradients(cw.logit(5), [("mlp_out", 0)]),
+    "backward cost": lambda model, old, new: old.backward_cost(cw.logit(5), [("mlp_out", 0)]),
+    "lens": lambda model, old, new: old.lens(),
+    "decompose": lambda model, old, new: old.decompose(),
+    "logit attribution": lambda model, old, new: old.logit_attribution(cw.logit(5)),
+    "kl": lambda model, old, new: cw.kl_to(old),
+    "patch": lambda model, old, new: new.fork().patch(("mlp_out", 0), old),
+    "resample": lambda model, old, new: new.fork().patch(("mlp_out", 0), cw.resample(old)),
+    "result": lambda model, old, new: model.estimates.check(),
+    "metric": lambda model, old, new: model.sweep(
+        [("mlp_out", 0)], base=new, source="zero", metric=model.metric
+    ).run(),
+}
+
+
+@pytest.mark.parametrize("write", list(PAST_THE_COUNTER))
+def test_nothing_mixes_old_values_with_weights_that_were_written_past_torchs_counter(write: str) -> None:
+    model: Any = small.model()
+    ids = small.prompts(1, 2)
+    old = model.run(input_ids=ids)
+    model.metric = cw.kl_to(old)
+    model.estimates = cw.attribution(
+        model,
+        cw.sites("mlp_out", layer=":"),
+        base={"input_ids": ids},
+        source={"input_ids": small.prompts(2, 2)},
+        metric=cw.logit(5),
+    )
+    weight = model.module.transformer.h[1].mlp.c_proj.weight
+    kept = weight.detach().clone()
+    PAST_THE_COUNTER[write](weight)
+    new = model.run(input_ids=ids)
+    for job in OLD.values():
+        with pytest.raises(WeightsChangedError, match=r"were written to.*h\.1\.mlp\.c_proj\.weight"):
+            job(model, old, new)
+    weight.data.copy_(kept)
+    assert model.estimates.check(top=1, sample=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,14 +9,17 @@ from typing import Any
 
 from torch import nn
 
+from conewise.arguments import checked
 from conewise.asking.written_sites import chosen_edges, selected
-from conewise.errors import PromptError, PromptWarning, describe
+from conewise.capturing.export import unwrapped
+from conewise.errors import PromptError, PromptWarning, SweepError, describe
 from conewise.locations.edge_sets import with_named
 from conewise.locations.edges import Edges
 from conewise.locations.selectors import SelectorLike, Selectors, as_selectors
 from conewise.model import Model, capture
 from conewise.models.loaded import Loaded
-from conewise.prompts.expectations import default_direction, expect_asked
+from conewise.program.calls import forward_parameters
+from conewise.prompts.expectations import default_direction, expect_asked, noise_scale
 from conewise.prompts.pairs import Pair, as_pairs
 from conewise.prompts.questions import Question
 from conewise.prompts.tokenized import TokenizedPrompts, tokenize
@@ -29,6 +31,7 @@ HEADS = "z"
 Prompts = str | Path | Mapping[str, Any] | Pair | Iterable[Mapping[str, Any] | Pair | str]
 
 
+@checked
 def ask(
     model: Loaded | Model | nn.Module,
     prompts: Prompts | Any,
@@ -37,7 +40,7 @@ def ask(
     metric: Any = "logit_diff",
     patch: str = "source",
     direction: str | None = None,
-    scale: float = 1.0,
+    scale: float | None = None,
     precision: str | None = None,
     seed: int = 0,
     tokenizer: Any = None,
@@ -55,8 +58,8 @@ def ask(
     "resid_pre[pos=:]", "a0.*->*<k>" for edges; by default every head. `metric` is "logit_diff", "prob" or
     "kl", all at the last position, or a metric or function as for `model.sweep`. `patch` is what is put
     there: "source" (the other prompt's values), "zero", "mean" (over all prompts and positions) or "noise"
-    (of standard deviation `scale`). `direction` is "denoise" (clean values into the corrupted run; the
-    default for "source") or "noise" (the other way round; the default for the others).
+    (of standard deviation `scale`, 1 unless given). `direction` is "denoise" (clean values into the corrupted
+    run; the default for "source") or "noise" (the other way round; the default for the others).
 
     The prompts are grouped by length, at most `batch_size` in a group. All that is asked is looked at here:
     what cannot be asked raises PromptError, SiteError, SweepError or MetricError, and nothing is run. Words
@@ -64,6 +67,9 @@ def ask(
     PromptWarning.
     """
     direction = default_direction(patch) if direction is None else direction
+    scale = noise_scale(patch, scale)
+    if seed and patch != "noise":
+        raise SweepError(f"seed={seed} is that of noise, and patch={patch!r} draws none: leave it out.")
     own = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     if not isinstance(model, Loaded | Model | nn.Module):
         raise PromptError(
@@ -78,7 +84,7 @@ def ask(
     pairs = as_pairs(prompts, needs_both=reads_corrupted(patch, direction))
     read = tokenize(pairs, own, batch_size=batch_size, as_written=as_written)
     for note in read.notes:
-        warnings.warn(f"{note}.", PromptWarning, stacklevel=2)
+        warnings.warn(f"{note}.", PromptWarning, stacklevel=3)
     expect_asked(read, direction, patch, metric, scale, seed)
     if not isinstance(model, Model):
         reads_last = isinstance(metric, str) and not (isinstance(sites, str) and "->" in sites)
@@ -109,7 +115,7 @@ def sites_of(model: Model, sites: SelectorLike, prompts: TokenizedPrompts) -> Se
             if "->" in sites
             else selected(sites, None, model)
         )
-    found = with_named(sites, model.components, model.locate)
+    found = with_named(sites, model.components, model.locate, model.each_call)
     return found if isinstance(found, Edges) else as_selectors(found)
 
 
@@ -135,7 +141,7 @@ def captured_with(
     others, and the full forwards that a sweep is compared with should not pay for them. Raises PromptError
     for a module that does not read one text.
     """
-    module: Any = loaded.module if isinstance(loaded, Loaded) else loaded
+    module: Any = unwrapped(loaded.module if isinstance(loaded, Loaded) else loaded)
     name = loaded.name if isinstance(loaded, Loaded) else type(module).__name__
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         raise PromptError(
@@ -143,7 +149,7 @@ def captured_with(
             "that have one. Capture it from Python: `cw.capture(module, input_ids=..., "
             "decoder_input_ids=...)`."
         )
-    parameters = inspect.signature(module.forward).parameters
+    parameters = forward_parameters(module)
     if "input_ids" not in parameters:
         raise PromptError(
             f"{name} ({type(module).__name__}) reads no tokens: its forward has no `input_ids`. Questions in "

@@ -41,22 +41,29 @@ def selected(text: str, pos: str | None, model: Model) -> Selectors:
 def chosen_edges(text: str, pos: str | None, model: Model, lengths: Collection[int]) -> Edges:
     """The edges that a pattern stands for, at the positions `pos` of prompts of these lengths."""
     writer, arrow, reader = (word.strip() for word in text.partition("->"))
-    if not arrow:
+    if not arrow or not (writer or reader):
         raise SiteError(
-            f"{text!r} has no arrow; write WRITER->READER with * for anything, as {PATTERN!r}.",
+            f"{text!r} {'names no component' if arrow else 'has no arrow'}; write WRITER->READER with * for "
+            f"anything, as {PATTERN!r}.",
         )
     if pos is None:
         return model.edges().select(writer=writer or "*", reader=reader or "*")
-    if len(set(lengths)) > 1:
-        raise SiteError(
-            Argument("pos", pos),
-            f": the prompts have {' or '.join(map(str, sorted(set(lengths))))} tokens, so that a position "
-            " does not mean the same in all of them. Give prompts of one length, or leave ",
-            Argument("pos"),
-            " out.",
-        )
-    positions = chosen(as_choice(pos), min(lengths), "pos", "the edges")
-    return model.edges(pos=list(positions)).select(writer=writer or "*", reader=reader or "*")
+    choice = as_choice(pos)
+    picked = {length: chosen(choice, length, "pos", "the edges") for length in sorted(set(lengths))}
+    positions = next(iter(picked.values()))
+    if len(picked) > 1:
+        from_end = {tuple(one - length for one in along) for length, along in picked.items()}
+        if len(from_end) > 1:
+            raise SiteError(
+                Argument("pos", pos),
+                f": the prompts have {' or '.join(map(str, picked))} tokens, so that a position does not "
+                "mean the same in all of them. Count from the end (-1 is the last), give prompts of one "
+                "length, or leave ",
+                Argument("pos"),
+                " out.",
+            )
+        positions = list(next(iter(from_end)))
+    return model.edges(pos=positions).select(writer=writer or "*", reader=reader or "*")
 
 
 def written(text: str) -> list[tuple[str, dict[str, Choice]]]:
@@ -96,7 +103,8 @@ def as_choice(text: str) -> Choice:
 def _usual(model: Model, name: str, pos: str | None) -> dict[str, Choice]:
     """What is chosen along each axis where nothing is said: every layer, every head."""
     layers = model.sites.layers(name) if name in model.sites.kinds else ()
-    axes = model.locate(Place(name, layers[0] if layers else None)).view.axes
+    first = model.each_call([Place(name, layers[0] if layers else None)])[0]
+    axes = model.locate(first).view.axes
     choices: dict[str, Choice] = {"layer": ":"} if layers else {}
     choices |= {axis: ":" for axis in ("head", "kv_head") if layers and axis in axes}
     if pos is not None:

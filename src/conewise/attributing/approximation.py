@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from conewise.attributing.checking import Check, checked, drawn, expect_whole
+from conewise.arguments import checked
+from conewise.attributing.checking import Check, check_of, drawn, expect_whole
 from conewise.errors import SweepError
 from conewise.fleets.jobs import Fleet
+from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
 
 
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A plan that is made when it is first asked for."""
+
+    make: Callable[[], SweepPlan]
+
+
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Approximation(Result):
     """Estimated values by cell: `method` says how. See `Result` for all else that can be done with it.
@@ -23,6 +34,19 @@ class Approximation(Result):
     """
 
     exact: tuple[str, ...] = ()
+
+    @property  # type: ignore[misc]
+    def plan(self) -> SweepPlan:
+        """The plan, made when it is first asked for: a rehearsal says how much memory it takes."""
+        held = vars(self)["plan"]
+        if isinstance(held, Later):
+            held = vars(self)["plan"] = held.make()
+        found: SweepPlan = held
+        return found
+
+    @plan.setter
+    def plan(self, made: SweepPlan) -> None:
+        vars(self)["plan"] = made
 
     def check(
         self,
@@ -45,9 +69,11 @@ class Approximation(Result):
                 raise SweepError(f"{name} is a number of cells, and not {count!r}.")
         if not top and not sample:
             raise SweepError("a check of no cells: give `top`, `sample` or both.")
+        self.sweep.model.expect_program("check estimates from before that")
+        self._expect_weights(self.sweep.model)
         row = 0 if metric is None else self._number(metric)
         effects = np.asarray((self.table[row] - self.base[row]).tolist())
         first, others = drawn(effects, top, sample, seed)
         result = self.sweep.of_cells([*first, *others]).run(progress=False, executor=executor)
         expect_whole(result)
-        return checked(self, row, first, others, result)
+        return check_of(self, row, first, others, result)

@@ -8,7 +8,7 @@ from typing import Any
 from conewise.amounts import as_bytes
 from conewise.attributing.costs import Counts
 from conewise.attributing.methods import Cells, Method, method_of
-from conewise.attributing.pieces import Piece, pieces_of, prompts_at_once
+from conewise.attributing.pieces import Piece, peak_bytes, pieces_of, prompts_at_once
 from conewise.attributing.plan import AttributionPlan
 from conewise.program.weights import Contents
 from conewise.sweeps.planning.model_facts import facts_of
@@ -31,6 +31,7 @@ class Asked:
     @classmethod
     def of(cls, sweep: Sweep, method: str, steps: int | None, max_memory: int | str | None) -> Asked:
         """What a sweep would find, to be estimated by a method. Raises SweepError for what cannot be."""
+        sweep.model.expect_program("attribute effects")
         chosen, budget = method_of(method), as_bytes(max_memory)
         count = chosen.steps(steps)
         cells = chosen.cells(sweep.model, sweep.cells)
@@ -52,7 +53,16 @@ class Asked:
             prompts_at_once(self.pieces),
             self.max_memory,
             sum((piece.counts for piece in self.pieces), Counts()),
+            self.peak_bytes,
         )
+
+    def peak_bytes(self) -> int:
+        """Return the most that a piece holds at a time."""
+        return max(self.peak_of(piece) for piece in self.pieces)
+
+    def peak_of(self, piece: Piece) -> int:
+        """Return the most that this piece holds at a time."""
+        return peak_bytes(self.sweep, self.method, self.cells, self.steps, piece)
 
     @property
     def said(self) -> dict[str, Any]:

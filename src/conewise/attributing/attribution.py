@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from conewise.arguments import checked
 from conewise.attributing.approximation import Approximation
 from conewise.attributing.asked import Asked
 from conewise.attributing.hybrid import hybrid
@@ -22,6 +23,7 @@ from conewise.locations.edge_sets import with_named
 from conewise.locations.places import EdgePlace
 from conewise.locations.selectors import SelectorLike
 from conewise.phases import Phases
+from conewise.program.tensors import recording
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
 from conewise.sweeps.execution.ledger import PHASES
@@ -29,12 +31,16 @@ from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.progress import Shown, bar
 from conewise.sweeps.storage.store import recorder
 from conewise.sweeps.sweep import Sweep
+from conewise.threads import one_thread
 
 TOP, SAMPLE = 10, 20
 """How many of the largest cells `hybrid` looks for, and of how many it learns how far gradients are off."""
 
 
+@checked
+@one_thread
 @within_memory("this attribution")
+@recording()
 def attribution(
     model: Captured,
     sites: SelectorLike,
@@ -69,6 +75,11 @@ def attribution(
     `out`, `resume` and `progress` as in `Sweep.run`: a batch, or what of it is computed at a time, is stored
     when it is done. `executor`: workers that compute the pieces, such as `cw.Processes(4)`.
     """
+    if seed and method != HYBRID:
+        raise SweepError(
+            f"seed={seed} draws the cells that 'hybrid' computes exactly, and method={method!r} draws none: "
+            "leave it out."
+        )
     sweep = sweep_of(model, sites, base=base, source=source, metric=metric)
     return estimated(
         sweep,
@@ -85,6 +96,8 @@ def attribution(
     )
 
 
+@checked
+@one_thread
 def attribution_plan(
     model: Captured,
     sites: SelectorLike,
@@ -105,7 +118,9 @@ def attribution_plan(
 
 def sweep_of(model: Captured, sites: SelectorLike, *, base: Any, source: Any, metric: Any) -> Sweep:
     """The sweep whose effects are estimated."""
-    named = with_named(sites, lambda stack: edge_facts(model, stack).components, model.locate)
+    named = with_named(
+        sites, lambda stack: edge_facts(model, stack).components, model.locate, model.each_call
+    )
     return Sweep(model, named, base=base, source=source, metric=metric)
 
 
@@ -121,6 +136,7 @@ def planned(
     return asked.plan
 
 
+@recording()
 def estimated(
     sweep: Sweep,
     method: str,
@@ -156,6 +172,7 @@ def estimated(
     return _run(asked, out, resume=resume, progress=progress, executor=executor)
 
 
+@recording()
 def estimated_together(
     sweeps: Sequence[Sweep],
     method: str,
@@ -218,7 +235,7 @@ def _expect_one_source(sweep: Sweep) -> None:
             "sweep itself, or attribute to places with `source=`."
         )
     put = sweep.batch(0).intervention
-    if put.expect_base is not None:
+    if put.expect_kind is not None:
         raise SweepError(f"{put.name} puts in what no gradient tells the effect of: run the sweep itself.")
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conewise.attributing.ranks import Numbers, largest, share_bound, student_quantile
+from conewise.attributing.ranks import Numbers, largest, share_bound
 from conewise.errors import SweepError
 from conewise.extras import needs
 from conewise.markup import heading, table
 from conewise.sweeps.result import Result
+from conewise.sweeps.statistics import student_quantile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,7 +157,7 @@ def expect_whole(result: Result) -> None:
         raise SweepError("; ".join(map(str, result.missing)))
 
 
-def checked(approx: Result, row: int, top: list[int], sample: list[int], exact: Result) -> Check:
+def check_of(approx: Result, row: int, top: list[int], sample: list[int], exact: Result) -> Check:
     """What exact values of the cells `top` and `sample`, in this order, say of all."""
     effects = np.asarray((approx.table[row] - approx.base[row]).tolist())
     found = np.asarray((exact.table[row] - exact.base[row]).tolist())

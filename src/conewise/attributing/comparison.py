@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conewise.arguments import Count, checked
 from conewise.attributing.ranks import Numbers, kendall, largest, pearson, spearman
 from conewise.errors import SweepError
 from conewise.extras import needs
@@ -21,6 +22,7 @@ ALIKE = 1e-3
 """How far the bases' metrics of two results of the same runs may differ, relative to their size."""
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
     """Effects of the same cells by an approximate and an exact result, of one metric.
@@ -74,7 +76,7 @@ class Comparison:
         first = {self.names[number] for number in largest(self.exact, self.k)}
         return tuple(name for name in self.sign_errors if name in first)
 
-    def worst(self, count: int = 5) -> list[tuple[str, float, float]]:
+    def worst(self, count: Count = 5) -> list[tuple[str, float, float]]:
         """The cells that are off most: name, approximate effect, exact effect."""
         return [
             (self.names[number], float(self.approx[number]), float(self.exact[number]))
@@ -149,6 +151,7 @@ class Comparison:
         return heading(repr(self)) + table(self.rows())
 
 
+@checked
 def compare(approx: Result, exact: Result, *, k: int | None = None, metric: str | None = None) -> Comparison:
     """How far an approximate result is off an exact one, over the cells that both have.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -26,11 +27,18 @@ def site_of(place: Place) -> Site:
     return place.name, place.layer, place.stack
 
 
+def each_call(model: Captured, cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """The cells with all that they patch: every call of a module that is called several times."""
+    if not model.site_table.has_repeated_calls:
+        return tuple(cells)
+    return tuple(replace(cell, places=model.each_call(cell.places)) for cell in cells)
+
+
 class PatchedSites:
     """The sites that some cells patch: a sweep has looked that each is a node of the graph."""
 
     def __init__(self, model: Captured, cells: Sequence[Cell]) -> None:
-        self.model, self.cells = model, tuple(cells)
+        self.model, self.cells = model, each_call(model, cells)
         places = (place for cell in self.cells for place in cell.places)
         self.located = located_places(model, places)
         self.sites: dict[Site, Located] = {

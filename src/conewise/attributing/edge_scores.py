@@ -18,7 +18,8 @@ from conewise.circuits.forwards.head_slices import HeadSlices, by_head, head_sli
 from conewise.circuits.forwards.stacked_walk import Walks
 from conewise.errors import EdgeError, SweepError
 from conewise.locations.places import Place
-from conewise.program.tensors import Tensor, computing
+from conewise.program.rehearsal import is_rehearsal
+from conewise.program.tensors import Tensor, computing, recording
 from conewise.runs.backward.tape import Recorded
 from conewise.structure.relevance import Relevance
 from conewise.sweeps.planning.shapes.layout import repeated
@@ -105,7 +106,7 @@ class EdgeScores:
         rows = []
         for first in range(0, slot.heads, at_once):
             heads = range(first, min(first + at_once, slot.heads))
-            with torch.enable_grad():
+            with recording():
                 copies = stream.repeat(len(heads), 1, 1).requires_grad_()
                 own = facts.readers.recorded(slot.entry, (slot.slot,), copies, read, self._relevance)
                 (made,) = own.values()
@@ -122,8 +123,10 @@ class EdgeScores:
         work, table = self._work, self._table
         key = tuple(work.shape.layout.symbols.items())
         known = table.projections.get(key)
-        if known is None or known.weights != work.weights:
-            known = table.projections[key] = Projections(work.weights, {}, {})
+        if known is None or (known.weights != work.weights and not is_rehearsal()):
+            known = Projections(work.weights, {}, {})
+            if not is_rehearsal():
+                table.projections[key] = known
             for one in table.others:
                 slices = self._found_slices(one, known)
                 if slices is not None:
@@ -138,7 +141,7 @@ class EdgeScores:
         layout, axis, wiring = work.shape.layout, slot.axis, facts.components.wiring
         if axis is None or layout.batch_dim.get(slot.entry) != 0:
             return None
-        walks = Walks(work.model.program, wiring, layout, (), work.read)
+        walks = Walks(work.model.program, layout, (), work.read)
         walks = known.walks.setdefault(facts.components.stack, walks)
         view = work.model.locate(Place(*slot.site)).view
         with computing():
@@ -166,7 +169,7 @@ class EdgeScores:
         value = values[entry].detach()
         stream = facts.parts.shown(work.read, entry, value)
         if operand != entry:
-            with torch.enable_grad():
+            with recording():
                 copies = repeated(value, 0, len(stack)).clone().requires_grad_()
                 walk = some[0][1].norm
                 walks = known.walks[facts.components.stack]

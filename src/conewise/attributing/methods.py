@@ -59,8 +59,8 @@ class Method:
             return 1
         if given is None:
             return self.default_steps
-        if isinstance(given, bool) or given < 1:
-            raise SweepError(f"steps is a number of at least 1, and not {given!r}.")
+        if not 1 <= given <= MOST_STEPS:
+            raise SweepError(f"steps is a number from 1 to {MOST_STEPS:,}, and not {given!r}.")
         return given
 
     def cells(self, model: Captured, cells: tuple[Cell, ...]) -> Cells:
@@ -93,6 +93,9 @@ class Method:
 def _plain(scores: Callable[[Work, Any], Tensor]) -> Scores:
     return lambda work, cells, _: scores(work, cells)
 
+
+MOST_STEPS = 1_000_000
+"""More steps than that would not end."""
 
 METHODS: Mapping[str, Method] = {
     method.name: method

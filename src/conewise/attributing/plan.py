@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from conewise.amounts import shown_bytes
 from conewise.attributing.costs import Counts
@@ -16,8 +17,9 @@ class AttributionPlan:
     Base and source are computed beside them, where they are inputs and not runs. `node_evaluations` counts a
     node once for each pass that computes it and once for each backward pass through it, as the ledger of the
     result does. `pieces` are how many times some prompts are computed together: as many as there are batches,
-    more where `max_memory` cuts these into `prompts_at_once`. `peak_bytes` is an upper estimate of what is
-    held at a time, beside the model.
+    more where `max_memory` cuts these into `prompts_at_once`. `peak_bytes` is the most that is held at once,
+    beside the model and the runs that were given: when it is first asked for, the passes are rehearsed over
+    tensors without numbers.
     """
 
     method: str
@@ -27,6 +29,7 @@ class AttributionPlan:
     prompts_at_once: int | None
     max_memory: int | None
     counts: Counts
+    _peak: Callable[[], int] = field(repr=False, compare=False)
 
     @property
     def forwards(self) -> int:
@@ -50,8 +53,8 @@ class AttributionPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """What is held at a time, at most."""
-        return self.counts.peak_bytes
+        """The most that is held at a time."""
+        return self._peak()
 
     def rows(self) -> list[tuple[str, str]]:
         """The plan as lines of a table."""

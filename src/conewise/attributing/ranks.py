@@ -66,28 +66,6 @@ def _inversions(values: Numbers) -> int:
     return inside + int((len(before) - np.searchsorted(before, second, side="right")).sum())
 
 
-def student_quantile(level: float, freedom: int) -> float:
-    """The t within which a share `level` of Student's distribution lies, on both sides of 0."""
-    low, high = 0.0, 1e7
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_share(middle, freedom) < level else (low, middle)
-    return (low + high) / 2
-
-
-def _student_share(t: float, freedom: int) -> float:
-    """The share of Student's distribution within −t and t: a finite sum, for whole degrees of freedom."""
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine, sine = math.cos(angle), math.sin(angle)
-    if freedom == 1:
-        return 2 * angle / math.pi
-    total = term = cosine if freedom % 2 else 1.0
-    for number in range(3 if freedom % 2 else 2, freedom - 1, 2):
-        term *= cosine**2 * (number - 1) / number
-        total += term
-    return 2 / math.pi * (angle + sine * total) if freedom % 2 else sine * total
-
-
 def share_bound(found: int, tried: int, level: float) -> float:
     """The largest share of which `found` or fewer of `tried` would still be seen, with 1 − level."""
     if found >= tried:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from conewise.attributing.approximation import Approximation
+from conewise.attributing.approximation import Approximation, Later
 from conewise.attributing.asked import Asked
 from conewise.attributing.costs import Counts
 from conewise.attributing.pieces import Piece, full_counts
@@ -15,7 +15,7 @@ from conewise.phases import Phases
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.interventions.filling import joined
-from conewise.sweeps.execution.growth import watching
+from conewise.sweeps.execution.growth import SMALL, watching
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
@@ -60,8 +60,9 @@ def estimate(
             is_one_pass=asked.method.is_one_pass,
         )
         if stored is None:
-            devices, planned = facts_of(sweep.model).devices, piece.counts.peak_bytes
-            with during("passes"), watching(devices, planned, asked.max_memory) as watch:
+            budget = asked.max_memory
+            planned = SMALL if budget is None else asked.peak_of(piece)
+            with during("passes"), watching(facts_of(sweep.model).devices, planned, budget) as watch:
                 effects = asked.method.scores(work, asked.cells, asked.steps)
             ledger.note_memory(watch.peak, watch.reserved)
         with during("baselines"):
@@ -107,7 +108,9 @@ class AttributionRun:
         counts = asked.pieces[number].counts
         if record.keeps:
             with during("storing"):
-                record.begin(number, self._plan(counts, asked.max_memory), found.base, found.source)
+                record.begin(
+                    number, self._plan(counts, asked.peak_of(asked.pieces[number])), found.base, found.source
+                )
             if not is_stored:
                 self.expect_unchanged()
                 with during("storing"):
@@ -134,7 +137,7 @@ class AttributionRun:
                 "are of no one model, and there is no result. Leave the weights alone until it has ended."
             )
 
-    def _plan(self, counts: Counts, max_memory: int | None) -> SweepPlan:
+    def _plan(self, counts: Counts, peak: int) -> SweepPlan:
         sweep, described = self.asked.sweep, self.asked.described
         passes = (
             f"{counted_words(counts.forwards, 'forward')} and {counted_words(counts.backwards, 'backward')}"
@@ -147,8 +150,8 @@ class AttributionRun:
             launches=counts.node_evaluations,
             flops=counts.flops,
             full_flops=self.full[1],
-            peak_bytes=counts.peak_bytes,
-            max_memory=max_memory,
+            peak_bytes=peak,
+            max_memory=self.asked.max_memory,
             chunks=(len(sweep.cells),),
             evaluator=EVALUATOR,
             why=f"approximate, {described}: {passes} over parts of the program",
@@ -166,7 +169,6 @@ class AttributionRun:
             self.done.backwards,
             ledger.node_evaluations,
             self.done.flops,
-            max(piece.counts.peak_bytes for piece in asked.pieces),
         )
         found = [self.found[number] for number in range(len(asked.pieces))]
         known = [one.source for one in found if one.source is not None]
@@ -175,7 +177,7 @@ class AttributionRun:
         identified = lazy_provenance(sweep.model, sweep.spec, sweep._given, self.weights.whole)
         said = asked.said
         return Approximation(
-            self._plan(counted, asked.max_memory),
+            Later(lambda: self._plan(counted, asked.peak_bytes())),  # type: ignore[arg-type]
             ledger,
             sweep.spreads,
             tuple(one.name for one in sweep.metrics),

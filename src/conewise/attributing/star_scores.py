@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from conewise.attributing.differences import CellSums, Differences, PatchedSites
+from conewise.attributing.differences import CellSums, Differences, PatchedSites, each_call
 from conewise.attributing.work import Work
 from conewise.errors import GradientError, MissingSiteError
 from conewise.locations.places import Place
@@ -72,7 +72,7 @@ class StarCells:
     """The cells by what of them goes through a softmax, and the layers at which gradients are dropped."""
 
     def __init__(self, model: Captured, cells: Sequence[Cell]) -> None:
-        self.model, self.cells = model, tuple(cells)
+        self.model, self.cells = model, each_call(model, cells)
         layers = [
             tuple(layer.nodes[kind] for kind in TERMS if kind in layer.nodes)
             for layer in model.site_table.model_layers

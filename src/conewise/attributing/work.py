@@ -11,7 +11,8 @@ import torch
 
 from conewise.errors import GradientError
 from conewise.program.records import SIZES
-from conewise.program.tensors import Tensor
+from conewise.program.rehearsal import is_rehearsal
+from conewise.program.tensors import Tensor, recordable
 from conewise.program.weights import Sums
 from conewise.runs.backward.tape import Branch, Measured, Narrow, Recorded, Tape
 from conewise.runs.captured import Captured
@@ -24,7 +25,7 @@ from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.readout import is_product, readout
+from conewise.sweeps.planning.readout import is_product, readout, tail_of
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
@@ -63,7 +64,12 @@ class Work:
         self.flops = self.forwards = self.backwards = 0
         self._batch, self._reads = batch, tuple(dict.fromkeys(reads))
         self._is_one_pass = is_one_pass
-        self._narrowest = narrowest(self.model, spec, self.shape)
+        tails = [
+            tail_of(self.facts, self.metrics, run.inputs)
+            for run in (batch.base, batch.source)
+            if run is not None
+        ]
+        self._narrowest = narrowest(self.model, spec, self.shape, max(tails))
         self._narrow: Narrow | None = None
         self._numbers: dict[str, Tensor] = {}
         self._known: dict[str, Any] = {}
@@ -75,7 +81,7 @@ class Work:
     def batch(self) -> Batch:
         """The base and what is put into it, computed as far as they are read."""
         self._compute_source()
-        if self._is_one_pass and _is_fresh(self._batch.base):
+        if self._is_one_pass and _is_inputs(self._batch.base):
             self._replace(base=self._forward(self._batch.base, "base"))
         return self._batch
 
@@ -93,7 +99,7 @@ class Work:
         """The value of a node in the base, or of a weight; each is read once."""
         weights = self.model.program.source_values
         if name in weights:
-            return weights[name]
+            return recordable(weights[name])
         if name not in self._known:
             (self._known[name],) = self.base.demand([name])
         return self._known[name]
@@ -107,7 +113,7 @@ class Work:
 
     def _compute_source(self) -> None:
         source = self._batch.source
-        if source is not None and _is_fresh(source):
+        if source is not None and _is_inputs(source):
             self._replace(source=self._forward(source, "source"))
 
     def _forward(self, run: Reading, which: str) -> PassRun:
@@ -141,7 +147,7 @@ class Work:
         self._batch = replace(old, base=base or old.base, source=source or old.source, intervention=put)
 
     def _tape_of(self, run: Reading) -> Tape:
-        if not _is_fresh(run) or (run is self._batch.base and not self._is_one_pass):
+        if not _is_inputs(run) or (run is self._batch.base and not self._is_one_pass):
             return run._tape()
         weights, inputs, sizes = self.model.program.source_values, run.inputs, run._sizes
 
@@ -169,7 +175,7 @@ class Work:
         if relevance is not None:
             relevance.expect(nodes, behind)
         self._expect_apart(behind)  # may compute the base
-        is_first = self._is_one_pass and not given and _is_fresh(self._batch.base)
+        is_first = self._is_one_pass and not given and _is_inputs(self._batch.base)
         also = (*keep, *self._reads) if is_first else tuple(keep)
         self._tape = tape if is_first else self.base._tape()
         self._narrow = self._narrowed((*nodes, *also))
@@ -231,7 +237,7 @@ class Work:
 
     def _expect_apart(self, nodes: tuple[str, ...]) -> None:
         """Raise GradientError where prompts read each other: their gradients cannot be told apart."""
-        if self.prompts == 1 or self.model.batch_is_fixed:
+        if self.prompts == 1 or self.model.batch_is_fixed or is_rehearsal():
             return
         mixing = self.shape.mixing(nodes, self.read)
         if mixing:
@@ -245,8 +251,11 @@ class Work:
         return effects.sum(-1, keepdim=True).expand_as(effects) if measured.is_shared else effects
 
 
-def narrowest(model: Captured, spec: SweepSpec, shape: ShapeFacts) -> Narrow | None:
-    """The least of the output that the metrics can do with; None where they need all of it."""
+def narrowest(model: Captured, spec: SweepSpec, shape: ShapeFacts, tail: int) -> Narrow | None:
+    """The least of the output that the metrics can do with; None where they need all of it.
+
+    `tail` is how many of the last positions they read, where each reads one.
+    """
     facts = facts_of(model)
     asked = readout(facts, spec, shape)
     if len(asked.targets) != 1 or any(metric.whole for metric in spec.metrics):
@@ -260,7 +269,7 @@ def narrowest(model: Captured, spec: SweepSpec, shape: ShapeFacts) -> Narrow | N
     tokens = spec.tokens if asked.columns else ()
     if not has_tail and not tokens:
         return None
-    return Narrow(target, (lambda name, value: layout.tail(name, value, 1)) if has_tail else None, tokens)
+    return Narrow(target, (lambda name, value: layout.tail(name, value, tail)) if has_tail else None, tokens)
 
 
 def flops_forward(shape: ShapeFacts, behind: Collection[str]) -> int:
@@ -277,9 +286,9 @@ def flops_backward(shape: ShapeFacts, behind: Collection[str]) -> int:
     )
 
 
-def _is_fresh(run: Reading) -> bool:
-    """Whether a run was given as inputs, and not computed yet."""
-    return isinstance(run, InputRun) and not run.is_computed
+def _is_inputs(run: Reading) -> bool:
+    """Whether a run was given as inputs; whether somebody has read it meanwhile must not matter."""
+    return isinstance(run, InputRun)
 
 
 def _detached(value: Any) -> Any:

@@ -52,9 +52,8 @@ class PieceShares:
         """What is lacking where a piece is known not to fit into this worker; else nothing."""
         if memory is None or not share.chunks:
             return ""
-        taken = self._asked.pieces[share.batch].counts.peak_bytes
-        if share.worlds is not None:
-            taken = self._part(share).counts.peak_bytes
+        piece = self._asked.pieces[share.batch] if share.worlds is None else self._part(share)
+        taken = self._asked.peak_of(piece)
         if taken <= memory:
             return ""
         return f"these prompts take up to {shown_bytes(taken)}, and this worker has {shown_bytes(memory)}"

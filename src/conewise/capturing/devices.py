@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from conewise.errors import CaptureError
+from conewise.errors import CaptureError, describe
 
 
 def expect_values(module: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
@@ -15,9 +16,19 @@ def expect_values(module: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
 
     accelerate leaves such weights on the meta device, and brings each to where it is used, at every forward.
     """
+    inputs = list(inputs)
+    held = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers()])
+    for value in inputs:
+        if value.layout is not torch.strided or value.is_nested:
+            raise CaptureError(f"the example holds {describe(value)}, {value.layout}; give a dense tensor.")
+        if value.is_meta and held and not any(tensor.is_meta for tensor in held.values()):
+            device = str(next(iter(held.values())).device)
+            raise CaptureError(
+                f"the inputs of {type(module).__name__} lie on meta, and its weights on {device}: they have "
+                f"no values. Move them: `inputs.to({device!r})`, or give others."
+            )
     if all(value.is_meta for value in inputs):
         return
-    held = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers()])
     missing = [name for name, tensor in held.items() if tensor.is_meta]
     if not missing:
         return
@@ -31,6 +42,19 @@ def expect_values(module: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
         "whole model. Parts on the CPU that are to be computed there are dispatched by "
         "`accelerate.dispatch_model(..., main_device='cpu')`."
     )
+
+
+def expect_plain(module: nn.Module) -> None:
+    """Raise CaptureError where weights are tensors that wrap others, as those that torchao quantised."""
+    held: Iterable[tuple[str, object]] = (*module.named_parameters(), *module.named_buffers())
+    for name, tensor in held:
+        if is_traceable_wrapper_subclass(tensor):
+            kind = type(tensor)
+            raise CaptureError(
+                f"the weight {name!r} of {type(module).__name__} is a {kind.__module__}.{kind.__qualname__}, "
+                "which wraps other tensors: quantised or distributed weights. A graph holds plain tensors, "
+                "whose bits it reads to notice changes. Load the model without that, in bfloat16 for one."
+            )
 
 
 def _why(module: nn.Module) -> str:

@@ -11,7 +11,7 @@ import io
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_map
 
-from conewise.capturing.devices import expect_one_device, expect_values
+from conewise.capturing.devices import expect_one_device, expect_plain, expect_values
 from conewise.capturing.lowering import lower
 from conewise.capturing.sampling import tensor_leaves
 from conewise.errors import CaptureError, ControlFlowError
@@ -33,6 +33,7 @@ from conewise.program.calls import (
 from conewise.program.records import Input, Program
 from conewise.program.untraced import Untraced, traced, untraced
 from conewise.structure.dimensions import find_dimensions
+from conewise.structure.wiring.ports import ModulePaths
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,31 @@ class Exported:
     signature: Signature
     fixed: str
     reasons: tuple[str, ...] = ()
+
+
+def unwrapped(module: Any) -> Any:
+    """The module inside `DataParallel`, `DistributedDataParallel` and `torch.compile`; else what was given.
+
+    Their weights are its own, and what they compute is what it computes.
+    """
+    while True:
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif type(module).__name__ == "OptimizedModule" and "_orig_mod" in getattr(module, "_modules", {}):
+            module = module._modules["_orig_mod"]
+        else:
+            return module
+
+
+@contextmanager
+def eager(module: nn.Module) -> Iterator[None]:
+    """Let compiled parts of a module run as they were written: compiled code does not see hooks."""
+    is_compiled = any(
+        vars(part).get("_compiled_call_impl") is not None or type(part).__name__ == "OptimizedModule"
+        for part in module.modules()
+    )
+    with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+        yield
 
 
 def export(
@@ -64,17 +90,19 @@ def export(
     RandomnessError where random numbers are drawn (dropout in training mode), and CaptureError
     with torch's reason otherwise.
     """
+    expect_plain(module)
     expect_values(module, tensor_leaves((tuple(args), dict(kwargs or {}))))
     forward = inspect.signature(module.forward)
     defaults = hugging_face_defaults(module, forward, last_position_only=last_position_only)
     call = distinct(normal_call(forward, args, {**defaults, **(kwargs or {})}))
     name = type(module).__name__
     reasons: list[str] = []
+    paths = ModulePaths(module)
     for example, shapes, is_shared, keeps_open in _attempts(forward, call, batch_dim):
         for answering in (untraced, traced):
             answers = Untraced()
             try:
-                with answering(answers):
+                with answering(answers), paths.counting():
                     exported = _torch_export(module, example, shapes)
             except Exception as error:  # torch.export raises whatever the module raises
                 if answers.used:
@@ -84,7 +112,7 @@ def export(
                 reasons.append(f"{type(error).__name__}: {error}")
                 failure = error
                 break
-            program = lower(exported, example, name)
+            program = lower(exported, example, name, paths)
             if (is_shared and _takes_two_for_one(program)) or (keeps_open and not _is_open(program)):
                 break
             given = {leaf: value for leaf, value in example.leaves()[0] if isinstance(value, torch.Tensor)}

@@ -17,8 +17,9 @@ from conewise.graph.graph import Graph
 from conewise.program.build import bitwise_same, run_sources
 from conewise.program.calls import Call
 from conewise.program.records import Program, Ref
-from conewise.program.streaming import output_names, stream
+from conewise.program.streaming import output_names
 from conewise.program.tensors import largest_difference, zeros_like
+from conewise.program.walk import stream
 
 FUSED = (
     "torch's own attention layers run in one kernel, which shows nothing inside, unless they are traced or "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from conewise.program.sizes import (
     relations_of,
     size_of,
 )
-from conewise.structure.wiring.ports import find_ports, module_stack
+from conewise.structure.wiring.ports import CallNumbers, ModulePaths, find_ports
 
 _ASSERTIONS = frozenset(
     {
@@ -58,10 +59,26 @@ _DETACHING = frozenset(
 
 @dataclass(slots=True)
 class _Memory:
-    """A tensor that owns memory: its current value, and how often it has been written to."""
+    """A tensor that owns memory: its current value, and how often it has been written to.
+
+    `writes` has the place in the graph of each write, `values` the value before the first and behind each.
+    """
 
     value: Ref
-    version: int = 0
+    writes: list[int] = field(default_factory=list)
+    values: list[Ref] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.values.append(self.value)
+
+    @property
+    def version(self) -> int:
+        return len(self.writes)
+
+    def write(self, value: Ref, place: int) -> None:
+        self.value = value
+        self.writes.append(place)
+        self.values.append(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +93,15 @@ class _Alias:
     views: tuple[fx.Node, ...] = ()
 
 
-def lower(exported: ExportedProgram, example: Call, module_name: str) -> Program:
-    """The records of `exported`, which was made with `example`.
+def lower(exported: ExportedProgram, example: Call, module_name: str, paths: ModulePaths) -> Program:
+    """The records of `exported`, which was made with `example`; `paths` are those of the module.
 
     Operations that hand their input through become no record, and so do sizes, which go to the
     program's table. Raises RandomnessError when a run would draw random numbers.
     """
-    lowering = _Lowering(exported, module_name)
+    lowering = _Lowering(exported, module_name, paths)
     lowering.bind_leaves(example)
-    for node in exported.graph.nodes:
+    for lowering.now, node in enumerate(exported.graph.nodes):
         if node.op == "call_function":
             lowering.add(node)
         elif node.op not in {"placeholder", "output", "get_attr"}:
@@ -95,8 +112,9 @@ def lower(exported: ExportedProgram, example: Call, module_name: str) -> Program
 class _Lowering:
     """The state of one pass over an exported graph."""
 
-    def __init__(self, exported: ExportedProgram, module_name: str) -> None:
+    def __init__(self, exported: ExportedProgram, module_name: str, paths: ModulePaths) -> None:
         self.exported, self.module_name = exported, module_name
+        self.call_numbers = CallNumbers(exported.graph, paths)
         self.sizes = SizeTable()
         self.records: list[Record] = []
         self.sources: dict[str, Source] = {}
@@ -105,6 +123,8 @@ class _Lowering:
         self.values: dict[fx.Node, Any] = {}
         self.aliases: dict[fx.Node, _Alias] = {}
         self.seen_version: dict[fx.Node, int] = {}
+        self.by_version: dict[fx.Node, dict[int, Any]] = {}
+        self.now = 0
         self.written: dict[str, None] = {}
         self.writes = any(written_argument(n) is not None for n in exported.graph.nodes)
 
@@ -199,7 +219,7 @@ class _Lowering:
             self._own(node, reference)
         else:
             self._share(node, source, ((node.target, args[1:], kwargs),))
-            self.values[node] = reference
+            self._note(node, reference)
 
     def _is_fresh_tuple(self, node: fx.Node) -> bool:
         """Whether the node made several tensors, each of which then owns its memory."""
@@ -219,14 +239,12 @@ class _Lowering:
             fresh = self._emit(node, write, (alias.memory.value, alias.steps, rest, kwargs), {})
         if any(source.name == alias.memory.value.name for source in self.sources.values()):
             self.written[alias.memory.value.name] = None
-        alias.memory.value = fresh
-        alias.memory.version += 1
+        alias.memory.write(fresh, self.now)
         self._share(node, written, ())
 
     def _own(self, node: fx.Node, reference: Ref) -> None:
-        self.values[node] = reference
         self.aliases[node] = _Alias(_Memory(reference))
-        self.seen_version[node] = 0
+        self._note(node, reference)
 
     def _share(self, node: fx.Node, source: fx.Node, steps: tuple[Any, ...]) -> None:
         """Let `node` alias the memory of `source`, `steps` further on."""
@@ -234,8 +252,23 @@ class _Lowering:
         views = (*alias.views, node) if steps else alias.views
         self.aliases[node] = _Alias(alias.memory, (*alias.steps, *steps), views)
         if not steps:
-            self.values[node] = self._current(source)
-        self.seen_version[node] = alias.memory.version
+            self._note(node, self._current(source))
+
+    def _note(self, node: fx.Node, value: Any) -> None:
+        """What a node's value is, as its memory is now."""
+        version = self.aliases[node].memory.version
+        self.values[node], self.seen_version[node] = value, version
+        self.by_version.setdefault(node, {})[version] = value
+
+    def _value_at(self, node: fx.Node, place: int) -> Any:
+        """The node's value before the operation at a place of the graph; None where nothing reads that."""
+        alias = self.aliases.get(node)
+        if alias is None:
+            return self.values[node]
+        version = bisect.bisect_left(alias.memory.writes, place)
+        if not alias.steps:
+            return alias.memory.values[version]
+        return self.by_version[node].get(version)
 
     def _current(self, node: fx.Node) -> Any:
         """The node's value as of now: views taken before a write are taken again."""
@@ -245,8 +278,7 @@ class _Lowering:
         reference = alias.memory.value
         for (target, args, kwargs), view in zip(alias.steps, alias.views, strict=True):
             reference = self._emit(node, target, (reference, *args), kwargs, view)
-        self.values[node] = reference
-        self.seen_version[node] = alias.memory.version
+        self._note(node, reference)
         return reference
 
     def _template(self, argument: Any) -> Any:
@@ -281,7 +313,7 @@ class _Lowering:
         if view is None and (isinstance(target, WriteThrough) or target is not node.target):
             shape, dtype = self._shape_of(args[0]) if isinstance(args[0], Ref) else (shape, dtype)
         record = Record(
-            self._unique(self._name(node)), target, args, kwargs, module_calls(node), shape, dtype, device
+            self._unique(self._name(node)), target, args, kwargs, self._modules(node), shape, dtype, device
         )
         self.records.append(record)
         return Ref(record.name)
@@ -315,11 +347,15 @@ class _Lowering:
         return bool(trains) and (any(rates) or not rates) and target not in _DETACHING
 
     def _name(self, node: fx.Node) -> str:
-        calls = module_calls(node)
+        calls = self._modules(node)
         packet = getattr(node.target, "overloadpacket", node.target)
         op = str(getattr(packet, "__name__", node.name)).rstrip("_")
         path = str(calls[-1]) if calls else ""
         return f"{path}/{op}" if path else op
+
+    def _modules(self, node: fx.Node) -> tuple[ModuleCall, ...]:
+        """The calls of modules that the node was made under, outermost first, the root left out."""
+        return tuple(call for _, call, _ in self.call_numbers.stack(node))
 
     def _unique(self, name: str) -> str:
         count = self.taken.get(name, 0)
@@ -330,13 +366,19 @@ class _Lowering:
         """The program, without the records that no output depends on."""
         output = next(n for n in self.exported.graph.nodes if n.op == "output")
         outputs = tuple(self._template(tuple(output.args[0])))
-        ports = find_ports(self.exported.graph, self._current)
+        ports = find_ports(self.exported.graph, self.call_numbers, self._value_at, self.values)
         records = _live(self.records, outputs)
         known = {record.name for record in records} | {leaf.name for leaf in self.inputs}
         spec = self.exported.call_spec.out_spec
         assert spec is not None
         used = {name for record in records for name in record.inputs}
         used |= {out.name for out in outputs if isinstance(out, Ref)}
+        if read := [name for name in self.written if name in used]:
+            raise CaptureError(
+                f"{self.module_name} writes to {', '.join(map(repr, read))} whenever it runs, and what it "
+                "returns depends on that: it computes something else each time. A graph computes the same "
+                "each time: take the write out of `forward`, or give the value as an input."
+            )
         program = Program(
             records,
             tuple(source for source in self.sources.values() if source.name in used),
@@ -344,17 +386,12 @@ class _Lowering:
             outputs,
             spec,
             self.sizes,
-            tuple(port for port in ports(known)),
+            ports(known, {source.name for source in self.sources.values()}),
             self.module_name,
             tuple(self.written),
         )
         program.check()
         return program
-
-
-def module_calls(node: fx.Node) -> tuple[ModuleCall, ...]:
-    """The calls of modules that the node was made under, outermost first, the root left out."""
-    return tuple(call for _, call, _ in module_stack(node))
 
 
 def _live(records: Iterable[Record], outputs: Iterable[Any]) -> tuple[Record, ...]:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from conewise.program.calls import Call, Signature
 from conewise.program.records import Program
 from conewise.structure.axes.outputs import Outputs
+from conewise.threads import one_module
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Sampler:
 
 def module_leaves(module: Any, call: Call) -> list[torch.Tensor]:
     """The tensors that the module itself returns for a call, in order."""
-    with torch.no_grad():
+    with one_module(), torch.no_grad():
         return tensor_leaves(module(*call.args, **call.kwargs))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
+from conewise.capturing.export import eager
 from conewise.program.build import bitwise_same
 from conewise.program.calls import Signature
 from conewise.program.records import ModuleCall, Program, Ref
+from conewise.structure.wiring.ports import ModulePaths
+from conewise.threads import one_module
 
 Tensor = torch.Tensor
 Replacement = Callable[[Tensor], Tensor]
@@ -39,10 +43,14 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One tensor at a boundary: the leaf of that number, in the order of the flattened arguments."""
+    """One tensor at a boundary: the leaf of that number, in the order of the flattened arguments.
+
+    `shape` is the node's own in the run where the hook was found, where the module shows it in another shape.
+    """
 
     boundary: Boundary
     leaf: int
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +58,12 @@ class Spot:
     """One tensor at a boundary by the way to it, which is the same in calls that hand over other things too.
 
     `way` leads from the output, or from (args, kwargs): at each step an index, a key or an attribute's name.
+    `is_reshaped`: the module shows the node's value in another shape.
     """
 
     boundary: Boundary
     way: tuple[int | str, ...]
+    is_reshaped: bool = False
 
     def read(self, whole: Any) -> Any:
         """What stands there; None where nothing does."""
@@ -74,6 +84,7 @@ class HookedModule:
 
     def __init__(self, module: nn.Module, program: Program, signature: Signature) -> None:
         self._module = module
+        self.paths = ModulePaths(module)
         self._program = program
         self._signature = signature
 
@@ -90,16 +101,22 @@ class HookedModule:
         The graph says at which call of a module a node can be seen, its shape and dtype say which tensor of
         that call it is. Where several are alike, it is the one whose value in the run of `inputs` is by far
         the nearest to the node's own. Values need not be equal: a module may round otherwise than its graph.
-        A node without a boundary of its own, or that resembles nothing there, has none.
+        A node without a boundary of its own, or that resembles nothing there, has none; unless all that is
+        read of it is its value in another shape, which has one.
         """
         candidates = {
             node: tuple(boundaries(self._program, node, (readers or {}).get(node))) for node in values
         }
+        twins = {node: reshaped(self._program, node) for node in values if not candidates[node]}
+        for node, twin in twins.items():
+            if twin is not None and node not in (readers or {}):
+                candidates[node] = tuple(boundaries(self._program, twin))
         seen: dict[Boundary, list[Any]] = {}
 
         def record(boundary: Boundary) -> Leaves:
             def keep(leaves: list[Any]) -> list[Any]:
-                seen[boundary] = leaves
+                # Copies: the module may write to what it returned.
+                seen[boundary] = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
                 return leaves
 
             return keep
@@ -109,9 +126,10 @@ class HookedModule:
         hooks: dict[str, Hook] = {}
         for node, found in candidates.items():
             for boundary in found:
-                leaf = _nearest(seen.get(boundary, []), values[node])
+                shape = tuple(values[node].shape) if twins.get(node) else None
+                leaf = _nearest(seen.get(boundary, []), values[node], is_reshaped=shape is not None)
                 if leaf is not None:
-                    hooks[node] = Hook(boundary, leaf)
+                    hooks[node] = Hook(boundary, leaf, shape)
                     break
         return hooks
 
@@ -127,7 +145,10 @@ class HookedModule:
 
         boundaries = {hook.boundary for hook in hooks.values()}
         self._forward(inputs, {boundary: record(boundary) for boundary in boundaries}, is_whole=True)
-        return {node: Spot(hook.boundary, ways[hook.boundary][hook.leaf]) for node, hook in hooks.items()}
+        return {
+            node: Spot(hook.boundary, ways[hook.boundary][hook.leaf], hook.shape is not None)
+            for node, hook in hooks.items()
+        }
 
     def read(self, hooks: Iterable[Hook], inputs: Mapping[str, Tensor]) -> dict[Hook, Tensor]:
         """What passes through the hooks in the run of `inputs`."""
@@ -147,7 +168,7 @@ class HookedModule:
         """What the module returns when the hooked values are changed so."""
         by_boundary: dict[Boundary, dict[int, Replacement]] = {}
         for hook, change in changes.items():
-            by_boundary.setdefault(hook.boundary, {})[hook.leaf] = change
+            by_boundary.setdefault(hook.boundary, {})[hook.leaf] = _in_shape(hook.shape, change)
         return self._forward(inputs, {boundary: _changing(own) for boundary, own in by_boundary.items()})
 
     def target(self, outputs: Any, node: str) -> Tensor:
@@ -156,14 +177,15 @@ class HookedModule:
         found: Tensor = leaves[self._program.outputs.index(Ref(node))]
         return found
 
+    @one_module()
     @torch.no_grad()
     def _forward(
         self, inputs: Mapping[str, Tensor], actions: Mapping[Boundary, Any], *, is_whole: bool = False
     ) -> Any:
         named, spec = self._signature.example.leaves()
         args, kwargs = tree_unflatten([inputs.get(name, value) for name, value in named], spec)
-        # Hooks act while something is in it: one that an interruption leaves behind changes nothing.
-        live: list[bool] = []
+        # Hooks act while their thread is in it: not for other threads, nor if an interruption leaves one.
+        live: list[int] = []
         handles: list[Any] = []
         make = _looking if is_whole else _hook
         try:
@@ -176,8 +198,9 @@ class HookedModule:
                     hook = make(boundary.call.call, action, live, lambda args, kwargs: (args, kwargs))
                     handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
                 let_dictionaries_act_last(part)
-            live.append(True)
-            return self._module(*args, **kwargs)
+            live.append(threading.get_ident())
+            with eager(self._module):
+                return self._module(*args, **kwargs)
         finally:
             live.clear()
             try:
@@ -190,7 +213,7 @@ class HookedModule:
 def let_dictionaries_act_last(part: nn.Module) -> None:
     """Put the hooks of a dictionary behind all others: it reads what is there once it was changed."""
     for hooks in (part._forward_hooks, part._forward_pre_hooks):
-        for number in [number for number, hook in hooks.items() if getattr(hook, "acts_last", False)]:
+        for number in [number for number, hook in [*hooks.items()] if getattr(hook, "acts_last", False)]:
             hooks.move_to_end(number)  # type: ignore[attr-defined]
 
 
@@ -218,6 +241,22 @@ def boundaries(program: Program, node: str, only: Collection[str] | None = None)
             yield Boundary(port.call, is_output=False)
 
 
+RESHAPING = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"})
+"""Operations that give a value another shape, its numbers in the same order."""
+
+
+def reshaped(program: Program, node: str) -> str | None:
+    """The record that is the node's value in another shape, where nothing else reads it."""
+    readers = program.readers[node]
+    is_it = len(readers) == 1 and readers[0].op in RESHAPING and Ref(node) not in program.outputs
+    return readers[0].name if is_it else None
+
+
+def _in_shape(shape: tuple[int, ...] | None, change: Replacement) -> Replacement:
+    """The change of a value that is shown in another shape."""
+    return change if shape is None else lambda value: change(value.reshape(shape)).reshape(value.shape)
+
+
 def _changing(changes: Mapping[int, Replacement]) -> Leaves:
     def change(leaves: list[Any]) -> list[Any]:
         return [changes[i](leaf) if i in changes else leaf for i, leaf in enumerate(leaves)]
@@ -226,15 +265,17 @@ def _changing(changes: Mapping[int, Replacement]) -> Leaves:
 
 
 def _hook(
-    call: int, action: Leaves, live: Sequence[bool], changed: Callable[[Any, Any], Any]
+    call: int, action: Leaves, live: Sequence[int], changed: Callable[[Any, Any], Any]
 ) -> Callable[..., Any]:
     """A hook that acts at one call of a module; `changed` says what of that it acts on."""
     calls = 0
 
     def hook(_: nn.Module, first: Any, second: Any) -> Any:
         nonlocal calls
+        if threading.get_ident() not in live:
+            return None
         calls += 1
-        if not live or calls - 1 != call:
+        if calls - 1 != call:
             return None
         leaves, spec = tree_flatten(changed(first, second))
         return tree_unflatten(action(leaves), spec)
@@ -243,15 +284,17 @@ def _hook(
 
 
 def _looking(
-    call: int, action: Callable[[Any], None], live: Sequence[bool], seen: Callable[[Any, Any], Any]
+    call: int, action: Callable[[Any], None], live: Sequence[int], seen: Callable[[Any, Any], Any]
 ) -> Callable[..., Any]:
     """A hook that looks at one call of a module, and changes nothing."""
     calls = 0
 
     def hook(_: nn.Module, first: Any, second: Any) -> None:
         nonlocal calls
+        if threading.get_ident() not in live:
+            return
         calls += 1
-        if live and calls - 1 == call:
+        if calls - 1 == call:
             action(seen(first, second))
 
     return hook
@@ -288,10 +331,15 @@ def _replaced(whole: Any, way: tuple[int | str, ...], value: Tensor) -> Any:
     return made
 
 
-def _nearest(leaves: list[Any], value: Any) -> int | None:
+def _nearest(leaves: list[Any], value: Any, *, is_reshaped: bool = False) -> int | None:
     """The leaf that is `value` up to rounding, if there is one and no other comes near."""
     if not isinstance(value, Tensor):
         return None
+    if is_reshaped:
+        leaves = [
+            leaf.reshape(value.shape) if isinstance(leaf, Tensor) and leaf.numel() == value.numel() else leaf
+            for leaf in leaves
+        ]
     alike = [
         (_distance(leaf, value), number)
         for number, leaf in enumerate(leaves)

@@ -67,6 +67,7 @@ def recheck(result: Numbers, rerun: Rerun, n: int, seed: int, *, is_serial: bool
     """
     if n < 1:
         raise SweepError(f"{n} cells to verify; give at least 1.")
+    rerun.model.expect_program("check cells by hooks on the module")
     count = len(rerun.cells)
     chosen = sorted(random.Random(seed).sample(range(count), min(n, count)))
     module = Witness(rerun, chosen)
@@ -79,7 +80,7 @@ def recheck(result: Numbers, rerun: Rerun, n: int, seed: int, *, is_serial: bool
             f"{len(unhooked)} of {len(chosen)} cells were compared with the captured program alone, not with "
             f"the module itself, because no module shows their sites: {shown}.",
             UnhookedWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
     check = CellCheck(len(chosen), len(module.hooked), len(unhooked), 0.0, 0.0, 0.0)
     if is_serial and module.is_exact:

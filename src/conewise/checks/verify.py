@@ -26,6 +26,7 @@ from conewise.program.tensors import (
 )
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
+from conewise.structure.wiring.ports import ModulePaths
 
 FIXED_LENGTH = "the sequence length is fixed in this capture"
 SMALLEST = 1e-30
@@ -47,6 +48,8 @@ class Verification:
     is; batched kernels round otherwise, so it has a tolerance. In half precision the row alone is that of
     the module in a higher precision, and the tolerance is measured as above. None where the batch is
     fixed, the outputs have no rows, or there is no higher precision to compare with.
+
+    `calls_differ`: a module was called more or less often than the graph shows, which the notes name.
     """
 
     inputs: int
@@ -58,11 +61,14 @@ class Verification:
     notes: tuple[str, ...] = ()
     excess: float = math.inf
     may_round: bool = False
+    calls_differ: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether all that was checked held."""
         is_the_module = self.bitwise or (self.may_round and self.excess <= 1)
+        if self.calls_differ:
+            return False
         return is_the_module and (self.row_deviation is None or self.row_deviation <= self.row_tolerance)
 
     def __bool__(self) -> bool:
@@ -133,10 +139,13 @@ def verify(model: Captured, *, seed: int, samples: int) -> Verification:
         sizes += [(sampler.batch + 2, None), (sampler.batch + 1, 7), (1, None)]
     if sampler.length_is_fixed:
         notes.append(FIXED_LENGTH)
+    if model.changed_sites:
+        notes.append(f"the graph was changed after the capture, at {', '.join(model.changed_sites)}")
     precise = _Precise(model)
     differences: list[float] = []
     excesses: list[float] = []
     rows: list[tuple[float, float]] = []
+    unlike: list[str] = []
     outputs = checked = 0
     for index, (batch, length) in enumerate(sizes):
         call = sampler.draw(seed + index, batch=batch, length=length)
@@ -148,6 +157,11 @@ def verify(model: Captured, *, seed: int, samples: int) -> Verification:
             notes.append(FIXED_LENGTH)
             continue
         checked += 1
+        if checked == 1:
+            paths = ModulePaths(model.module)
+            with paths.counting():
+                module_leaves(model.module, call)
+            unlike += paths.unlike(model.program.ports)
         ours, theirs = tensor_leaves(run.outputs), module_leaves(model.module, call)
         outputs = len(theirs)
         if len(ours) != len(theirs):
@@ -176,9 +190,10 @@ def verify(model: Captured, *, seed: int, samples: int) -> Verification:
         max(differences, default=0.0),
         deviation,
         tolerance,
-        tuple(dict.fromkeys(notes)),
+        tuple(dict.fromkeys([*notes, *unlike])),
         math.inf if math.inf in differences else max(excesses, default=math.inf),
         not model.fidelity.bitwise or bool(model.fidelity.reasons),
+        bool(unlike),
     )
 
 

@@ -17,14 +17,14 @@ from conewise.checks.reference import Reference
 from conewise.errors import SweepError
 from conewise.locations.places import EdgePlace, Place, SourcedPlace
 from conewise.locations.selectors import Cell
-from conewise.program.interpret import Interpreter
 from conewise.program.precision import multiplying
 from conewise.program.tensors import Tensor, computing, same_bits
+from conewise.program.walk import Interpreter
 from conewise.runs.captured import Captured
 from conewise.runs.edit import Edit
 from conewise.runs.interventions.filling import stacked
 from conewise.runs.interventions.interventions import Intervention
-from conewise.runs.metrics import Metric, measured, measured_whole
+from conewise.runs.metrics import Metric, at_run, measured, measured_whole
 from conewise.runs.reading import Reading
 from conewise.structure.axes.outputs import Outputs
 
@@ -51,8 +51,11 @@ class Batch(Protocol):
     def metrics(self) -> Sequence[Metric]:
         """What is measured of it."""
 
-    def seen_more(self, place: EdgePlace) -> Tensor:
-        """What the reader of an edge sees more than in the base, shaped like its entry's value."""
+    def seen(self, place: EdgePlace) -> tuple[Tensor, bool]:
+        """What the reader of an edge sees more than in the base, shaped like its entry's value.
+
+        Or all that it sees, and True.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,6 @@ class Witness:
         self.hooks: list[dict[str, Hook]] = []
         self.hooked = set(chosen)
         self.is_exact = True
-        self.outputs: list[Any] = []
         self.shaken: list[tuple[Tensor, Tensor]] = []
         self._rerun, self._reference = rerun, reference
         module = rerun.model.module if reference is None else reference.module
@@ -106,14 +108,16 @@ class Witness:
         number = len(self.hooks)
         hooks = self._find(batch) if module is None else module.hooks[number]
         plain = self._outputs(inputs, {})
+        if not self.hooks:
+            self._expect_every_call(inputs)
         self.hooks.append(hooks)
-        self.outputs.append(plain)
         if self._reference is None or module is None:
             theirs, ours = tensor_leaves(plain), tensor_leaves(_unpatched(base).outputs)
             self.is_exact &= len(theirs) == len(ours) and all(map(same_bits, theirs, ours))
         else:
             true = self._of_module(batch, plain)
-            for outputs in self._reference.shaken(plain, module.outputs[number]):
+            # Computed again: those of all batches would not fit into memory.
+            for outputs in self._reference.shaken(plain, module._outputs(module._inputs(base), {})):
                 self.shaken.append((true, self._of_module(batch, outputs)))
         given = self._source_values(batch, hooks)
         own = self._edits(batch, (), given, hooks)
@@ -121,7 +125,7 @@ class Witness:
             outputs = self._outputs(inputs, {hooks[node]: own[node] for node in own}) if own else plain
             self.base.append(self._of_module(batch, outputs))
         for number, rows in self.cells.items():
-            places = self._rerun.cells[number].places
+            places = self._places(number)
             changes = self._edits(batch, places, given, hooks)
             entries = {_entry(place.entry) for place in places if isinstance(place, EdgePlace)}
             if changes.keys() | entries <= hooks.keys():
@@ -133,10 +137,27 @@ class Witness:
                 rows.append(self._metrics(batch, outputs, values.__getitem__))
                 self.hooked.discard(number)
 
+    def _expect_every_call(self, inputs: Mapping[str, Tensor]) -> None:
+        """Raise SweepError where a module whose path is patched is called otherwise than the graph shows."""
+        program = self._rerun.model.program
+        named = {place.name for number in self.cells for place in self._rerun.cells[number].places}
+        if named.isdisjoint(path for port in program.ports for path in port.paths):
+            return
+        with self._module.paths.counting():
+            self._outputs(inputs, {})
+        for unlike in self._module.paths.unlike(program.ports, named):
+            raise SweepError(
+                f"{unlike}, so that not all of its calls were patched. Capture the module again."
+            )
+
+    def _places(self, number: int) -> tuple[Place, ...]:
+        """What a cell patches."""
+        return self._rerun.model.each_call(self._rerun.cells[number].places)
+
     def _find(self, batch: Batch) -> dict[str, Hook]:
         """Where the module shows the nodes that the cells and the base patch."""
         model, base = self._rerun.model, batch.base
-        places = [place for number in self.cells for place in self._rerun.cells[number].places]
+        places = [place for number in self.cells for place in self._places(number)]
         nodes = {model.locate(place).node for place in places} | {edit.node for edit in base.edits}
         values = dict(zip(nodes, _unpatched(base).demand(nodes), strict=True))
         found = self._module.find(values, base.inputs)
@@ -160,11 +181,12 @@ class Witness:
     def _of_edge(self, batch: Batch, place: EdgePlace, hooks: Mapping[str, Hook]) -> Tensor:
         """A reader's part as the module itself makes it, where its entry is changed by hooks."""
         base, found = batch.base, batch.base.model.locate(place)
-        more: Tensor = self._lifted(batch.seen_more(place))
+        seen_there, is_whole = batch.seen(place)
+        put: Tensor = self._lifted(seen_there)
         changes = self._edits(batch, (), {}, hooks)
 
         def changed(value: Tensor) -> Tensor:
-            return value + more
+            return put.expand_as(value).clone() if is_whole else value + put
 
         entry = _entry(place.entry)
         # A reader without a norm is patched where it reads: there is nothing between that a hook could see.
@@ -240,6 +262,7 @@ class Witness:
                 if metric.whole:
                     found.append(measured_whole(metric, outputs, prompts)[0])
                 else:
+                    metric = at_run(metric, batch.base.model, batch.base.inputs, node)  # noqa: PLW2901
                     stack = self._read.arranged(node, target(node), 1, prompts)
                     found.append(measured(metric, stack)[0])
         return stacked(found)
@@ -258,5 +281,5 @@ def _unpatched(base: Reading) -> Reading:
 
 def _changed(edits: Sequence[Edit], sizes: tuple[int, ...], value: Tensor) -> Tensor:
     for edit in edits:
-        value = edit.applied(value, sizes, set())
+        value = edit.applied(value, sizes)
     return value

@@ -14,9 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from conewise.amounts import as_bytes
+from conewise.arguments import checked
 from conewise.checks.cell_check import CellCheck
 from conewise.engine.world import World
-from conewise.errors import PromptError, SweepError, describe
+from conewise.errors import BudgetError, PromptError, SweepError, describe
 from conewise.fleets.jobs import Fleet
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell, Choice, Spread, chosen
@@ -42,13 +44,16 @@ from conewise.runs.metrics import Metric, as_metric, last_logits, prob
 from conewise.runs.reading import Reading, RunWorld
 from conewise.runs.run import Run
 from conewise.runs.text_inputs import expect_tokenizer, is_text
+from conewise.structure.axes.padding import shown_positions
 from conewise.sweeps.base_story import base_story
 from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.planning.cutting import no_room
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 from conewise.texts.answers import AnswerReader
 from conewise.texts.subjects import subject_positions
+from conewise.threads import one_thread
 
 DEVIATIONS = 3.0
 """How strong noise="auto" is, in standard deviations of the embeddings: that of Meng et al., 2022."""
@@ -60,6 +65,7 @@ MOST_SAMPLES = 1_000_000
 """More samples of the noise than that take more memory than there is, for the shortest prompt."""
 
 
+@checked
 @dataclass(frozen=True)
 class Trace:
     """What restoring each clean state does to the metric of the corrupted run.
@@ -151,6 +157,8 @@ class Trace:
         return heading("Trace", repr(self).removeprefix("Trace ")) + self.result._repr_html_()
 
 
+@checked
+@one_thread
 def causal_trace(
     model: Captured,
     inputs: str | Sequence[str] | Tensor | Mapping[str, Any] | Run,
@@ -185,8 +193,8 @@ def causal_trace(
 
     `window`: restore so many layers around each. `noise`: the standard deviation; "auto" is three times that
     of the table of embeddings. `samples`: how often noise is drawn; sample i is the same for the same seed,
-    however many there are. `together`: how many samples are computed as one batch; all of them, unless memory
-    is short.
+    however many there are. `together`: how many samples are computed as one batch; all of them, or as many as
+    leave half of `max_memory` to the worlds, where that is given.
     """
     texts = _texts(inputs)
     subject = _subject(model, texts, subject)
@@ -212,18 +220,38 @@ def causal_trace(
         )
     prompts = tokens.shape[0]
     subjects = tuple(chosen(subject, tokens.shape[1], "pos", "the subject"))
+    _expect_tokens(clean, embedding, subjects, "noise is put")
     spread = _spread(model, clean, kind, window, layers, positions)
+    if isinstance(positions, int):
+        _expect_tokens(clean, embedding, [positions], "a state is restored")
     corruption = Corruption(model, clean, embedding, subjects, scale, seed)
     size = 1 if model.batch_is_fixed else min(together or samples, samples)
-    corrupted = Corrupted(corruption, groups(samples, size))
-    sweep = Sweep(
-        model,
-        [cell.places for cell in spread.cells],
-        base=corrupted if len(corrupted) > 1 else corrupted[0],
-        source=_restored(clean, prompts),
-        metric=[sampled(as_metric(one), prompts) for one in _listed(metric)],
-    )
-    result = sweep.run(evaluator=evaluator, max_memory=max_memory, progress=progress, executor=executor)
+    budget, of_one = as_bytes(max_memory), sum(model.estimated_bytes(clean.inputs).values())
+    sizes = [size]
+    if budget is not None and together is None:  # half for the corrupted runs, half for the worlds
+        sizes = [max(1, min(size, budget // (2 * of_one))), 1]
+    for size in sizes:
+        corrupted = Corrupted(corruption, groups(samples, size))
+        sweep = Sweep(
+            model,
+            [cell.places for cell in spread.cells],
+            base=corrupted if len(corrupted) > 1 else corrupted[0],
+            source=_restored(clean, prompts),
+            metric=[sampled(as_metric(one), prompts) for one in _listed(metric)],
+        )
+        if budget is None:
+            break
+        held = size * of_one
+        try:
+            sweep.plan(max(1, budget - held), evaluator)
+        except BudgetError as error:
+            if size == sizes[-1]:
+                what = f"a world, with {size} corrupted run{'s' * (size > 1)} beside it,"
+                raise no_room(held + error.least, budget, what) from None
+            continue
+        budget -= held
+        break
+    result = sweep.run(evaluator=evaluator, max_memory=budget, progress=progress, executor=executor)
     known = sweep.read_metrics(clean)
     result = replace(
         result,
@@ -327,6 +355,17 @@ def _likeliest(clean: Run) -> Metric:
     return prob(last_logits(clean).argmax(-1))
 
 
+def _expect_tokens(clean: Run, embedding: Embedding, positions: Sequence[int], what: str) -> None:
+    """Raise SweepError where one of some positions is padding in a prompt."""
+    shown = shown_positions(clean.model.program, clean.inputs, embedding.node)
+    if shown is not None and not bool(shown[:, list(positions)].all()):
+        prompt = int((~shown[:, list(positions)]).any(1).nonzero()[0])
+        raise SweepError(
+            f"{what} at positions {list(positions)}, and in prompt {prompt} there is padding among them. "
+            "Trace prompts of one length at a time, or pad on the side where nothing is traced."
+        )
+
+
 def _story(
     clean: Run, texts: Sequence[str], subject: tuple[int, ...], answers: Sequence[str], metric: str, seed: int
 ) -> Story | None:
@@ -345,8 +384,7 @@ def _story(
 
 def _clean_run(model: Captured, inputs: Any) -> Run:
     if isinstance(inputs, Run):
-        if inputs.model is not model:
-            raise SweepError(f"the clean run is one of another model ({inputs.model.name}).")
+        model.expect_own("the clean run is one", inputs.model)
         return inputs
     return baseline(model, (), inputs) if isinstance(inputs, Mapping) else baseline(model, (inputs,), {})
 

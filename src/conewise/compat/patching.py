@@ -293,11 +293,7 @@ def _set(setter: Setter, cell: Sequence[int], clean: Any, present: Tensor) -> Te
 def _as_run(model: AnyModel, tokens: Tokens) -> Reading:
     captured = model.captured if isinstance(model, HookedModel) else model
     if isinstance(tokens, Reading):
-        if tokens.model is not captured:
-            raise PatchError(
-                f"the corrupted run is of another model ({tokens.model.name}); expected one of this captured "
-                f"model ({captured.name})."
-            )
+        captured.expect_own("the corrupted run is one", tokens.model)
         return tokens
     if isinstance(tokens, Mapping):
         return captured.run(**tokens)
@@ -387,7 +383,7 @@ def _metric(name: str, given: Function | Metric, logits: Tensor, per_prompt: boo
             rows.append(_checked(name, torch.as_tensor(found), batch, per_prompt))
         return torch.stack(rows)
 
-    return Metric(name, compute, last=is_last)
+    return Metric(name, compute, last=is_last, pos=(-1,))
 
 
 def _checked(name: str, found: Tensor, batch: int, per_prompt: bool) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from conewise.arguments import checked
 from conewise.decomposing.decomposition import expect_prompt
 from conewise.decomposing.labels import position_labels
 from conewise.decomposing.taken import TakenRun, reading
@@ -18,8 +19,8 @@ from conewise.locations.places import as_numbers, site
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Ref
 from conewise.program.tensors import computing
+from conewise.structure.attention.sizes import attention_argument
 from conewise.structure.residual.layers import Layer
-from conewise.sweeps.planning.shapes.attention_rules import attention_argument
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +31,7 @@ DRAWN = 400_000
 """How many weights one figure draws at most."""
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionPatterns:
     """Attention weights: `tensor` is [layer, batch, head, query, key]. Each query's weights add up to 1."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from conewise.arguments import checked
 from conewise.decomposing.labels import position_labels
 from conewise.decomposing.taken import TakenRun, difference, largest, patches_in_the_way, reading
 from conewise.edges.edge_facts import EdgeFacts, edge_facts
@@ -42,6 +43,7 @@ class Part:
 BIAS = Part("bias", "bias")
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Decomposition:
     """What each part has in the residual stream at `place`: `tensor` is [part, batch, pos, d_model].
@@ -181,7 +183,10 @@ def expect_way(by: str) -> None:
 def facts_of(run: TakenRun, stack: str) -> EdgeFacts:
     """What is known of who writes into a stack's stream. Raises DecompositionError, and says what hinders."""
     try:
-        facts = edge_facts(run.model, stack)
+        try:
+            facts = edge_facts(run.model, stack)
+        except EdgeError:  # queries, keys or values are not told apart, and are no parts of the stream
+            facts = edge_facts(run.model, stack, reads_heads=False)
         _ = facts.parts
     except EdgeError as error:
         raise DecompositionError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Any
 
-from conewise.errors import DecompositionError
+from conewise.errors import DecompositionError, describe
 from conewise.program.tensors import Tensor
+from conewise.texts.tokenizing import token_ids
 
 
 def position_labels(
@@ -45,14 +47,20 @@ def visible(text: str) -> str:
 
 def token_numbers(tokens: Any, tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
     """Tokens as their numbers: numbers as they are, texts by the tokenizer, each of one token."""
-    tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    with suppress(RuntimeError):  # a tensor without numbers, or without dense ones: refused below
+        tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    is_endless = isinstance(tokens, range) and bool(tokens) and tokens[-1] >= vocabulary
+    if hasattr(tokens, "tolist") or isinstance(tokens, bytes | bytearray | Set | Mapping) or is_endless:
+        raise DecompositionError(
+            f"tokens are a number, a text, or a list of them in order, not {describe(tokens)}."
+        )
     is_one = isinstance(tokens, str) or not isinstance(tokens, Iterable)
     given: Sequence[Any] = [tokens] if is_one else list(tokens)
     found: list[int] = []
     for one in given:
         if isinstance(one, str):
             found.append(_number_of(one, tokenizer))
-        elif isinstance(one, bool) or not hasattr(one, "__index__"):
+        elif isinstance(one, bool | type) or not hasattr(one, "__index__"):
             raise DecompositionError(
                 f"a token is its number in the vocabulary, or its text; {one!r} is neither."
             )
@@ -70,7 +78,7 @@ def _number_of(text: str, tokenizer: Any) -> int:
             f"the token {text!r} is a text, and no tokenizer is known that turns it into a number. Give "
             "`tokenizer=`, or the token's number."
         )
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = token_ids(tokenizer, text, add_special_tokens=False)
     if len(ids) != 1:
         raise DecompositionError(
             f"{text!r} is {len(ids)} tokens for this tokenizer, and one is needed. Words within a text are "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from conewise.arguments import checked
 from conewise.decomposing.decomposition import expect_prompt
 from conewise.decomposing.labels import position_labels, token_numbers, token_text, visible
 from conewise.decomposing.taken import TakenRun, difference, largest, logits_name, patches_in_the_way, reading
@@ -16,12 +17,11 @@ from conewise.edges.edge_facts import edge_facts
 from conewise.edges.stacked_values import StackedValues
 from conewise.errors import DecompositionError, EdgeError
 from conewise.extras import needs
-from conewise.program.records import Record
 from conewise.program.streaming import described_fields
 from conewise.program.tensors import computing
+from conewise.program.walk import between, plan_walk
 from conewise.structure.axes.outputs import Outputs
 from conewise.structure.residual.layers import Layer
-from conewise.structure.wiring.wiring import Wiring
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ AT_ONCE = 1 << 24
 """How many logits are looked at at once: what is computed of one layer is gone through in blocks."""
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Lens:
     """The likeliest next tokens as the stream has them after each layer: [row, prompt, pos, rank].
@@ -145,7 +146,6 @@ class Head:
 
     def __init__(self, run: TakenRun, stack: str) -> None:
         self._program = run.model.program
-        self._wiring = Wiring(self._program)
         logits = logits_name(run)
         if logits is None:
             raise DecompositionError(
@@ -154,7 +154,9 @@ class Head:
             )
         self.output = logits
         self.layers, self.entry = self._found(run, stack)
-        self._records = self._between()
+        records = between(self._program, [self.entry], [self.output])
+        steps = ((one.name, one.inputs, compile_stacked_rule(one)) for one in records)
+        self._walk = plan_walk(steps, [self.entry, self.output])
         self._values = StackedValues(self._program)
 
     def rows(self) -> Iterator[tuple[str, str]]:
@@ -179,10 +181,7 @@ class Head:
                 f"{tuple(own.shape)}: the lens cannot read the one as the other."
             )
         reads = self._values.reading(read, 1)
-        known: dict[str, Any] = {self.entry: value.to(own.dtype)}
-        for record, rule in self._records:
-            known[record.name] = rule(*[known[one] if one in known else reads(one) for one in record.inputs])
-        found: Tensor = known[self.output]
+        found: Tensor = self._walk.run({self.entry: value.to(own.dtype)}, reads)[self.output]
         return found
 
     def _found(self, run: TakenRun, stack: str) -> tuple[list[Layer], str]:
@@ -209,18 +208,10 @@ class Head:
 
     def _leads_out(self, entry: str, layers: Sequence[Layer]) -> bool:
         """Whether the logits are made of this value, with no attention in between."""
-        wiring = self._wiring
         cores = {layer.attention.core.name for layer in layers}
         cores |= {layer.cross.core.name for layer in layers if layer.cross is not None}
-        cone = wiring.cone(entry)
-        behind = wiring.above(self.output, frozenset(wiring.records), frozenset({entry}))
-        return self.output in cone and not cores & behind & cone
-
-    def _between(self) -> list[tuple[Record, Callable[..., Any]]]:
-        wiring = self._wiring
-        names = wiring.above(self.output, frozenset(wiring.records), frozenset({self.entry}))
-        ordered = sorted(names & wiring.cone(self.entry), key=wiring.order.__getitem__)
-        return [(wiring.records[name], compile_stacked_rule(wiring.records[name])) for name in ordered]
+        names = {one.name for one in between(self._program, [entry], [self.output])}
+        return self.output in names and not cores & names
 
 
 def lens(run: TakenRun, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from conewise.arguments import Count, checked
 from conewise.decomposing.decomposition import (
     BIAS,
     Part,
@@ -46,7 +47,12 @@ class LinearMetric(Protocol):
     def linear(self) -> Rows:
         """How it is a sum of logits: see `Metric`."""
 
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """How many positions stand behind the one that is read, in each prompt; none for the last."""
 
+
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitAttribution:
     """What each part adds to a metric: `tensor` is [part, prompt], or [part, prompt, pos] by position.
@@ -83,7 +89,7 @@ class LogitAttribution:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def strongest(self, count: int = 5) -> list[tuple[str, float]]:
+    def strongest(self, count: Count = 5) -> list[tuple[str, float]]:
         """The parts that add or take the most, by their mean over prompts (and positions)."""
         means = self.tensor.flatten(1).mean(1).tolist()
         order = sorted(range(len(means)), key=lambda at: -abs(means[at]))
@@ -196,20 +202,29 @@ def attribute(
     tokens = tuple(dict.fromkeys(token for row in metric.linear for token, _ in row))
     coefficients = _coefficients(metric.linear, tokens, prompts).to(tensor.device)
     shares = way.shares(reading(run), tensor, constant, tokens, prompts)
-    picked = slice(-1, None) if positions == "last" else slice(None)
-    added = torch.einsum("nptk,pk->npt", shares.parts[:, :, picked].double(), coefficients)
-    rest = torch.einsum("ptk,pk->pt", shares.rest[:, picked].double(), coefficients)
-    logits = _logits(run, way.output, prompts)[:, picked]
+    picked = (lambda value: _at_last(value, metric.behind)) if positions == "last" else (lambda value: value)
+    added = torch.einsum("nptk,pk->npt", picked(shares.parts).double(), coefficients)
+    rest = torch.einsum("ptk,pk->pt", picked(shares.rest).double(), coefficients)
+    logits = picked(_logits(run, way.output, prompts))
     whole = torch.einsum("ptk,pk->pt", logits[..., list(tokens)].double(), coefficients)
     if positions == "last":
         whole = numbers[:, None].to(whole)
     if bool(rest.any()):
         parts, added = (*parts, BIAS), torch.cat([added, rest[None]])
     deviation, allowed = _compared(run, facts, way, metric.name, added, whole)
-    labels = position_labels(run.inputs, tokenizer, prompts, whole.shape[1])
+    labels = position_labels(run.inputs, tokenizer, prompts, shares.rest.shape[1])
     if positions == "last":
+        behind = metric.behind or (0,) * prompts
+        labels = tuple((row[len(row) - 1 - one],) for row, one in zip(labels, behind, strict=True))
         added, whole = added[..., 0], whole[:, 0]
     return LogitAttribution(by, metric.name, parts, added.cpu(), whole.cpu(), deviation, allowed, labels)
+
+
+def _at_last(value: Tensor, behind: Sequence[int]) -> Tensor:
+    """[..., prompt, 1, token] at the position of each prompt, which has so many `behind` it."""
+    length, prompts = value.shape[-2], value.shape[-3]
+    at = torch.tensor([length - 1 - one for one in behind or [0]], device=value.device).expand(prompts)
+    return value[..., torch.arange(prompts, device=value.device), at, :].unsqueeze(-2)
 
 
 def _unembedding(facts: EdgeFacts, logits: str | None) -> Unembedding:

@@ -116,7 +116,8 @@ def _patched(model: Captured, places: Iterable[tuple[Place, bool]], base: Readin
     """The nodes that a world patches: the cell's, and those of the base's own that it must patch again."""
     graph = model.graph
     patched: dict[int, bool] = {}
-    for place, is_whole in places:
+    calls = ((one, is_whole) for place, is_whole in places for one in model.each_call([place]))
+    for place, is_whole in calls:
         found = model.locate(place)
         if found.result is not None:
             raise SweepError(

@@ -33,7 +33,7 @@ from conewise.drawing.sketch import CONE_KEYS, KEYS, WAVE_KEYS
 from conewise.drawing.waves import GraphWave
 from conewise.engine.world import World
 from conewise.extras import needs
-from conewise.files import write_whole
+from conewise.files import expect_replaceable, write_whole
 from conewise.graph.graph import Graph, Site
 from conewise.scripts import script as joined
 from conewise.templates import asset, rendered
@@ -135,6 +135,7 @@ def wave_page(
         wave=Markup(wave_section(drawable, assets=False)),
     )
     if out is not None:
+        expect_replaceable(Path(out))
         write_whole(Path(out), page.encode())
     return page
 

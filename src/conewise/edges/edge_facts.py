@@ -26,13 +26,17 @@ class Structured(Protocol):
     def site_table(self) -> SiteTable:
         """Its named places."""
 
+    def expect_program(self, what: str) -> None:
+        """Raise where its graph is no longer that of the program."""
+
 
 class EdgeFacts:
     """The components of one stack of a model; `parts` and `readers` are made when they are first used."""
 
-    def __init__(self, model: Structured, stack: str = "") -> None:
+    def __init__(self, model: Structured, stack: str = "", *, reads_heads: bool = True) -> None:
         self._table, self._program = model.site_table, model.program
-        self.components = Components(model.program, model.site_table.model_layers, stack)
+        layers = model.site_table.model_layers
+        self.components = Components(model.program, layers, stack, reads_heads=reads_heads)
 
     @cached_property
     def parts(self) -> StreamParts:
@@ -81,12 +85,16 @@ class EdgeFacts:
         return ReaderValues(self._table, self.components)
 
 
-_known: WeakKeyDictionary[Structured, dict[str, EdgeFacts]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Structured, dict[tuple[str, bool], EdgeFacts]] = WeakKeyDictionary()
 
 
-def edge_facts(model: Structured, stack: str = "") -> EdgeFacts:
-    """What edges of a stack of the model need. Raises EdgeError where it has none, and says why."""
-    known = _known.setdefault(model, {})
-    if stack not in known:
-        known[stack] = EdgeFacts(model, stack)
-    return known[stack]
+def edge_facts(model: Structured, stack: str = "", *, reads_heads: bool = True) -> EdgeFacts:
+    """What edges of a stack of the model need. Raises EdgeError where it has none, and says why.
+
+    Without `reads_heads`, what its parts need, which heads have whatever their queries are made of.
+    """
+    model.expect_program("tell apart what components write into the stream")
+    known, key = _known.setdefault(model, {}), (stack, reads_heads)
+    if key not in known:
+        known[key] = EdgeFacts(model, stack, reads_heads=reads_heads)
+    return known[key]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -11,9 +10,8 @@ from conewise.edges.stacked_values import Read, StackedValues
 from conewise.edges.stream_views import StreamViews
 from conewise.errors import EdgeError
 from conewise.locations.sites import SiteTable
-from conewise.program.records import Record
-from conewise.program.rules import Rule
 from conewise.program.tensors import computing
+from conewise.program.walk import Walk, between, plan_walk
 from conewise.structure.components.components import Components, Writer
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule, repeated
 
@@ -29,8 +27,6 @@ LIVE: Mapping[str, str] = {
 AT_ONCE = 16
 """For how many writers it is computed at a time."""
 
-_Steps = tuple[tuple[Record, Rule, tuple[str, ...]], ...]
-
 
 class LiveStreams:
     """Streams at the entries of readers, as functions of what one writer's node holds.
@@ -44,17 +40,17 @@ class LiveStreams:
         self._values = StackedValues(components.program)
         self._views = StreamViews(sites, components)
         self._heads = {one.node: one for one in components.heads}
-        self._steps: dict[tuple[str, str, str], _Steps] = {}
+        self._walks: dict[tuple[str, str, str], Walk] = {}
         if not components.program.dimensions.batch:
             raise EdgeError(
                 "paths through live components need a batch along which senders can be stacked, and the "
                 "batch of this capture is fixed. Freeze all between them: freeze='all'."
             )
 
-    def changes(self, entry: str, writers: Sequence[int], live: str, base: Read, source: Read) -> Tensor:
-        """[writer, batch, pos, d_model]: what the stream at `entry` is more than in the base, by writer."""
+    def streams(self, entry: str, writers: Sequence[int], live: str, base: Read, source: Read) -> Tensor:
+        """[writer, batch, pos, d_model]: the stream at `entry`, by the writer whose value is the source's."""
         stream = self._views.shown(entry, base(entry)[None], self._sizes(base, 1))[0]
-        found = stream.new_zeros((len(writers), *stream.shape))
+        found = stream.new_empty((len(writers), *stream.shape))
         by_node: dict[str, list[tuple[int, Writer]]] = {}
         for row, number in enumerate(writers):
             writer = self.components.writers[number]
@@ -65,7 +61,7 @@ class LiveStreams:
                     some = rows[first : first + AT_ONCE]
                     value = self._replaced(node, [writer for _, writer in some], base, source)
                     made = self._stream(entry, node, live, value, len(some), base)
-                    found[[row for row, _ in some]] = made - stream
+                    found[[row for row, _ in some]] = made
         return found
 
     def _replaced(self, node: str, writers: Sequence[Writer], base: Read, source: Read) -> Tensor:
@@ -89,12 +85,7 @@ class LiveStreams:
 
     def _stream(self, entry: str, node: str, live: str, value: Tensor, count: int, base: Read) -> Tensor:
         """[writer, batch, pos, d_model]: the stream at `entry`, given the values of a node."""
-        known: dict[str, Any] = {node: value}
-        reading = self._values.reading(base, count)
-        for record, rule, done in self._between(entry, node, live):
-            known[record.name] = rule(*[known[n] if n in known else reading(n) for n in record.inputs])
-            for name in done:
-                del known[name]
+        known = self._walk(entry, node, live).run({node: value}, self._values.reading(base, count))
         layout = self._values.layout(base)
         dim = layout.batch_dim[entry]
         assert dim is not None
@@ -104,28 +95,20 @@ class LiveStreams:
     def _sizes(self, read: Read, worlds: int) -> tuple[int, ...]:
         return self._values.layout(read).sizes(worlds)
 
-    def _between(self, entry: str, node: str, live: str) -> _Steps:
-        """The records that are computed anew, in order, each with the values that nothing reads any more."""
+    def _walk(self, entry: str, node: str, live: str) -> Walk:
+        """The walk over the records that are computed anew between a node and an entry."""
         key = entry, node, live
-        if key not in self._steps:
-            wiring = self.components.wiring
-            everything = frozenset(wiring.records)
-            frozen = {one.node for one in self.components.heads} - {node}
-            if live == "":
-                frozen |= set(self.components.terms) - {node, *self._terms_of(node)}
-            moving = everything - frozen if live != "all" else everything
-            names = wiring.cone(node, moving) & wiring.above(entry, everything, frozenset({node}))
-            records = [wiring.records[name] for name in sorted(names, key=wiring.order.__getitem__)]
-            last = {name: at for at, one in enumerate(records) for name in one.inputs if name in names}
-            done: dict[int, list[str]] = {}
-            for name, at in last.items():
-                if name != entry:
-                    done.setdefault(at, []).append(name)
-            self._steps[key] = tuple(
-                (record, compile_stacked_rule(record), tuple(done.get(at, ())))
-                for at, record in enumerate(records)
-            )
-        return self._steps[key]
+        if key not in self._walks:
+            program, moving = self.components.program, None
+            if live != "all":
+                frozen = {one.node for one in self.components.heads} - {node}
+                if live == "":
+                    frozen |= set(self.components.terms) - {node, *self._terms_of(node)}
+                moving = program.record_of.keys() - frozen
+            records = between(program, [node], [entry], moving)
+            steps = ((one.name, one.inputs, compile_stacked_rule(one)) for one in records)
+            self._walks[key] = plan_walk(steps, [node, entry])
+        return self._walks[key]
 
     def _terms_of(self, node: str) -> list[str]:
         """The term that carries a head's result into the stream."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -12,22 +10,13 @@ from conewise.edges.stacked_values import Read, StackedValues
 from conewise.edges.stream_views import StreamViews
 from conewise.errors import EdgeError
 from conewise.locations.sites import SiteTable
-from conewise.program.records import Record
-from conewise.program.rules import Rule
 from conewise.program.tensors import computing
+from conewise.program.walk import Walk, between, plan_walk
 from conewise.structure.components.components import Components
 from conewise.structure.relevance import Relevance
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """The records between an entry and some readers' nodes: rules, and what none behind them reads."""
-
-    nodes: dict[str, str]
-    records: tuple[tuple[Record, Rule, tuple[str, ...]], ...]
 
 
 class ReaderValues:
@@ -42,7 +31,7 @@ class ReaderValues:
         self._values = StackedValues(components.program)
         self._views = StreamViews(sites, components)
         self._is_fixed = not components.program.dimensions.batch
-        self._steps: dict[tuple[str, tuple[str, ...]], _Steps] = {}
+        self._walks: dict[tuple[str, tuple[str, ...], bool], Walk] = {}
         self.slots = {entry: self._slots(entry) for entry in components.entries}
         """The slots of the readers at each entry, each with the node that is computed for it."""
 
@@ -64,41 +53,28 @@ class ReaderValues:
         relevance: Relevance | None = None,
     ) -> dict[str, Tensor]:
         """The same, recorded by torch's autograd where it is on: for gradients by streams, or relevance."""
-        steps = self._between(entry, tuple(dict.fromkeys(slots)))
+        walk = self._walk(entry, slots, relevance)
+        nodes = {slot: self.slots[entry][slot] for slot in dict.fromkeys(slots)}
+
+        def computed(value: Tensor, reading: Read) -> dict[str, Tensor]:
+            known = walk.run({entry: value}, reading, None if relevance is None else relevance.compute)
+            return {slot: known[node] for slot, node in nodes.items()}
+
         if not self._is_fixed:
             value = self._views.as_node(entry, stream)
-            worlds = self._values.worlds_in(read, entry, value)
-            return self._computed(steps, entry, value, self._values.reading(read, worlds), relevance)
+            return computed(value, self._values.reading(read, self._values.worlds_in(read, entry, value)))
         rows = self._views.shown(entry, read(entry)[None]).shape[1]
         reading = self._values.reading(read, 1)
-        each = [
-            self._computed(steps, entry, self._views.as_node(entry, one), reading, relevance)
-            for one in torch.split(stream, rows)
-        ]
-        return {slot: torch.cat([one[slot] for one in each], 0) for slot in steps.nodes}
+        each = [computed(self._views.as_node(entry, one), reading) for one in torch.split(stream, rows)]
+        return {slot: torch.cat([one[slot] for one in each], 0) for slot in nodes}
 
     def records(self, entry: str, slots: Collection[str]) -> tuple[str, ...]:
         """The records that are computed for one stream, by name, in order."""
-        return tuple(one.name for one, *_ in self._between(entry, tuple(dict.fromkeys(slots))).records)
+        return tuple(step.node for step in self._walk(entry, slots).steps)
 
     def count(self, entry: str, slots: Collection[str]) -> int:
         """How many records are computed for one stream."""
-        return len(self._between(entry, tuple(dict.fromkeys(slots))).records)
-
-    def _computed(
-        self, steps: _Steps, entry: str, value: Tensor, reading: Read, relevance: Relevance | None
-    ) -> dict[str, Tensor]:
-        known: dict[str, Any] = {entry: value}
-        for record, rule, done in steps.records:
-            inputs = [known[n] if n in known else reading(n) for n in record.inputs]
-            if relevance is None or record.name not in relevance.rules:
-                known[record.name] = rule(*inputs)
-            else:
-                begin = known.get(relevance.entries.get(record.name, ""))
-                known[record.name] = relevance.rules[record.name](rule, inputs, begin)
-            for name in done:
-                del known[name]
-        return {slot: known[node] for slot, node in steps.nodes.items()}
+        return len(self._walk(entry, slots).steps)
 
     def _slots(self, entry: str) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -110,32 +86,19 @@ class ReaderValues:
                 )
         return found
 
-    def _between(self, entry: str, slots: tuple[str, ...]) -> _Steps:
-        key = entry, slots
-        if key not in self._steps:
+    def _walk(self, entry: str, slots: Collection[str], relevance: Relevance | None = None) -> Walk:
+        """The walk from the stream at an entry to the nodes of some slots."""
+        key = entry, tuple(dict.fromkeys(slots)), relevance is not None
+        if key not in self._walks:
             own = self.slots.get(entry, {})
             unknown = [slot for slot in slots if slot not in own]
             if unknown:
                 raise EdgeError(
                     f"no reader {unknown[0]!r} of the stream at {entry!r}: it has {', '.join(own) or 'none'}."
                 )
-            self._steps[key] = self._found(entry, {slot: own[slot] for slot in slots})
-        return self._steps[key]
-
-    def _found(self, entry: str, nodes: dict[str, str]) -> _Steps:
-        wiring = self.components.wiring
-        everything, cone = frozenset(wiring.records), wiring.cone(entry)
-        names = {
-            n for node in nodes.values() for n in wiring.above(node, everything, frozenset({entry}))
-        } & cone
-        records = [wiring.records[name] for name in sorted(names, key=wiring.order.__getitem__)]
-        last = {name: at for at, record in enumerate(records) for name in record.inputs if name in names}
-        done: dict[int, list[str]] = {}
-        for name, at in last.items():
-            if name not in nodes.values():
-                done.setdefault(at, []).append(name)
-        steps = tuple(
-            (record, compile_stacked_rule(record), tuple(done.get(at, ())))
-            for at, record in enumerate(records)
-        )
-        return _Steps(nodes, steps)
+            nodes = [own[slot] for slot in key[1]]
+            records = between(self.components.program, [entry], nodes)
+            steps = ((one.name, one.inputs, compile_stacked_rule(one)) for one in records)
+            also = {} if relevance is None else relevance.entries
+            self._walks[key] = plan_walk(steps, [entry, *nodes], also_reads=also)
+        return self._walks[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from conewise.edges.head_shares import HeadShares
 from conewise.edges.linear_steps import bent, normed, stepped
 from conewise.edges.stacked_values import Read, StackedValues
 from conewise.edges.stream_views import StreamViews
-from conewise.errors import EdgeError
+from conewise.errors import NAN_OF_PADDING, EdgeError
 from conewise.locations.sites import SiteTable
 from conewise.program.tensors import computing
 from conewise.structure.components.components import Components
@@ -139,7 +140,7 @@ class StreamParts:
     def constant(self, read: Read, entry: str) -> Tensor:
         """[batch, pos, d_model]: what belongs to no writer in the stream at `entry`."""
         with computing():
-            return next(constant for at, constant in self._constants(read) if at == entry)
+            return next(constant for at, constant in self.constants(read) if at == entry)
 
     def check(self, run: Demanded, tolerance: float | None = None) -> float:
         """Compare parts and constant with the stream wherever it is read; the largest relative difference.
@@ -148,7 +149,7 @@ class StreamParts:
         float32, 1e-9 in float64, 3e-2 in half precision.
         """
         read, worst = functools.cache(lambda name: run.demand([name])[0]), 0.0
-        constants, added, done = self._constants(read), torch.zeros((), dtype=torch.float64), 0
+        constants, added, done = self.constants(read), torch.zeros((), dtype=torch.float64), 0
         for entry, parts in self.by_entry(read):
             with computing():
                 _, constant = next(constants)
@@ -161,8 +162,13 @@ class StreamParts:
             largest = float(stream.abs().max()) or 1.0
             apart = float((total - stream).abs().max()) / largest
             allowed = self.tolerance(entry) if tolerance is None else tolerance
+            who = self.components.entries[entry][0]
+            if math.isnan(apart):
+                raise EdgeError(
+                    f"the stream that {who.name} reads ({entry!r}) has NaN in it, or what components wrote "
+                    f"into it, so that it cannot be taken apart. {NAN_OF_PADDING}"
+                )
             if not apart <= allowed:
-                who = self.components.entries[entry][0]
                 raise EdgeError(
                     f"the parts that components wrote do not add up to the stream that {who.name} reads "
                     f"({entry!r}, {self.components.layer_of(entry)}): they differ by {apart:.1e} of its "
@@ -186,7 +192,7 @@ class StreamParts:
         dtypes = {self.components.program.dtypes.get(name) for name in names}
         return max(tolerance for dtype, tolerance in TOLERANCES.items() if dtype in dtypes)
 
-    def _constants(self, read: Read) -> Iterator[tuple[str, Tensor]]:
+    def constants(self, read: Read) -> Iterator[tuple[str, Tensor]]:
         """The constant part at every entry, in order: no writer has any part, and biases are as they are."""
         known: dict[str, Tensor] = {}
         reading = self._reading(read)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, overload
 
+from conewise.arguments import checked
 from conewise.engine.changes import NATIVE, NO_CHANGE, Fixed, Native, NewRule, NodeChange, Patch, Transformed
 from conewise.engine.demand import (
     Inputs,
@@ -68,6 +69,7 @@ class World:
     algorithm.
     """
 
+    @checked
     def __init__(self, graph: Graph, *, cutoff: bool | Same = False, keep_sites: bool = True) -> None:
         """The baseline world of `graph`; nothing is computed before the first demand.
 
@@ -334,6 +336,7 @@ class World:
 
     # -- listeners ---------------------------------------------------------------------------
 
+    @checked
     def listen(self, listener: Listener) -> None:
         """Call `listener` with every event of this world and of its forks."""
         self._listeners.append(listener)

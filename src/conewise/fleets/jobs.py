@@ -33,6 +33,7 @@ class Work:
     @property
     def model_key(self) -> str:
         """What the model is known by: one with other weights is another."""
+        self.model.expect_program("send this model to workers")
         weights = self.model.weights.contents().whole.numbers
         return hashlib.sha256(f"{program_digest(self.model.program)}{weights}".encode()).hexdigest()
 

@@ -1,18 +1,14 @@
-"""The process of a worker: `python -m conewise.fleets.process_worker FD DEVICE THREADS MEMORY`.
-
-It reads calls from the pipe of its driver, which is the file FD, until that is closed.
-"""
+"""The process of a worker. It reads calls from the pipe of its driver until that is closed."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from multiprocessing.connection import Connection
 
 
 def main(words: list[str]) -> None:
-    """Do what the driver says until it is gone."""
+    """Do what the driver says until it is gone; `words` are the pipe's number, device, threads and memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's, which ends its workers
     number, device, threads, memory = words
     pipe: Connection = Connection(int(number))
@@ -32,7 +28,3 @@ def main(words: list[str]) -> None:
             return
         if method == "run":
             pipe.send((True, found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

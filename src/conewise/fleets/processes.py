@@ -11,10 +11,13 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
+
 from conewise.amounts import as_bytes
+from conewise.arguments import checked
 from conewise.circuits.forwards.forwards import Asked
 from conewise.circuits.forwards.masked_forward import Forward
-from conewise.errors import FleetError
+from conewise.errors import FleetError, describe
 from conewise.extras import expect
 from conewise.fleets.fleet_forward import fleet_forward
 from conewise.fleets.jobs import Dispatch, Job, Watch, Work, run_jobs
@@ -27,6 +30,7 @@ from conewise.fleets.shares import Share
 from conewise.fleets.turns import Turn
 
 
+@checked
 class Processes:
     """Runs sweeps in processes of this machine: `sweep.run(executor=cw.Processes(devices="cuda:0,cuda:1"))`.
 
@@ -40,7 +44,7 @@ class Processes:
         self,
         workers: int | None = None,
         *,
-        devices: str | Sequence[str] | None = None,
+        devices: str | Sequence[str | torch.device] | None = None,
         threads: int = 1,
         max_memory: int | str | None = None,
         model: str | None = None,
@@ -50,9 +54,12 @@ class Processes:
         self._published = Published(model, load or {})
         if isinstance(devices, str):
             devices = devices.split(",")
-        chosen: list[str | None] = [one.strip() for one in devices] if devices is not None else []
+        for one in devices or ():
+            if not isinstance(one, str | torch.device):
+                raise FleetError(f"devices are names such as 'cuda:0', not {describe(one)}.")
+        chosen: list[str | None] = [str(one).strip() for one in devices] if devices is not None else []
         expect_counts(workers=workers, threads=threads)
-        if devices is not None and (not chosen or not all(chosen)):
+        if devices is not None and (not chosen or not all(one and "\0" not in one for one in chosen)):
             raise FleetError(f"devices are names such as 'cuda:0', and {devices!r} has none or an empty one.")
         if workers is not None and chosen and workers != len(chosen):
             raise FleetError(f"there is one worker for each device: {len(chosen)}, not {workers}.")
@@ -85,7 +92,8 @@ class Processes:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_published"):  # not where it was refused
+            self.close()
 
     def run(self, jobs: Sequence[Job], watch: Watch | None = None) -> None:
         """Run some jobs together; see `conewise.fleets.jobs.Fleet`."""
@@ -147,11 +155,14 @@ class _Process(Seat):
         self.device, self.is_out = device, False
         self.pipe, theirs = Pipe()
         options = [str(theirs.fileno()), device or "", str(threads), str(memory or "")]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(sys.path)}
+        own_path = f"import sys; sys.path[:] = {[*map(str, sys.path)]}"
+        main = f"from conewise.fleets.process_worker import main; main({options})"
+        # -P: else the current folder, where anything may lie, would stand first in the path.
+        flags = [*subprocess._args_from_interpreter_flags(), "-P"]  # type: ignore[attr-defined]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "conewise.fleets.process_worker", *options],
+            [sys.executable, *flags, "-c", f"{own_path}; {main}"],
             pass_fds=[theirs.fileno()],
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import secrets
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from conewise.amounts import as_bytes
+from conewise.arguments import checked
 from conewise.circuits.forwards.forwards import Asked
 from conewise.circuits.forwards.masked_forward import Forward
 from conewise.errors import FleetError
@@ -25,22 +32,27 @@ from conewise.fleets.turns import Turn
 from conewise.fleets.worker import Worker
 
 LOOPBACK = "127.0.0.1"
+OLDEST = (2, 52)
+"""The first Ray whose clusters ask for a token."""
 PATIENCE = 30.0
 """Seconds that are waited for others to let go of what workers need."""
 
 
+@checked
 class Ray:
     """Runs sweeps on workers of Ray: `sweep.run(executor=cw.Ray(workers=4))`.
 
     `address` is that of a cluster ("auto" finds the one of this machine, "ray://head:10001" another); None
-    starts a local one that listens on this machine alone, and ends it with `close` or with the process.
+    starts a local one, and ends it with `close` or with the process. That one listens on the loopback
+    address alone, and runs nothing without a token that only this process and its workers have.
     `workers` is how many there are, by default one for each GPU, or for each core. Each gets
     `gpus_per_worker` and `cpus_per_worker`, and computes with as many threads. `max_memory` is what the
     chunks of one worker may take; a share that takes more is cut in half. With `model`, a folder or a name,
     each worker loads the weights from there (`load` is what `cw.load` is given beside); else the module is
     put into Ray's object store, once.
 
-    A cluster of Ray runs code for whoever can reach it: keep it in a network of your own.
+    A cluster of yours runs code for whoever can reach it, if it asks for no token: keep it in a network of
+    your own.
     """
 
     def __init__(
@@ -65,7 +77,7 @@ class Ray:
         self._asked, self._memory = workers, as_bytes(max_memory)
         self._published = Published(model, load or {})
         self._ray: Any = None
-        self._is_ours = False
+        self._own_cluster = ExitStack()
         self._seats: list[_Actor] = []
         self._count = 0
         self._turn = Turn()
@@ -91,6 +103,8 @@ class Ray:
             if not ray.is_initialized():
                 try:
                     self._start(ray)
+                except FleetError:
+                    raise
                 except Exception as error:
                     where = f"at {self._address!r}" if self._address else "on this machine"
                     raise FleetError(
@@ -102,20 +116,39 @@ class Ray:
 
     def _start(self, ray: Any) -> None:
         if self._address is not None:
-            ray.init(address=self._address, log_to_driver=False, ignore_reinit_error=True)
+            # The script's folder is Ray's to add; the current one is in the driver's path or in no path.
+            here = str(Path.cwd())
+            ray.init(
+                address=self._address,
+                log_to_driver=False,
+                ignore_reinit_error=True,
+                job_config=_job_config(ray, [here] if {"", here}.intersection(sys.path) else []),
+            )
             return
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         count = (
             None if self._asked is None else max(os.cpu_count() or 1, int(self._asked * self._cpus + 0.999))
         )
-        ray.init(
-            num_cpus=count,
-            include_dashboard=None,
-            _node_ip_address=LOOPBACK,
-            dashboard_host=LOOPBACK,
-            log_to_driver=False,
-        )
-        self._is_ours = True
+        with ExitStack() as started:
+            folder = started.enter_context(_private(ray))
+            started.callback(ray.shutdown)
+            ray.init(
+                address="local",
+                num_cpus=count,
+                include_dashboard=False,
+                _node_ip_address=LOOPBACK,
+                _temp_dir=folder,
+                log_to_driver=False,
+                job_config=_job_config(ray, [str(Path(one).absolute()) for one in sys.path]),
+            )
+            address = ray.util.get_node_ip_address()
+            if address != LOOPBACK:
+                raise FleetError(
+                    f"Ray {ray.__version__} listens on {address}, not on {LOOPBACK} alone as a cluster that "
+                    "`cw.Ray()` starts has to: it was ended. Install another version of Ray, or start a "
+                    'cluster with `ray start --head` and join it: `cw.Ray("auto")`.'
+                )
+            self._own_cluster = started.pop_all()
+        atexit.register(self.close)
 
     def close(self) -> None:
         """Let all workers go; a local cluster that was started for them ends."""
@@ -123,9 +156,9 @@ class Ray:
             return
         self._end_seats()
         self._published.clear()
-        if self._is_ours:
-            self._ray.shutdown()
-        self._ray, self._is_ours = None, False
+        self._ray = None
+        self._own_cluster.close()
+        atexit.unregister(self.close)
 
     def _end_seats(self) -> None:
         for seat in self._seats:
@@ -216,6 +249,68 @@ class Ray:
         self._count += 1
         handle = actor.remote(device, threads, self._memory)
         return _Actor(ray, f"worker {self._count}", handle, self._published.by_key)
+
+
+@contextmanager
+def _private(ray: Any) -> Iterator[str]:
+    """Let `ray.init` start a cluster that nobody else can reach or use; yields a folder for its files.
+
+    Ray replaces a loopback address by one that others can reach, but on platforms without clusters. So it is
+    told that this is one. Its own folder, /tmp/ray, is open to all users, and so is the token that it would
+    leave in the home folder; both are made anew here.
+    """
+    if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
+        raise FleetError(
+            f"Ray {ray.__version__} is installed, whose clusters run code for whoever reaches them. "
+            f"`cw.Ray()` needs {'.'.join(map(str, OLDEST))} or later, which asks for a token: "
+            "pip install --upgrade 'conewise[ray]'."
+        )
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode.lower() != "token":
+        raise FleetError(
+            f"RAY_AUTH_MODE is {mode!r}, and a cluster that `cw.Ray()` starts runs nothing without a token. "
+            'Unset it, or start a cluster with `ray start --head` and join it: `cw.Ray("auto")`.'
+        )
+    ray_constants = ray._private.ray_constants
+
+    def read_again() -> None:
+        """Have Ray read the mode and the token again: it reads them once for each process."""
+        ray._raylet.Config.initialize("")
+        ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+    settings = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": os.environ.get("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    had_clusters = ray_constants.ENABLE_RAY_CLUSTER
+    # Paths of sockets are short: TMPDIR may be too long. Ray opens the folder that it gets to all.
+    folder = tempfile.mkdtemp(prefix="conewise-", dir="/tmp" if Path("/tmp").is_dir() else None)
+    try:
+        os.environ.update(settings)
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        read_again()
+        yield f"{folder}/ray"
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = had_clusters
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        read_again()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _job_config(ray: Any, path: Sequence[str]) -> Any:
+    """What workers are told: `path` goes before their own `sys.path`.
+
+    Ray would put the driver's current folder there too, which need not be in the driver's own path: whatever
+    lies in a downloaded folder would be imported. It leaves that to clients who say that they look after it.
+    """
+    return ray.job_config.JobConfig(_client_job=True, _py_driver_sys_path=[*reversed(path)])
 
 
 class _Actor(Seat):

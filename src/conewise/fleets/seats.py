@@ -73,6 +73,6 @@ def is_number(given: object) -> bool:
 def expect_counts(**given: object) -> None:
     """Raise FleetError where something that was given is no whole number of 1 or more."""
     for name, count in given.items():
-        is_count = isinstance(count, int) and not isinstance(count, bool) and count > 0
+        is_count = isinstance(count, int) and not isinstance(count, bool) and 0 < count < 1 << 16
         if count is not None and not is_count:
             raise FleetError(f"{name} is a number of 1 or more, not {count!r}.")

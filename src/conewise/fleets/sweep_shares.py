@@ -82,7 +82,7 @@ class SweepShares:
                 for put in (batch.intervention, *batch.own):
                     if put.begin is not None:
                         put.begin(sweep.model.weights.contents().whole)
-                reader = MetricReader(facts_of(sweep.model), batch.metrics, sweep.spec.tokens)
+                reader = MetricReader(facts_of(sweep.model), batch.metrics, sweep.spec.tokens, batch.base)
                 execution = executor.over(batch, reader)
             self._at, self._under_way = number, (batch, executor, execution)
         return self._under_way

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,18 +13,17 @@ class Turn:
     """Whether workers are taken."""
 
     def __init__(self) -> None:
-        self._is_taken = False
+        self._lock = threading.Lock()
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Have the workers meanwhile. Raises FleetError where they are taken: by a progress function, say."""
-        if self._is_taken:
+        if not self._lock.acquire(blocking=False):
             raise FleetError(
                 "these workers are in the middle of another sweep or search. Give others, or wait until that "
                 "has ended."
             )
-        self._is_taken = True
         try:
             yield
         finally:
-            self._is_taken = False
+            self._lock.release()

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from conewise.checks.hooking import HookedModule, Spot
-from conewise.errors import CaptureError, InputMismatchError, PatchError, describe
+from conewise.arguments import expect, has_items
+from conewise.capturing.export import eager
+from conewise.checks.hooking import HookedModule, Spot, reshaped
+from conewise.errors import CaptureError, ConewiseError, InputMismatchError, PatchError, describe
 from conewise.generating.steps import StepPatch, Steps
 from conewise.locations.located import Located
-from conewise.locations.places import Place, PlaceLike, as_place
+from conewise.locations.places import Place, PlaceLike, Places, as_place
 from conewise.program.build import run_sources
-from conewise.program.streaming import stream
 from conewise.program.tensors import copy_of, zeros_like
+from conewise.program.walk import stream
 from conewise.runs.captured import Captured
 from conewise.runs.interventions.interventions import Intervention
 from conewise.runs.reading import Reading
+from conewise.structure.axes.views import View
 from conewise.texts.tokenizing import token_ids
+from conewise.threads import one_module
 
 Prompt = str | Sequence[str] | Tensor | Mapping[str, Any]
 Patches = Mapping[PlaceLike, Any] | Iterable[tuple[PlaceLike, Any]]
 Positions = Literal["all", "new"]
+
+OPTIONS = {
+    "do_sample": "bool | None",
+    "temperature": "PositiveNumber | None",
+    "top_k": "Count | None",
+    "top_p": "Share | None",
+    "min_p": "Share | None",
+    "repetition_penalty": "PositiveNumber | None",
+    "num_beams": "Samples",
+    "num_return_sequences": "Samples",
+}
+"""What options of the module's own `generate` are, which does not look at all of them itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +88,8 @@ def generate(
     options: Any,
 ) -> Written:
     """Write up to `n` tokens behind a prompt, with patches; see `Model.generate`."""
+    model.expect_program("generate")
+    model.weights.expect_captured()
     module: Any = model.module
     if not callable(getattr(module, "generate", None)):
         raise CaptureError(
@@ -84,23 +103,105 @@ def generate(
         )
     if n < 1:
         raise InputMismatchError(f"n={n}: give how many tokens to write at most, 1 or more.")
-    if positions not in {"all", "new"}:
+    if str(positions) not in ("all", "new"):
         raise PatchError(f"positions is 'all' (the prompt and what is written) or 'new', not {positions!r}.")
+    if "max_new_tokens" in options:
+        raise InputMismatchError("n says how many tokens to write at most: leave out max_new_tokens.")
+    for option in OPTIONS.keys() & options.keys():
+        expect(option, options[option], OPTIONS[option])
+    options = dict(options)
+    if isinstance(prompt, Tensor) and "attention_mask" in options:
+        prompt = {"input_ids": prompt, "attention_mask": options.pop("attention_mask")}
     given = _inputs(model, prompt, tokenizer)
-    length = int(given["input_ids"].shape[1])
+    if twice := sorted(given.keys() & options.keys()):
+        raise InputMismatchError(
+            f"{twice[0]!r} is part of the prompt, and an option too; leave out the option."
+        )
+    if "stop_strings" in options:
+        if tokenizer is None:
+            raise InputMismatchError(
+                "`stop_strings` are looked for in texts, and there is no tokenizer: give one, "
+                "`generate(..., tokenizer=...)`."
+            )
+        options["tokenizer"] = tokenizer
+    model.expect_known_ids(given)
+    mask, length = given["attention_mask"], int(given["input_ids"].shape[1])
+    hidden = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.bool().all())
+    if hidden and not bool(mask[:, -1].bool().all()):
+        raise InputMismatchError(
+            "the prompts are padded on the right, so that the model would go on from padding. Pad them on "
+            "the left, or give texts, which are padded so."
+        )
     steps = Steps(module, model.program, length)
-    made = [_patch(model, place, value, is_new=positions == "new") for place, value in _pairs(patches)]
+    made = [
+        _patch(model, place, value, is_new=positions == "new")
+        for at, value in _pairs(patches)
+        for place in model.each_call([as_place(at)])
+    ]
+    named = next((one.place for one in made if "pos" in one.place.part), None)
+    if hidden and named is not None:
+        raise PatchError(
+            f"{named}: the prompts have different lengths and padding in front, so that a position is "
+            "another token in each. Give one prompt at a time, or leave out pos."
+        )
+    for patch in made:
+        _expect_reached(patch.place, length + n - 1)
     spots = _spots(model, made)
     by_spot: dict[Spot, list[StepPatch]] = {}
     for patch in made:
-        by_spot.setdefault(spots[patch.found.node], []).append(patch)
-    with steps.patched(by_spot):
+        spot = spots[patch.found.node]
+        by_spot.setdefault(spot, []).append(_as_shown(model, patch) if spot.is_reshaped else patch)
+    with (
+        _refusing_options(options),
+        one_module(),
+        steps.patched(by_spot),
+        eager(module),
+        _naming_dtypes(module),
+    ):
         returned = module.generate(**given, **{**_defaults(module), **options, "max_new_tokens": n})
     ids = returned if isinstance(returned, Tensor) else returned.sequences
     texts = None
     if tokenizer is not None:
         texts = tuple(tokenizer.batch_decode(ids[:, length:], skip_special_tokens=True))
     return Written(ids, length, texts, returned)
+
+
+@contextmanager
+def _refusing_options(options: Mapping[str, Any]) -> Iterator[None]:
+    """Tell of options that the module's `generate` itself refuses, which it does by bare errors."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        raised_in = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+        if (
+            isinstance(error, ConewiseError)
+            or not options
+            or not raised_in.startswith("transformers.generation")
+        ):
+            raise
+        given = ", ".join(
+            f"{name}={describe(value)}" for name, value in options.items() if name != "tokenizer"
+        )
+        raise InputMismatchError(f"the module's `generate` does not take {given}: {error}") from error
+
+
+@contextmanager
+def _naming_dtypes(module: Any) -> Iterator[None]:
+    """Name the dtypes of a module that has several, where it raises since they do not go together."""
+    try:
+        yield
+    except RuntimeError as error:
+        weights = {one.dtype: name for name, one in module.named_parameters() if one.is_floating_point()}
+        if isinstance(error, ConewiseError) or "dtype" not in str(error) or len(weights) < 2:
+            raise
+        found = ", ".join(f"{name} {dtype}" for dtype, name in weights.items())
+        raise CaptureError(
+            f"the module's own `generate` raised {error}. Its weights have several dtypes ({found}). Bring "
+            "the module to one, such as `module.to(torch.float32)`, and capture it again."
+        ) from error
 
 
 def _defaults(module: Any) -> dict[str, Any]:
@@ -113,21 +214,39 @@ def _defaults(module: Any) -> dict[str, Any]:
     return found
 
 
-def _inputs(model: Captured, prompt: Prompt, tokenizer: Any) -> dict[str, Any]:
+def _inputs(model: Captured, prompt: Any, tokenizer: Any) -> dict[str, Any]:
     """The prompt as the module's `generate` takes it: token ids, and a mask."""
     if isinstance(prompt, Tensor):
         given: dict[str, Any] = {"input_ids": prompt}
     elif isinstance(prompt, Mapping):
         given = dict(prompt)
-    else:
+    elif has_items(prompt):
         given = _tokens(model, [prompt] if isinstance(prompt, str) else list(prompt), tokenizer)
+    else:
+        given = {"input_ids": prompt}  # says what is wrong
     ids = given.get("input_ids")
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
         raise InputMismatchError(
             f"a prompt is text, token ids [batch, pos], or inputs with `input_ids`; {describe(ids)} was "
             "given."
         )
-    return {"attention_mask": torch.ones_like(ids), **given}
+    if (
+        ids.dtype == torch.bool
+        or ids.is_complex()
+        or ids.is_quantized
+        or ids.is_meta
+        or ids.layout is not torch.strided
+        or ids.is_nested
+    ):
+        raise InputMismatchError(
+            f"`input_ids` is {ids.dtype}, {ids.layout}, on {ids.device}; give a dense tensor of token ids."
+        )
+    mask = given.setdefault("attention_mask", torch.ones_like(ids))
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        raise InputMismatchError(
+            f"`attention_mask` is {describe(mask)}; expected a tensor of shape {tuple(ids.shape)}."
+        )
+    return given
 
 
 def _tokens(model: Captured, texts: list[Any], tokenizer: Any) -> dict[str, Any]:
@@ -156,18 +275,21 @@ def _tokens(model: Captured, texts: list[Any], tokenizer: Any) -> dict[str, Any]
 
 
 def _pairs(patches: Patches) -> list[tuple[PlaceLike, Any]]:
+    if not has_items(patches):
+        raise PatchError(
+            f"patches are pairs (place, value), or a mapping of places, not {describe(patches)}."
+        )
     found: list[Any] = list(patches.items()) if isinstance(patches, Mapping) else list(patches)
     for one in found:
         if not isinstance(one, tuple) or len(one) != 2:
             raise PatchError(
                 f"patches are pairs (place, value), or a mapping of places; {describe(one)} is none."
             )
-    return found
+    return [(one, value) for at, value in found for one in (at if isinstance(at, Places) else (at,))]
 
 
-def _patch(model: Captured, at: PlaceLike, value: Any, *, is_new: bool) -> StepPatch:
+def _patch(model: Captured, place: Place, value: Any, *, is_new: bool) -> StepPatch:
     """A patch of a model that writes. Raises PatchError where it is not said what stands where."""
-    place = as_place(at)
     found = model.locate(place)
     if found.result is not None or "pos" not in found.view.axes:
         raise PatchError(
@@ -191,6 +313,34 @@ def _patch(model: Captured, at: PlaceLike, value: Any, *, is_new: bool) -> StepP
     return StepPatch(place, found, _value(model, place, found, value), is_new)
 
 
+def _expect_reached(place: Place, count: int) -> None:
+    """Raise PatchError where a place names positions that none of so many is."""
+    pos = place.part.get("pos")
+    if isinstance(pos, slice):
+        is_reached = pos.start is None or pos.start < count
+    else:
+        is_reached = pos is None or all(at < count for at in ([pos] if isinstance(pos, int) else pos))
+    if not is_reached:
+        raise PatchError(
+            f"{place}: the model computes at most {count} positions here, from 0 to {count - 1}: those of "
+            "the prompt and of what is written, but for the last token. Name one of them, or write more."
+        )
+
+
+def _as_shown(model: Captured, patch: StepPatch) -> StepPatch:
+    """The patch of a value that the module shows in another shape: with a dimension for each of its axes."""
+    view, known = patch.found.view, model.program.dimensions
+    axes = tuple(axis for packed in view.packing for axis in packed)
+    shape = model.program.shapes[reshaped(model.program, patch.found.node) or ""] or ()
+    symbols = {"batch": known.batch, "pos": known.positions}
+    if len(shape) != len(axes) or any(
+        str(size) not in symbols[axis] for axis, size in zip(axes, shape, strict=True) if axis in symbols
+    ):
+        raise _unshown(model, patch.place)
+    found = replace(patch.found, view=View(view.axes, tuple((axis,) for axis in axes), {}))
+    return StepPatch(patch.place, found, patch.value, patch.is_new)
+
+
 def _value(model: Captured, place: Place, found: Located, value: Any) -> Any:
     """A function of what would have been there, or a tensor for the positions that the place names."""
     if isinstance(value, str) and value == "zero":
@@ -198,9 +348,10 @@ def _value(model: Captured, place: Place, found: Located, value: Any) -> Any:
     if isinstance(value, Intervention) and value.described[:1] == ("add",):
         return value.part(place, _NO_RUN)
     if isinstance(value, Reading):
-        if value.model is not model:
-            raise PatchError(f"the patch at {place} comes from a run of another model ({value.model.name}).")
-        return _fixed(place, found, value.read(place))
+        model.expect_own(f"the patch at {place} comes from a run", value.model)
+        part = value.read(place)
+        value.check(model.weights.contents())
+        return _fixed(place, found, part)
     if isinstance(value, Tensor):
         return _fixed(place, found, copy_of(value))
     if callable(value):
@@ -255,10 +406,15 @@ def _spots(model: Captured, patches: Sequence[StepPatch]) -> dict[str, Spot]:
         known |= module.spots(module.find(values, inputs), inputs)
     for patch in patches:
         if patch.found.node not in known:
-            why = next((f" ({one.unhooked})" for one in model.splices.values() if one.unhooked), "")
-            raise PatchError(
-                f"{patch.place} cannot be patched while the model writes: no module of {model.name} shows "
-                f"it, all of it and nothing else{why}, so that no hook can change it. Choose a place that "
-                "goes into a module or comes out of one, such as resid_post, mlp_out, attn_out, z."
-            )
+            raise _unshown(model, patch.place)
     return {patch.found.node: known[patch.found.node] for patch in patches}
+
+
+def _unshown(model: Captured, place: Place) -> PatchError:
+    """The error for a place that no hook on the module can change."""
+    why = next((f" ({one.unhooked})" for one in model.splices.values() if one.unhooked), "")
+    return PatchError(
+        f"{place} cannot be patched while the model writes: no module of {model.name} shows it, all of it "
+        f"and nothing else{why}, so that no hook can change it. Choose a place that goes into a module or "
+        "comes out of one, such as resid_post, mlp_out, attn_out, z."
+    )

@@ -6,6 +6,7 @@ them that it is meant for, by their numbers in the whole sequence.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -139,8 +140,8 @@ class Steps:
     @contextmanager
     def patched(self, patches: Mapping[Spot, Sequence[StepPatch]]) -> Iterator[None]:
         """Let the patches act, each at its spot, in the order in which they were given."""
-        # Hooks act while something is in it: one that an interruption leaves behind changes nothing.
-        live: list[bool] = []
+        # Hooks act while their thread is in it: not for other threads, nor if an interruption leaves one.
+        live: list[int] = []
         handles: list[Any] = []
         try:
             handles.append(self._module.register_forward_pre_hook(self._begin(live), with_kwargs=True))
@@ -153,7 +154,7 @@ class Steps:
                 else:
                     handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
                 let_dictionaries_act_last(part)
-            live.append(True)
+            live.append(threading.get_ident())
             yield
         finally:
             live.clear()
@@ -163,11 +164,11 @@ class Steps:
                 _remove(handles)
                 raise
 
-    def _begin(self, live: Sequence[bool]) -> Callable[..., None]:
+    def _begin(self, live: Sequence[int]) -> Callable[..., None]:
         """A hook on the whole module: which positions the forward that begins computes."""
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if not live:
+            if threading.get_ident() not in live:
                 return
             named = (kwargs.get(name) for name in ("input_ids", "inputs_embeds"))
             given = next((one for one in (*named, *args) if isinstance(one, Tensor) and one.ndim > 1), None)
@@ -205,15 +206,17 @@ class Steps:
 class _Counted:
     """A hook at one call of a module in each forward of the whole."""
 
-    def __init__(self, steps: Steps, spot: Spot, patches: Sequence[StepPatch], live: Sequence[bool]) -> None:
+    def __init__(self, steps: Steps, spot: Spot, patches: Sequence[StepPatch], live: Sequence[int]) -> None:
         self.steps, self.spot, self.patches, self.live = steps, spot, patches, live
         self.calls = 0
 
     def __call__(self, _: nn.Module, first: Any, second: Any) -> Any:
         """What goes on from here; None where nothing is changed."""
+        if threading.get_ident() not in self.live:
+            return None
         number, self.calls = self.calls, self.calls + 1
         boundary = self.spot.boundary
-        if not self.live or number != boundary.call.call:
+        if number != boundary.call.call:
             return None
         step = self.steps.step
         whole = second if boundary.is_output else (first, second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from conewise.arguments import checked
 from conewise.errors import BlockError
 from conewise.graph.block import Block, BlockNode
 from conewise.graph.graph import Graph
@@ -24,6 +25,7 @@ def chain(*rules: Callable[[Any], Any]) -> Block:
     return Block(nodes, output=len(nodes) - 1)
 
 
+@checked
 def block(graph: Graph, entry: str | None = None, output: str | None = None) -> Block:
     """The block that computes what `graph` computes, as a function of its one free source.
 

@@ -40,6 +40,8 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
     the graph, and call `gradients` again. Changes elsewhere are free.
     """
     _expect_graph(graph)
+    if not isinstance(wrt, Iterable):
+        raise GradientError(f"`wrt` is a site, or several: `gradients(graph, {loss!r}, ['w'])`, not {wrt!r}.")
     sites = tuple(dict.fromkeys((wrt,) if isinstance(wrt, str) else wrt))
     number, numbers = graph.number(loss), graph.numbers(sites)
     if not sites:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Final, Protocol
 
+from conewise.arguments import checked, expect
 from conewise.errors import (
     ArityError,
     BlockError,
@@ -92,12 +93,16 @@ class Graph:
         self.valueless: Final[set[int]] = set()
         self._worlds: weakref.WeakSet[Any] = weakref.WeakSet()
         self._guards: list[Observer] = []
+        self.changes = 0
+        """How often the structure was changed after it was built: redefinitions, grafts, removals."""
 
     # -- build -------------------------------------------------------------------------------
 
     def source(self, name: Site, value: Any = MISSING, *, param: bool = False) -> Site:
         """Add a leaf: an input, or a parameter. `value` is its default in every world."""
         self._expect_new(name, "graph.source")
+        if not isinstance(param, bool):
+            raise GraphError(f"param is True or False, and not {param!r}.")
         self.journal.make(self._add, name, None, (), value, param)
         return name
 
@@ -330,11 +335,13 @@ class Graph:
         Invalidates {w} and the cone of w, and nothing else: u's other readers see no change.
         """
         site, reader = self.edge(edge)
+        name = expect("name", name, "str | None")
         return self._graft(site, (reader,), block, name or f"{edge[0]}->{edge[1]}")
 
     def graft_after(self, site: Site, block: Block, *, name: str | None = None) -> Graft:
         """Put `block` after a site: all of its present readers read the block's output instead."""
         number = self.number(site)
+        name = expect("name", name, "str | None")
         return self._graft(number, tuple(self.table.consumers[number]), block, name or f"{site}->*")
 
     def _graft(self, at: int, readers: tuple[int, ...], block: Block, name: str) -> Graft:
@@ -374,6 +381,7 @@ class Graph:
             output=self._names[output],
         )
 
+    @checked
     def remove(self, graft: Graft) -> None:
         """Take a graft out: whoever reads its output reads what the block read, as if it had never been."""
         self._expect_idle("graph.remove")
@@ -470,6 +478,7 @@ class Graph:
                 observer.approve(change)
 
     def _announce(self, change: StructureChange) -> None:
+        self.changes += 1
         for observer in itertools.chain(self._guards, self._worlds):
             observer.follow(change)
 
@@ -521,6 +530,8 @@ class Graph:
             raise GraphError(
                 f"the inputs of {site!r} are the string {inputs!r}; write the list [{inputs!r}]."
             )
+        if not isinstance(inputs, Iterable):
+            raise GraphError(f"the inputs of {site!r} are a list of sites, and {inputs!r} is none.")
         if not callable(rule):
             raise GraphError(
                 f"the rule of {site!r} is {rule!r}, which cannot be called. A rule is a function of the "

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from conewise.version import __version__
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a run that is kept on disk goes on with: versions, settings and hardware."""
+    return {
+        "conewise": _series(__version__),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        **numerics(device),
+    }
 
 
 def numerics(device: torch.device) -> dict[str, Any]:
@@ -24,6 +37,15 @@ def numerics(device: torch.device) -> dict[str, Any]:
     else:
         found["processor"] = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
     return found
+
+
+def _series(version: str) -> str:
+    """The releases of which each goes on with the stores of the others: 0.1 for 0.1.3.
+
+    They compute the same bits. What is no release, as 0.2.0.dev1, is by itself.
+    """
+    found = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
+    return version if found is None else found[1]
 
 
 def memory_held(device: torch.device) -> int:

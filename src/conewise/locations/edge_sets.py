@@ -11,7 +11,7 @@ from typing import Any
 from conewise.errors import EdgeError
 from conewise.locations.edges import Edges, place_of
 from conewise.locations.located import Located
-from conewise.locations.places import EdgePlace, Place, as_place
+from conewise.locations.places import EdgePlace, Place, Places, as_place
 from conewise.locations.selectors import Selector, Selectors, SourcedCell, is_place
 from conewise.structure.components.components import Components
 
@@ -22,20 +22,30 @@ class _Model:
 
     components: Callable[[str], Components]
     locate: Callable[[Place], Located]
+    each_call: Callable[[Sequence[Place]], Sequence[Place]]
     cones: dict[str, frozenset[str]] = field(default_factory=dict)
 
 
 def with_named(
-    sites: Any, components: Callable[[str], Components], locate: Callable[[Place], Located]
+    sites: Any,
+    components: Callable[[str], Components],
+    locate: Callable[[Place], Located],
+    each_call: Callable[[Sequence[Place]], Sequence[Place]],
 ) -> Any:
     """What was given for `sites`, with an edge for each name of one, and single edges for tables of some.
 
-    `components` gives those of a stack, `locate` the node that a place is a part of.
+    `components` gives those of a stack, `locate` the node that a place is a part of, `each_call` the places
+    that the path of a module means.
     """
-    model = _Model(components, locate)
+    model = _Model(components, locate, each_call)
     if isinstance(sites, str):
         return _named(sites, model)
-    if is_place(sites) or isinstance(sites, Selectors | Selector | Edges) or not isinstance(sites, Iterable):
+    if (
+        is_place(sites)
+        or isinstance(sites, Selectors | Selector | Edges | Places)
+        or not isinstance(sites, Iterable)
+        or hasattr(sites, "dtype")
+    ):
         return sites
     return [_item(item, model) for item in sites]
 
@@ -77,7 +87,7 @@ def _expect_apart(places: Sequence[Any], model: _Model) -> None:
 
     A reader is patched with what it would be in the base.
     """
-    every = [as_place(place) for place in places]
+    every = model.each_call([as_place(place) for place in places])
     edges = [place for place in every if isinstance(place, EdgePlace)]
     # The logits are of no stack: they are read behind the layers of whichever there are.
     for stack in {edge.stack for edge in edges if edge.layer is not None}:

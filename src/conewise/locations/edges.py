@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from conewise.arguments import has_items
 from conewise.errors import EdgeError
 from conewise.extras import needs
 from conewise.locations.places import EdgePlace, Index, Place, as_numbers
@@ -54,10 +55,12 @@ class Edges:
     def __getitem__(self, chosen: int | slice | str | Sequence[str]) -> Edges:
         """Some of the edges: by number, by a slice, by a name or a list of names."""
         if isinstance(chosen, int):
+            if isinstance(chosen, bool) or not -len(self) <= chosen < len(self):
+                raise EdgeError(f"no edge {chosen!r}: there are {len(self)}, from 0.")
             return self._picked([range(len(self))[chosen]])
-        if isinstance(chosen, slice):
+        if isinstance(chosen, slice) and chosen.step != 0:
             return self._picked(range(len(self))[chosen])
-        if not isinstance(chosen, Iterable):
+        if not has_items(chosen):
             raise EdgeError(
                 f"edges are chosen by a number, a slice, a name or a list of names, not by {chosen!r}."
             )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+from conewise.arguments import checked
 from conewise.errors import Argument, Piece, write
 from conewise.extras import needs
 from conewise.graph.cones import cone_sizes
@@ -23,6 +24,7 @@ WHOLE = "`model.sites.to_dataframe()`"
 """What lists every site, in Python."""
 
 
+@checked
 class Listing:
     """Every place that can be patched, with its kind, layer, axes, shape and cone size.
 

@@ -10,7 +10,9 @@ from conewise.errors import PatchError, describe
 from conewise.locations.head_result import HeadResult
 from conewise.locations.places import Place
 from conewise.locations.sites import Site
+from conewise.program.records import Program
 from conewise.program.tensors import Tensor, mean_of
+from conewise.structure.axes.padding import shown_entries
 from conewise.structure.axes.views import View
 
 
@@ -52,16 +54,34 @@ class Located:
         self.expect(part, self.read(value, sizes), place)
         return self.view.replace(value, self.part, part, sizes)
 
-    def mean(self, value: Tensor, sizes: Sequence[int], place: Place) -> Tensor:
-        """The site's mean over batch and positions, at every place of the part that is meant."""
+    def mean(
+        self,
+        value: Tensor,
+        sizes: Sequence[int],
+        place: Place,
+        program: Program,
+        inputs: Mapping[str, Tensor],
+    ) -> Tensor:
+        """The site's mean over batch and positions, at every place of the part that is meant.
+
+        Positions that the attention mask among the `inputs` hides are left out.
+        """
+        present = self.view.present(value, sizes)
         try:
-            shown = mean_of(self.view.present(value, sizes), self.view.axes)
+            shown = mean_of(present, self.view.axes, self.shown(present, program, inputs))
         except ValueError as error:
             raise PatchError(
                 f"{place} has no mean over batch and positions: it holds {error}. Give the value itself."
             ) from None
         plain = View(self.view.axes, tuple((axis,) for axis in self.view.axes), {})
         return plain.read(shown, self.part).clone()
+
+    def shown(self, present: Tensor, program: Program, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """Which entries of the whole site, in natural axes, are no padding: see `shown_entries`."""
+        is_cross, stack = self.site.kind.startswith("cross_"), self.site.stack or self.site.name
+        return shown_entries(
+            program, inputs, self.view.axes, present.shape, self.node, stack, is_cross=is_cross
+        )
 
     def is_same_place(self, other: Located) -> bool:
         """Whether both are the same part of the same site, whatever name it was found by."""
@@ -76,6 +96,8 @@ class Located:
                 f"the function for {place} returned {describe(part)}; it has to return a tensor of "
                 f"{expected} ({axes})."
             )
+        if part.layout is not present.layout:
+            raise PatchError(f"the value for {place} is {part.layout}; give a dense tensor, `.to_dense()`.")
         if (part.shape, part.dtype, part.device) != (present.shape, present.dtype, present.device):
             raise PatchError(
                 f"the value for {place} has shape {tuple(part.shape)}, {part.dtype}, on {part.device}; the "

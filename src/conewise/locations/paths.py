@@ -7,6 +7,7 @@ import fnmatch
 from collections.abc import Iterable
 from typing import Any
 
+from conewise.arguments import has_items
 from conewise.errors import EdgeError
 from conewise.locations.edges import place_of
 from conewise.locations.places import EdgePlace
@@ -78,7 +79,7 @@ def _receivers(components: Components, given: Receivers) -> list[tuple[Reader, .
 
 def _several(given: Any, what: str) -> list[Any]:
     """What was given for senders or receivers, as a list."""
-    if not isinstance(given, Iterable):
+    if not has_items(given):
         raise EdgeError(f"{what} are a name such as 'a0.h1', which may hold `*`, or a list, not {given!r}.")
     return [given] if isinstance(given, str) else list(given)
 

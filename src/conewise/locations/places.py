@@ -6,10 +6,14 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, overload
 
-from conewise.errors import NotAPlaceError
+from conewise.arguments import checked
+from conewise.errors import NotAPlaceError, describe
 
 Index = int | slice | Sequence[int]
+MOST = 10_000_000
+"""More entries than any axis has: a longer range is a mistake."""
 Writers = int | tuple[int, ...]
 """The number of a component that writes into the stream, or those of several."""
 
@@ -27,6 +31,16 @@ class Place:
     stack: str = ""
     part: Mapping[str, Index] = field(default_factory=lambda: MappingProxyType({}))
 
+    def __post_init__(self) -> None:
+        if type(self.part) is not MappingProxyType and not isinstance(self.part, Mapping):
+            raise NotAPlaceError(
+                f"the part of a place says axes by name, {{'pos': 3}}, not {self.part!r:.80}."
+            )
+        if not isinstance(self.name, str):
+            raise NotAPlaceError(f"a site is named by a text, not by {describe(self.name)}.")
+        if self.layer is not None and not isinstance(self.layer, int):
+            raise NotAPlaceError(f"a layer is a number, not {describe(self.layer)}.")
+
     def __hash__(self) -> int:
         return hash((self.name, self.layer, self.stack, frozenset(map(_hashed, self.part.items()))))
 
@@ -38,6 +52,12 @@ class Place:
 
     def __repr__(self) -> str:
         return as_written("site", self.name, {"layer": self.layer, "stack": self.stack or None, **self.part})
+
+
+class Places(tuple[Place, ...]):
+    """Places that one world patches together: one kind of site in several layers."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -97,15 +117,25 @@ class SourcedPlace(Place):
         return f"{super().__str__()} ← {self.label}"
 
 
-def site(name: str, *, layer: int | None = None, stack: str = "", **part: Index) -> Place:
+@overload
+def site(name: str, *, layer: int | None = None, stack: str = "", **part: Index | str) -> Place: ...
+@overload
+def site(name: str, *, layer: Index, stack: str = "", **part: Index | str) -> Place | Places: ...
+@checked
+def site(name: str, *, layer: Index | None = None, stack: str = "", **part: Index | str) -> Place | Places:
     """A place: `site("z", layer=2, head=1)`, `site("mlp_out", layer=0, pos=-1)`, `site("lm_head")`.
 
     `name` is a kind (`z`, `resid_pre`, ...) with its `layer`, a full TransformerLens name, a
     module's path, or an operation's name. `stack` tells encoder from decoder where there are two.
-    A part is a number, a slice, or a list of numbers; lists on several axes mean every combination.
+    A part is a number, a slice (which may be a text, "2:5"), a range, or a list of numbers; lists on several
+    axes mean every combination. Several layers, as in `site("attn_scores", layer=range(10, 21), ...)`, are
+    one place in each of them, which one world patches together; `cw.sites` has a world for each.
     """
-    indices = {axis: _index(axis, index) for axis, index in part.items()}
-    return Place(name, _layer(layer), stack, MappingProxyType(indices))
+    indices = MappingProxyType({axis: _index(axis, index) for axis, index in part.items()})
+    layers = _layers(layer)
+    if isinstance(layers, tuple):
+        return Places(Place(name, one, stack, indices) for one in layers)
+    return Place(name, layers, stack, indices)
 
 
 PlaceLike = Place | str | tuple[str, int]
@@ -120,6 +150,10 @@ def as_place(given: object) -> Place:
             return Place(given)
         case (str() as kind, int() as layer) if not isinstance(layer, bool):
             return Place(kind, layer)
+    if isinstance(given, Places):
+        raise NotAPlaceError(
+            f"{' + '.join(map(str, given))} are {len(given)} places, and one is meant here: take them apart."
+        )
     raise NotAPlaceError(
         f"a place is a site's name, a pair (kind, layer) or `site(kind, layer=..., head=...)`, and "
         f"{given!r} is none of these."
@@ -132,38 +166,64 @@ def as_written(function: str, name: str, options: Mapping[str, object]) -> str:
     return f"{function}({', '.join([repr(name), *given])})"
 
 
-def _layer(layer: object) -> int | None:
-    if layer is None:
-        return None
-    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-        raise NotAPlaceError(f"a place lies in one layer, so layer is a number, not {layer!r}.")
-    return operator.index(layer)
+def _layers(layer: object) -> int | tuple[int, ...] | None:
+    """The layer of a place, or those of several places."""
+    found = None if layer is None else _index("layer", layer)
+    if isinstance(found, slice):
+        # How many layers there are, only a model says.
+        if found.stop is None or found.stop < 0 or (found.start or 0) < 0:
+            raise NotAPlaceError(f"layer={layer!r} has no end that is known here: write range(first, end).")
+        found = tuple(range(min(found.stop, MOST))[found])
+    if isinstance(found, Sequence) and (not found or len(set(found)) < len(found)):
+        raise NotAPlaceError(f"layer has to name one layer or several different ones, not {layer!r}.")
+    return found if found is None or isinstance(found, int) else tuple(found)
 
 
 def _index(axis: str, index: object) -> Index:
     """A part as a plain number, a slice, or a tuple of numbers, whatever kind of number was given."""
-    if isinstance(index, slice):
-        return index
     try:
+        if isinstance(index, slice):
+            bounds = (index.start, index.stop, index.step)
+            return _stepping(slice(*(None if bound is None else as_number(bound) for bound in bounds)))
+        if isinstance(index, str) and ":" in index:
+            return _stepping(slice(*(int(bound) if bound.strip() else None for bound in index.split(":"))))
         return as_numbers(index)
-    except TypeError:
+    except (TypeError, ValueError):
         raise NotAPlaceError(
             f"{axis} is a number, a slice or a list of numbers, and {index!r} is none of these."
         ) from None
 
 
+def _stepping(index: slice) -> slice:
+    """The slice. Raises ValueError for one that stays where it is."""
+    if index.step == 0:
+        raise ValueError(index)
+    return index
+
+
 def as_numbers(index: object) -> int | tuple[int, ...]:
     """A plain number, or several, whatever they were given in. Raises TypeError for what is none."""
     if hasattr(index, "tolist"):  # an array or a tensor
-        index = index.tolist()
-    if isinstance(index, Iterable) and not isinstance(index, str):
+        try:
+            index = index.tolist()
+        except (RuntimeError, NotImplementedError):  # it has no numbers, or no dense ones
+            raise TypeError(index) from None
+    index = expect_few(index)
+    if isinstance(index, Iterable) and not isinstance(index, str | bytes | Mapping):
         return tuple(map(as_number, index))
     return as_number(index)
 
 
+def expect_few(given: Any) -> Any:
+    """What was given, unless it is a range that would not end: raises TypeError for it."""
+    if isinstance(given, range) and (given.stop - given.start) // given.step > MOST:
+        raise TypeError(given)
+    return given
+
+
 def as_number(index: object) -> int:
     """A plain number, whatever kind of whole number was given. Raises TypeError for what is none."""
-    if isinstance(index, bool) or not hasattr(index, "__index__"):
+    if isinstance(index, bool | type) or not hasattr(index, "__index__"):
         raise TypeError(index)
     return operator.index(index)
 

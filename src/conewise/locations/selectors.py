@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from conewise.errors import SiteError
+from conewise.arguments import checked
+from conewise.errors import SiteError, describe
 from conewise.locations.edges import Edges
-from conewise.locations.places import Place, PlaceLike, as_numbers, as_place, as_written
+from conewise.locations.places import Place, PlaceLike, Places, as_numbers, as_place, as_written
 
 Choice = int | str | Sequence[int]
 
@@ -19,6 +20,9 @@ AXES = ("layer", "head", "kv_head", "pos", "query_pos", "key_pos", "neuron", "la
 
 `d` are the features of the residual stream or of a head. Sites of modules have `dim1`, `dim2`, ... besides.
 """
+
+POSITIONS = frozenset({"pos", "query_pos", "key_pos"})
+"""Axes whose numbers mean something else in prompts of another length, but where they count from the end."""
 
 FEATURES = ("d_model", "d_head")
 """What a site calls the axis that people write as `d`."""
@@ -125,9 +129,13 @@ Part = Selector | SourcedCells | Pairs | Edges | tuple[Group, ...]
 
 @dataclass(frozen=True, slots=True)
 class Selectors:
-    """A sum of selectors: the cells of the first, then those of the second, and so on."""
+    """A sum of selectors: the cells of the first, then those of the second, and so on.
+
+    With `from_end`, the positions of cells are counted from the end: -1 is the last.
+    """
 
     parts: tuple[Part, ...]
+    from_end: bool = False
 
     def __repr__(self) -> str:
         return " + ".join(
@@ -160,6 +168,7 @@ SelectorLike = (
 )
 
 
+@checked
 def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> Selector:
     """Places of one kind: `sites("z", layer=":", head=":")`, `sites("resid_pre", layer="4:8", pos=-1)`.
 
@@ -202,7 +211,7 @@ def _as_choice(axis: str, choice: object) -> Choice:
         ) from None
 
 
-def as_selectors(given: SelectorLike) -> Selectors:
+def as_selectors(given: SelectorLike | Any) -> Selectors:
     """What people may write for `sites=`: a selector, a sum, a place, a list of places and sets of places.
 
     With sources of their own, too: cells, or families of them; and pairs.
@@ -219,8 +228,10 @@ def as_selectors(given: SelectorLike) -> Selectors:
         return Selectors((((as_place(given),),),))
     if isinstance(given, SourcedCell):
         return Selectors((((given,),),))
-    if not isinstance(given, Iterable):
-        raise SiteError(f"{given!r} is no place, no selector, and no list of them.")
+    if isinstance(given, Places):
+        return Selectors(((tuple(given),),))
+    if not isinstance(given, Iterable) or isinstance(given, bytes) or hasattr(given, "dtype"):
+        raise SiteError(f"{describe(given)} is no place, no selector, and no list of them.")
     parts: list[Selector | SourcedCells | Pairs | list[Group]] = []
     for item in given:
         if isinstance(item, _ALONE):
@@ -243,9 +254,12 @@ def _as_group(item: object) -> Group:
         return (item,)
     if is_place(item):
         return (as_place(item),)
-    if not isinstance(item, Iterable):
-        raise SiteError(f"{item!r} is no place, and no set of places that are patched together.")
-    places = tuple(one if isinstance(one, SourcedCell) else as_place(one) for one in item)
+    if not isinstance(item, Iterable) or isinstance(item, bytes) or hasattr(item, "dtype"):
+        raise SiteError(f"{describe(item)} is no place, and no set of places that are patched together.")
+    parts = [one if isinstance(one, Places) else (one,) for one in item]
+    places = tuple(
+        one if isinstance(one, SourcedCell) else as_place(one) for together in parts for one in together
+    )
     if not places:
         raise SiteError("a set of no places: a world of a sweep patches at least one.")
     # A set has no order of its own, and a sweep has to have the same one each time.
@@ -297,6 +311,7 @@ class Spread:
 
 def chosen(choice: Choice, length: int, axis: str, where: object) -> list[int]:
     """The indices that a choice stands for, all of them from 0 up; `where` is what a message is about."""
+    choice = _as_choice(axis, choice)
     if isinstance(choice, int):
         picked = [choice]
     elif isinstance(choice, str):

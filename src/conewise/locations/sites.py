@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -60,6 +61,9 @@ WHERE_IN_DICTIONARY: Mapping[str, str] = {
 }
 """Where each site of a dictionary lies, by the end of its name."""
 
+_CALL = re.compile(r"(.+)[#@]([0-9]+)((?:\.(?:input|output)(?:\.[0-9]+)?)?)")
+"""One call of a module, as names write it, or as they were written once: `a#1`, `a@1`, `a#1.input`."""
+
 _HOOKS = {
     **{kind: f"attn.hook_{kind}" for kind in ("q", "k", "v", "rot_q", "rot_k", "z", "result")},
     **{kind: f"attn.hook_{kind}" for kind in ("attn_scores", "pattern")},
@@ -90,6 +94,9 @@ class SiteTable:
     Names are, in this order: the TransformerLens spelling of a transformer's kinds
     (`blocks.9.attn.hook_z`), module paths (`transformer.h.9.mlp`, with `.input` for what goes
     in), and the graph's own names, one for each operation.
+
+    A module's path means all of its calls, as a hook on the module does. Each call of a module that is
+    called several times has a site of its own, `path#0`, `path#1`, ... (`path#1.input`).
     """
 
     def __init__(self, program: Program) -> None:
@@ -108,11 +115,65 @@ class SiteTable:
         self._add_modules_and_operations(program)
 
     def _add_modules_and_operations(self, program: Program) -> None:
+        self._calls: dict[str, tuple[Site, ...]] = {}
+        self._hidden: dict[str, str] = {}
+        by_module: dict[tuple[str, ...], list[ModulePort]] = {}
         for port in program.ports:
-            for site in _module_sites(self._wiring, port):
-                self._by_name.setdefault(site.name, site)
+            by_module.setdefault(port.paths or (port.call.path,), []).append(port)
+        paths = {path for paths in by_module for path in paths}
+        for own, ports in by_module.items():
+            for path in own:
+                self._add_module(path, sorted(ports, key=lambda port: port.call.call), paths)
         for name in (*(i.name for i in program.inputs), *(r.name for r in program.records)):
-            self._by_name.setdefault(name, Site(name, "op", name, None))
+            if name not in self._calls:
+                self._by_name.setdefault(name, Site(name, "op", name, None))
+
+    def _add_module(self, path: str, ports: Sequence[ModulePort], taken: Set[str]) -> None:
+        """Add the sites of a module: those of its one call, or those of every call, and of all of them."""
+        acting = [port for port in ports if port.outputs or port.hidden]
+        whole: dict[str, list[Site]] = {}
+        for port in ports:
+            called = path if len(ports) == 1 else f"{path}#{port.call.call}"
+            if port.hidden or not port.outputs:
+                why = port.hidden or "nothing that the model returns depends on it"
+                self._hidden[called] = f"{called!r} has no output of its own: {why}"
+            for site in _module_sites(self._wiring, port, called):
+                name = path + site.name.removeprefix(called)
+                if site.name not in taken - {path}:  # a module of that name comes first
+                    known = self._by_name.setdefault(site.name, site)
+                    if port in acting and len(ports) > 1 and name not in taken - {path}:
+                        whole.setdefault(name, []).append(known)
+        for name, sites in whole.items():
+            nodes = {site.node: site for site in sites}
+            is_input = sites[0].kind == "module input"
+            if name not in self._by_name:
+                self._calls[name] = tuple(nodes.values()) if is_input else tuple(sites)
+            if len(sites) < len(acting) or (len(nodes) < len(sites) and not is_input):
+                names = (f"{path}#{port.call.call}" for port in acting)
+                reasons = [self._hidden[one] for one in names if one in self._hidden]
+                self._hidden[name] = (
+                    reasons[0] if reasons else "its calls hand over values of different kinds"
+                )
+
+    @property
+    def has_repeated_calls(self) -> bool:
+        """Whether some module is called several times."""
+        return bool(self._calls)
+
+    def calls(self, name: str) -> tuple[str, ...]:
+        """The names of the sites that a name means: itself, or each call of a module that has several.
+
+        Raises MissingSiteError where some call of the module has no such site.
+        """
+        if name in self._by_name or name not in self._calls:
+            return (name,)
+        names = tuple(site.name for site in self._calls[name])
+        if name in self._hidden:
+            raise MissingSiteError(
+                f"{name!r} means all calls of a module, as a hook on it does, and not all have a site: "
+                f"{self._hidden[name]}. Those that have one are {_listed(names)}: name them one by one."
+            )
+        return names
 
     def spliced(self, program: Program, value: str, output: str, own: Iterable[Site]) -> SiteTable:
         """The table of a program into which a dictionary was spliced: every name is still there.
@@ -170,6 +231,15 @@ class SiteTable:
         if layer is None:
             if kind_or_name in self._by_name:
                 return self._by_name[kind_or_name]
+            names = self.calls(kind_or_name)
+            if len(names) > 1:
+                raise MissingSiteError(
+                    f"{kind_or_name!r} means {len(names)} calls of one module, each with a value of its own. "
+                    f"Say which: {_listed(names)}. Patches and sweeps take {kind_or_name!r} for all of them."
+                )
+            renamed = self._renamed(names[0])
+            if renamed in self._by_name:
+                return self._by_name[renamed]
             if kind_or_name in self.kinds:
                 raise MissingSiteError(
                     f"{kind_or_name!r} is a kind of site, one in each layer: say which, as in "
@@ -251,7 +321,18 @@ class SiteTable:
         _, why = scale_of(self._wiring, found[0], kind)
         raise MissingSiteError(f"layer {at} has no {kind!r}: {why}.")
 
+    def _renamed(self, name: str) -> str:
+        """The name of a call as the table has it: `a#1` for `a@1`; `a` for `a#0` where it is called once."""
+        match = _CALL.fullmatch(name)
+        if match is None:
+            return name
+        path, number, rest = match.groups()
+        called = f"{path}#{number}{rest}"
+        return called if called in self._by_name or int(number) else f"{path}{rest}"
+
     def _unknown(self, name: str) -> MissingSiteError:
+        if self._renamed(name) in self._hidden:
+            return MissingSiteError(f"no site {name!r}: {self._hidden[self._renamed(name)]}.")
         for (kind, stack, layer), reason in self._missing.items():
             if name == _name(kind, stack, layer):
                 return MissingSiteError(f"no site {name!r}: ", *reason, ".")
@@ -373,13 +454,13 @@ def _stream_shape(wiring: Wiring, layer: Layer) -> tuple[Size, ...] | None:
     return next((wiring.shape(layer.nodes[kind]) for kind in kinds if kind in layer.nodes), None)
 
 
-def _module_sites(wiring: Wiring, port: ModulePort) -> Iterator[Site]:
-    """A module's output under its path, its first input under `path.input`; several are numbered.
+def _module_sites(wiring: Wiring, port: ModulePort, path: str) -> Iterator[Site]:
+    """A module's output under the path, its first input under `path.input`; several are numbered.
 
     Of several outputs, the one shaped like the first input has the bare path.
     """
-    path = str(port.call)
-    primary = port.outputs
+    outputs = () if port.hidden else port.outputs
+    primary = outputs
     if len(primary) > 1 and port.inputs:
         shape = wiring.shape(port.inputs[0])
         primary = tuple(name for name in primary if wiring.shape(name) == shape)
@@ -387,10 +468,15 @@ def _module_sites(wiring: Wiring, port: ModulePort) -> Iterator[Site]:
         yield Site(path, "module", primary[0], None)
     if port.inputs:
         yield Site(f"{path}.input", "module input", port.inputs[0], None)
-    for way, kind, names in (("output", "module", port.outputs), ("input", "module input", port.inputs)):
+    for way, kind, names in (("output", "module", outputs), ("input", "module input", port.inputs)):
         if len(names) > 1:
             for i, node in enumerate(names):
                 yield Site(f"{path}.{way}.{i}", kind, node, None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in short."""
+    return ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
 
 
 def _why_no_kinds(attentions: int) -> str:

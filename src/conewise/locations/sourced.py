@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from conewise.arguments import checked, has_items
 from conewise.errors import SiteError, SweepError, describe
 from conewise.locations.edges import Edges
 from conewise.locations.places import EdgePlace, Place, PlaceLike, as_place
@@ -27,6 +28,7 @@ COLUMNS = frozenset(
 """Names that a result's table has for other things, so that no axis can have them."""
 
 
+@checked
 def cell(place: PlaceLike | Iterable[PlaceLike], *, source: Any, label: str = "") -> SourcedCell:
     """One world of a sweep with a source of its own: `cw.cell(place, source=cw.add(v, 2.0))`.
 
@@ -40,6 +42,7 @@ def cell(place: PlaceLike | Iterable[PlaceLike], *, source: Any, label: str = ""
     return SourcedCell(_places(place), source, _label(label))
 
 
+@checked
 def cells(
     place: PlaceLike | Iterable[PlaceLike] | Selector, *, sources: Mapping[Any, Any], axis: str = "label"
 ) -> SourcedCells:
@@ -72,6 +75,7 @@ def cells(
     return SourcedCells(of, MappingProxyType(dict(zip(labels, sources.values(), strict=True))), axis)
 
 
+@checked
 def pairs(sites: SelectorLike, *, singles: bool = False) -> Pairs:
     """A world for each pair of cells, two places changed: `cw.pairs(cw.sites("z", layer=1, head=":"))`.
 
@@ -94,7 +98,7 @@ def _places(given: PlaceLike | Iterable[PlaceLike]) -> tuple[Place, ...]:
         raise SiteError(f"{given!r} is a selector, and a cell has one place. Use `cw.cells` with it.")
     if is_place(given):
         places: tuple[Place, ...] = (as_place(given),)
-    elif isinstance(given, Iterable):
+    elif has_items(given):
         places = tuple(as_place(one) for one in given)
     else:
         places = (as_place(given),)  # says what is wrong

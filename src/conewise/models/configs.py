@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.nn.modules.module import (
+    Module,
     register_module_buffer_registration_hook,
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
@@ -76,36 +78,42 @@ def check_counts(where: str, config: Any, held: WeightCount | None) -> None:
 def bounded(where: str, held: WeightCount | None) -> Iterator[None]:
     """Stop this thread where it builds far more than there are weights for. Raises LoadError.
 
-    What is counted are modules, and the numbers in their parameters and buffers: they are first made without
-    memory, and then with it.
+    What is counted are modules, and the numbers in their parameters and buffers. What is put in the place of
+    another counts as far as it is larger: transformers makes weights without memory first, then with it, and
+    registers a tied one again each time it ties it.
     """
     if held is None:
         yield
         return
     thread, built, is_on = threading.get_ident(), Counter[str](), False
+    places = WeakKeyDictionary[Module, Counter[str]]()
     most = {
         "modules": 1_000 + 500 * held.tensors,
         "parameters": 10_000_000 + 8 * held.size,  # the most that are packed into a byte are four
         "numbers in buffers": 2**28 + 8 * held.size,
     }
 
-    def add(what: str, count: int) -> None:
-        built[what] += count if threading.get_ident() == thread else 0
-        if is_on and built[what] > most[what]:
+    def add(what: str, owner: Module, name: str, count: int) -> None:
+        if not is_on or threading.get_ident() != thread:
+            return
+        at = places.setdefault(owner, Counter())
+        built[what] += max(0, count - at[name])
+        at[name] = max(count, at[name])
+        if built[what] > most[what]:
             raise LoadError(
                 f"{where}: config.json describes a model of more than {most[what]:,} {what}, and there are "
                 f"{held.tensors:,} weights for it, in {held.size:,} bytes. It is damaged, or belongs to "
                 "other weights: fetch or save the model again."
             )
 
-    def add_tensor(what: str, tensor: Any) -> None:
-        add(what, 0 if tensor is None else tensor.numel())
+    def tensors(what: str) -> Callable[[Module, str, Any], None]:
+        return lambda owner, name, one: add(what, owner, name, 0 if one is None else one.numel())
 
     # They count only inside of `try`: one that an interruption keeps from being removed does nothing.
     hooks = (
-        register_module_module_registration_hook(lambda *_: add("modules", 1)),
-        register_module_parameter_registration_hook(lambda _, __, one: add_tensor("parameters", one)),
-        register_module_buffer_registration_hook(lambda _, __, one: add_tensor("numbers in buffers", one)),
+        register_module_module_registration_hook(lambda owner, name, _: add("modules", owner, name, 1)),
+        register_module_parameter_registration_hook(tensors("parameters")),
+        register_module_buffer_registration_hook(tensors("numbers in buffers")),
     )
     try:
         is_on = True

@@ -170,8 +170,9 @@ def _module(path: Path, config: Any, held: WeightCount) -> Any:
         # Else it may keep the weights packed, where it has kernels for that.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     converting = translating(lambda error: _damaged(path, error), doing=f"the weights of {path}")
-    with converting, quiet(), bounded(str(path), held):
-        module, report = auto.from_pretrained(path.parent, output_loading_info=True, **options)
+    with converting, quiet():
+        with bounded(str(path), held):
+            module, report = auto.from_pretrained(path.parent, output_loading_info=True, **options)
         check_complete(str(path), report)
         return _unquantised(module)
 

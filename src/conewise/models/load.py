@@ -6,10 +6,12 @@ Weights are read from safetensors and GGUF alone. A pickle can run code when it 
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import re
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from conewise.arguments import checked
 from conewise.capturing.foreign import brief, translating
 from conewise.capturing.quiet import quiet
-from conewise.errors import Argument, LoadError, nearest_names
+from conewise.errors import Argument, LoadError, NonFiniteWeightsWarning, UnusedWeightsWarning, nearest_names
 from conewise.extras import needs
 from conewise.models import tiny
 from conewise.models.configs import bounded, check_counts, check_settings
 from conewise.models.gguf import check_complete, converted
 from conewise.models.hub import answer, file_of, why_not_reached
 from conewise.models.loaded import ALIASES, DEFAULT, KNOWN, TINY, Loaded
-from conewise.models.weight_files import Find, check_adapter, check_weights, files_in
+from conewise.models.weight_files import Find, check_adapter, check_dtypes, check_weights, files_in
 from conewise.reading import as_path, is_there
 from conewise.status_line import StatusLine, status_line
 
@@ -51,6 +54,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 Progress = Callable[[str], None]
 
 
+@checked
 def load(
     name: str | Path,
     *,
@@ -87,7 +91,9 @@ def load(
         if device is not None:
             say(f"moving it to {device}")
         _move(loaded, device)
-        return loaded
+    for note in options.notes:
+        warnings.warn(note, stacklevel=3)
+    return loaded
 
 
 def _loaded(name: str, options: _Options) -> Loaded:
@@ -126,6 +132,7 @@ class _Options:
     trust_remote_code: bool
     progress: Progress
     local_only: bool = False
+    notes: list[Warning] = field(default_factory=list)
 
     def refuse_revision(self, name: str) -> None:
         if self.revision is not None:
@@ -295,11 +302,14 @@ def _advice(error: BaseException) -> tuple[str | Argument, ...]:
 def _module(name: str, where: str, find: Find, options: _Options, *, is_folder: bool) -> Any:
     """The module of someone else's model: what it names is looked at before anything is built or read."""
     config = _config(name, options)
-    held = check_weights(where, find, getattr(config, "transformers_weights", None), is_folder=is_folder)
+    named = getattr(config, "transformers_weights", None)
+    held = check_weights(where, find, named, is_folder=is_folder)
     check_adapter(where, find, is_folder=is_folder)
     check_counts(where, config, held)
     with bounded(where, held):
-        return _built(name, config, options)
+        module = _built(name, config, options)
+    check_dtypes(where, find, named, module)
+    return module
 
 
 def _config(name: str, options: _Options) -> Any:
@@ -315,10 +325,30 @@ def _built(name: str, config: Any, options: _Options) -> Any:
     )
     check_complete(name, report)
     if unused := sorted(report["unexpected_keys"]):
-        options.progress(
-            f"{len(unused)} weights are not part of {type(module).__name__}: {', '.join(unused[:5])}"
+        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+        options.notes.append(
+            UnusedWeightsWarning(
+                f"{len(unused)} weights are not part of {type(module).__name__} as config.json describes it, "
+                f"and were left out: {', '.join(unused[:5])}{more}. A config that names fewer layers, or "
+                "another architecture, than the weights were saved from makes another model."
+            )
+        )
+    if wrong := [name for name, one in module.named_parameters() if not _is_finite(one)]:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        options.notes.append(
+            NonFiniteWeightsWarning(
+                f"{len(wrong)} weights of {name} hold NaN or infinity: {', '.join(wrong[:5])}{more}. What is "
+                "computed with them is NaN too: fetch or save the model again."
+            )
         )
     return module.eval()
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """True if no number is NaN or infinite; both ends show it, in one pass and without a copy."""
+    if not weight.is_floating_point() or weight.itemsize < 2 or weight.is_meta or not weight.numel():
+        return True
+    return all(math.isfinite(end) for end in weight.detach().aminmax())
 
 
 def _class_for(config: Any) -> Any:

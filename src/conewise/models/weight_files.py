@@ -42,10 +42,7 @@ def check_weights(where: str, find: Find, named: object, *, is_folder: bool) -> 
     `named` is the file that the configuration says they are in, mostly None. The result is None where there
     are no weights: that is left for transformers to say. Raises LoadError.
     """
-    if named is None:
-        found = find(WEIGHTS) or find(INDEX)
-    else:
-        found = find(_expect_own(where, "config.json", named, (_SAFE, _INDEX_SUFFIX)))
+    found = _first_file(where, find, named)
     if found is None:
         return None
     if not found.name.endswith(_INDEX_SUFFIX):
@@ -56,6 +53,44 @@ def check_weights(where: str, find: Find, named: object, *, is_folder: bool) -> 
         return None if size is None else WeightCount(len(files), size)
     shards = [shard for name in set(files) if (shard := find(name)) is not None]
     return WeightCount(len(files), sum(shard.stat().st_size for shard in shards))
+
+
+def _first_file(where: str, find: Find, named: object) -> Path | None:
+    """The file of the weights, or the index of them; None where there is none."""
+    if named is None:
+        return find(WEIGHTS) or find(INDEX)
+    return find(_expect_own(where, "config.json", named, (_SAFE, _INDEX_SUFFIX)))
+
+
+def check_dtypes(where: str, find: Find, named: object, module: Any) -> None:
+    """Refuse whole numbers and 8-bit floats in the place of the floats of a module. Raises LoadError.
+
+    transformers casts them. They are quantised weights, which mean nothing without their scales, and a
+    configuration that says how to read them would have said so.
+    """
+    found = _first_file(where, find, named)
+    if found is None or getattr(module.config, "quantization_config", None) is not None:
+        return
+    names = {found.name} if not found.name.endswith(_INDEX_SUFFIX) else set(_indexed(where, found)[0])
+    floats = [name for name, one in module.named_parameters() if one.is_floating_point() and one.itemsize > 1]
+    for file in sorted(names):
+        if (path := find(file)) is None:
+            continue
+        with safe_open(path, framework="pt") as weights:
+            dtypes = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+        for name, dtype in dtypes.items():
+            if dtype in _FLOATS:
+                continue
+            # The base of a model and the model with its head name one weight with a prefix, or without.
+            if any(f".{own}".endswith(f".{name}") or f".{name}".endswith(f".{own}") for own in floats):
+                raise LoadError(
+                    f"{where}: {name} in {file} is {dtype}, and the model computes with floats. These look "
+                    "like quantised weights, and config.json has no quantization_config that says how to "
+                    "read them. Fetch the model in float32, float16 or bfloat16, or with its whole config."
+                )
+
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 def files_in(folder: Path) -> Find:

@@ -101,6 +101,9 @@ class Signature:
                     raise InputMismatchError(
                         f"{name!r} is a {type(value).__name__}; a tensor was captured there."
                     )
+                if value.layout is not torch.strided or value.is_nested:
+                    kind = "nested" if value.is_nested else str(value.layout)
+                    raise InputMismatchError(f"{name!r} is {kind}; give a dense tensor, `.to_dense()`.")
                 if value.dtype != example.dtype or value.device != example.device:
                     raise InputMismatchError(
                         f"{name!r} is {value.dtype} on {value.device}, but {example.dtype} on "
@@ -141,6 +144,16 @@ def normal_call(forward: inspect.Signature, args: Sequence[Any], kwargs: Mapping
     return Call(tuple(positional), named)
 
 
+def forward_parameters(module: Any) -> dict[str, inspect.Parameter]:
+    """What a module's `forward` takes by name; of an adapter that hands all on, what its base model takes."""
+    found = dict(inspect.signature(module.forward).parameters)
+    if callable(getattr(module, "get_base_model", None)) and any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values()
+    ):
+        found = {**inspect.signature(module.get_base_model().forward).parameters, **found}
+    return found
+
+
 def hugging_face_defaults(
     module: nn.Module, forward: inspect.Signature, *, last_position_only: bool
 ) -> dict[str, Any]:
@@ -152,10 +165,11 @@ def hugging_face_defaults(
     if not hasattr(module, "config"):
         return {}
     defaults: dict[str, Any] = {}
-    if "use_cache" in forward.parameters:
+    parameters = {**forward_parameters(module), **forward.parameters}
+    if "use_cache" in parameters:
         defaults["use_cache"] = False
     if last_position_only:
-        if "logits_to_keep" not in forward.parameters:
+        if "logits_to_keep" not in parameters:
             raise InputMismatchError(
                 f"{type(module).__name__}.forward takes no `logits_to_keep`, so it always computes "
                 "every position. Capture it without asking for the last position only."
@@ -175,7 +189,13 @@ def _constants(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _is_of_the_kind(value: Any, example: torch.Tensor) -> bool:
     """Whether a value is a tensor as one was captured."""
     is_tensor = isinstance(value, torch.Tensor)
-    return is_tensor and value.dtype == example.dtype and value.device == example.device
+    return (
+        is_tensor
+        and value.dtype == example.dtype
+        and value.device == example.device
+        and value.layout is torch.strided
+        and not value.is_nested
+    )
 
 
 def _equal_constants(value: Any, example: Any) -> bool:

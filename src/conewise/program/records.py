@@ -37,13 +37,16 @@ class SizeRef:
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """One call of a module: its path (the root's is empty) and how many calls went before."""
+    """One call of a module: the path it was called by (the root's is empty) and how many calls went before.
+
+    All calls of the module count, by whatever path, as a hook on it would count them.
+    """
 
     path: str
     call: int = 0
 
     def __str__(self) -> str:
-        return f"{self.path}@{self.call}" if self.call else self.path
+        return f"{self.path}#{self.call}" if self.call else self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +118,16 @@ class ModulePort:
 
     `inputs` stand in the order of first use, `outputs` in the order of computation. Parameters
     are not inputs. A module that hands a value through unchanged (dropout in eval mode) has it
-    on both sides.
+    on both sides. `paths` are all paths of the module. `hidden` says why no value of the program stands
+    for what comes out, where that reaches the outputs; empty where one does, or where nothing reaches them.
     """
 
     call: ModuleCall
     type_name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    paths: tuple[str, ...] = ()
+    hidden: str = ""
 
 
 @dataclass(frozen=True, slots=True)

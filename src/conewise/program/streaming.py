@@ -1,38 +1,13 @@
-"""Run a graph once and keep only some of its values: each other value goes after its last use."""
+"""The outputs of a program: the nodes they are made of, and the structure the module returns them in."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from conewise.graph.graph import Graph
 from conewise.program.records import Program, Ref, SizeRef
-
-
-def stream(graph: Graph, sources: Mapping[str, Any], keep: Collection[str]) -> dict[str, Any]:
-    """The values at the sites of `keep`, when the sources have these values; computes only what they need."""
-    table = graph.table
-    wanted = frozenset(graph.numbers(keep))
-    order = table.sorted(node for node in table.support(wanted, ()) if table.rules[node] is not None)
-    last: dict[int, int] = {}
-    for node in order:
-        last.update(dict.fromkeys(table.inputs[node], node))
-    dying: dict[int, list[int]] = {}
-    for site, reader in last.items():
-        if site not in wanted:
-            dying.setdefault(reader, []).append(site)
-    values: dict[int, Any] = {graph.number(name): value for name, value in sources.items()}
-    for node in order:
-        rule = table.rules[node]
-        assert rule is not None
-        reads = [values[site] if site in values else graph.default(site) for site in table.inputs[node]]
-        values[node] = rule(*reads)
-        del reads
-        for site in dying.get(node, ()):
-            values.pop(site, None)
-    return {graph.name(node): values[node] for node in wanted if node in values}
 
 
 def assembled(program: Program, values: Mapping[str, Any], sizes: Sequence[Any]) -> Any:

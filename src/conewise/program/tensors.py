@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
@@ -14,8 +15,29 @@ Tensor = torch.Tensor
 
 
 def computing() -> AbstractContextManager[None]:
-    """The context in which a captured graph is computed: no gradients are recorded."""
-    return torch.no_grad()
+    """The context in which a captured graph is computed: no gradients are recorded.
+
+    The caller's inference mode is left: its tensors could not be differentiated later, nor written to.
+    """
+    return _outside_inference_mode() if torch.is_inference_mode_enabled() else torch.no_grad()
+
+
+@contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """The context in which gradients are computed, whatever the caller switched off; also a decorator."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
+
+
+def recordable(value: Any) -> Any:
+    """The same value, for autograd: a copy of a tensor that was made in inference mode."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def as_tensor(value: object) -> Tensor | None:
@@ -63,15 +85,27 @@ def nan_matrix(size: int, like: Tensor) -> Tensor:
     return like.new_full((size, size), math.nan)
 
 
-def mean_of(value: Tensor, axes: tuple[str, ...]) -> Tensor:
+def mean_of(value: Tensor, axes: Sequence[str], shown: Tensor | None = None) -> Tensor:
     """The mean over the batch and the positions, for every element; `axes` are those of `value`.
 
-    Raises ValueError where there is nothing to take a mean of.
+    `shown` says which entries count, where some are padding. Raises ValueError where there is nothing to take
+    a mean of.
     """
     over = [dim for dim, axis in enumerate(axes) if axis in {"batch", "pos"}]
     if not over or not (value.is_floating_point() or value.is_complex()):
         raise ValueError(f"{value.dtype} with the axes {', '.join(axes)}")
-    return value.mean(dim=over, keepdim=True).expand_as(value)
+    if shown is None:
+        return value.mean(dim=over, keepdim=True).expand_as(value)
+    total, count = sum_of(value, over, shown)
+    return (total / count.clamp(min=1)).to(value.dtype).expand_as(value)
+
+
+def sum_of(value: Tensor, dims: list[int], shown: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over dimensions of the entries that are shown, in float64, and how many these are."""
+    wide = torch.promote_types(value.dtype, torch.float64)
+    total = torch.where(shown, value, 0).sum(dims, keepdim=True, dtype=wide)
+    sizes = [value.shape[dim] if dim in dims else shown.shape[dim] for dim in range(value.ndim)]
+    return total, shown.expand(sizes).sum(dims, keepdim=True)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

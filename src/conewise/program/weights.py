@@ -8,6 +8,7 @@ sum; any other change leaves it equal with a probability of at most 2⁻³¹.
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +21,11 @@ from torch import Tensor, nn
 
 from conewise.errors import WeightsChangedError
 from conewise.program.build import bitwise_same
+from conewise.program.module_state import ModuleState
 from conewise.program.records import Program
+from conewise.program.rehearsal import with_numbers
 from conewise.program.tensors import writes_to
+from conewise.threads import one_module
 
 READ_WHOLE_BYTES = 8 << 20
 """Weights on a CPU that take no more than this are read whole each time that something is computed."""
@@ -88,8 +92,9 @@ class Weights:
     A tensor that the module has under the same name and with the same bits counts as the same.
     """
 
-    def __init__(self, program: Program, module: nn.Module) -> None:
-        self._model = program.module_name
+    def __init__(self, program: Program, module: nn.Module, state: ModuleState) -> None:
+        """`state` is the rest of the module, which is looked at wherever the weights are."""
+        self._model, self._state = program.module_name, state
         self._module = module
         self._names = [" = ".join(map(repr, (source.name, *source.aliases))) for source in program.sources]
         self._tensors = [source.value for source in program.sources]
@@ -114,11 +119,13 @@ class Weights:
         """The address of each tensor in memory."""
         return tuple([tensor.data_ptr() for tensor in self._tensors])
 
+    @with_numbers()
     def glance(self) -> Sums:
         """Sums over the bits that are cheap to read: all, or on a CPU a part of those of a large model."""
         self._expect_forms()
         return self._reading()[0].read()
 
+    @with_numbers()
     def contents(self) -> Contents:
         """What the weights hold now.
 
@@ -150,6 +157,7 @@ class Weights:
         """
         if not self._holders.are_the_same():
             self.expect_captured()
+        self._state.expect_captured()
         known = self._known
         return known if known is not None and known.writes == self.writes() else None
 
@@ -160,10 +168,20 @@ class Weights:
         return ", ".join(names[:3]) + more
 
     def expect_captured(self) -> None:
-        """Raise WeightsChangedError where the module has other tensors than those that were captured."""
+        """Raise WeightsChangedError where the module has other tensors than those that were captured.
+
+        Raises ModuleChangedError where anything else of it changed what it computes.
+        """
+        self._expect_tensors()
+        self._state.expect_captured()
+
+    def _expect_tensors(self) -> None:
         self._expect_forms()
-        if self._holders.are_the_same():
-            return
+        if not self._holders.are_the_same():
+            self._expect_same_tensors()
+
+    @one_module()  # a thread that traces the module has other tensors in it meanwhile
+    def _expect_same_tensors(self) -> None:
         for path, number in self._paths:
             now, captured = _at(self._module, path), self._tensors[number]
             if now is captured:
@@ -216,8 +234,12 @@ class _Holders:
     """Where a module holds its tensors: a look at each, without a walk along each path."""
 
     def __init__(self, module: nn.Module, paths: Sequence[tuple[str, Tensor]]) -> None:
-        self._entries: dict[tuple[int, str, str], tuple[nn.Module, str, str, object]] = {}
+        self._entries: dict[tuple[int, str], tuple[dict[str, object], str, object]] = {}
         self._is_known = all(self._add(module, path.split("."), tensor) for path, tensor in paths)
+        # By column: a look is taken at every job, and in C.
+        self._tables = [table for table, _, _ in self._entries.values()]
+        self._names = [name for _, name, _ in self._entries.values()]
+        self._held = [held for _, _, held in self._entries.values()]
 
     def _add(self, owner: nn.Module, path: Sequence[str], tensor: Tensor) -> bool:
         """Whether all of a path leads through modules."""
@@ -226,17 +248,21 @@ class _Holders:
             child = owner.__dict__["_modules"].get(step)
             if not isinstance(child, nn.Module):
                 return False
-            self._entries[id(owner), "_modules", step] = owner, "_modules", step, child
+            self._note(owner, "_modules", step, child)
             owner = child
         kind = "_parameters" if last in owner.__dict__["_parameters"] else "_buffers"
-        self._entries[id(owner), kind, last] = owner, kind, last, tensor
+        self._note(owner, kind, last, tensor)
         return owner.__dict__[kind].get(last) is tensor
+
+    def _note(self, owner: nn.Module, kind: str, name: str, held: object) -> None:
+        """A table of a module, and what it holds by that name."""
+        for table, key, value in ((vars(owner), kind, vars(owner)[kind]), (vars(owner)[kind], name, held)):
+            self._entries[id(table), key] = table, key, value
 
     def are_the_same(self) -> bool:
         """Whether the module holds the very tensors that it held; False where it has to be looked for."""
-        return self._is_known and all(
-            owner.__dict__[kind].get(name) is held for owner, kind, name, held in self._entries.values()
-        )
+        now = map(dict.get, self._tables, self._names)
+        return self._is_known and all(map(operator.is_, now, self._held))
 
 
 class _Reader:

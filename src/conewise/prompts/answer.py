@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.recheck import recheck
 from conewise.drawing.folding import Folded
-from conewise.errors import SweepError, WeightsChangedError
+from conewise.errors import SweepError
 from conewise.report.inside import Inside
 from conewise.report.story import Story
 from conewise.report.swept import Swept
@@ -65,12 +65,7 @@ class Answer(Result):
         """Run `n` random cells again for every prompt, as plain full forwards of the module with hooks."""
         if self.question is None or self.method:
             return super().verify(n, seed)
-        model = self.question.model
-        if self.weights is not None and self.weights != model.weights.whole_contents().whole:
-            raise WeightsChangedError(
-                f"the weights of {model.name} were written to after this answer was found, so the module "
-                "cannot say whether it is right. Put the old weights back, or ask again."
-            )
+        self._expect_weights(self.question.model)
         is_serial = self.plan.evaluator == "serial"
         checks = [
             recheck(
@@ -101,7 +96,7 @@ class Answer(Result):
 
         expect_page(path)
         story = self.story if story is None else story
-        if self.question is None:
+        if self.question is None or self.question.model.changed_sites:
             return write_page(path, self, story)
         inside = self.question.inside(self, story)
         return write_page(path, self, story, self.question.folded(), inside)
@@ -135,6 +130,7 @@ class Answer(Result):
             for number, (cell, effect, _) in enumerate(strongest):
                 low, high, p = (float(part[number]) for part in (found.low, found.high, found.p))
                 lines.append(f"    {effect:+.6g}  [{low:+.4g}, {high:+.4g}]  p = {p:.2g}  {cell.name}")
+            lines += [f"    {found.note}"] if found.note else []
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from conewise.errors import MetricError, MissingSiteError, PromptError, SweepError
+from conewise.errors import Argument, MetricError, MissingSiteError, PromptError, SweepError
 from conewise.prompts.tokenized import TokenizedPrompts
 from conewise.report.story import PATCHES
 from conewise.runs.captured import Captured
@@ -19,6 +19,20 @@ DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")
 def default_direction(patch: str) -> str:
     """What people mean who do not say: put clean values into the corrupted run, and ablate the clean one."""
     return "denoise" if patch == "source" else "noise"
+
+
+def noise_scale(patch: str, scale: float | None) -> float:
+    """The standard deviation of noise, 1 unless given. Raises SweepError where no noise is put in."""
+    if scale is not None and patch != "noise":
+        raise SweepError(
+            Argument("scale", scale),
+            " is the standard deviation of noise, and ",
+            Argument("patch", patch),
+            " adds none. Leave it out, or give ",
+            Argument("patch", "noise"),
+            ".",
+        )
+    return 1.0 if scale is None else scale
 
 
 def expect_asked(

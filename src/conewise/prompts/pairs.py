@@ -6,11 +6,12 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from conewise.arguments import has_items
 from conewise.errors import PromptError, describe, nearest_names
 from conewise.reading import as_path, parse_json, read_bounded
 
@@ -65,16 +66,16 @@ def as_pairs(given: Any, *, needs_both: bool = True) -> list[Pair]:
         given = [given]
     is_table = hasattr(given, "to_dict") and hasattr(given, "columns")
     if is_table:
-        given = [_cells(row) for row in given.to_dict("records")]
-    if not isinstance(given, Iterable):
+        given = (_cells(row) for row in given.to_dict("records"))
+    if not has_items(given):
         raise PromptError(
             f"prompts are a file, a table or a list of rows, and this is {describe(given)}. For one: "
             f"{_EXAMPLE}"
         )
-    rows = list(given)
-    if not rows:
+    pairs = [_any_pair(f"row {number}", row, needs_both) for number, row in enumerate(given, 1)]
+    if not pairs:
         raise PromptError(f"no prompts: give at least one row, for one: {_EXAMPLE}")
-    return [_any_pair(f"row {number}", row, needs_both) for number, row in enumerate(rows, 1)]
+    return pairs
 
 
 def _is_file_name(text: str) -> bool:
@@ -137,10 +138,11 @@ def read_pairs(path: str | Path, *, needs_both: bool = True) -> list[Pair]:
             f"the prompts {path} are more than {MOST:,} bytes, too many for one sweep. Split them into "
             "several files."
         )
-    rows = list(_csv_rows(path, text) if path.suffix.lower() == ".csv" else _json_rows(path, text))
-    if not rows:
+    rows = _csv_rows(path, text) if path.suffix.lower() == ".csv" else _json_rows(path, text)
+    pairs = [_pair(where, row, needs_both) for where, row in rows]  # the first that is none ends it
+    if not pairs:
         raise PromptError(f"{path} holds no prompts. Expected, for one: {_EXAMPLE}")
-    return [_pair(where, row, needs_both) for where, row in rows]
+    return pairs
 
 
 # -- rows of a file, each with where it stands --------------------------------------------------

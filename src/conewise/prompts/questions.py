@@ -7,13 +7,15 @@ sweep, and the question plans and runs them as one: its counts are the sums of t
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from conewise.amounts import as_bytes
+from conewise.arguments import Count, Samples, checked
 from conewise.attributing.attribution import estimated, estimated_together, planned
 from conewise.attributing.methods import HYBRID
 from conewise.attributing.plan import AttributionPlan
@@ -21,14 +23,14 @@ from conewise.drawing.folding import Folded, fold
 from conewise.errors import PromptError, SweepError
 from conewise.fleets.jobs import Fleet
 from conewise.locations.places import EdgePlace
-from conewise.locations.selectors import Cell, SelectorLike
+from conewise.locations.selectors import POSITIONS, Cell, SelectorLike, Selectors, as_selectors
 from conewise.phases import Phases
 from conewise.prompts.answer import Answer
 from conewise.prompts.expectations import DIRECTIONS, expect_asked, expect_tokens, expect_vocabulary
 from conewise.prompts.held_out import HeldOut, expect_counts, strongest
 from conewise.prompts.timing import forward_seconds
 from conewise.prompts.tokenized import METRICS, Progress, TokenizedPrompts
-from conewise.prompts.whole import whole_plan, whole_result
+from conewise.prompts.whole import whole_plan, whole_result, without_steps
 from conewise.report.inside import Inside, inside_of
 from conewise.report.story import Story
 from conewise.report.swept import Swept
@@ -38,18 +40,18 @@ from conewise.runs.interventions.interventions import mean, noise
 from conewise.runs.metrics import Metric, as_metric, logit
 from conewise.runs.run import Run
 from conewise.sweeps.calibration import calibrate
+from conewise.sweeps.execution.growth import Holes
 from conewise.sweeps.execution.ledger import PHASES
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.progress import PassedOn, Shown, bar
 from conewise.sweeps.result import Result
 from conewise.sweeps.running import Options
-from conewise.sweeps.sweep import Sweep, run_together
-
-POSITIONS = frozenset({"pos", "query_pos", "key_pos"})
-"""Axes whose numbers mean something else in prompts of another length."""
+from conewise.sweeps.sweep import Sweep, expect_each, run_together
+from conewise.threads import Turn, one_thread
 
 
+@checked
 @dataclass(frozen=True)
 class Question:
     """What every site does to the metric, when `patch` is put there in one run of each pair.
@@ -86,13 +88,18 @@ class Question:
         self._expect_one_meaning()
 
     def _expect_one_meaning(self) -> None:
-        """Refuse sites that the model has not, and positions in prompts of several lengths."""
-        lengths = sorted(set(self.prompts.lengths))
-        chosen = {axis for cell in self.cells for place in cell.places for axis in place.part}
-        if len(lengths) > 1 and not chosen.isdisjoint(POSITIONS):
+        """Refuse sites that the model has not, and positions that differ in prompts of several lengths."""
+        lengths = {length: group for group, length in enumerate(self.prompts.lengths)}
+        parts = [place.part for cell in self.cells for place in cell.places]
+        chosen = [part[axis] for part in parts for axis in POSITIONS & part.keys()]
+        if len(lengths) == 1 or not chosen:
+            return
+        names = {tuple(cell.name for cell in self._unrun(group).cells) for group in lengths.values()}
+        if len(names) > 1 or not all(map(_counts_from_end, chosen)):
             raise PromptError(
-                f"the prompts have {_listed(lengths)} tokens, so that a position does not mean the same in "
-                "all of them. Sweep by position over prompts of one length, or leave positions out."
+                f"the prompts have {_listed(sorted(lengths))} tokens, so that a position does not mean the "
+                "same in all of them. Count positions from the end (pos=-1 is the last), sweep by position "
+                "over prompts of one length, or leave positions out."
             )
 
     # -- the sweeps --------------------------------------------------------------------------
@@ -115,24 +122,32 @@ class Question:
     @property
     def cells(self) -> tuple[Cell, ...]:
         """The cells, the same in every group."""
-        return self._unrun.cells
+        return self._cells
 
     @cached_property
-    def _unrun(self) -> Sweep:
-        """The sweep of the first group as inputs, to look at what is asked: nothing is run for it."""
-        device = facts_of(self.model).input_device
-        source = self._put if self.source is None else self.prompts.inputs_of(0, self.source, device)
-        base = self.prompts.inputs_of(0, self.base, device)
+    def _cells(self) -> tuple[Cell, ...]:
+        return self._unrun(0).cells
+
+    @cached_property
+    def _selectors(self) -> Selectors:
+        """The sites; positions of several lengths are counted from the end, where they mean the same."""
+        given = as_selectors(self.sites)
+        return replace(given, from_end=given.from_end or len(set(self.prompts.lengths)) > 1)
+
+    def _unrun(self, group: int) -> Sweep:
+        """The sweep of a group, to look at what is asked: nothing is run for it."""
         # What KL compares with is a run, which there is none of yet.
-        metric = logit(0) if isinstance(self.metric, str) and self.metric == "kl" else self._metric(0, None)
-        return Sweep(
-            self.model, self.sites, base=base, source=source, metric=metric, precision=self.precision
-        )
+        return self._over(group, logit(0) if self._is_kl else self._metric(group, None))
 
     def sweep(self, group: int) -> Sweep:
         """The sweep of one group."""
         if group == 0:
+            reference = self._first.metrics[0].reference
+            if self._is_kl and reference is not None and not reference.is_current:
+                vars(self).pop("_first")  # the clean run is another one now
             return self._first
+        if not 0 < group < len(self.prompts.groups):
+            raise PromptError(f"no group {group} of prompts: there are {len(self.prompts.groups)}, from 0.")
         found = self._sweep(group)
         if [cell.name for cell in found.cells] != [cell.name for cell in self.cells]:
             raise SweepError(
@@ -140,28 +155,62 @@ class Question:
             )
         return found
 
+    def _expect_room(self, plan: Callable[[Sweep], object], max_memory: int | str | None) -> None:
+        """Raise BudgetError where a group takes more than the budget, however it is cut."""
+        if max_memory is None or len(self.numbers) == 1:
+            return
+        sizes = zip(self.prompts.lengths, map(len, self.numbers), strict=True)
+        shapes = {size: group for group, size in enumerate(sizes)}
+
+        def look(group: int) -> None:
+            with self._swept(group) as sweep:
+                plan(sweep)
+
+        expect_each(look, shapes.values())
+
+    @contextmanager
+    def _swept(self, group: int) -> Iterator[Sweep]:
+        """The sweep of one group; the runs that are made for it go at the end."""
+        sweep = self.sweep(group)
+        try:
+            yield sweep
+        finally:
+            sweep.forget()
+            self._holes.settle()
+
+    @cached_property
+    def _holes(self) -> Holes:
+        return Holes()
+
+    def _of_group(self, result: Result) -> Result:
+        """The result of a group; of several, without the sweep: only one group's is held at a time."""
+        if len(self.numbers) == 1:
+            return result
+        return replace(result, sweep=None, plan=without_steps(result.plan))
+
     @cached_property
     def _first(self) -> Sweep:
         return self._sweep(0)
 
+    @property
+    def _is_kl(self) -> bool:
+        """True if the metric compares with the clean run."""
+        return isinstance(self.metric, str) and self.metric == "kl"
+
     def _sweep(self, group: int) -> Sweep:
+        clean = None
+        if self._is_kl:
+            inputs = self.prompts.inputs_of(group, "clean", facts_of(self.model).input_device)
+            clean = baseline(self.model, (), inputs, keep=())
+        return self._over(group, self._metric(group, clean))
+
+    def _over(self, group: int, metric: Metric) -> Sweep:
+        """The sweep of a group's inputs: they are run when it is, and their values go when it has ended."""
         device = facts_of(self.model).input_device
-        runs: dict[str, Run] = {}
-
-        def run(which: str) -> Run:
-            if which not in runs:
-                runs[which] = baseline(self.model, (), self.prompts.inputs_of(group, which, device))
-            return runs[which]
-
-        metric = self._metric(group, run("clean") if self.metric == "kl" else None)
-        source = self._put if self.source is None else run(self.source)
+        source = self._put if self.source is None else self.prompts.inputs_of(group, self.source, device)
+        base = self.prompts.inputs_of(group, self.base, device)
         return Sweep(
-            self.model,
-            self.sites,
-            base=run(self.base),
-            source=source,
-            metric=metric,
-            precision=self.precision,
+            self.model, self._selectors, base=base, source=source, metric=metric, precision=self.precision
         )
 
     def _metric(self, group: int, clean: Run | None) -> Metric:
@@ -187,6 +236,11 @@ class Question:
 
     # -- planned and run as one --------------------------------------------------------------
 
+    @property
+    def _turn(self) -> Turn:
+        return self.model._turn
+
+    @one_thread
     def plan(
         self,
         max_memory: int | str | None = None,
@@ -198,14 +252,18 @@ class Question:
         `progress` is called with how many prompts are planned, and of how many.
         """
         calibrate(self.model)  # people want to know how long it takes
+        self._expect_room(lambda sweep: sweep.plan(max_memory, evaluator), max_memory)
         plans, done = [], 0
         for group, numbers in enumerate(self.prompts.groups):
-            plans.append(self.sweep(group).plan(max_memory, evaluator))
+            with self._swept(group) as sweep:
+                plan = sweep.plan(max_memory, evaluator)
+            plans.append(plan if len(self.numbers) == 1 else without_steps(plan))
             done += len(numbers)
             if progress is not None:
                 progress(done, len(self.prompts.pairs))
         return whole_plan(plans)
 
+    @one_thread
     def run(
         self,
         *,
@@ -214,7 +272,7 @@ class Question:
         out: str | Path | None = None,
         resume: bool = False,
         progress: Shown = None,
-        verify: int = 0,
+        verify: Count = 0,
         executor: Fleet | None = None,
     ) -> Answer:
         """Run every sweep; see `Sweep.run`. The answer has the prompts in the order of `prompts.pairs`.
@@ -224,19 +282,22 @@ class Question:
         """
         groups = range(len(self.prompts.groups))
         folders = [None if out is None else self.folder_of(Path(out), group) for group in groups]
+        if not resume:  # a run that is resumed stays cut as it was
+            self._expect_room(lambda sweep: sweep.plan(max_memory, evaluator), max_memory)
         with bar(progress, len(groups) * len(self.cells), facts_of(self.model).device) as tell:
             if executor is None:
-                results = [
-                    self.sweep(group).run(
-                        evaluator=evaluator,
-                        max_memory=max_memory,
-                        out=folders[group],
-                        resume=resume,
-                        progress=PassedOn(tell),
-                        verify=verify,
-                    )
-                    for group in groups
-                ]
+                results = []
+                for group in groups:
+                    with self._swept(group) as sweep:
+                        result = sweep.run(
+                            evaluator=evaluator,
+                            max_memory=max_memory,
+                            out=folders[group],
+                            resume=resume,
+                            progress=PassedOn(tell),
+                            verify=verify,
+                        )
+                    results.append(self._of_group(result))
             else:
                 sweeps = [self.sweep(group) for group in groups]
                 options = Options(evaluator, as_bytes(max_memory), None)
@@ -252,8 +313,11 @@ class Question:
         self, method: str, steps: int | None = None, max_memory: int | str | None = None
     ) -> tuple[AttributionPlan, ...]:
         """What estimating takes, for each group of prompts: see `conewise.attribution_plan`."""
-        groups = range(len(self.prompts.groups))
-        return tuple(planned(self.sweep(group), method, steps, max_memory) for group in groups)
+        found = []
+        for group in range(len(self.prompts.groups)):
+            with self._swept(group) as sweep:
+                found.append(planned(sweep, method, steps, max_memory))
+        return tuple(found)
 
     def attribute(
         self,
@@ -274,6 +338,7 @@ class Question:
         """
         groups = range(len(self.prompts.groups))
         folders = [None if out is None else self.folder_of(Path(out), group) for group in groups]
+        self._expect_room(lambda sweep: planned(sweep, method, steps, max_memory), max_memory)
         results: list[Result] = []
         if executor is not None and method != HYBRID:
             sweeps = [self.sweep(group) for group in groups]
@@ -284,19 +349,20 @@ class Question:
         else:
             with bar(progress, len(groups) * len(self.cells), facts_of(self.model).device) as tell:
                 for group in groups:
-                    found = estimated(
-                        self.sweep(group),
-                        method,
-                        steps,
-                        seed=seed,
-                        max_memory=max_memory,
-                        out=folders[group],
-                        resume=resume,
-                        progress=False,
-                        executor=executor,
-                    )
+                    with self._swept(group) as sweep:
+                        found = estimated(
+                            sweep,
+                            method,
+                            steps,
+                            seed=seed,
+                            max_memory=max_memory,
+                            out=folders[group],
+                            resume=resume,
+                            progress=False,
+                            executor=executor,
+                        )
                     tell(len(self.cells))
-                    results.append(found)
+                    results.append(self._of_group(found))
         whole = results[0] if len(results) == 1 else whole_result(results, self.prompts.groups)
         return replace(whole, story=self.story())
 
@@ -322,7 +388,8 @@ class Question:
         metric = self.metric if isinstance(self.metric, str) else as_metric(self.metric)
         if isinstance(metric, Metric) and metric.prompts is not None and metric.of_prompts is not None:
             metric = metric.of_prompts(numbers)
-        return replace(self, prompts=self.prompts.of(numbers), metric=metric)
+        # Positions mean what they mean in all of the prompts, also where some have one length.
+        return replace(self, prompts=self.prompts.of(numbers), metric=metric, sites=self._selectors)
 
     def faithfulness(
         self, top: int | Sequence[int] = (1, 2, 4, 8), *, share: float = 0.5, seed: int = 0, **how: Any
@@ -359,7 +426,7 @@ class Question:
 
     # -- for pages and drawings --------------------------------------------------------------
 
-    def story(self, model: str | None = None, command: str | None = None, forwards: int = 0) -> Story:
+    def story(self, model: str | None = None, command: str | None = None, forwards: Count = 0) -> Story:
         """The question in words; so many full forwards are timed for it."""
         return Story(
             model=self.model.label if model is None else model,
@@ -374,7 +441,7 @@ class Question:
             forward_seconds=self.forward_seconds(forwards) if forwards else None,
         )
 
-    def forward_seconds(self, times: int) -> float:
+    def forward_seconds(self, times: Samples) -> float:
         """What one full forward of all prompts by the module itself takes: the mean of so many, after one."""
         inputs = self.prompts.inputs(self.base, facts_of(self.model).input_device)
         return forward_seconds(self.model, inputs, times)
@@ -402,6 +469,13 @@ class Question:
             ],
             "groups": [list(group) for group in self.prompts.groups],
         }
+
+
+def _counts_from_end(index: Any) -> bool:
+    """True if the positions that a part of a place means are counted from the end."""
+    if isinstance(index, slice):
+        return all(bound is None or bound < 0 for bound in (index.start, index.stop))
+    return all(number < 0 for number in (index if isinstance(index, Sequence) else [index]))
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -212,7 +212,14 @@ class _Reader:
             )
 
     def answers(self, texts: Sequence[str], pair: Pair, where: str) -> Tokens:
-        return tuple(self._answers.token(text, pair.clean, where) for text in texts)
+        """The tokens of these texts, each once: an answer that is given twice is one answer."""
+        found: dict[int, str] = {}
+        for text in texts:
+            token = self._answers.token(text, pair.clean, where)
+            if token in found:
+                self.notes.append(f"{where}: {text!r} is the same token as {found[token]!r}, and counts once")
+            found.setdefault(token, text)
+        return tuple(found)
 
     def _shown(self, tokens: Tokens) -> str:
         return self._answers.shown(tokens)

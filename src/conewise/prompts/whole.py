@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,13 @@ from conewise.sweeps.storage.result_data import Missing
 def whole_plan(plans: Sequence[SweepPlan]) -> SweepPlan:
     """The plans of all groups as one: counts are added up, the peak is the largest.
 
-    `chunks` are those of the group that is cut most.
+    `chunks` are those of the group that is cut most. The steps are those of each group's own plan.
     """
     if len(plans) == 1:
         return plans[0]
     seconds = [plan.seconds for plan in plans if plan.seconds is not None]
     return replace(
-        plans[0],
+        without_steps(plans[0]),
         batches=sum(plan.batches for plan in plans),
         node_evaluations=sum(plan.node_evaluations for plan in plans),
         full_evaluations=sum(plan.full_evaluations for plan in plans),
@@ -40,6 +40,11 @@ def whole_plan(plans: Sequence[SweepPlan]) -> SweepPlan:
     )
 
 
+def without_steps(plan: SweepPlan) -> SweepPlan:
+    """The costs of a group's plan, without its steps and the sweep, which holds what its metric reads."""
+    return replace(plan, compiled=None, spec={}, sweep=None)
+
+
 def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> Result:
     """The results of all groups as one, each prompt weighing the same, in the order of the pairs."""
     numbers = [number for group in groups for number in group]
@@ -50,6 +55,7 @@ def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> 
         return joined(known)[..., order] if len(known) == len(results) else None
 
     checks = [result.verification for result in results]
+    origins = [result.origin for result in results]  # not the results, which have sweeps
     per_prompt = together(result.per_prompt for result in results)
     base = together(result.base_per_prompt for result in results)
     source = together(result.source_per_prompt for result in results)
@@ -64,7 +70,7 @@ def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> 
         per_prompt,
         base.mean(-1),
         None if source is None else source.mean(-1),
-        Lazy(lambda: _whole_provenance([result.provenance for result in results])),
+        Lazy(lambda: _whole_provenance(origins)),
         None if None in checks else whole_check([check for check in checks if check is not None]),
         base_per_prompt=base,
         source_per_prompt=source,
@@ -96,7 +102,7 @@ def _whole_ledger(ledgers: Sequence[SweepLedger]) -> SweepLedger:
     )
 
 
-def _whole_provenance(provenances: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _whole_provenance(provenances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What all groups share, their batches one after another, and every metric that was read."""
     metrics = [metric for one in provenances for metric in one["metrics"]]
     return {

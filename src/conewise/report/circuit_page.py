@@ -15,7 +15,7 @@ from pathlib import Path
 from conewise.drawing.circuit_layers import layered
 from conewise.drawing.document import document
 from conewise.errors import CircuitError
-from conewise.files import write_whole
+from conewise.files import expect_replaceable, write_whole
 from conewise.report.curve import Curve
 from conewise.report.sections import number, prompt_pairs
 from conewise.report.sent import SentCircuit
@@ -59,6 +59,7 @@ def write_circuit_page(path: str | Path, circuit: DrawnCircuit) -> Path:
     text = circuit_page(circuit)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        expect_replaceable(path)
         write_whole(path, text.encode())
     except (OSError, ValueError) as error:  # no file can have such a name: ValueError
         why = getattr(error, "strerror", None) or error

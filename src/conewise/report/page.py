@@ -17,7 +17,7 @@ from conewise.drawing.document import document
 from conewise.drawing.wave import cone_section, wave_section
 from conewise.errors import SweepError
 from conewise.extras import needs
-from conewise.files import expect_file, write_whole
+from conewise.files import expect_file, expect_replaceable, write_whole
 from conewise.report.inside import Inside
 from conewise.report.packing import packed, spread
 from conewise.report.sections import (
@@ -68,6 +68,7 @@ def write_page(
     text = sweep_page(result, story, folded, inside)
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        expect_replaceable(path)
         write_whole(path, text.encode())
     return path
 
@@ -77,6 +78,7 @@ def expect_page(path: str | Path) -> None:
     path = Path(path)
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        expect_replaceable(path)
         expect_file(path)
 
 

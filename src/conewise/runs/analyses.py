@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from conewise.arguments import checked
 from conewise.decomposing.attention_patterns import AttentionPatterns, attention_patterns
 from conewise.decomposing.decomposition import Decomposition, decompose
 from conewise.decomposing.lens import Lens, lens
@@ -12,18 +13,23 @@ from conewise.errors import GradientError, MetricError
 from conewise.locations.places import PlaceLike
 from conewise.locations.selectors import SelectorLike
 from conewise.program.streaming import described_fields, field_names, output_names
-from conewise.program.tensors import Tensor
+from conewise.program.tensors import recording
 from conewise.runs.backward.backward_cost import BackwardCost, backward_cost_of
 from conewise.runs.backward.gradients import Gradients, gradients_of
 from conewise.runs.backward.tape import Tape
-from conewise.runs.metrics import Metric, as_metric, expect_prompts, measured
+from conewise.runs.metrics import Metric, as_metric, at_run, expect_prompts, measured
 from conewise.runs.values import Values
 from conewise.structure.axes.outputs import Outputs
+from conewise.texts.tokenizing import expect_decodes
+from conewise.threads import one_thread
 
 
+@checked
+@one_thread
 class Analyses(Values):
     """Values of a captured model, and what is found in them."""
 
+    @recording()
     def gradients(self, metric: Any, sites: SelectorLike) -> Gradients:
         """The gradients of a metric by sites, by place, each in the natural axes of its place.
 
@@ -33,8 +39,10 @@ class Analyses(Values):
         that stand here are as they are. Raises GradientError where a site holds no floating-point numbers,
         where an operation has no derivative, or where the metric is no function that torch differentiates.
         """
-        return gradients_of(self._tape(), as_metric(metric), sites, self.inputs)
+        with self.checked_once():
+            return gradients_of(self._tape(), as_metric(metric), sites, self.inputs)
 
+    @recording()
     def backward_cost(self, metric: Any, sites: SelectorLike, *, weights: bool = False) -> BackwardCost:
         """Which part of a metric's reverse pass a patch at each of `sites` makes stale, counted in nodes.
 
@@ -48,7 +56,8 @@ class Analyses(Values):
                 f"{len(self.edits)} patches stand in this world, and costs are counted against a run without "
                 "any. Ask the run that it is a fork of."
             )
-        return backward_cost_of(self._tape(), as_metric(metric), sites, self.inputs, weights=weights)
+        with self.checked_once():
+            return backward_cost_of(self._tape(), as_metric(metric), sites, self.inputs, weights=weights)
 
     def decompose(
         self, by: str = "head", at: PlaceLike | None = None, *, stack: str = "", tokenizer: Any = None
@@ -60,7 +69,8 @@ class Analyses(Values):
         way (Gemma 2, BERT), parts are carried through them with the run's own scale. The parts are checked to
         add up to the stream; DecompositionError says what is in the way where they do not, or cannot.
         """
-        return decompose(self, by, at, stack=stack, tokenizer=self._tokenizer(tokenizer))
+        with self.checked_once():
+            return decompose(self, by, at, stack=stack, tokenizer=self._tokenizer(tokenizer))
 
     def logit_attribution(
         self,
@@ -83,10 +93,12 @@ class Analyses(Values):
         expect_linear(metric)
         prompts = Outputs(self.model.program).prompts(self.inputs)
         expect_prompts(metric, prompts, "this run")
-        numbers = self._measured(metric, prompts)
-        return attribute(
-            self, metric, numbers, by, positions=positions, stack=stack, tokenizer=self._tokenizer(tokenizer)
-        )
+        name = self._read_by(metric)
+        metric = at_run(metric, self.model, self.inputs, name)
+        with self.checked_once():
+            value = Outputs(self.model.program).arranged(name, self.value_at(name), 1, prompts)
+            numbers, tokenizer = measured(metric, value)[0], self._tokenizer(tokenizer)
+            return attribute(self, metric, numbers, by, positions=positions, stack=stack, tokenizer=tokenizer)
 
     def lens(self, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
         """The logit lens: the model's own final norm and unembedding, applied to the stream at every layer.
@@ -95,28 +107,30 @@ class Analyses(Values):
         probability and rank of those of `tokens` (numbers, or texts where a tokenizer is known): never the
         logits of all layers at once. The last row is checked to be what the model itself puts out.
         """
-        return lens(self, top=top, tokens=tokens, stack=stack, tokenizer=self._tokenizer(tokenizer))
+        with self.checked_once():
+            return lens(self, top=top, tokens=tokens, stack=stack, tokenizer=self._tokenizer(tokenizer))
 
     def attention(self, layer: Any = None, *, stack: str = "", tokenizer: Any = None) -> AttentionPatterns:
         """The attention patterns of a layer, of several, or of all: [layer, batch, head, query, key].
 
         MissingSiteError says why a model shows none, and what to load it with.
         """
-        return attention_patterns(self, layer, stack=stack, tokenizer=self._tokenizer(tokenizer))
+        with self.checked_once():
+            return attention_patterns(self, layer, stack=stack, tokenizer=self._tokenizer(tokenizer))
 
-    def _measured(self, metric: Metric, prompts: int) -> Tensor:
-        """A metric of one output here, [prompt]."""
+    def _read_by(self, metric: Metric) -> str:
+        """The output that a metric reads."""
         program = self.model.program
         names = field_names(program, metric.output) or output_names(program)
         if len(names) != 1:
             raise MetricError(
                 f"{metric.name!r} reads {metric.output!r}, and the outputs are {described_fields(program)}."
             )
-        value = self.value_at(names[0])
-        return measured(metric, Outputs(program).arranged(names[0], value, 1, prompts))[0]
+        return names[0]
 
     def _tokenizer(self, given: Any) -> Any:
         """What writes tokens: given, or what the model was captured with."""
+        expect_decodes(given)
         return self.model.tokenizer if given is None else given
 
     def _tape(self) -> Tape:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from conewise.errors import MetricError
-from conewise.runs.metrics import Metric, logit_diff, one_number, prob
+from conewise.runs.metrics import Metric, expect_apart, logit_diff, one_number, prob
 
 Tensor = torch.Tensor
 Tokens = Sequence[Sequence[int]]
@@ -21,10 +21,13 @@ def token_rows(rows: Tokens, device: object = None) -> Tensor:
 def answer_diff(answers: Tokens, wrong: Tokens, *, name: str = "logit_diff") -> Metric:
     """The mean logit of each prompt's answers less that of its wrong answers, at the last position.
 
-    With one answer and one wrong answer for each prompt this is `logit_diff`.
+    With one answer and one wrong answer for each prompt this is `logit_diff`. A token that is given twice is
+    one answer; one that is on both sides raises MetricError.
     """
+    answers, wrong = _sets(answers), _sets(wrong)
     given = {"answers": _rows(answers, "answers"), "wrong answers": _rows(wrong, "wrong answers")}
     prompts = one_number(given)
+    expect_apart(answers, wrong)
     if all(len(tokens) == 1 for tokens in (*answers, *wrong)):
         return logit_diff([one for (one,) in answers], [one for (one,) in wrong], name=name)
 
@@ -57,8 +60,9 @@ def answer_diff(answers: Tokens, wrong: Tokens, *, name: str = "logit_diff") -> 
 def answer_prob(answers: Tokens, *, name: str = "prob") -> Metric:
     """The probability that one of each prompt's answers comes next.
 
-    With one answer for each prompt this is `prob`.
+    With one answer for each prompt this is `prob`. A token that is given twice is one answer.
     """
+    answers = _sets(answers)
     prompts = _rows(answers, "answers")
     if all(len(tokens) == 1 for tokens in answers):
         return prob([one for (one,) in answers], name=name)
@@ -76,6 +80,11 @@ def answer_prob(answers: Tokens, *, name: str = "prob") -> Metric:
         prompts=prompts,
         of_prompts=lambda numbers: answer_prob([answers[number] for number in numbers], name=name),
     )
+
+
+def _sets(tokens: Tokens) -> list[list[int]]:
+    """Each prompt's tokens, each once."""
+    return [list(dict.fromkeys(row)) for row in tokens]
 
 
 def _rows(tokens: Tokens, what: str) -> int:

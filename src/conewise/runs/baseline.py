@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from conewise.amounts import as_bytes
+from conewise.arguments import has_items
 from conewise.engine.world import World
 from conewise.errors import PatchError, SweepError
 from conewise.locations.places import Place, PlaceLike
 from conewise.program.build import run_sources
 from conewise.program.records import SIZES
-from conewise.program.streaming import output_names, stream
+from conewise.program.streaming import output_names
 from conewise.program.tensors import Tensor, computing, copy_of
+from conewise.program.walk import stream
 from conewise.runs.captured import Captured
 from conewise.runs.run import Run
 from conewise.runs.text_inputs import with_tokens
@@ -38,6 +40,7 @@ def bound(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> di
     args, kwargs = with_tokens(model, args, kwargs)
     inputs = {name: copy_of(value) for name, value in model.signature.bind(args, kwargs).items()}
     sizes_of(model, inputs)
+    model.expect_known_ids(inputs)
     return inputs
 
 
@@ -55,7 +58,7 @@ def computed(model: Captured, inputs: dict[str, Tensor], keep: Keep = None) -> W
     if keep is None or budget is not None:
         fits = sum(model.estimated_bytes(inputs).values()) <= (budget or KEEP_ALL_BYTES)
         keep = "all" if fits else keep or list(model.site_table.kinds) or "all"
-    if keep == "all":
+    if isinstance(keep, str) and keep == "all":
         world = World(model.graph)
         for name, value in sources.items():
             world.set(name, value)
@@ -84,7 +87,8 @@ def _that_fit(model: Captured, budget: int, inputs: Mapping[str, Tensor]) -> set
 
 def _kept(model: Captured, keep: object) -> list[PlaceLike]:
     """The places of `keep`, kinds spelled out."""
-    if isinstance(keep, str | Place) or not isinstance(keep, Iterable):
+    keep = keep.tolist() if type(keep).__name__ == "ndarray" else keep  # type: ignore[attr-defined]
+    if isinstance(keep, str | bytes | Place | Tensor | Mapping) or not has_items(keep):
         raise PatchError(
             f"keep is 'all', a list of places, an amount of memory or None, and {keep!r} is none of them."
         )
@@ -104,7 +108,7 @@ def _kept(model: Captured, keep: object) -> list[PlaceLike]:
 def _budget(keep: object) -> int | None:
     """The bytes that `keep` allows, or None where it is no amount of memory."""
     if isinstance(keep, int) and not isinstance(keep, bool):
-        return keep
+        return as_bytes(keep)
     if not isinstance(keep, str) or keep == "all":
         return None
     try:

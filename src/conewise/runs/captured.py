@@ -6,30 +6,40 @@ import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from conewise.capturing.export import Exported, export
+from conewise.capturing.export import Exported, export, unwrapped
 from conewise.capturing.fidelity import compare
-from conewise.errors import InexactCaptureWarning, PatchError
+from conewise.errors import (
+    GraphChangedError,
+    InexactCaptureWarning,
+    InputMismatchError,
+    OtherModelError,
+    PatchError,
+)
 from conewise.identity.digests import program_digest
 from conewise.locations.head_result import AXES as RESULT_AXES
 from conewise.locations.listing import Listing
 from conewise.locations.located import Located
-from conewise.locations.places import PlaceLike, as_place
+from conewise.locations.places import Place, PlaceLike, as_place
 from conewise.locations.sites import SiteTable
 from conewise.locations.spliced import Spliced
 from conewise.markup import heading, table
 from conewise.phases import shown_phases
-from conewise.program.build import build_graph
-from conewise.program.records import Program
+from conewise.program.build import bitwise_same, build_graph
+from conewise.program.module_state import ModuleState
+from conewise.program.operations import TOKEN_KEEPING
+from conewise.program.records import Program, Ref
 from conewise.program.sizes import has_unbacked
 from conewise.program.streaming import described_fields, output_names
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Weights
 from conewise.status_line import status_line
 from conewise.structure.axes.views import View
+from conewise.threads import Turn, one_module
 
 BEHIND_KEPT = 256
 """How many answers of `Captured.behind` are kept."""
@@ -58,7 +68,8 @@ class Captured:
         label: str = "",
     ) -> None:
         """See `conewise.capture`."""
-        with status_line(f"capturing {type(module).__name__}") as doing:
+        module = unwrapped(module)
+        with one_module(), status_line(f"capturing {type(module).__name__}") as doing:
             doing("exporting")
             exported = export(module, args, kwargs, batch_dim=batch_dim)
             self.tokenizer, self.label = tokenizer, label or exported.program.module_name
@@ -76,15 +87,23 @@ class Captured:
     ) -> None:
         """Be the captured model of a module that was exported; `sites_of` finds the sites of its program."""
         doing("building")
+        self._turn = Turn()
         self.module = module
         self.name = exported.program.module_name
         self.program: Program = exported.program
         self.signature = exported.signature
         self.batch_is_fixed = exported.fixed
         self.graph = build_graph(self.program)
-        self.weights = Weights(self.program, module)
+        self._built = tuple(self.graph.table.rules), tuple(self.graph.table.inputs)
+        self._is_traced = sites_of is SiteTable  # not where records were put into it
+        self.state = ModuleState(module, self.name, self._is_same_program)
+        self.weights = Weights(self.program, module, self.state)
+        example = exported.signature.example
+        self.expect_known_ids(exported.signature.bind(example.args, example.kwargs))
         doing("comparing")
         self.fidelity = compare(module, exported, self.graph)
+        if self._is_traced:
+            self.state.expect_stateless()
         doing("weights")
         if self.weights.are_on_gpu:
             self.weights.whole_contents()  # loads what reads them there
@@ -99,8 +118,10 @@ class Captured:
                 InexactCaptureWarning,
                 stacklevel=4,
             )
-        self._behind: OrderedDict[tuple[tuple[str, ...], ...], tuple[str, ...]] = OrderedDict()
-        self._supports: dict[tuple[str, ...], frozenset[int]] = {}
+        self._behind: OrderedDict[tuple[int, tuple[str, ...], tuple[str, ...]], tuple[str, ...]] = (
+            OrderedDict()
+        )
+        self._supports: dict[tuple[int, tuple[str, ...]], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}
 
     @cached_property
@@ -109,23 +130,92 @@ class Captured:
         note = "" if self.fidelity.bitwise else f"The graph is {self.fidelity}."
         return Listing(self.site_table, self.graph, self.program, note)
 
+    @cached_property
+    def _tables(self) -> dict[str, int]:
+        """How many rows the tables have that each input is looked up in as it is: vocabularies, positions."""
+        limits: dict[str, int] = {}
+        inputs = {leaf.name: leaf.name for leaf in self.program.inputs if not leaf.dtype.is_floating_point}
+        for record in self.program.records:
+            first, second = (*record.args, None, None)[:2]
+            if record.op == "embedding" and isinstance(second, Ref) and second.name in inputs:
+                table = self.program.source_values.get(getattr(first, "name", ""))
+                if table is not None:
+                    name = inputs[second.name]
+                    limits[name] = min(len(table), limits.get(name, len(table)))
+            elif record.op in TOKEN_KEEPING and isinstance(first, Ref) and first.name in inputs:
+                inputs[record.name] = inputs[first.name]
+        return limits
+
+    def expect_known_ids(self, inputs: Mapping[str, Any]) -> None:
+        """Raise InputMismatchError where inputs hold ids that the model's tables do not have."""
+        for name, rows in self._tables.items():
+            ids = inputs.get(name)
+            if isinstance(ids, Tensor) and ids.numel() and ids.device.type != "meta":
+                low, high = (int(end) for end in ids.aminmax())
+                if low < 0 or high >= rows:
+                    raise InputMismatchError(
+                        f"{name!r} holds the id {low if low < 0 else high}, and {self.name} knows {rows}, "
+                        f"from 0 to {rows - 1}. Tokenize with the model's own tokenizer."
+                    )
+
     def locate(self, place: PlaceLike) -> Located:
-        """Find a place. Raises MissingSiteError with the reason, or with the nearest names."""
+        """Find a place: one value. Raises MissingSiteError with the reason, or with the nearest names."""
         place = as_place(place)
         site = self.site_table.find(place.name, place.layer, place.stack)
         if site.result is not None:
+            if site.result.projection.name in self.changed_sites:
+                self.expect_program(f"read or patch {place}, which is computed from the output projection")
             view = View(RESULT_AXES, tuple((axis,) for axis in RESULT_AXES), {})
         else:
             view = site.view or self._plain_view(site.node)
         view.index(place.part)
         return Located(site, view, place.part)
 
+    def each_call(self, places: Sequence[Place]) -> tuple[Place, ...]:
+        """The places that are patched: for the path of a module that is called several times, every call."""
+        table = self.site_table
+        if not table.has_repeated_calls:
+            return tuple(places)
+        return tuple(
+            place if name == place.name else replace(place, name=name)
+            for place in places
+            for name in (table.calls(place.name) if place.layer is None else (place.name,))
+        )
+
+    @property
+    def changed_sites(self) -> tuple[str, ...]:
+        """The sites of the graph whose rules or inputs are no longer those of the program.
+
+        `graph.redefine`, grafts and removals change them. Runs, their forks and serial sweeps call the
+        graph's rules, and so follow; all else is computed from the program, and asks `expect_program`.
+        """
+        graph = self.graph
+        if not graph.changes:
+            return ()
+        now = zip(graph.table.rules, graph.table.inputs, strict=True)
+        built = zip(*self._built, strict=True)
+        changed = (
+            number for number, (one, other) in enumerate(zip(now, built, strict=False)) if one != other
+        )
+        return graph.names(changed)
+
+    def expect_own(self, what: str, of: Captured) -> None:
+        """Raise OtherModelError where `what`, such as "base is a run", is of another captured model."""
+        if of is not self:
+            raise OtherModelError(what, of.name, self.name)
+
+    def expect_program(self, what: str) -> None:
+        """Raise GraphChangedError where the graph has left the program, which is needed to do `what`."""
+        if sites := self.changed_sites:
+            raise GraphChangedError(what, self.name, sites)
+
     def read_by_patches_at(self, places: Iterable[PlaceLike]) -> set[str]:
         """The nodes whose baseline values patches at these places read.
 
         These are the sites, and what their cones read from outside of them.
         """
-        nodes, found = self.graph.table, [self.locate(place) for place in places]
+        nodes = self.graph.table
+        found = [self.locate(place) for place in self.each_call([as_place(place) for place in places])]
         needed = self.support(output_names(self.program))
         wanted = {place.node for place in found}
         changed = set(self.graph.numbers(wanted))
@@ -142,20 +232,36 @@ class Captured:
         """The numbers of all nodes that these depend on, themselves included, not past those of `cut`."""
         if cut:
             return frozenset(self.graph.table.support(self.graph.numbers(nodes), self.graph.numbers(cut)))
-        if nodes not in self._supports:
-            self._supports[nodes] = frozenset(self.graph.table.support(self.graph.numbers(nodes), ()))
-        return self._supports[nodes]
+        key = self.graph.changes, nodes
+        if key not in self._supports:
+            self._supports[key] = frozenset(self.graph.table.support(self.graph.numbers(nodes), ()))
+        return self._supports[key]
 
     def behind(self, nodes: Collection[str], targets: Collection[str]) -> tuple[str, ...]:
         """The records that depend on `nodes` and that `targets` depend on, in order."""
-        key = tuple(sorted(set(nodes))), tuple(sorted(set(targets)))
+        key = self.graph.changes, tuple(sorted(set(nodes))), tuple(sorted(set(targets)))
         if key not in self._behind:
-            cone = self.graph.table.cone(self.graph.numbers(key[0]))
-            needed = cone & self.support(key[1])
+            cone = self.graph.table.cone(self.graph.numbers(key[1]))
+            needed = cone & self.support(key[2])
             self._behind[key] = self.graph.names(self.graph.table.sorted(needed))
             while len(self._behind) > BEHIND_KEPT:
                 self._behind.popitem(last=False)
         return self._behind[key]
+
+    def _is_same_program(self) -> bool:
+        """True if the module, traced again, gives the program that was captured, with the same constants."""
+        example = self.signature.example
+        try:
+            again = export(self.module, example.args, example.kwargs, batch_dim=self._batch_dim).program
+        except Exception:  # noqa: BLE001  # a module raises whatever it likes
+            return False
+        held, now = self.program.source_values, again.source_values
+        return (
+            self._is_traced
+            and program_digest(again) == program_digest(self.program)
+            and held.keys() == now.keys()
+            and all(value is now[name] or bitwise_same(value, now[name]) for name, value in held.items())
+        )
 
     def identity_parts(self) -> tuple[object, ...]:
         """All that is computed: the operations, and the bits of the weights."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from conewise.locations.located import Located
 from conewise.locations.places import Place
-from conewise.program.tensors import Tensor, copy_of, same_bits
+from conewise.program.tensors import Tensor, same_bits
 
 Part = Tensor | Callable[[Tensor], Tensor]
 
@@ -38,13 +38,17 @@ class Edit:
             return f"a tensor of shape {tuple(self.part.shape)}"
         return f"the function {getattr(self.part, '__name__', self.part)}"
 
-    def applied(self, value: Tensor, sizes: tuple[int, ...], idle: set[Edit]) -> Tensor:
-        """A copy of `value` with the part replaced; the edit is in `idle` when that changes nothing."""
+    def applied(self, value: Tensor, sizes: tuple[int, ...], idle: set[Edit] | None = None) -> Tensor:
+        """A copy of `value` with the part replaced; the edit is in `idle` when that changes nothing.
+
+        Where torch records, gradients go through it.
+        """
         present = self.found.read(value, sizes)
         # A copy: what the function writes to must not be the cached value.
-        part = self.part if isinstance(self.part, Tensor) else self.part(copy_of(present))
+        part = self.part if isinstance(self.part, Tensor) else self.part(present.clone())
         self.found.expect(part, present, self.place)
-        (idle.add if same_bits(part, present) else idle.discard)(self)
+        if idle is not None:
+            (idle.add if same_bits(part, present) else idle.discard)(self)
         return self.found.view.replace(value, self.found.part, part, sizes)
 
 

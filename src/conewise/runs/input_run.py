@@ -7,8 +7,8 @@ from typing import Any
 
 from conewise.engine.world import World
 from conewise.program.build import run_sources
-from conewise.program.streaming import stream
 from conewise.program.tensors import Tensor, computing
+from conewise.program.walk import stream
 from conewise.program.weights import Contents, Sums
 from conewise.runs.baseline import computed, sizes_of
 from conewise.runs.captured import Captured
@@ -25,6 +25,7 @@ class InputRun(Run):
     def __init__(self, model: Captured, inputs: dict[str, Tensor]) -> None:
         self._given = inputs
         self._early: dict[str, Any] = {}
+        self._early_of = 0
         super().__init__(model, None, sizes_of(model, inputs), inputs)
 
     @property
@@ -37,6 +38,13 @@ class InputRun(Run):
         return (not self._early and self._world is None) or self._weights.whole == weights
 
     @property
+    def made_with(self) -> Contents:
+        """What the weights held when the run was computed; it is computed where it was not."""
+        if not self._early and self._world is None:
+            _ = self.world
+        return self._weights
+
+    @property
     def world(self) -> World:
         """The world of the run, all of whose outputs are computed."""
         if self._world is None:
@@ -46,6 +54,8 @@ class InputRun(Run):
         return self._world
 
     def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
+        if self._early_of != self.model.graph.changes:
+            self._early, self._early_of = {}, self.model.graph.changes
         if self._world is None and len(self.model.support(nodes)) < FEW * len(self.model.program.records):
             if not all(node in self._early for node in nodes):
                 if not self._early:

@@ -1,23 +1,31 @@
 """Metrics: numbers read off a model's outputs, for a stack of worlds at once.
 
-Each says which output and which positions it reads; one that reads the last position alone does not pay
-for the others.
+Each says which output and which positions it reads; one that reads one position of each prompt does not pay
+for those in front of it. Padding is never read: the last position is the last one that the mask shows.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from conewise.errors import MetricError, describe
+from conewise.arguments import checked
+from conewise.errors import MetricError, WeightsChangedError, describe
 from conewise.identity.digests import inputs_digest
 from conewise.identity.keyed import Keyed, expect_key
+from conewise.locations.places import expect_few
+from conewise.program.operations import ATTENTION
+from conewise.program.records import Program
+from conewise.program.rehearsal import with_numbers
 from conewise.program.streaming import described_fields, field_names, output_names
-from conewise.program.tensors import brought
+from conewise.program.tensors import brought, copy_of
+from conewise.structure.attention.sizes import attention_argument
 from conewise.structure.axes.outputs import Outputs
+from conewise.structure.axes.padding import aligned, length_of, reads_ahead, shown_positions
 
 Tensor = torch.Tensor
 
@@ -26,9 +34,13 @@ Tensor = torch.Tensor
 class Metric:
     """A number for each prompt of each world.
 
-    `compute` takes the output `output` as [world, prompt, ...] (only the last position, as
+    `compute` takes the output `output` as [world, prompt, ...] (only one position of each prompt, as
     [world, prompt, vocabulary], where `last` is true) and returns [world, prompt]. With `whole`, it takes
     instead all outputs of one world, in the module's own structure, and returns [prompt] or one number.
+
+    That position is `pos`, one for all prompts or one for each, or the last one that the attention mask shows
+    where `pos` is None. `at_run` finds it in a run, as the number of positions `behind` it. A metric that
+    reads all positions is `shown(mask)` where some are padding.
 
     A metric that reads the logits of a few `tokens` only says so, and `among(columns)` is the same metric
     for logits of which column `columns[token]` is that of a token: the others need not be computed.
@@ -36,7 +48,7 @@ class Metric:
     each; empty where it is none. `copies` says how many copies of what it reads it makes, for the plan's
     memory. `prompts` says for how many prompts it has answers, targets or a reference; None where any number
     will do. Where it is a number, `of_prompts(numbers)` is the same metric for some of these prompts, by
-    number, in that order.
+    number, in that order. `reference` is what a run that it compares with was computed with.
     """
 
     name: str
@@ -51,13 +63,64 @@ class Metric:
     prompts: int | None = None
     linear: tuple[tuple[tuple[int, float], ...], ...] = ()
     of_prompts: Callable[[Sequence[int]], Metric] | None = None
+    pos: tuple[int, ...] | None = None
+    behind: tuple[int, ...] = ()
+    shown: Callable[[Tensor], Metric] | None = None
+    reference: Reference | None = None
 
 
+class Reference:
+    """The weights and the graph that a run was computed with. In a worker, which has copies, it is empty."""
+
+    def __init__(self, run: Any = None) -> None:
+        self._model: Callable[[], Any] = (lambda: None) if run is None else weakref.ref(run.model)
+        if run is not None:
+            self._weights = run.made_with
+            self._changes, self._sites = run.model.graph.changes, run.model.changed_sites
+
+    def expect_current(self, metric: str) -> None:
+        """Raise WeightsChangedError or MetricError where the run's model now computes something else."""
+        model = self._model()
+        if model is None:
+            return
+        again = "Make it again from a new run: `cw.kl_to(model.run(...))`."
+        if model.graph.changes != self._changes and (sites := self._sites or model.changed_sites):
+            raise MetricError(
+                f"the metric {metric!r} compares with a run from before the graph of {model.name} was "
+                f"changed, at {', '.join(map(repr, sites[:3]))}. {again}"
+            )
+        if names := model.weights.changed(self._weights.whole, model.weights.contents().whole):
+            raise WeightsChangedError(
+                f"the metric {metric!r} compares with a run from before the weights of {model.name} were "
+                f"written to: {names}. {again} To compare with the old weights on purpose, give it a run of "
+                "a capture of a copy of the module that has them."
+            )
+
+    @property
+    def is_current(self) -> bool:
+        """True if the run's model still computes what it did."""
+        try:
+            self.expect_current("")
+        except (MetricError, WeightsChangedError):
+            return False
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reference, ()
+
+
+Position = int | Sequence[int] | Tensor | None
 Token = int | Sequence[int] | Tensor
 
 
-def logit_diff(answer: Token, wrong: Token, *, name: str = "logit_diff") -> Metric:
-    """logit(answer) − logit(wrong) at the last position; one token for all prompts, or one for each."""
+@checked
+def logit_diff(answer: Token, wrong: Token, *, pos: Position = None, name: str = "logit_diff") -> Metric:
+    """logit(answer) − logit(wrong) at the last position; one token for all prompts, or one for each.
+
+    The last position is the last one that the attention mask shows. `pos` is another one, for all prompts or
+    one for each: from 0 it counts the columns of the batch, padding included; −1 is each prompt's last. Where
+    attention is not causal, `pos` has to be given.
+    """
     answer, wrong = _tokens(answer, "answer"), _tokens(wrong, "wrong")
 
     def compute(logits: Tensor) -> Tensor:
@@ -71,8 +134,9 @@ def logit_diff(answer: Token, wrong: Token, *, name: str = "logit_diff") -> Metr
 
     prompts = one_number({"answer tokens": _prompts(answer), "wrong tokens": _prompts(wrong)})
     count = max(len(answer), len(wrong))
-    pairs = zip(_repeated(answer, count), _repeated(wrong, count), strict=True)
-    return Metric(
+    pairs = list(zip(_repeated(answer, count), _repeated(wrong, count), strict=True))
+    expect_apart([[right] for right, _ in pairs], [[other] for _, other in pairs])
+    made = Metric(
         name,
         compute,
         described=("logit_diff", answer, wrong),
@@ -82,10 +146,12 @@ def logit_diff(answer: Token, wrong: Token, *, name: str = "logit_diff") -> Metr
         linear=tuple(((right, 1.0), (other, -1.0)) for right, other in pairs),
         of_prompts=of_prompts,
     )
+    return read_at(made, pos)
 
 
-def logit(token: Token, *, name: str = "logit") -> Metric:
-    """The logit of a token at the last position."""
+@checked
+def logit(token: Token, *, pos: Position = None, name: str = "logit") -> Metric:
+    """The logit of a token at the last position, or at `pos`: see `logit_diff`."""
     tokens = _tokens(token, "token")
 
     def compute(logits: Tensor) -> Tensor:
@@ -94,7 +160,7 @@ def logit(token: Token, *, name: str = "logit") -> Metric:
     def among(columns: Mapping[int, int]) -> Metric:
         return logit([columns[t] for t in tokens], name=name)
 
-    return Metric(
+    made = Metric(
         name,
         compute,
         described=("logit", tokens),
@@ -104,16 +170,18 @@ def logit(token: Token, *, name: str = "logit") -> Metric:
         linear=tuple(((one, 1.0),) for one in tokens),
         of_prompts=lambda numbers: logit(_some(tokens, numbers), name=name),
     )
+    return read_at(made, pos)
 
 
-def prob(token: Token, *, name: str = "prob") -> Metric:
-    """The probability of a token at the last position."""
+@checked
+def prob(token: Token, *, pos: Position = None, name: str = "prob") -> Metric:
+    """The probability of a token at the last position, or at `pos`: see `logit_diff`."""
     tokens = _tokens(token, "token")
 
     def compute(logits: Tensor) -> Tensor:
         return _picked(_wide(logits).log_softmax(-1), tokens, "token").exp()
 
-    return Metric(
+    made = Metric(
         name,
         compute,
         described=("prob", tokens),
@@ -121,19 +189,21 @@ def prob(token: Token, *, name: str = "prob") -> Metric:
         prompts=_prompts(tokens),
         of_prompts=lambda numbers: prob(_some(tokens, numbers), name=name),
     )
+    return read_at(made, pos)
 
 
-def last_position(stack: Tensor) -> Tensor:
-    """[world, prompt, vocabulary] at the last position of a stack, where it has positions."""
-    return stack.select(2, stack.shape[2] - 1) if stack.ndim > 3 else stack
+@checked
+def kl_to(run: Any, *, pos: Position = None, name: str = "kl") -> Metric:
+    """KL(p_run ‖ p) of the next-token distribution at the last position, `run` the reference.
+
+    The last position of each run is its own; `pos` is another one, in both: see `logit_diff`.
+    """
+    logits = last_logits(run, pos)
+    with run.checked_once():
+        return read_at(_kl_to(_wide(logits).log_softmax(-1), name, Reference(run)), pos)
 
 
-def kl_to(run: Any, *, name: str = "kl") -> Metric:
-    """KL(p_run ‖ p) of the next-token distribution at the last position, `run` the reference."""
-    return _kl_to(_wide(last_logits(run)).log_softmax(-1), name)
-
-
-def _kl_to(reference: Tensor, name: str) -> Metric:
+def _kl_to(reference: Tensor, name: str, made_with: Reference) -> Metric:
     """KL divergence from distributions [prompt, vocabulary], given as logarithms."""
 
     def compute(logits: Tensor) -> Tensor:
@@ -153,17 +223,15 @@ def _kl_to(reference: Tensor, name: str) -> Metric:
         described=("kl_to", inputs_digest({"": reference})[:16]),
         copies=4,
         prompts=reference.shape[0],
-        of_prompts=lambda numbers: _kl_to(reference[list(numbers)], name),
+        of_prompts=lambda numbers: _kl_to(reference[list(numbers)], name, made_with),
+        reference=made_with,
     )
 
 
-def last_logits(run: Any) -> Tensor:
-    """The logits of a run at the last position: [prompt, vocabulary]."""
-    return last_position(_logits_of(run))[0]
-
-
-def _logits_of(run: Any) -> Tensor:
-    """The logits of a run as a stack of one world."""
+def last_logits(run: Any, pos: Position = None) -> Tensor:
+    """The logits of a run at the last position that its mask shows, or at `pos`: [prompt, vocabulary]."""
+    if not hasattr(run, "demand"):
+        raise MetricError(f"the reference is a run, `model.run(...)`, and {describe(run)} is none.")
     program = run.model.program
     names = field_names(program, "logits") or output_names(program)
     if len(names) != 1:
@@ -171,17 +239,29 @@ def _logits_of(run: Any) -> Tensor:
             f"the logits are to be read, and the run's outputs are {described_fields(program)}."
         )
     outputs = Outputs(program)
+    read = at_run(read_at(Metric("logits", lambda logits: logits), pos), run.model, run.inputs, names[0])
     (value,) = run.demand(names)
-    return outputs.arranged(names[0], value, 1, outputs.prompts(run.inputs))
+    return _positioned(read, outputs.arranged(names[0], value, 1, outputs.prompts(run.inputs)))[0]
 
 
+@checked
 def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
     """The mean cross-entropy of `targets` [prompt, pos] over their positions; −100 is left out.
 
-    Position t of the logits is compared with `targets[:, t]`: shift them yourself.
+    Position t of the logits is compared with `targets[:, t]`: shift them yourself. Positions that the
+    attention mask hides are left out too; a target that is padding, behind a prompt's last token, is −100.
     """
     if getattr(targets, "ndim", None) != 2:
         raise MetricError(f"cross_entropy: targets are tokens [prompt, pos], and this is {_shape(targets)}.")
+    _tokens(targets, "targets")
+    targets = copy_of(targets).long()
+    if len(without := (targets == -100).all(-1).nonzero()):
+        raise MetricError(
+            f"cross_entropy: prompt {int(without[0])} has no target, so its mean is over nothing: all are "
+            "-100, or hidden by the attention mask. Leave this prompt out."
+        )
+    counted = targets[targets != -100]
+    lowest, highest = int(counted.min()), int(counted.max())
 
     def compute(logits: Tensor) -> Tensor:
         if logits.shape[1:3] != targets.shape:
@@ -189,13 +269,15 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
                 f"cross_entropy: targets have shape {tuple(targets.shape)}, the logits have "
                 f"{tuple(logits.shape[1:3])} (prompts, positions)."
             )
-        worlds = logits.shape[0]
+        worlds, _, _, vocabulary = logits.shape
+        if lowest < 0 or highest >= vocabulary:
+            unknown = lowest if lowest < 0 else highest
+            raise MetricError(f"target token {unknown} is not in the vocabulary of {vocabulary}.")
         wanted = targets.to(logits.device).expand(worlds, *targets.shape)
         losses = torch.nn.functional.cross_entropy(
             _wide(logits).flatten(0, 2), wanted.flatten(), reduction="none", ignore_index=-100
         ).view(wanted.shape)
-        counted = (wanted != -100).sum(-1).clamp(min=1)
-        return losses.sum(-1) / counted
+        return losses.sum(-1) / (wanted != -100).sum(-1)
 
     return Metric(
         name,
@@ -205,15 +287,157 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
         copies=1,
         prompts=targets.shape[0],
         of_prompts=lambda numbers: cross_entropy(targets[list(numbers)], name=name),
+        shown=lambda mask: cross_entropy(
+            targets.masked_fill(~aligned(mask, targets.shape[1]).to(targets.device), -100), name=name
+        ),
     )
 
 
+@checked
 def metric(function: Callable[[Any], Any], *, key: str, name: str | None = None) -> Metric:
     """A function of the module's outputs as a metric, under a key of its own: see `conewise.intervention`."""
     if not callable(function):
         raise MetricError(f"a metric is a function of the module's outputs, not {describe(function)}.")
     keyed = Keyed(function, expect_key(key, MetricError))
     return Metric(name or keyed.__name__, keyed, last=False, whole=True)
+
+
+def read_at(metric: Metric, pos: Position) -> Metric:
+    """A metric at a position that is given, for all prompts or one for each; None leaves it as it is."""
+    if pos is None:
+        return metric
+    try:
+        given = torch.as_tensor(expect_few(pos))
+        at = tuple(int(one) for one in given.reshape(-1).tolist())
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        at = ()
+    if not at or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise MetricError(f"pos is a position, or a list with one for each prompt, not {describe(pos)}.")
+    among, of_prompts = metric.among, metric.of_prompts
+
+    def some(numbers: Sequence[int]) -> Metric:
+        return read_at(metric if of_prompts is None else of_prompts(numbers), _some(at, numbers))
+
+    return replace(
+        metric,
+        pos=at,
+        prompts=one_number({"answers": metric.prompts, "positions": _prompts(at)}),
+        among=None if among is None else lambda columns: read_at(among(columns), at),
+        of_prompts=some,
+    )
+
+
+def at_run(metric: Metric, model: Any, inputs: Mapping[str, Tensor], output: str) -> Metric:
+    """A metric with the positions that it reads of a run with these inputs, where `output` is what it reads.
+
+    Raises MetricError where that is not known, or where a position is padding or is not there.
+    """
+    if metric.reference is not None:
+        metric.reference.expect_current(metric.name)
+    if metric.whole:
+        return metric
+    program = model.program
+    mask = shown_positions(program, inputs, output)
+    if not metric.last:
+        return metric if mask is None or metric.shown is None else metric.shown(mask)
+    if metric.pos is None:
+        _expect_causal(metric, model, inputs, output)
+    if mask is None and metric.pos in {None, (-1,)}:
+        return metric
+    outputs = Outputs(program)
+    if not outputs.has_positions(output):
+        return metric
+    prompts = outputs.prompts(inputs) or (1 if mask is None else mask.shape[0])
+    expect_prompts(metric, prompts, "this run")
+    length = length_of(program, inputs, output)
+    if length is None:
+        raise MetricError(
+            f"the metric {metric.name!r} reads position {metric.pos}, and it is not known how many positions "
+            "this model has. Give a function of the module's outputs as the metric."
+        )
+    shown = torch.ones(1, length, dtype=torch.bool) if mask is None else aligned(mask, length).cpu()
+    given = metric.pos or (-1,)
+    # A metric of several samples has the positions of its prompts again and again.
+    wanted = given * (prompts // len(given)) if prompts % len(given) == 0 else given
+    rows = [row.nonzero().reshape(-1).tolist() for row in shown.expand(prompts, -1)]
+    behind = tuple(
+        length - 1 - _position(metric, one, row, length, number)
+        for number, (one, row) in enumerate(zip(wanted, rows, strict=True))
+    )
+    return replace(metric, behind=behind if any(behind) else ())
+
+
+def _position(metric: Metric, wanted: int, shown: list[int], length: int, prompt: int) -> int:
+    """A position of one prompt, counted from 0, padding included; `shown` are those that are no padding."""
+    if not shown:
+        raise MetricError(f"the attention mask hides all of prompt {prompt}: {metric.name!r} reads nothing.")
+    if wanted < 0 and -wanted <= len(shown):
+        return shown[wanted]
+    if wanted in shown:
+        return wanted
+    what = "padding" if 0 <= wanted < length else "not there"
+    raise MetricError(
+        f"the metric {metric.name!r} reads position {wanted} of prompt {prompt}, which is {what}: its tokens "
+        f"are at {shown[0]} to {shown[-1]}. Positions count from 0 over the batch, padding included, or from "
+        "-1, each prompt's last."
+    )
+
+
+def _expect_causal(metric: Metric, model: Any, inputs: Mapping[str, Tensor], output: str) -> None:
+    """Raise MetricError where the last position is nothing special. Tried once for a model and an output."""
+    known: dict[str, bool] = vars(model).setdefault("_reads_ahead", {})
+    length = length_of(model.program, inputs, output)
+    if output not in known and length is not None and length > 1:
+        known[output] = (
+            not _is_causal_language_model(model)
+            and Outputs(model.program).has_positions(output)
+            and with_numbers()(reads_ahead)(model.graph, model.program, inputs, output)
+        )
+    if known.get(output):
+        raise MetricError(
+            f"the metric {metric.name!r} does not say which position it reads, and attention is not causal "
+            f"in {model.name}: positions see tokens behind them, and the last one predicts nothing that "
+            "comes next. Say it, `pos=...`: that of the mask token, say, or one for each prompt."
+        )
+
+
+def _is_causal_language_model(model: Any) -> bool:
+    """True where the module's class and every fused attention say so: then nothing has to be tried."""
+    attentions = [record for record in model.program.records if record.op == ATTENTION]
+    return (
+        type(model.module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        and bool(attentions)
+        and all(attention_argument(record, "is_causal") for record in attentions)
+    )
+
+
+def most_behind(metric: Metric, program: Any, inputs: Mapping[str, Tensor], output: str) -> int:
+    """How many positions are behind the first one that a metric may read of a run: at most, at a glance."""
+    if metric.whole or not metric.last:
+        return 0
+    mask, given = shown_positions(program, inputs, output), metric.pos or (-1,)
+    if mask is None and set(given) == {-1}:
+        return 0
+    length, hidden = length_of(program, inputs, output) or 1, 0
+    if mask is not None:
+        if min(given) < -1:
+            return length - 1
+        hidden = int(aligned(mask, length).flip(1).int().argmax(1).max())
+    return min(length - 1, max(length - 1 - one if one >= 0 else hidden - 1 - one for one in given))
+
+
+def nodes_read(program: Program, metric: Metric) -> tuple[str, ...]:
+    """Return the nodes that a metric reads. Raise MetricError for an output that is not there."""
+    everything = output_names(program)
+    if metric.whole:
+        return everything
+    named = field_names(program, metric.output) or everything
+    if len(named) != 1:
+        raise MetricError(
+            f"the metric {metric.name!r} reads {metric.output!r}, and the model's outputs are "
+            f"{described_fields(program)}."
+        )
+    return named
 
 
 def as_metric(given: Any) -> Metric:
@@ -251,6 +475,18 @@ def one_number(found: Mapping[str, int | None]) -> int | None:
     return next(iter(known), None)
 
 
+def expect_apart(answers: Sequence[Sequence[int]], wrong: Sequence[Sequence[int]]) -> None:
+    """Raise MetricError where a prompt has a token among its answers and among its wrong answers."""
+    for number, (own, others) in enumerate(zip(answers, wrong, strict=True)):
+        both = sorted(set(own) & set(others))
+        if both:
+            of = f"prompt {number + 1} has " if len(answers) > 1 else ""
+            raise MetricError(
+                f"{of}the token {both[0]} as answer and as wrong answer: their difference says nothing. Give "
+                "different tokens."
+            )
+
+
 def measured(metric: Metric, stack: Tensor) -> Tensor:
     """The metric as [world, prompt] in float64, of a stack [world, prompt, position, ...] of its output.
 
@@ -263,7 +499,7 @@ def applied(metric: Metric, stack: Tensor) -> Tensor:
     """The metric of a stack, where it was computed: not yet looked at, so that no device is waited for."""
     worlds, batch = stack.shape[:2]
     if metric.last:
-        stack = last_position(stack)
+        stack = _positioned(metric, stack)
     found = metric.compute(stack)
     if not isinstance(found, torch.Tensor) or found.shape != (worlds, batch):
         raise MetricError(
@@ -271,6 +507,26 @@ def applied(metric: Metric, stack: Tensor) -> Tensor:
             f"each world: shape ({worlds}, {batch})."
         )
     return found
+
+
+def _positioned(metric: Metric, stack: Tensor) -> Tensor:
+    """[world, prompt, vocabulary] at the position of each prompt, where a stack has positions.
+
+    It may have the last positions alone: they are counted from the end.
+    """
+    if stack.ndim < 4:
+        return stack
+    last, furthest = stack.shape[2] - 1, max(metric.behind, default=0)
+    if furthest > last:
+        raise MetricError(
+            f"the metric {metric.name!r} reads a position with {furthest} others behind it, and the output "
+            f"has the last {last + 1} alone. Capture the model without `logits_to_keep`, or pad on the left."
+        )
+    if len(set(metric.behind)) < 2:
+        return stack.select(2, last - furthest)
+    rows = brought(torch.tensor([last - one for one in metric.behind]), stack.device)
+    index = rows.reshape(1, -1, *[1] * (stack.ndim - 2)).expand(*stack.shape[:2], 1, *stack.shape[3:])
+    return stack.gather(2, index).squeeze(2)
 
 
 def measured_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
@@ -299,12 +555,19 @@ def applied_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
 
 
 def fetched(metric: Metric, found: Tensor) -> Tensor:
-    """Numbers of a metric on the CPU, in float64. Raises MetricError where one is NaN."""
+    """Numbers of a metric on the CPU, in float64. Raises MetricError where one is complex or NaN."""
+    if found.is_complex():
+        raise MetricError(
+            f"the metric {metric.name!r} returned complex numbers ({found.dtype}), and a metric is real. "
+            "Return `.real`, `.imag` or `.abs()` of them."
+        )
     numbers = found.detach().to("cpu", torch.float64, copy=True)  # the function may write to its own again
     if torch.isnan(numbers).any():
         raise MetricError(
             f"the metric {metric.name!r} is NaN in {int(numbers.isnan().sum())} of {numbers.numel()} cases. "
-            "Look for NaN in the source's values, or for a division by zero in the metric."
+            "Look for NaN in the source's values, for a division by zero in the metric, or for padded "
+            "prompts, of which eager attention in float64 makes NaN: load the model with "
+            'attn_implementation="sdpa", or in float32.'
         )
     return numbers
 
@@ -340,12 +603,19 @@ def _picked(logits: Tensor, token: Token, what: str) -> Tensor:
 def _tokens(token: Token, what: str) -> list[int]:
     """Tokens as plain numbers: one for all prompts, or one for each. Raises MetricError for what are none."""
     try:
-        found = torch.as_tensor(token)
+        found = torch.as_tensor(expect_few(token))
     except (TypeError, ValueError, RuntimeError, OverflowError):
         found = None
     if found is not None and not found.numel():
         raise MetricError(f"{what}: no tokens; give one for all prompts, or one for each.")
-    if found is None or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+    if (
+        found is None
+        or found.is_meta
+        or found.layout is not torch.strided
+        or found.is_floating_point()
+        or found.is_complex()
+        or found.dtype == torch.bool
+    ):
         raise MetricError(
             f"{what}: a token is its number in the vocabulary, and {describe(token)} is none. Look it up "
             "with `tokenizer.convert_tokens_to_ids(...)`."

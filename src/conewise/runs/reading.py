@@ -11,13 +11,16 @@ from typing import Any
 from conewise.errors import NoEffectWarning, OpError, PatchError
 from conewise.graph.table import Rule
 from conewise.locations.located import Located
-from conewise.locations.places import Place, PlaceLike, as_place
+from conewise.locations.places import Place, PlaceLike, Places, as_place
 from conewise.markup import heading, table
 from conewise.program.tensors import Tensor, computing, copy_of, zeros_like
 from conewise.runs.analyses import Analyses
 from conewise.runs.edit import Edit, Part, applied_in_turn, of_values
+from conewise.runs.values import node_names
+from conewise.threads import one_thread
 
 
+@one_thread
 class Reading(Analyses):
     """Values of a captured model, by site; a fork shares them, but for what is patched in it."""
 
@@ -38,6 +41,7 @@ class Intervening:
         raise NotImplementedError
 
 
+@one_thread
 class RunWorld(Reading):
     """A run in which something is patched. Use it in a `with` block, or just drop it; forks nest.
 
@@ -54,50 +58,57 @@ class RunWorld(Reading):
         self._idle: set[Edit] = set()
 
     def patch(
-        self, place: PlaceLike, value: Reading | Tensor | str | Intervening | Callable[[Tensor], Tensor]
+        self,
+        place: PlaceLike | Places,
+        value: Reading | Tensor | str | Intervening | Callable[[Tensor], Tensor],
     ) -> None:
-        """Replace (a part of) a site's value.
+        """Replace (a part of) a site's value; at the path of a module, what each of its calls returns.
 
         `value`: another run, whose value at the same place is taken; a tensor of exactly the
-        part's shape, dtype and device; "zero"; "mean" (the site's mean over batch and positions, before
-        this world's patches); an intervention such as `cw.add(vector, 2.0)`; or a function from what the
-        part would have been to what it shall be.
+        part's shape, dtype and device; "zero"; "mean" (the site's mean over batch and positions that are
+        no padding, before this world's patches); an intervention such as `cw.add(vector, 2.0)`; or a
+        function from what the part would have been to what it shall be.
         """
-        place = as_place(place)
-        found = self.model.locate(place)
-        whole = self._parent._present(found)
-        part = self._part(place, found, value, whole)
-        if isinstance(part, Tensor):
-            found.expect(part, found.read(whole, self._sizes), place)
-        edit = Edit(place, found, part)
-        self._change(edit.node, [*self._edits.get(edit.node, ()), edit])
+        edits = dict(self._edits)
+        places = list(place) if isinstance(place, Places) else [as_place(place)]
+        for one in self.model.each_call(places):
+            found = self.model.locate(one)
+            whole = self._parent._present(found)
+            part = self._part(one, found, value, whole)
+            if isinstance(part, Tensor):
+                found.expect(part, found.read(whole, self._sizes), one)
+            edit = Edit(one, found, part)
+            edits[edit.node] = [*edits.get(edit.node, ()), edit]
+        self._change(edits)
 
     def restore(self, place: PlaceLike) -> None:
         """Take back all patches that were made in this world at exactly this place."""
         place = as_place(place)
-        found = self.model.locate(place)
-        gone = [edit for edit in self._own_edits() if edit.found.is_same_place(found)]
+        found = [self.model.locate(one) for one in self.model.each_call([place])]
+        gone = [edit for edit in self._own_edits() if any(map(edit.found.is_same_place, found))]
         if not gone:
             here = ", ".join(str(edit.place) for edit in self._own_edits())
             raise PatchError(f"{place} is not patched in this world. Patched here: {here or 'nothing'}.")
-        node = gone[0].node
         self._idle.difference_update(gone)
-        self._change(node, [edit for edit in self._edits[node] if edit not in gone])
+        self._change(
+            {
+                node: left
+                for node, edits in self._edits.items()
+                if (left := [edit for edit in edits if edit not in gone])
+            }
+        )
 
-    def _change(self, node: str, edits: list[Edit]) -> None:
-        """Let these be the edits at a node: by one assignment, so whole or not at all."""
+    def _change(self, edits: dict[str, list[Edit]]) -> None:
+        """Let these be the edits, by node: by one assignment, so whole or not at all."""
         # Counted first: when it is interrupted in between, the same is handed over once more.
         self._changes += 1
-        if edits:
-            self._edits[node] = edits
-        else:
-            del self._edits[node]
+        self._edits = edits
 
-    def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
+    def demand(self, nodes: str | Iterable[str]) -> tuple[Any, ...]:
         """The values at nodes of the graph, under the patches; warns of a patch without effect."""
-        nodes = tuple(nodes)
-        values = self._values(nodes)
-        self._report(nodes)
+        names = node_names(nodes)
+        values = self._values(names)
+        self._report(names)
         return values
 
     def close(self) -> None:
@@ -108,12 +119,10 @@ class RunWorld(Reading):
 
     def _part(self, place: Place, found: Located, value: Any, whole: Tensor) -> Part:
         if isinstance(value, Reading):
-            if value.model is not self.model:
-                raise PatchError(
-                    f"the patch at {place} comes from a run of another model ({value.model.name}); both "
-                    f"runs must be of the same captured model ({self.model.name})."
-                )
-            return found.read(value._present(found), value._sizes)
+            self.model.expect_own(f"the patch at {place} comes from a run", value.model)
+            whole = value._present(found)
+            self.expect_same_weights(value)
+            return found.read(whole, value._sizes)
         if isinstance(value, Tensor):
             return copy_of(value)
         if isinstance(value, Intervening):
@@ -123,7 +132,7 @@ class RunWorld(Reading):
             return zeros_like(found.read(whole, self._sizes))
         if isinstance(value, str) and value == "mean":
             with computing():
-                return found.mean(whole, self._sizes, place)
+                return found.mean(whole, self._sizes, place, self.model.program, self.inputs)
         if callable(value):
             return value  # type: ignore[no-any-return]
         raise PatchError(

@@ -36,6 +36,11 @@ class Run(Reading):
         """What the run was given, by name."""
         return self._inputs
 
+    @property
+    def made_with(self) -> Contents:
+        """What the weights held when the run was computed."""
+        return self._weights
+
     def _check_bits(self, weights: Contents | None = None) -> None:
         super()._check_bits(weights)
         if weights is None:
@@ -56,6 +61,7 @@ class Run(Reading):
     def _check_lent(self) -> None:
         super()._check_lent()
         self._expect_same(self._weights.writes, self.model.weights.writes())
+        self.model.weights.expect_captured()
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.inputs.items())

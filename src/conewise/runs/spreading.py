@@ -1,4 +1,4 @@
-"""Spreading: the cells that selectors stand for, in runs of one shape."""
+"""Spreading: the cells that selectors stand for, in runs of one shape or of several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from conewise.locations.places import Place, SourcedPlace
 from conewise.locations.selectors import (
     AXES,
     FEATURES,
+    POSITIONS,
     Cell,
+    Choice,
     Group,
     Pairs,
     Part,
@@ -51,7 +53,11 @@ _SPREADINGS = "_spreadings"
 
 @dataclass(frozen=True, slots=True)
 class Spreading:
-    """Selectors spread out: their cells one after another, the places of each, and what they are called."""
+    """Selectors spread out: their cells one after another, the places of each, and what they are called.
+
+    A cell's own places are as they were written; of a module that is called several times, `places` has every
+    call.
+    """
 
     spreads: tuple[Spread, ...]
     cells: tuple[Cell, ...]
@@ -60,9 +66,12 @@ class Spreading:
 
 
 def spread(
-    selectors: Selectors, model: Captured, lengths: Lengths, sourcing: Sourcing | None = None
+    selectors: Selectors, model: Captured, lengths: Sequence[Lengths], sourcing: Sourcing | None = None
 ) -> Spreading:
-    """The cells of each selector, for runs of one shape. An empty choice is an error.
+    """The cells of each selector, for runs of one shape or of several. An empty choice is an error.
+
+    Along an axis that is longer in some of the runs, a number that counts from the end counts from the end of
+    each, and a slice has to mean the same in all of them.
 
     Cells are kept with the model by what was selected and what that stands for, so that another pair of
     prompts makes none. `sourcing` numbers sources of their own; without it they are refused.
@@ -70,22 +79,25 @@ def spread(
     for part in selectors.parts:
         if isinstance(part, Edges):
             _expect_own(part, model)
-    found = _Spreading(model, lengths, sourcing)
+    found = _Spreading(model, lengths, sourcing, selectors.from_end)
     along = [found.along(part) if isinstance(part, Selector) else None for part in selectors.parts]
     key = _key(selectors, along)
     if key is None:
-        return _joined(tuple(found.part(part, number) for number, part in enumerate(selectors.parts)))
+        return _joined(model, tuple(found.part(part, number) for number, part in enumerate(selectors.parts)))
     kept: OrderedDict[Hashable, Spreading] = vars(model).setdefault(_SPREADINGS, OrderedDict())
     if key not in kept:
-        kept[key] = _joined(tuple(found.part(part, number) for number, part in enumerate(selectors.parts)))
+        kept[key] = _joined(
+            model, tuple(found.part(part, number) for number, part in enumerate(selectors.parts))
+        )
         while len(kept) > KEPT:
             kept.popitem(last=False)
     return kept[key]
 
 
-def _joined(spreads: tuple[Spread, ...]) -> Spreading:
+def _joined(model: Captured, spreads: tuple[Spread, ...]) -> Spreading:
     cells = tuple(cell for part in spreads for cell in part.cells)
-    return Spreading(spreads, cells, tuple(cell.places for cell in cells), tuple(cell.name for cell in cells))
+    places = tuple(model.each_call(cell.places) for cell in cells)
+    return Spreading(spreads, cells, places, tuple(cell.name for cell in cells))
 
 
 def _key(selectors: Selectors, along: Sequence[Along | None]) -> Hashable:
@@ -102,14 +114,16 @@ def _key(selectors: Selectors, along: Sequence[Along | None]) -> Hashable:
 
 
 class _Spreading:
-    """Spreads parts of a sum of selectors, for runs of one shape."""
+    """Spreads parts of a sum of selectors."""
 
-    def __init__(self, model: Captured, lengths: Lengths, sourcing: Sourcing | None) -> None:
-        self._model, self._lengths, self._sourcing = model, lengths, sourcing
+    def __init__(
+        self, model: Captured, lengths: Sequence[Lengths], sourcing: Sourcing | None, from_end: bool
+    ) -> None:
+        self._model, self._lengths, self._sourcing, self._from_end = model, lengths, sourcing, from_end
 
     def along(self, selector: Selector) -> Along:
         """The numbers along each axis that a selector chooses."""
-        return _chosen_along(selector, self._model, self._lengths)
+        return _chosen_along(selector, self._model, self._lengths, self._from_end)
 
     def part(self, part: Part, number: int) -> Spread:
         """The cells of one part."""
@@ -179,7 +193,7 @@ class _Spreading:
         if len(single) < 2:
             raise SiteError(f"{part!r}: there is one cell, and a pair has two.")
         names = tuple(cell.name for cell in single)
-        places = [frozenset(map(self._hole, cell.places)) for cell in single]
+        places = [frozenset(map(self._hole, self._model.each_call(cell.places))) for cell in single]
         cells = []
         for first, one in enumerate(single):
             if part.singles:
@@ -250,7 +264,7 @@ def _coordinates(place: Place) -> dict[str, int]:
     return ({"layer": place.layer} if place.layer is not None else {}) | found
 
 
-def _chosen_along(selector: Selector, model: Captured, lengths_of: Lengths) -> Along:
+def _chosen_along(selector: Selector, model: Captured, shapes: Sequence[Lengths], from_end: bool) -> Along:
     """The numbers along each axis that a selector chooses, layers first."""
     table = model.sites
     choices = dict(selector.choices)
@@ -270,17 +284,47 @@ def _chosen_along(selector: Selector, model: Captured, lengths_of: Lengths) -> A
         layers = picked
         along["layer"] = tuple(picked)
     first = Place(selector.name, layers[0], selector.stack)
-    found = model.locate(first)
-    lengths = lengths_of(found)
+    found, *others = map(model.locate, model.each_call([first]))
+    lengths = _lengths(found, shapes)
+    for other in others:
+        lengths = {axis: own for axis, own in _lengths(other, shapes).items() if lengths.get(axis) == own}
     for written, choice in choices.items():
         features = next((one for one in FEATURES if one in lengths), written)
         axis = features if written == "d" else written
         if axis not in lengths:
             raise SiteError(
                 f"{selector}: this site has no axis {axis!r}; its axes are {', '.join(found.view.axes)}."
+                if not others
+                else f"{selector}: not all calls of this module have an axis {axis!r} of one length. Choose "
+                f"in one call, `sites({found.site.name!r}, ...)`."
             )
-        along[axis] = tuple(chosen(choice, lengths[axis], axis, selector))
+        along[axis] = _chosen(choice, lengths[axis], axis, selector, from_end and axis in POSITIONS)
     return along
+
+
+def _lengths(found: Located, shapes: Sequence[Lengths]) -> dict[str, tuple[int, ...]]:
+    """The lengths of each axis of a site, one for each shape that runs have."""
+    every = [lengths_of(found) for lengths_of in shapes]
+    return {axis: tuple([lengths[axis] for lengths in every]) for axis in every[0]}
+
+
+def _chosen(
+    choice: Choice, lengths: Sequence[int], axis: str, selector: Selector, from_end: bool
+) -> tuple[int, ...]:
+    """The numbers that a choice stands for, the same along an axis of any of these lengths."""
+    picked = {length: chosen(choice, length, axis, selector) for length in dict.fromkeys(lengths)}
+    front = {tuple(numbers) for numbers in picked.values()}
+    end = {tuple([number - length for number in numbers]) for length, numbers in picked.items()}
+    alike = [found.pop() for found in ([end] if from_end else [front, end]) if len(found) == 1]
+    if alike:
+        return alike[0]
+    if not isinstance(choice, str) and not from_end:
+        return (choice,) if isinstance(choice, int) else tuple(choice)
+    raise SiteError(
+        f"{selector}: the batches have lengths {', '.join(map(str, picked))} along {axis}, so that "
+        f"{axis}={choice} does not mean the same in all of them. Count from the end ({axis}=-1 is the last "
+        "of each), sweep batches of one length, or leave it out."
+    )
 
 
 def _spread_selector(selector: Selector, number: int, along: Along) -> Spread:

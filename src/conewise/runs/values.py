@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from conewise.arguments import expect
 from conewise.engine.ledger import Ledger
 from conewise.engine.world import World
+from conewise.errors import WeightsChangedError
 from conewise.locations.located import Located
 from conewise.locations.places import PlaceLike, as_place
 from conewise.program.streaming import (
@@ -23,8 +25,10 @@ from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
 from conewise.runs.edit import Edit
 from conewise.runs.lent import Lent
+from conewise.threads import one_thread
 
 
+@one_thread
 class Values:
     """Values of a captured model, by site; the module's outputs, in the module's own structure.
 
@@ -36,7 +40,7 @@ class Values:
         self, model: Captured, world: World | None, sizes: tuple[int, ...], parent: Values | None = None
     ) -> None:
         """`world` is None for a reading that makes it when it is asked for."""
-        self.model = model
+        self.model, self._turn = model, model._turn
         self._world = world
         self._sizes = sizes
         self._parent = parent
@@ -57,11 +61,14 @@ class Values:
 
         That holds for the forks of this one too: a loop over many forks is faster inside.
         """
-        look = self._check_lent if self._is_trusted else self._check_bits
-        look()
+        if self._is_trusted:  # whoever trusts has looked before, and looks at every bit in the end
+            yield
+            self._check_lent()
+            return
+        self._check_bits()
         with self.trusted():
             yield
-        look()
+        self._check_bits()
 
     @contextmanager
     def trusted(self) -> Iterator[None]:
@@ -94,9 +101,9 @@ class Values:
         above = 0 if self._parent is None else self._parent._computed()
         return above + self.ledger.count("recomputed")
 
-    def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
-        """The values at nodes of the graph, by the graph's own names."""
-        return self._values(tuple(nodes))
+    def demand(self, nodes: str | Iterable[str]) -> tuple[Any, ...]:
+        """The values at nodes of the graph, by the graph's own names; one name alone will do."""
+        return self._values(node_names(nodes))
 
     def __getitem__(self, place: PlaceLike) -> Any:
         """The value at a place, in the site's natural axes."""
@@ -117,6 +124,7 @@ class Values:
         return self._values((node,))[0]
 
     @property
+    @one_thread
     def outputs(self) -> Any:
         """What the module would return."""
         names = output_names(self.model.program)
@@ -158,6 +166,20 @@ class Values:
         return (self.model, dict(self.inputs), [(str(edit.place), edit.part) for edit in self.edits])
 
     @property
+    def made_with(self) -> Contents:
+        """What the weights held when the run was computed that all this is a change of."""
+        assert self._parent is not None
+        return self._parent.made_with
+
+    def expect_same_weights(self, other: Values) -> None:
+        """Raise WeightsChangedError where another run of the model was computed with other weights."""
+        if changed := self.model.weights.changed(self.made_with.whole, other.made_with.whole):
+            raise WeightsChangedError(
+                f"the weights of {self.model.name} were written to between these two runs: {changed}. What "
+                "is taken from one is not what the other would compute: run both again, `model.run(...)`."
+            )
+
+    @property
     def ledger(self) -> Ledger:
         """What this world invalidated, recomputed and reused."""
         return self.world.ledger
@@ -188,7 +210,7 @@ class Values:
         with computing():
             result = found.result.read(value, weight, found.z_view, self._sizes)
             for edit in self._result_edits(found.result.projection.name):
-                result = edit.applied(result, self._sizes, set())
+                result = edit.applied(result, self._sizes)
         return result
 
     def _edits_at(self, node: str) -> tuple[Edit, ...]:
@@ -210,7 +232,7 @@ class Values:
 
     def _stamp(self) -> tuple[int, ...]:
         """Another one whenever what is patched here, or in a world above, is another."""
-        above = () if self._parent is None else self._parent._stamp()
+        above = (self.model.graph.changes,) if self._parent is None else self._parent._stamp()
         return (*above, self._changes)
 
     def _settle(self) -> None:
@@ -228,7 +250,16 @@ class Values:
 
     def _check_bits(self, weights: Contents | None = None) -> None:
         """Look for any writes; `weights` are what these hold, where every bit of them was just read."""
-        self._check_lent()
-        self._lent.check_bits()
-        if self._parent is not None:
+        if self._parent is None:
+            self._check_lent()
+            self._lent.check_bits()
+        else:  # the parent looks for writes to the weights
+            self._lent.check_writes()
+            self._lent.check_bits()
             self._parent._check_bits(weights)
+
+
+def node_names(nodes: str | Iterable[str]) -> tuple[str, ...]:
+    """Names of nodes as they are given to `demand`: one, or several."""
+    given = expect("nodes", nodes, "str | Iterable")
+    return (given,) if isinstance(given, str) else tuple(given)

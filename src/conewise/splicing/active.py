@@ -21,11 +21,7 @@ def active(
             f"no dictionary {name!r} in {model.name}; there is {near}. `model.splice(place, ..., "
             f"name={name!r})` returns a model that has it."
         )
-    if run.model is not model:
-        raise DictionaryError(
-            f"the run is of another model ({run.model.name}): make it with the model that has the "
-            f"dictionary, `spliced.run(...)`."
-        )
+    model.expect_own("the run is one", run.model)
     if most is not None and most < 1:
         raise DictionaryError(f"most={most!r}: give how many latents to take at most, 1 or more, or nothing.")
     latents = run.read(site(f"{name}.latents") if pos is None else site(f"{name}.latents", pos=pos))

@@ -6,6 +6,7 @@ and that library is not needed.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from conewise.arguments import checked
 from conewise.capturing.foreign import brief, translating
-from conewise.errors import DictionaryError
-from conewise.reading import as_path, read_json
+from conewise.errors import DictionaryError, UnusedWeightsWarning
+from conewise.reading import as_path, is_there, read_json
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 
@@ -101,6 +103,7 @@ class Dictionary(nn.Module):
         )
 
 
+@checked
 def dictionary(
     folder: str | Path, *, dtype: str | torch.dtype | None = None, device: Any = None
 ) -> Dictionary:
@@ -113,10 +116,12 @@ def dictionary(
     where = as_path(folder)
     settings = _settings(where)
     architecture = _architecture(where, settings)
-    weights = _weights(where, _ARCHITECTURES[architecture], _dtype(dtype), device)
+    weights = _weights(where, architecture, _dtype(dtype), device)
     _expect_shapes(where, weights, settings, architecture)
-    top = settings.get("k") or (settings.get("activation_fn_kwargs") or {}).get("k") or 0
-    if architecture == "topk" and not (isinstance(top, int) and 0 < top <= weights["W_dec"].shape[0]):
+    kept = settings.get("activation_fn_kwargs")
+    top = settings.get("k") or (kept if isinstance(kept, dict) else {}).get("k") or 0
+    is_count = isinstance(top, int) and not isinstance(top, bool)
+    if architecture == "topk" and not (is_count and 0 < top <= weights["W_dec"].shape[0]):
         raise DictionaryError(f"{where / CONFIG}: topk keeps k latents, and k is {top!r}.")
     made = Dictionary(
         weights,
@@ -130,18 +135,37 @@ def dictionary(
     return made.eval()
 
 
+_SINGLE = frozenset(
+    {
+        *(
+            "architecture",
+            "activation_fn",
+            "activation_fn_str",
+            "normalize_activations",
+            "d_in",
+            "d_sae",
+            "k",
+        ),
+        *("hook_name", "hook_point", "hook_name_out"),
+    }
+)
+"""Settings that are a number, a text, or nothing."""
+_FLAGS = ("apply_b_dec_to_input", "rescale_acts_by_decoder_norm", "finetuning_scaling_factor")
+"""Settings that are true, false, or nothing."""
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     """What `cfg.json` says, with what it says of the model beside it."""
-    if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
+    if not all(is_there(folder / name, Path.is_file) for name in (CONFIG, WEIGHTS)):
         there = (
             ", ".join(sorted(path.name for path in folder.iterdir())[:8])
-            if folder.is_dir()
+            if is_there(folder, Path.is_dir)
             else "no such folder"
         )
         raise DictionaryError(
-            f"{folder} holds no dictionary: {CONFIG} and {WEIGHTS} are expected there, as SAE Lens writes "
-            f"them; found: {there or 'nothing'}. Give a dictionary of another layout as functions: "
-            "`splice(place, encode=..., decode=...)`."
+            f"{str(folder)[:200]} holds no dictionary: {CONFIG} and {WEIGHTS} are expected there, as SAE "
+            f"Lens writes them; found: {there or 'nothing'}. Give a dictionary of another layout as "
+            "functions: `splice(place, encode=..., decode=...)`."
         )
     try:
         found = read_json(folder / CONFIG)
@@ -153,6 +177,16 @@ def _settings(folder: Path) -> dict[str, Any]:
         )
     about = found.get("metadata")
     settings = {**(about if isinstance(about, dict) else {}), **found}
+    for name, value in settings.items():
+        if name in _SINGLE and isinstance(value, list | dict):
+            raise DictionaryError(
+                f"{folder / CONFIG} says {name} is {value!r:.80}, and one value is expected."
+            )
+    for name in _FLAGS:
+        if not isinstance(value := settings.get(name), bool | None):
+            raise DictionaryError(
+                f"{folder / CONFIG} says {name} is {value!r:.80}, and true or false is expected."
+            )
     for old, new in (("hook_point", "hook_name"), ("activation_fn_str", "activation_fn")):
         settings.setdefault(new, settings.get(old))
     return settings
@@ -180,7 +214,7 @@ def _architecture(folder: Path, settings: Mapping[str, Any]) -> str:
             raise DictionaryError(
                 f"{folder / CONFIG}: {what} is not read here; known are {', '.join(_ARCHITECTURES)}, of "
                 "values as they are. Fold it into the weights before they are saved, or give functions: "
-                "`splice(place, encode=..., decode=...)`."
+                "functions: `splice(place, encode=..., decode=...)`."
             )
     return str(found)
 
@@ -194,10 +228,8 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return found
 
 
-def _weights(
-    folder: Path, names: tuple[str, ...], dtype: torch.dtype | None, device: Any
-) -> dict[str, Tensor]:
-    path = folder / WEIGHTS
+def _weights(folder: Path, architecture: str, dtype: torch.dtype | None, device: Any) -> dict[str, Tensor]:
+    path, names = folder / WEIGHTS, _ARCHITECTURES[architecture]
 
     def broken(error: BaseException) -> DictionaryError:
         return DictionaryError(f"{path} cannot be read: {brief(error)}.")
@@ -212,6 +244,14 @@ def _weights(
                 f"{path} lacks {', '.join(missing)}; it holds {', '.join(sorted(there)) or 'nothing'}."
             )
         found = {name: file.get_tensor(own).to(device=device, dtype=dtype) for name, own in stored.items()}
+    by_error_term = {"W_skip"} if "skip" in architecture else set()
+    if unused := sorted(there - set(stored.values()) - by_error_term):
+        warnings.warn(
+            f"{path} holds {', '.join(unused)[:200]}, which the architecture {architecture!r} does not have: "
+            f"left out. Look whether {CONFIG} names the architecture that the weights were saved from.",
+            UnusedWeightsWarning,
+            stacklevel=4,
+        )
     if has_log:
         found["threshold"] = found["threshold"].exp()
     return found
@@ -219,7 +259,8 @@ def _weights(
 
 def _is_centred(settings: Mapping[str, Any], architecture: str) -> bool:
     """Whether b_dec is taken off what is read: so it is in autoencoders, unless they say otherwise."""
-    return bool(settings.get("apply_b_dec_to_input", "transcoder" not in architecture))
+    said = settings.get("apply_b_dec_to_input")
+    return "transcoder" not in architecture if said is None else bool(said)
 
 
 def _expect_shapes(
@@ -235,6 +276,11 @@ def _expect_shapes(
             raise DictionaryError(
                 f"{folder / WEIGHTS}: {name} has shape {tuple(weight.shape)}, and W_enc [d, latents], W_dec "
                 "[latents, d] and a bias for each are expected."
+            )
+        if weight.is_floating_point() and weight.dtype.itemsize < 2:
+            raise DictionaryError(
+                f"{folder / WEIGHTS}: {name} is {weight.dtype}, in which nothing is computed: give "
+                "dtype='float32'."
             )
         if not weight.is_floating_point() or not bool(weight.isfinite().all()):
             raise DictionaryError(

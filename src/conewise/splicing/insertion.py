@@ -97,7 +97,7 @@ class _Insertion:
     def add(self, half: str, call: int, part: Program, given: str, made: str = "") -> str:
         """Add the records of `encode` or `decode`, applied to a value; the name of what they make."""
         prefix = f"{self.nodes.name}.{half}"
-        suffix = f"@{call}" if call else ""
+        suffix = f"#{call}" if call else ""
         (leaf,) = part.inputs
         symbols = self.symbols(leaf.shape, given, half)
         names = {leaf.name: given}

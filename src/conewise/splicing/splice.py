@@ -22,8 +22,9 @@ from conewise.locations.spliced import Spliced
 from conewise.program.build import run_sources
 from conewise.program.records import Program
 from conewise.program.sizes import Size
-from conewise.program.streaming import output_names, stream
+from conewise.program.streaming import output_names
 from conewise.program.tensors import largest_difference
+from conewise.program.walk import stream
 from conewise.runs.captured import Captured
 from conewise.splicing.insertion import Nodes, inserted
 from conewise.splicing.splice_module import Function, Held, Splice, with_splice
@@ -78,6 +79,8 @@ def splicing(
     model: Captured, place: PlaceLike, encode: Function, decode: Function, reads: PlaceLike | None, name: str
 ) -> Splicing:
     """What it takes to splice a dictionary in at a place; see `Model.splice`. The model is left as it is."""
+    model.expect_program("splice a dictionary in")
+    model.weights.expect_captured()  # it goes into a copy of the module as it is now
     at = as_place(place)
     source = at if reads is None else as_place(reads)
     written, read = _found(model, at), _found(model, source)
@@ -271,7 +274,8 @@ def _spots(model: Captured, nodes: Nodes) -> tuple[Spot | None, Spot | None]:
     if nodes.read != nodes.value:
         # It is only read: whether others read it elsewhere does not matter.
         hooks |= module.find({nodes.read: values[nodes.read]}, inputs, {nodes.read: ()})
-    spots = module.spots(hooks, inputs)
+    # In another shape than the graph's, the module of the dictionary would not be that of its records.
+    spots = {node: spot for node, spot in module.spots(hooks, inputs).items() if not spot.is_reshaped}
     read = spots.get(nodes.read) if nodes.read != nodes.value else None
     return spots.get(nodes.value), read
 

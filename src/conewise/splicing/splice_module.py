@@ -6,6 +6,7 @@ The copy shares the tensors of the module that it was made of. That module itsel
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -57,7 +58,8 @@ class Splice(nn.Module):
         super().__init__()
         self.encode, self.decode = Held(encode), Held(decode)
         self.latents, self.error = nn.Identity(), nn.Identity()
-        self.read: list[Tensor] = []
+        self.read: dict[int, Tensor] = {}
+        """What was read to be encoded, by the thread that runs the module."""
 
     def forward(self, value: Tensor, read: Tensor | None = None) -> Tensor:
         """`value` with the dictionary in it; the latents are of `read`, where they are those of another."""
@@ -79,26 +81,28 @@ class SpliceHook:
     def __init__(self, splice: Splice, spot: Spot, *, is_reading: bool, takes_two: bool) -> None:
         self.splice, self.spot = splice, spot
         self.is_reading, self.takes_two = is_reading, takes_two
-        self.calls = 0
+        self.calls: dict[int, int] = {}  # of each thread, which may all run the module at once
 
     def __call__(self, _: nn.Module, first: Any, second: Any) -> Any:
         """What goes on from here: nothing else where it is not the call, or where the splice only reads."""
-        number, self.calls = self.calls, self.calls + 1
+        thread = threading.get_ident()
+        number = self.calls.get(thread, 0)
+        self.calls[thread] = number + 1
         boundary = self.spot.boundary
         if number != boundary.call.call:
             return None
         whole = second if boundary.is_output else (first, second)
         value = self.spot.read(whole)
         if self.is_reading:
-            self.splice.read.append(value)
+            self.splice.read[thread] = value
             return None
-        made = self.splice(value, self.splice.read.pop()) if self.takes_two else self.splice(value)
+        made = self.splice(value, self.splice.read.pop(thread)) if self.takes_two else self.splice(value)
         return self.spot.replaced(whole, made)
 
     def begin(self, *_: Any) -> None:
         """Count calls from the start: a forward of the whole module begins."""
-        self.calls = 0
-        self.splice.read.clear()
+        self.calls.pop(threading.get_ident(), None)
+        self.splice.read.pop(threading.get_ident(), None)
 
 
 def with_splice(

@@ -15,10 +15,10 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from conewise.errors import CaptureError
-from conewise.program.interpret import Interpreter
 from conewise.program.operations import RECURRENT
 from conewise.program.records import Dimensions, Program, Record, Ref
 from conewise.program.sizes import Size, symbols_in
+from conewise.program.walk import Interpreter
 from conewise.structure.attention.sizes import AttentionSizes, attention_sizes
 from conewise.structure.wiring.wiring import Wiring
 

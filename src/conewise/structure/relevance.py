@@ -31,6 +31,7 @@ from conewise.program.operations import (
     TRIANGLES,
 )
 from conewise.program.records import Program, Record, Ref
+from conewise.program.walk import WalkStep
 from conewise.structure.attention.attention import Attention
 from conewise.structure.wiring.wiring import Wiring
 
@@ -79,6 +80,13 @@ class Relevance:
         for name in self.live:
             if name in self._records and name not in self.rules:
                 self._give(self._records[name])
+
+    def compute(self, step: WalkStep, operands: list[Any], values: Mapping[str, Any]) -> Any:
+        """Return the value of a step of a walk, recorded by the rule of its record."""
+        rule = self.rules.get(step.node)
+        if rule is None:
+            return step.rule(*operands)
+        return rule(step.rule, operands, values.get(self.entries.get(step.node, "")))
 
     def expect(self, nodes: Collection[str], behind: Collection[str]) -> None:
         """Raise GradientError where relevance would pass an operation without a rule."""

@@ -47,6 +47,8 @@ class Batches:
         self.own, self._metrics = own, tuple(metrics)
         self._metrics_of: dict[int, tuple[Metric, ...]] = {}
         self._first: Batch | None = None
+        self.shapes: list[Mapping[str, Tensor]] = []
+        """The inputs of a base of each shape that is known before any is run."""
         self._expect_fitting()
 
     def __len__(self) -> int:
@@ -80,8 +82,7 @@ class Batches:
         base = self._as_run(base)
         if isinstance(source, Mapping):
             source = self._as_run(source)
-        if base.model is not self.model:
-            raise SweepError(f"base is a run of another model ({base.model.name}), not of {self.model.name}.")
+        self.model.expect_own("base is a run", base.model)
         run = source if isinstance(source, Reading) else None
         if run is not None:
             _expect_alike(base.inputs, run.inputs)
@@ -127,12 +128,18 @@ class Batches:
             return
         outputs = facts_of(self.model).read
         prompts: list[int] = []
+        shapes: dict[Any, Mapping[str, Tensor]] = {}
         for number, (base, source) in enumerate(self.all_given()):
             of = "" if len(self) == 1 else f"batch {number} of "
             inputs, others = self._inputs_of(base, f"{of}base"), self._inputs_of(source, f"{of}source")
+            if isinstance(source, Intervention):
+                source.expect_model(self.model)
             if inputs and others:
                 _expect_alike(inputs, others, of)
+            if inputs:
+                shapes.setdefault(tuple((name, one.shape) for name, one in inputs.items()), inputs)
             prompts.append(outputs.prompts(inputs) if inputs else 0)
+        self.shapes = list(shapes.values())
         cut = [_cut(metric, prompts) for metric in self._metrics]
         self._metrics_of = dict(enumerate(zip(*cut, strict=True)))
 
@@ -149,6 +156,7 @@ class Batches:
     def _inputs_of(self, given: Any, where: str) -> Mapping[str, Tensor]:
         """The inputs of what was given; none where they are not known before it is run."""
         if isinstance(given, Reading):
+            self.model.expect_own(f"{'the ' * (where == 'source')}{where} is a run", given.model)
             return given.inputs
         if not isinstance(given, Mapping):
             return {}

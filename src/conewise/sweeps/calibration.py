@@ -8,10 +8,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from conewise.errors import TheoryError
+from conewise.paper.theory.clocks import StackClock, calibrate_stacks
 from conewise.runs.captured import Captured
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.shapes.costs import matmul_rate
-from conewise.theory.clocks.stacks import StackClock, calibrate_stacks
 
 KEPT = 32
 """So many runs of an evaluator are looked at."""

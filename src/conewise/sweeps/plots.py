@@ -110,7 +110,8 @@ def intervals(names: Sequence[str], effects: Tensor, statistics: Statistics, met
     drawn.update_xaxes(title_text=f"effect on {_plain(metric)}")
     drawn.update_yaxes(tickvals=rows, ticktext=labels, autorange="reversed")
     drawn.update_layout(
-        title=f"Effects over {statistics.prompts} prompts, with intervals of {statistics.level:.0%}",
+        title=f"Effects over {statistics.prompts} prompts, with intervals of {statistics.level:.0%}"
+        + (f"; {statistics.note}" if statistics.note else ""),
         showlegend=False,
         height=160 + 28 * len(names),
         plot_bgcolor="rgba(0,0,0,0)",

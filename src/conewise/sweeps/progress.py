@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conewise.amounts import shown_bytes
+from conewise.arguments import expect
 from conewise.identity.machine import memory_held
 from conewise.markup import progress as progress_line
 from conewise.phases import REST, Phases, shown_phases
@@ -70,6 +71,7 @@ def bar(progress: Shown, total: int, device: Any) -> Iterator[Told]:
     `progress` is True (a bar), False (nothing), a function of (cells done, cells in all), or None: a bar
     where someone is looking, once the run has taken a second.
     """
+    expect("progress", progress, "bool | Callable | None")
     if callable(progress):
         yield _Counting(progress, total)
     elif progress or (progress is None and is_watched()):

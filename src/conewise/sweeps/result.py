@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conewise.amounts import shown_bytes
+from conewise.arguments import Count, Seed, checked
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.recheck import recheck
 from conewise.errors import SweepError, WeightsChangedError
@@ -19,6 +20,7 @@ from conewise.report.story import write_story
 from conewise.sweeps.base_story import base_story
 from conewise.sweeps.statistics import LEVEL, RESAMPLES, Statistics, statistics_of
 from conewise.sweeps.storage.result_data import ResultData
+from conewise.threads import Turn, one_thread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from conewise.runs.captured import Captured
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(ResultData):
     """Values by cell, in the order of the sites; see `ResultData` for its fields."""
@@ -166,12 +169,12 @@ class Result(ResultData):
         *,
         level: float = LEVEL,
         resamples: int = RESAMPLES,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> Statistics:
-        """Mean, standard error, bootstrap interval and permutation p of each effect, over prompts.
+        """Mean, standard error, interval by Student's t and permutation p of each effect, over prompts.
 
-        Of a metric, the first unless it is named; see `Statistics`. Raises SweepError where there is one
-        prompt only.
+        Of a metric, the first unless it is named; see `Statistics`. `resamples` and `seed` are of p. Raises
+        SweepError where there is one prompt only.
         """
         row = 0 if metric is None else self._number(metric)
         found = statistics_of(self._effects(row), level=level, resamples=resamples, seed=seed)
@@ -306,7 +309,7 @@ class Result(ResultData):
         expect_page(path)
         story = self.story if story is None else story
         folded, inside, sweep = None, None, self.sweep
-        if sweep is not None:
+        if sweep is not None and not sweep.model.changed_sites:
             base = sweep.batch(0).base
             inside = inside_of(base, self, story)
             folded = fold(
@@ -332,6 +335,11 @@ class Result(ResultData):
             one is other if one is None or other is None else same_bits(one, other) for one, other in numbers
         )
 
+    @property
+    def _turn(self) -> Turn | None:
+        return None if self.sweep is None else self.sweep.model._turn
+
+    @one_thread
     def verify(self, n: int = 32, seed: int = 0) -> CellCheck:
         """Run `n` random cells again as plain full forwards of the original module, with hooks."""
         sweep = self.sweep
@@ -342,12 +350,17 @@ class Result(ResultData):
             )
         if sweep is None:
             raise SweepError("a loaded result has no model at hand; run its sweep again to verify it.")
-        if self.weights != sweep.model.weights.whole_contents().whole:
-            raise WeightsChangedError(
-                f"the weights of {sweep.model.name} were written to after this result was made, so the "
-                "module cannot say whether it is right. Put the old weights back, or run the sweep again."
-            )
+        self._expect_weights(sweep.model)
         return recheck(self, sweep.rerun(), n, seed, is_serial=self.plan.evaluator == "serial")
+
+    def _expect_weights(self, model: Captured) -> None:
+        """Raise WeightsChangedError where the weights are no longer those that this was computed with."""
+        now = model.weights.whole_contents().whole
+        if self.weights is not None and (changed := model.weights.changed(self.weights, now)):
+            raise WeightsChangedError(
+                f"the weights of {model.name} were written to after this result was made: {changed}. What is "
+                "computed now does not say whether it is right. Put the old weights back, or run it again."
+            )
 
     # -- as text -------------------------------------------------------------------------------
 
@@ -392,7 +405,7 @@ class Result(ResultData):
         source = "" if self.source is None else f", source {float(self.source[row]):.6g}"
         return f"base {float(self.base[row]):.6g}{source}"
 
-    def strongest(self, metric: str | None = None, count: int = 5) -> list[tuple[Cell, float, float]]:
+    def strongest(self, metric: str | None = None, count: Count = 5) -> list[tuple[Cell, float, float]]:
         """The cells with the largest effects of a metric, either way: cell, effect, value."""
         row = 0 if metric is None else self._number(metric)
         cells, base = self.cells, float(self.base[row])

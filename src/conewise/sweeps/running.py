@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from conewise.errors import SweepError, WeightsChangedError
+from conewise.amounts import shown_bytes
+from conewise.errors import BudgetError, SweepError, WeightsChangedError
 from conewise.garbage import uncollected
 from conewise.phases import Phases
 from conewise.program.tensors import Tensor
@@ -21,7 +22,7 @@ from conewise.sweeps.calibration import calibration_of
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.cuda_graph import GraphPool
 from conewise.sweeps.execution.executors import Execution, Executor, SerialExecutor, WavefrontExecutor
-from conewise.sweeps.execution.growth import Watch, watching
+from conewise.sweeps.execution.growth import Holes, Watch, watching
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
@@ -50,6 +51,28 @@ class Options:
     evaluator: str
     max_memory: int | None
     plan: SweepPlan | None
+
+    @classmethod
+    def of(cls, evaluator: str, max_memory: int | None, plan: SweepPlan | None) -> Options:
+        """The options of a run; with a plan, its budget is held for all batches.
+
+        Raises SweepError where the plan has another evaluator, or takes more than the budget.
+        """
+        if plan is None:
+            return cls(evaluator, max_memory, None)
+        if evaluator not in {"auto", plan.evaluator}:
+            raise SweepError(
+                f"the plan is of evaluator={plan.evaluator!r}, and the run was asked for with {evaluator=}. "
+                "Leave out one of the two, or plan again: `sweep.plan(evaluator=...)`."
+            )
+        if max_memory is not None and plan.peak_bytes > max_memory:
+            raise BudgetError(
+                f"this plan (`sweep.plan(max_memory=...)` makes one for less) takes "
+                f"{shown_bytes(plan.peak_bytes)}",
+                shown_bytes(max_memory),
+                plan.peak_bytes,
+            )
+        return cls(evaluator, plan.max_memory if max_memory is None else max_memory, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +114,7 @@ class Running:
         bases: list[Tensor] = []
         sources: list[Tensor | None] = []
         plans: list[SweepPlan] = []
-        during = self.phases.during
+        during, holes = self.phases.during, Holes()
         for number in range(len(self.batches)):
             which = self._counted(number)
             with during("baselines", which):  # some make their runs when asked
@@ -104,7 +127,7 @@ class Running:
                     executor = executor_for(self.model, self.spec, plan, batch)
                 plans.append(plan)
                 with during("baselines", which), uncollected():
-                    reader = MetricReader(self._facts, batch.metrics, self.spec.tokens)
+                    reader = MetricReader(self._facts, batch.metrics, self.spec.tokens, batch.base)
                     execution = executor.over(batch, reader)
                 if record.keeps:
                     with during("storing"):
@@ -124,6 +147,7 @@ class Running:
             del batch, executor, execution  # before the next one is made
             if len(self.batches) > 1:
                 self.batches.forget()
+                holes.settle()
         self._expect_unchanged()
         plan = of_batches(plans)
         ledger.phases = self.phases.seconds()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,9 +13,10 @@ import torch
 from conewise.errors import SweepError
 from conewise.program.tensors import Tensor
 
-LEVEL, RESAMPLES = 0.95, 10_000
+LEVEL, RESAMPLES, FEW = 0.95, 10_000, 5
+MOST_RESAMPLES = 1_000_000
 AT_ONCE = 1 << 22
-"""How many numbers are held at a time, for cells and resamples."""
+"""How many numbers are held at a time: of cells and choices of signs, and of choices and prompts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +24,12 @@ class Statistics:
     """What the prompts say of the effect of each cell, shaped like `Result.values`.
 
     `mean` is the effect, averaged over prompts, and `sem` the standard error of that. `low` and `high` are
-    the percentile bootstrap interval of `level`: prompts drawn with replacement, `resamples` times, the same
-    for all cells. `p` is of a paired permutation test: how often the mean is at least as far from 0, either
-    way, where the sign of each prompt's effect is chosen at random. All signs are tried where there are no
-    more than `resamples` of them (`is_exact`); p is not corrected for the number of cells.
+    the interval of `level` by Student's t: the mean ± t · sem, with one degree of freedom less than there are
+    prompts. It holds the true mean as often as `level` says where effects are normally distributed, a little
+    less often where they are skewed; `note` says so where prompts are too few to tell. `p` is of a paired
+    permutation test: how often the mean is at least as far from 0, either way, where the sign of each
+    prompt's effect is chosen at random. All signs are tried where there are no more than `resamples` of them
+    (`is_exact`); p is not corrected for the number of cells.
     """
 
     mean: Tensor
@@ -39,6 +42,16 @@ class Statistics:
     resamples: int
     is_exact: bool
 
+    @property
+    def note(self) -> str:
+        """What fewer than five prompts do not show; empty where there are more."""
+        if self.prompts >= FEW:
+            return ""
+        return (
+            f"{self.prompts} prompts: the intervals take effects to be normally distributed, and p is "
+            f"{2 ** (1 - self.prompts):.3g} or more whatever they are"
+        )
+
     def shaped(self, shape: Callable[[Tensor], Tensor]) -> Statistics:
         """The same in another shape."""
         mean, sem, low, high, p = map(shape, (self.mean, self.sem, self.low, self.high, self.p))
@@ -46,7 +59,8 @@ class Statistics:
 
     def __repr__(self) -> str:
         shape = " × ".join(map(str, self.mean.shape)) or "1"
-        return f"Statistics of {shape} effects over {self.prompts} prompts: mean, sem, low, high, p"
+        note = f" ({self.note})" if self.note else ""
+        return f"Statistics of {shape} effects over {self.prompts} prompts: mean, sem, low, high, p{note}"
 
 
 def statistics_of(
@@ -63,48 +77,71 @@ def statistics_of(
         )
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
         raise SweepError(f"level is {level!r}; it is a share between 0 and 1, such as 0.95.")
-    if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:
-        raise SweepError(f"resamples is {resamples!r}; it is a number of 1 or more.")
+    if (
+        isinstance(resamples, bool)
+        or not isinstance(resamples, int)
+        or not (1 <= resamples <= MOST_RESAMPLES)
+    ):
+        raise SweepError(f"resamples is {resamples!r}; it is a number from 1 to {MOST_RESAMPLES:,}.")
     effects = effects.to("cpu", torch.float64)
-    drawn = _drawn(prompts, resamples, seed)
     is_exact = 2**prompts <= resamples
-    signs = _all_signs(prompts) if is_exact else _random_signs(prompts, resamples, seed)
+    choices = 2**prompts if is_exact else resamples
     mean = effects.mean(-1)
-    low, high, p = (torch.full((cells,), math.nan, dtype=torch.float64) for _ in range(3))
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    for rows in _chunks(cells, max(drawn.shape[1], signs.shape[1])):
-        low[rows], high[rows] = torch.quantile(effects[rows] @ drawn, ends, dim=-1)
+    p = torch.full((cells,), math.nan, dtype=torch.float64)
+    for rows in _chunks(cells, choices):
         # Sums of the same numbers in another order differ by rounding, and are as large.
         least = mean[rows].abs() - 1e-12 * effects[rows].abs().amax(-1)
-        counts = ((effects[rows] @ signs).abs() >= least[:, None]).sum(-1).double()
-        p[rows] = counts / signs.shape[1] if is_exact else (counts + 1) / (signs.shape[1] + 1)
+        means = torch.zeros(len(least), choices, dtype=torch.float64)
+        for some, signs in _all_signs(prompts) if is_exact else _random_signs(prompts, choices, seed):
+            means.addmm_(effects[rows, some], signs, alpha=1 / prompts)
+        counts = (means.abs_() >= least[:, None]).sum(-1).double()
+        p[rows] = counts / choices if is_exact else (counts + 1) / (choices + 1)
     is_finite = effects.isfinite().all(-1)
-    low, high, p = (torch.where(is_finite, row, math.nan) for row in (low, high, p))
+    p = torch.where(is_finite, p, math.nan)
     sem = torch.where(is_finite, effects.std(-1) / math.sqrt(prompts), math.nan)
-    return Statistics(mean, sem, low, high, p, prompts, float(level), resamples, is_exact)
+    reach = student_quantile(level, prompts - 1) * sem
+    return Statistics(mean, sem, mean - reach, mean + reach, p, prompts, float(level), resamples, is_exact)
 
 
-def _chunks(cells: int, columns: int) -> Iterator[slice]:
+def _chunks(rows: int, columns: int) -> Iterator[slice]:
     step = max(1, AT_ONCE // columns)
-    return (slice(start, start + step) for start in range(0, cells, step))
+    return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def _drawn(prompts: int, resamples: int, seed: int) -> Tensor:
-    """The weight of each prompt in the mean of each resample: [prompt, resample]."""
-    generator = torch.Generator().manual_seed(seed)
-    picked = torch.randint(prompts, (resamples, prompts), generator=generator)
-    counts = torch.zeros(resamples, prompts, dtype=torch.float64)
-    counts.scatter_add_(1, picked, torch.ones_like(picked, dtype=torch.float64))
-    return counts.T / prompts
+def _all_signs(prompts: int) -> Iterator[tuple[slice, Tensor]]:
+    """Every choice of signs, [prompt, choice], of some prompts at a time."""
+    choices = torch.arange(2**prompts)
+    for some in _chunks(prompts, 4 * 2**prompts):
+        numbers = torch.arange(prompts)[some]
+        yield some, ((choices >> numbers[:, None]) & 1).double().mul_(2).sub_(1)
 
 
-def _all_signs(prompts: int) -> Tensor:
-    """Every choice of signs, each over the number of prompts: [prompt, choice]."""
-    rows = list(itertools.product((-1.0, 1.0), repeat=prompts))
-    return torch.tensor(rows, dtype=torch.float64).T / prompts
-
-
-def _random_signs(prompts: int, count: int, seed: int) -> Tensor:
+def _random_signs(prompts: int, count: int, seed: int) -> Iterator[tuple[slice, Tensor]]:
+    """So many choices of signs, [prompt, choice], of some prompts at a time; the same for the same seed."""
     generator = torch.Generator().manual_seed(seed + 1)
-    coins = torch.randint(2, (prompts, count), generator=generator)
-    return (2.0 * coins - 1.0).double() / prompts
+    for some in _chunks(prompts, 4 * count):
+        drawn = len(range(prompts)[some])
+        yield some, torch.randint(2, (drawn, count), generator=generator).double().mul_(2).sub_(1)
+
+
+@functools.cache
+def student_quantile(level: float, freedom: int) -> float:
+    """The t within which a share `level` of Student's distribution lies, on both sides of 0."""
+    low, high = 0.0, 1e7
+    for _ in range(90):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_share(middle, freedom) < level else (low, middle)
+    return (low + high) / 2
+
+
+def _student_share(t: float, freedom: int) -> float:
+    """The share of Student's distribution within −t and t: a finite sum, for whole degrees of freedom."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    if freedom == 1:
+        return 2 * angle / math.pi
+    total = term = cosine if freedom % 2 else 1.0
+    for number in range(3 if freedom % 2 else 2, freedom - 1, 2):
+        term *= cosine**2 * (number - 1) / number
+        total += term
+    return 2 / math.pi * (angle + sine * total) if freedom % 2 else sine * total

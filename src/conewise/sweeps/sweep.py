@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from conewise.amounts import as_bytes
+from conewise.arguments import Count, checked, expect
 from conewise.capturing.foreign import within_memory
 from conewise.checks.witness import Rerun
-from conewise.errors import NoEffectWarning, SweepError
+from conewise.errors import BudgetError, NoEffectWarning, SweepError
 from conewise.fleets.jobs import Fleet
 from conewise.fleets.ledger import FleetLedger
 from conewise.fleets.processes import Processes
@@ -22,7 +23,16 @@ from conewise.garbage import uncollected
 from conewise.locations.edges import Edges
 from conewise.locations.located import Located
 from conewise.locations.places import EdgePlace, Place, SourcedPlace
-from conewise.locations.selectors import Cell, Selector, SelectorLike, SourcedCell, Spread, as_selectors
+from conewise.locations.selectors import (
+    Cell,
+    Pairs,
+    Selector,
+    SelectorLike,
+    SourcedCell,
+    SourcedCells,
+    Spread,
+    as_selectors,
+)
 from conewise.markup import heading
 from conewise.phases import Phases
 from conewise.program.precision import expect_precision
@@ -32,6 +42,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.interventions.own_sources import OwnSources
 from conewise.runs.metrics import Metric, as_metric
 from conewise.runs.spreading import spread
+from conewise.structure.axes.padding import has_mask, hides_some, shown_positions
 from conewise.structure.axes.selections import selected
 from conewise.sweeps.batches import Base, Batches
 from conewise.sweeps.calibration import calibration_of
@@ -53,6 +64,7 @@ from conewise.sweeps.running import Numbers, Options, Running, expect_unchanged
 from conewise.sweeps.storage.plan_spec import plain_spec
 from conewise.sweeps.storage.provenance import Given, lazy_provenance, provenance
 from conewise.sweeps.storage.store import StoredSweep, recorder
+from conewise.threads import Turn, one_thread
 
 
 @contextmanager
@@ -61,6 +73,26 @@ def _unreported() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffectWarning)
         yield
+
+
+def _is_from_end(given: Any) -> bool:
+    """True if positions are counted from the end somewhere in what was given as sites."""
+    chosen: list[Any]
+    match given:
+        case Selector():
+            chosen = [given.choices.get(axis) for axis in ("pos", "query_pos")]
+        case Place():
+            chosen = [given.part.get(axis) for axis in ("pos", "query_pos")]
+        case Edges() | SourcedCell():
+            return any(map(_is_from_end, given.places))
+        case SourcedCells():
+            return _is_from_end(given.of)
+        case Pairs():
+            return any(map(_is_from_end, given.of.parts))
+        case _:
+            return any(map(_is_from_end, given))
+    numbers = [n for one in chosen for n in (one if isinstance(one, tuple | list) else [one])]
+    return any("-" in one if isinstance(one, str) else isinstance(one, int) and one < 0 for one in numbers)
 
 
 def _part_shape(found: Located, facts: ShapeFacts) -> tuple[int, ...]:
@@ -72,6 +104,8 @@ def _part_shape(found: Located, facts: ShapeFacts) -> tuple[int, ...]:
     )
 
 
+@checked
+@one_thread
 class Sweep:
     """Patch every cell in a world of its own, and read the metric there.
 
@@ -114,7 +148,8 @@ class Sweep:
         self._batches = Batches(model, base, source, self.own, self.metrics)
         first = self.batch(0)
         self.is_function = first.intervention.is_function
-        lengths = partial(axis_lengths, facts=self.facts.shape(first.base.inputs))
+        shapes = self._batches.shapes or [first.base.inputs]
+        lengths = [partial(axis_lengths, facts=self.facts.shape(inputs)) for inputs in shapes]
         found = spread(self.selectors, model, lengths, self.own)
         self.spreads: tuple[Spread, ...] = found.spreads
         self.cells: tuple[Cell, ...] = found.cells
@@ -127,22 +162,48 @@ class Sweep:
             first.source is not None,
         )
         self._expect_places(lengths)
+        self._expect_tokens()
         self._expect_sources(source)
         self._planner = Planner(model, self.spec)
 
-    def _expect_places(self, lengths: Callable[[Located], dict[str, int]]) -> None:
+    def _expect_places(self, lengths: Sequence[Callable[[Located], dict[str, int]]]) -> None:
         """Raise for places that were written one by one and are not there, or that no node holds."""
         for part, found in zip(self.selectors.parts, self.spreads, strict=True):
             is_family = isinstance(part, Selector | Edges)
             cells = found.cells[:1] if is_family else found.cells
             if is_family or not isinstance(cells[0].places[0], EdgePlace):
-                groups = place_groups([cell.places for cell in cells], self.model.locate)
+                groups = place_groups(
+                    [self.model.each_call(cell.places) for cell in cells], self.model.locate
+                )
                 expect_swept(groups)
                 for group in groups:
-                    counted_from_front(group, lengths(group.located))
+                    for one in lengths:
+                        counted_from_front(group, one(group.located))
                     put = self.batch(0).intervention if group.sources is None else self.own[group.sources[0]]
                     if put.expect_kind is not None:
                         put.expect_kind(group.place, group.located)
+
+    def _expect_tokens(self) -> None:
+        """Raise SweepError where a position that is counted from the end is padding of some prompt."""
+        program, spreads = self.model.program, zip(self.selectors.parts, self.spreads, strict=True)
+        known = self._batches.known_inputs() if has_mask(program) else []
+        padded = [(inputs, of) for inputs, of in known if hides_some(program, inputs)]
+        if not padded:
+            return
+        cells = [cell for part, found in spreads if _is_from_end(part) for cell in found.cells]
+        for inputs, of in padded:
+            for place in (place for cell in cells for place in cell.places):
+                found = self.model.locate(place)
+                shown = shown_positions(program, inputs, found.node, found.site.stack)
+                at = place.part.get("pos", place.part.get("query_pos"))
+                if shown is None or not isinstance(at, int) or bool(shown[:, at].all()):
+                    continue
+                prompt = int((~shown[:, at]).nonzero()[0])
+                raise SweepError(
+                    f"{of}{place}: its position was counted from the end of the batch, where prompt {prompt} "
+                    "has padding. Pad on the left, so that the last position is that of every prompt, or "
+                    "sweep prompts of one length at a time."
+                )
 
     def _expect_sources(self, source: Any) -> None:
         """Raise where a cell has no source, or one that does not fit its place in some base."""
@@ -155,12 +216,16 @@ class Sweep:
                     "an intervention), or give each cell its own, `cw.cell(place, source=...)`."
                 )
         if len(self.own):
-            own = [place for cell in self.cells for place in cell.places if isinstance(place, SourcedPlace)]
+            own = [place for places in self.spec.cells for place in places if isinstance(place, SourcedPlace)]
             for inputs, of in self._batches.known_inputs():
                 shape = partial(_part_shape, facts=self.facts.shape(inputs))
                 self.own.expect_fitting(own, shape, inputs, of)
 
     # -- what is swept -----------------------------------------------------------------------
+
+    @property
+    def _turn(self) -> Turn:
+        return self.model._turn
 
     @property
     def batches(self) -> int:
@@ -169,11 +234,22 @@ class Sweep:
 
     def batch(self, number: int) -> Batch:
         """One of the baselines, and what is put into it. Inputs are run for it."""
+        if not 0 <= number < max(self.batches, 1):
+            raise SweepError(f"no batch {number}: there are {self.batches}, from 0.")
         return self._batches[number]
+
+    def forget(self) -> None:
+        """Forget the runs that were made of inputs: what asks for them next makes them again."""
+        self._batches.forget()
 
     def of_cells(self, numbers: Sequence[int]) -> Sweep:
         """The same sweep over some of its cells, by number, in that order."""
-        sites = [[self._as_given(place) for place in self.cells[number].places] for number in numbers]
+        picked = []
+        for given in numbers:
+            if not 0 <= (number := expect("numbers", given, "int")) < len(self.cells):
+                raise SweepError(f"no cell {number}: there are {len(self.cells)}, from 0.")
+            picked.append(number)
+        sites = [[self._as_given(place) for place in self.cells[number].places] for number in picked]
         return Sweep(self.model, **{**self.asked(), "sites": sites})
 
     def _as_given(self, place: Place) -> Place | SourcedCell:
@@ -215,8 +291,21 @@ class Sweep:
         self._expect_weights(self.model.weights.contents().whole)
         return self._planned(self.batch(0), as_bytes(max_memory), evaluator)
 
+    def expect_room(self, max_memory: int, evaluator: str) -> None:
+        """Raise BudgetError where a batch takes more, however it is cut: before any is run.
+
+        Batches of one shape take the same. Those that make their runs when asked are not looked at.
+        """
+        shapes: dict[Any, int] = {}
+        for number, (inputs, _) in enumerate(self._batches.known_inputs()):
+            shapes.setdefault(tuple((name, value.shape) for name, value in inputs.items()), number)
+        expect_each(lambda number: self._planned(self.batch(number), max_memory, evaluator), shapes.values())
+
     def _expect_weights(self, now: Sums) -> None:
         """Forget what was found out, and what was run, with other weights than these."""
+        for metric in self.metrics:
+            if metric.reference is not None:
+                metric.reference.expect_current(metric.name)
         self.facts.expect_weights(now)
         self._batches.expect_weights(now)
 
@@ -264,13 +353,15 @@ class Sweep:
         out: str | Path | None = None,
         resume: bool = False,
         progress: bool | Callable[[int, int], None] | None = None,
-        verify: int = 0,
+        verify: Count = 0,
         plan: SweepPlan | None = None,
         executor: Fleet | None = None,
         device: str | None = None,
     ) -> Result:
         """Run the plan: the one that is given, or else the one that `plan` would make.
 
+        A plan that is given has its evaluator and its budget; another `evaluator` or a `max_memory` that is
+        too small for it is refused.
         `out`: a folder; finished chunks are stored there as they finish, and `resume=True` goes on where a
         run was cut off, with the chunks that it was cut into. `progress`: True shows a bar on stderr, False
         nothing; None shows one if stderr is a terminal or a notebook and the run takes more than a second; a
@@ -284,7 +375,7 @@ class Sweep:
         WeightsChangedError where one changed.
         """
         phases = Phases(PHASES)
-        options = Options(evaluator, as_bytes(max_memory), plan)
+        options = Options.of(evaluator, as_bytes(max_memory), plan)
         if device is not None:
             if executor is not None:
                 raise SweepError(
@@ -308,6 +399,9 @@ class Sweep:
             with ExitStack() as recording:
                 with phases.during("storing"):
                     record = recording.enter_context(recorder(self._stored(weights.whole), out, resume))
+                if self.batches > 1 and options.max_memory is not None and not record.keeps:
+                    with phases.during("planning"):
+                        self.expect_room(options.max_memory, evaluator)
                 running = Running(self.model, self.spec, self._batches, self._planned, weights, phases)
                 return self._result(running.run(options, record, tell), weights.whole)
 
@@ -394,6 +488,18 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         return heading("Sweep", repr(self).removeprefix("Sweep "))
+
+
+def expect_each(plan: Callable[[int], object], numbers: Iterable[int]) -> None:
+    """Plan each; raise the BudgetError that names the most, which would do for all."""
+    refused: list[BudgetError] = []
+    for number in numbers:
+        try:
+            plan(number)
+        except BudgetError as error:
+            refused.append(error)
+    if refused:
+        raise max(refused, key=lambda error: error.least)
 
 
 def run_together(

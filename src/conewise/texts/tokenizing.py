@@ -11,8 +11,16 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from conewise.capturing.foreign import brief, translating
-from conewise.errors import PromptError
+from conewise.errors import PromptError, describe
 from conewise.reading import lone_surrogate
+
+
+def expect_decodes(tokenizer: Any) -> None:
+    """Raise PromptError for what is no tokenizer; None stands for none."""
+    if tokenizer is not None and (isinstance(tokenizer, bytes) or not hasattr(tokenizer, "decode")):
+        raise PromptError(
+            f"a tokenizer makes tokens of texts, and decodes them; {describe(tokenizer)} is none."
+        )
 
 
 def token_ids(tokenizer: Any, text: str, **how: Any) -> tuple[int, ...]:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.errors import GradientError, MetricError, MissingSiteError
-from conewise.experiments.beyond.backward import counted, networks
+from conewise.errors import ArgumentError, GradientError, MetricError, MissingSiteError
 from conewise.graph.gradients import gradients
+from conewise.paper.experiments.backward import counted, networks
+from conewise.paper.theory.backward import reverse_cost
 from conewise.program.tensors import computing
 from conewise.runs.backward.reverse_graph import METRIC, reverse_graph
 from conewise.runs.metrics import as_metric
-from conewise.theory.reverse import reverse_cost
 from tests.edges.small_models import inputs_of, module_of, run_of
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_counted_is_said() -> None:
             world.backward_cost(squares, ("z", 0))
     with pytest.raises(GradientError, match="the metric 'ranks' has no gradient"):
         run.backward_cost(ranks, ("z", 0))
-    with pytest.raises(GradientError, match="`weights` is 3; it is True for gradients by every parameter"):
+    with pytest.raises(ArgumentError, match="`weights` is int 3; expected True or False"):
         run.backward_cost(squares, ("z", 0), weights=3)  # type: ignore[arg-type]
     with pytest.raises(MetricError, match="3"):
         run.backward_cost(cw.logit_diff([1, 2, 3], [4, 5, 6]), ("z", 0))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.model import Model
-from conewise.program.interpret import Interpreter
+from conewise.program.walk import Interpreter
 from conewise.sweeps.planning import model_facts
 from conewise.sweeps.planning.shapes.fusing import CUBE, SCALE, Fusion, find_fusions, fitting
 from conewise.sweeps.result import Result

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import conewise as cw
 from conewise.model import Model
-from conewise.program.interpret import Interpreter
 from conewise.program.records import SIZES, Record
+from conewise.program.walk import Interpreter
 from conewise.sweeps.planning.shapes.independence import Independence
 from conewise.sweeps.planning.shapes.layout import Constants, Layout, compile_stacked_rule
 from conewise.sweeps.planning.shapes.mixing import Trial

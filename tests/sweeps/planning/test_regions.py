@@ -14,8 +14,8 @@ from torch import Tensor
 
 import conewise as cw
 from conewise.model import Model
-from conewise.program.interpret import Interpreter
 from conewise.program.rules import compile_rule
+from conewise.program.walk import Interpreter
 from conewise.sweeps.planning.first_change import first_difference
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.shapes.attention_rules import causal_rule, unmasked_rule

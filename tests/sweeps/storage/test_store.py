@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import conewise as cw
-from conewise.errors import FormatError, IdentityError, MetricError, PatchError, SweepError
+from conewise.errors import ArgumentError, FormatError, IdentityError, MetricError, SweepError
 from conewise.model import Model
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.store import FILE, FORMAT, MANIFEST
@@ -342,14 +342,18 @@ def test_a_key_names_what_cannot_be_identified(captured: Model, tmp_path: Path) 
 
 @pytest.mark.parametrize("key", ["", "  ", 3, None])
 def test_a_key_says_something(key: Any) -> None:
-    with pytest.raises(PatchError, match="a key is a text that names a function"):
+    said = "a key is a text that names a function" if isinstance(key, str) else "`key` is .* expected a text"
+    with pytest.raises(cw.ConewiseError, match=said):
         cw.intervention(torch.abs, key=key)
-    with pytest.raises(MetricError, match="a key is a text that names a function"):
+    with pytest.raises(cw.ConewiseError, match=said):
         cw.metric(torch.abs, key=key)
-    with pytest.raises(PatchError, match="is a function of what would have been there"):
-        cw.intervention(3, key="three")  # type: ignore[arg-type]
-    with pytest.raises(MetricError, match="is a function of the module's outputs"):
-        cw.metric(3, key="three")  # type: ignore[arg-type]
+
+
+def test_a_key_is_that_of_a_function() -> None:
+    named: Any
+    for named in (cw.intervention, cw.metric):
+        with pytest.raises(ArgumentError, match="`function` is int 3; expected a function"):
+            named(3, key="three")
 
 
 def test_runs_that_are_put_in_are_told_by_all_that_they_are(captured: Model, tmp_path: Path) -> None:
@@ -569,12 +573,12 @@ def test_a_store_of_another_format_is_refused(sweep: Sweep, tmp_path: Path, vers
 def test_releases_of_one_series_go_on_with_each_others_stores(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "__version__", "0.1.0")
+    monkeypatch.setattr("conewise.identity.machine.__version__", "0.1.0")
     result = sweep.run(out=tmp_path)
-    monkeypatch.setattr(store, "__version__", "0.1.17")
+    monkeypatch.setattr("conewise.identity.machine.__version__", "0.1.17")
     assert sweep.run(out=tmp_path, resume=True).equals(result)
     for other in ("0.2.0", "0.1.1.dev3"):
-        monkeypatch.setattr(store, "__version__", other)
+        monkeypatch.setattr("conewise.identity.machine.__version__", other)
         with pytest.raises(SweepError, match=rf"machine\.conewise: 0\.1 → {other.removesuffix('.0')}\n"):
             sweep.run(out=tmp_path, resume=True)
 
@@ -729,3 +733,13 @@ def test_a_chunk_of_another_shape_is_damage(sweep: Sweep, tmp_path: Path, shape:
     changed(tmp_path, "chunks", "shape", lambda _: shape)
     with pytest.raises(SweepError, match="is damaged: "):
         sweep.run(out=tmp_path, resume=True)
+
+
+def test_a_store_that_is_a_link_to_nowhere_is_not_followed(sweep: Sweep, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / FILE).symlink_to(elsewhere)
+    with pytest.raises(SweepError, match=r"is a link that leads nowhere, and it is not followed: remove it"):
+        sweep.run(out=tmp_path / "run")
+    assert not elsewhere.exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE]

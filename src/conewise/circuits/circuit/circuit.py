@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from conewise.arguments import checked
 from conewise.circuits.circuit.circuit_data import (
     CircuitData,
     between,
+    checked_log,
     checked_scores,
     expect_same_graph,
     is_whole,
@@ -35,6 +37,7 @@ from conewise.report.curve import Curve, CurvePoint
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import as_metric
 from conewise.structure.components.edge_graph import EdgeGraph, Wired
+from conewise.threads import Turn, one_thread
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -47,10 +50,14 @@ Points = tuple[CurvePoint, ...]
 POINTS, MORE, FEW = 24, 4, 60
 """How many thresholds a curve has, and how many times the circuit's edges, or how many at least."""
 
+MOST = 1_000_000
+"""More edges, or points of a curve, than that there are not."""
+
 SHOWN = 10
 """How many edges a notebook shows."""
 
 
+@checked
 @dataclass(frozen=True, repr=False)
 class Circuit(CircuitData):
     """Edges of a model's graph of components, in its order: readers first to last, for each its writers.
@@ -80,12 +87,12 @@ class Circuit(CircuitData):
     ) -> Circuit:
         """A circuit of these edges of a model, or of a graph, by their names, in any order.
 
-        Raises CircuitError for a name that is none.
+        Raises CircuitError for a name that is none, and for a log that is not one of decisions about edges.
         """
         own, of, model = _home(graph, of, model)
         names = own.names(own.numbers(edges))
         known = None if scores is None else checked_scores(own, scores)
-        return cls(of, own, names, method, threshold, known, tuple(log), model)
+        return cls(of, own, names, method, threshold, known, checked_log(own, log), model)
 
     @classmethod
     def from_scores(
@@ -160,6 +167,11 @@ class Circuit(CircuitData):
         expect_same_graph(self.graph, graph, f"the circuit does not fit {model.name}")
         return replace(self, graph=graph, of=self.of or model.name, model=model)
 
+    @property
+    def _turn(self) -> Turn | None:
+        return None if self.model is None else self.model._turn
+
+    @one_thread
     def evaluate(
         self,
         *,
@@ -188,6 +200,7 @@ class Circuit(CircuitData):
             executor=executor,
         )
 
+    @one_thread
     def curve(
         self,
         *,
@@ -208,7 +221,7 @@ class Circuit(CircuitData):
         """
         self._scored("curve")
         for name, given in (("points", points), ("most", most)):
-            if given is not None and (not is_whole(given) or given < 1):
+            if given is not None and not (is_whole(given) and 1 <= given <= MOST):
                 raise CircuitError(f"{name}={given!r} is no count: it is a whole number, 1 or more.")
         level = levels(self.graph, self.score_array())
         found = self._points(level, points, most)
@@ -375,7 +388,15 @@ def _notes(found: Evaluation) -> list[str]:
 def _home(given: Wired | Captured, of: str, model: Captured | None) -> tuple[EdgeGraph, str, Captured | None]:
     """The graph that a circuit is made in, the name of its model, and the model, if one is given."""
     if isinstance(given, Captured):
+        if model is not None and model is not given:
+            raise CircuitError(
+                f"two models were given, {given.name} and model={model.name}: a circuit is one of a single "
+                "model. Leave out `model`."
+            )
         return graph_of(given), of or given.name, given
     if isinstance(given, str) or not hasattr(given, "readers"):
         raise CircuitError(f"a circuit is made in a model, or in a graph of edges, not in {describe(given)}.")
-    return EdgeGraph.of(given), of or ("" if model is None else model.name), model
+    own = EdgeGraph.of(given)
+    if model is not None:
+        expect_same_graph(own, graph_of(model), f"the graph is not that of {model.name}")
+    return own, of or ("" if model is None else model.name), model

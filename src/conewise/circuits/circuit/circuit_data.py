@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 
@@ -105,11 +105,29 @@ def checked_scores(graph: EdgeGraph, scores: Mapping[str, float]) -> Mapping[str
     return MappingProxyType({graph.edges[number]: found[number] for number in sorted(found)})
 
 
+def checked_log(graph: EdgeGraph, log: Iterable[Any]) -> tuple[Decision, ...]:
+    """The decisions, each about an edge of the graph. Raises CircuitError for what is none."""
+    found = tuple(log)
+    for one in found:
+        is_decision = isinstance(one, Decision) and type(one.kept) is bool
+        if not is_decision or not is_number(one.change):
+            raise CircuitError(
+                f"a log holds decisions, such as those of `circuit.log` of a search, and {describe(one)} is "
+                "none."
+            )
+        graph.number(one.edge)
+    return found
+
+
 def between(graph: EdgeGraph, nodes: Iterable[str]) -> np.ndarray:
     """The edges between some components: `input` and `logits` are always among them.
 
     Keys and values that a group of heads shares are there with any head of the group.
     """
+    nodes = list(nodes)
+    for name in nodes:
+        if not isinstance(name, str):
+            raise CircuitError(f"components are named by texts such as 'a0.h1', not by {describe(name)}.")
     ends = {reader.name for reader in graph.readers if reader.slot == "logits"}
     starts = {writer for writer, readers in enumerate(graph.feeding) if not readers}
     kept = starts | {graph.writer_number(name) for name in nodes if name not in ends}

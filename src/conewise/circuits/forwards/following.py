@@ -48,6 +48,7 @@ class FollowingForward:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._removed: Mask | None = None
+        self._stage: Stage | None = None
         self._last: tuple[Stage, Mask] | None = None
 
     def values(self, part: WorldsPart) -> Numbers:
@@ -55,6 +56,9 @@ class FollowingForward:
         if part.stage is None:
             return self._forward.values(part.removed)
         stage = self._forward.stages[part.stage]
+        if stage is not self._stage:  # from the base, as every search begins a stage
+            self._go_to(part.current, self._forward.stages)
+            self._stage = stage
         behind = self._behind(part.current)
         is_single = len(stage.readers) == 1
         if behind and (

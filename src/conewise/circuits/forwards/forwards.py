@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from conewise.amounts import as_bytes
 from conewise.circuits.forwards.ablation import Ablated
@@ -21,6 +22,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric, expect_prompts
 from conewise.runs.reading import Reading
 from conewise.runs.text_inputs import inputs_like, is_text
+from conewise.structure.axes.padding import shown_positions, shown_rows
 from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.planning.model_facts import facts_of
@@ -48,7 +50,9 @@ class Asked:
     @contextmanager
     def forward(self, executor: WorldsExecutor | None = None) -> Iterator[Forward]:
         """The forward, by workers where there are some; weights and runs are checked before and after."""
-        if executor is not None and not callable(getattr(executor, "forward", None)):
+        if isinstance(executor, torch.nn.Module) or not (
+            executor is None or callable(getattr(executor, "forward", None))
+        ):
             raise CircuitError(
                 f"`executor` is who evaluates worlds beyond this process, such as `cw.Processes(2)` or "
                 f"`cw.Ray(workers=4)`, and {describe(executor)} is none."
@@ -121,7 +125,7 @@ def asked(
             "Give `model.run(...)`."
         )
     if source is not None and ablation == "resample":
-        _expect_alike(base, source)
+        _expect_alike(base, source, edge_facts(model).components.readers[-1].entry)
     expect_prompts(one, facts_of(model).read.prompts(base.inputs), "base")
     return Asked(model, graph, base, source, one, ablation, as_bytes(max_memory))
 
@@ -134,15 +138,12 @@ def _run(model: Captured, given: Any, name: str) -> Reading | None:
             f"`{name}` is a run, or the inputs of one, or texts, and {describe(given)} is none of them. "
             "Several prompts are one batch: `model.run(input_ids=...)` with a row for each."
         )
-    if given is not None and given.model is not model:
-        raise CircuitError(
-            f"{name} is a run of another model ({given.model.name}), not of {model.name}: make it with "
-            "`model.run`."
-        )
+    if given is not None:
+        model.expect_own(f"{name} is a run", given.model)
     return given
 
 
-def _expect_alike(base: Reading, source: Reading) -> None:
+def _expect_alike(base: Reading, source: Reading, entry: str) -> None:
     for name, value in base.inputs.items():
         other = source.inputs.get(name)
         if other is not None and other.shape != value.shape:
@@ -151,3 +152,10 @@ def _expect_alike(base: Reading, source: Reading) -> None:
                 f"{tuple(other.shape)} in the source. Pad or cut the prompts to one length, so that a "
                 "position means the same in both."
             )
+    program = base.model.program
+    given = shown_positions(program, source.inputs, entry)
+    if given is not None and bool((shown_rows(program, base.inputs, entry) & ~given).any()):
+        raise CircuitError(
+            "the source has padding where the base has tokens, and removed edges carry what the source has "
+            "there. Pad both to the same lengths, on the same side, or ablate with zeros or means."
+        )

@@ -1,9 +1,10 @@
 """Worlds with removed edges: each reader that lost edges sees the stream of its world, corrected.
 
-A reader sees entry + Σ (ablated part − current part) over the writers whose edges to it are removed. The
-current part moves with the world, so this is no patch with a fixed value: it is a graft, one correction in
-front of each reader that lost edges. Here it is computed node by node, for a stack of worlds, of any model
-whose stream has parts. `PrunedForward` computes the same faster where parts are carried unchanged.
+A reader sees the current parts of the writers whose edges to it are kept, and the ablated ones of those whose
+are removed. Current parts move with the world, so this is no patch with a fixed value: it is a graft, one
+correction in front of each reader that lost edges. Here it is computed node by node, for a stack of worlds,
+of any model whose stream has parts. `PrunedForward` computes the same faster where parts are carried
+unchanged.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from conewise.circuits.forwards.ablation import Ablated
 from conewise.circuits.forwards.dependence import moved_by
 from conewise.circuits.forwards.stages import Stage, stages_of
 from conewise.edges.edge_facts import EdgeFacts
+from conewise.edges.replaced_parts import mixed, mixed_by_world, wide, with_residue
 from conewise.edges.stacked_values import Read, StackedValues
 from conewise.errors import CircuitError
 from conewise.locations.places import Place
@@ -102,7 +104,7 @@ class MaskedForward:
         self._values = StackedValues(model.program)
         self._layout = self._values.layout(self._read)
         swept = facts_of(model)
-        self._metrics = MetricReader(swept, (metric,))
+        self._metrics = MetricReader(swept, (metric,), base=base)
         self._targets = swept.targets((metric,))
         support = set(model.graph.names(model.support(self._targets)))
         self._records = [record for record in model.program.records if record.name in support]
@@ -214,14 +216,21 @@ class MaskedForward:
         readers = [self.components.readers[number] for number in numbers]
         node, entry, slot = readers[0].node, readers[0].entry, readers[0].slot
         value: Tensor = read(node).clone(memory_format=torch.contiguous_format)
-        parts, stream = self._facts.parts.parts(read, entry), self._facts.parts.stream(read, entry)
-        ablated = self.ablated.at(entry)
-        worlds, (batch, *rest) = len(removed), ablated.shape[1:]
-        apart = ablated[:, None] - parts.reshape(len(parts), worlds, batch, *rest)
-        sizes = self._layout.sizes(worlds)
+        known, ablated, worlds = self._facts.parts, self.ablated.at(entry), len(removed)
+        shape, sizes = (worlds, *ablated.shape[1:]), self._layout.sizes(worlds)
+        parts = known.parts(read, entry).reshape(len(ablated), *shape)
+        stream, constant = (one(read, entry).reshape(shape) for one in (known.stream, known.constant))
+        residue = stream - constant - parts.sum(0, dtype=wide(parts.dtype))
+        replaced = self.ablated.stream(entry, constant).expand(shape) if known.is_carried_unchanged else None
         for number, one in zip(numbers, readers, strict=True):
-            lost = torch.from_numpy(removed[:, number, : len(parts)]).to(apart)
-            own = stream + torch.einsum("kw,wkbpd->kbpd", lost, apart).reshape(stream.shape)
+            lost = removed[:, number, : len(parts)]
+            total = mixed_by_world(~lost[:, None], parts)[0] + mixed(lost, ablated) + constant
+            own = with_residue(total, residue, stream)
+            for rows, whole in ((~lost.any(1), stream), (np.logical_and.reduce(lost, 1), replaced)):
+                if whole is not None and rows.any():
+                    chosen = torch.from_numpy(rows)
+                    own[chosen] = whole[chosen].to(own.dtype)
+            own = own.to(stream.dtype).flatten(0, 1)
             found = self._facts.readers.values(entry, [slot], own, self._read)[slot]
             view = self._views[node]
             if view is None or one.head is None:

@@ -2,16 +2,17 @@
 
 Where parts are carried unchanged (every model that does not norm its sums), reader r sees in world k
 
-    base's stream + Σ removed w (ablated part − base's part) + Σ kept w (part in k − base's part)
+    what no writer wrote + Σ kept w (part in k) + Σ removed w (ablated part)
 
-so no stream has to be carried along. A reader that no changed writer reaches over kept edges has the value
-of the current world, and what nobody reads is not computed: the more edges are removed, the less there is to
-do. Where the metric reads the last position, so do those that only lead there.
+so no stream has to be carried along; `ReplacedParts` says where that is the base's stream, changed. A reader
+that no changed writer reaches over kept edges has the value of the current world, and what nobody reads is
+not computed: the more edges are removed, the less there is to do. Where the metric reads the last position,
+so do those that only lead there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,15 +24,18 @@ from conewise.circuits.forwards.ablation import Ablated
 from conewise.circuits.forwards.dependence import moved_by
 from conewise.circuits.forwards.head_slices import HeadSlices, by_head, head_slices, is_run, some_of
 from conewise.circuits.forwards.masked_forward import Mask, Numbers, expect_room, few_of
-from conewise.circuits.forwards.stacked_walk import Walk, Walks
+from conewise.circuits.forwards.stacked_walk import Walks
 from conewise.circuits.forwards.stages import Stage, stages_of
 from conewise.edges.edge_facts import EdgeFacts
 from conewise.edges.head_shares import HeadShares
+from conewise.edges.replaced_parts import ReplacedParts, mixed, mixed_by_world, wide
 from conewise.edges.stacked_values import StackedValues
 from conewise.edges.stream_views import StreamViews
 from conewise.errors import CircuitError
 from conewise.locations.places import Place
+from conewise.program.rehearsal import as_numpy, bytes_of, peak_of
 from conewise.program.tensors import brought, computing
+from conewise.program.walk import Walk
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
 from conewise.runs.reader import reader
@@ -42,7 +46,7 @@ from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.model_facts import ModelFacts, facts_of
-from conewise.sweeps.planning.readout import readout
+from conewise.sweeps.planning.readout import readout, tail_of
 from conewise.sweeps.planning.shapes.layout import index_tensor, repeated
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
@@ -94,7 +98,10 @@ class _Heads:
 
 @dataclass(slots=True)
 class _Changes:
-    """How far parts of some writers are off the base's: [writer, world, batch, pos, d_model]."""
+    """Parts of some writers, others than the base's: [writer, world, batch, pos, d_model].
+
+    Of a constant it is how far it is off the base's.
+    """
 
     writers: list[int] = field(default_factory=list)
     stacks: list[Tensor] = field(default_factory=list)
@@ -111,7 +118,7 @@ class _Changes:
 
 @dataclass(slots=True)
 class _State:
-    """A world: what is removed, its metric, how parts are off the base's, nodes of readers that are others.
+    """A world: what is removed, its metric, parts and nodes of readers that are others than the base's.
 
     `full` are parts at all positions, `last` those that are known at the last one only: [batch, pos,
     d_model].
@@ -122,6 +129,11 @@ class _State:
     full: dict[int, Tensor] = field(default_factory=dict)
     last: dict[int, Tensor] = field(default_factory=dict)
     nodes: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that it holds."""
+        return bytes_of([*self.full.values(), *self.last.values(), *self.nodes.values()])
 
 
 @dataclass(slots=True)
@@ -158,18 +170,17 @@ class PrunedForward:
         self.stages = stages_of(self.components.readers)
         self.node_evaluations = 0
         self.moved = moved_by(model, facts)
-        self._budget = max_memory or DEFAULT_MEMORY
         self._read = reader(base)
         self._views = StreamViews(model.site_table, self.components)
         swept = facts_of(model)
         shape = swept.shape(base.inputs)
         self._layout = shape.layout
         self._values = StackedValues(model.program)
-        self._walks = Walks(model.program, self.components.wiring, self._layout, shape.fusions, self._read)
+        self._walks = Walks(model.program, self._layout, shape.fusions, self._read)
         self._bytes = model.estimated_bytes(base.inputs)
         with computing():
             self._prepare_parts(ablated)
-            self._prepare_metric(swept, shape, metric)
+            self._prepare_metric(swept, shape, metric, base)
             self._attentions = {
                 stage.number: self._attention(stage, model)
                 for stage in self.stages
@@ -183,7 +194,10 @@ class PrunedForward:
             self._base.value = stack.values[0]
         self._state: _State = self._base
         self._stack: _Stack | None = None
-        expect_room(self._bytes_below(0, none), max_memory)
+        self._budget, self._held = max_memory, self._bytes_held(ablated)
+        if max_memory is not None:
+            own = {stage.number: self._there[None, stage.rows] for stage in self.stages}
+            expect_room(max(self._least(), self.peak_bytes(own)), max_memory)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -193,21 +207,29 @@ class PrunedForward:
     # -- what is known before any world --------------------------------------------------------------
 
     def _prepare_parts(self, ablated: Ablated) -> None:
-        parts = self._facts.parts
-        self._parts = parts.parts(self._read)
-        self.epsilon = torch.finfo(self._parts.dtype).eps
-        self._apart = ablated.whole - self._parts
-        self._apart_last = self._apart[:, :, -1:].contiguous()
-        self._entries = {entry: parts.stream(self._read, entry) for entry in self.components.entries}
+        parts, entries = self._facts.parts, self.components.entries
+        own, constants = parts.parts(self._read), dict(parts.constants(self._read))
+        self._dtype, self._stream = own.dtype, own[0]
+        self.epsilon = torch.finfo(own.dtype).eps
+        replaced = ReplacedParts.of(
+            own,
+            ablated.whole if ablated.ablation == "resample" else ablated.whole[:, :1, :1],
+            {entry: readers[0].writers for entry, readers in entries.items()},
+            {entry: parts.stream(self._read, entry) for entry in entries},
+            {entry: ablated.stream(entry, constants[entry]) for entry in entries},
+            constants,
+        )
+        self._replaced = replaced, replaced.at_last()
         counts = np.array([one.writers for one in self.components.readers])
         self._there = np.arange(self.shape[1]) < counts[:, None]
 
-    def _prepare_metric(self, swept: ModelFacts, shape: ShapeFacts, metric: Metric) -> None:
+    def _prepare_metric(self, swept: ModelFacts, shape: ShapeFacts, metric: Metric, base: Reading) -> None:
         spec = SweepSpec((), (), (metric,))
         read = readout(swept, spec, shape)
-        self._targets, self._reads_last = read.targets, read.last
+        self._targets = read.targets
+        self._reads_last = read.last and tail_of(swept, (metric,), base.inputs) == 1
         self._columns = {node: index_tensor(spec.tokens, shape.device_of(node)) for node, _ in read.columns}
-        self._metrics = MetricReader(swept, (metric,), spec.tokens)
+        self._metrics = MetricReader(swept, (metric,), spec.tokens, base)
         last = self.components.readers[-1]
         if last.slot != "logits":
             raise CircuitError("this stack has no logits that a metric could be read off.")
@@ -249,9 +271,7 @@ class PrunedForward:
         wiring = self.components.wiring
         behind = wiring.above(heads.term, frozenset(wiring.records), frozenset({heads.node}))
         walk = self._walks.walk(starts, [heads.term], keep=[heads.node, *behind])
-        term = self._views.shown(heads.term, self._read(heads.term)[None], self._layout.sizes(1))[0]
-        rest = term - self._parts[heads.rows.start : heads.rows.stop].sum(0)
-        is_there = bool(rest.abs().max() > 1e-5 * term.abs().max())
+        is_there = bool(shares.constant(self._read).any())
         return _Attention(
             slots, heads, walk, shares, None, self.shape[1] + stage.number if is_there else None
         )
@@ -260,14 +280,56 @@ class PrunedForward:
 
     def most(self, stage: int, removed: Mask | None = None) -> int:
         """How many worlds that differ from a stage on fit into memory at once."""
+        lost = self._state.removed if removed is None else removed
+        if self._budget is None:
+            return max(1, DEFAULT_MEMORY // self._bytes_below(stage, lost))
+        state = _State(lost, self._base.value)
+        one, two = (self.peak_bytes({stage: self._in_line(stage, lost, n)}, state) for n in (1, 2))
+        return max(1, 1 + (self._budget - one) // max(two - one, 1))
+
+    def _in_line(self, stage: int, removed: Mask, worlds: int) -> Mask:
+        """[world, reader of the stage, writer]: worlds that lose one edge after the other."""
+        masks = np.repeat(removed[None, self.stages[stage].rows], worlds, 0)
+        left = np.argwhere(self._there[self.stages[stage].rows] & ~masks[0])[::-1]
+        for world, edge in enumerate(left[: worlds - 1], 1):
+            masks[(slice(world, None), *edge)] = True
+        return masks
+
+    def peak_bytes(self, own: Mapping[int, Mask], state: _State | None = None) -> int:
+        """Return the most that worlds hold that are evaluated at once, with what is held for all of them.
+
+        They differ from the state in edges [world, reader of the stage, writer] by stage. It is rehearsed.
+        """
+        state, count = self._state if state is None else state, self.node_evaluations
+        found = peak_of(lambda: self._evaluated(state, own))
+        self.node_evaluations = count
+        return self._held + state.bytes + found
+
+    def _least(self) -> int:
+        """The most that any world alone holds: those that lose nothing but one edge of the first stage."""
+        none = self._base.removed
         return max(
-            1, self._budget // self._bytes_below(stage, self._state.removed if removed is None else removed)
+            self.peak_bytes({stage.number: self._in_line(stage.number, none, 2)[1:]}) for stage in self.stages
         )
+
+    def _fits(self, own: Mapping[int, Mask], state: _State) -> bool:
+        """Return True if these worlds can be evaluated at once: one can."""
+        is_one = len(next(iter(own.values()))) == 1
+        return self._budget is None or is_one or self.peak_bytes(own, state) <= self._budget
 
     @property
     def few(self) -> int:
         """How many worlds take hardly longer than one does."""
-        return few_of(self._parts[0])
+        return few_of(self._stream)
+
+    def _bytes_held(self, ablated: Ablated) -> int:
+        """The bytes that are held for all worlds: parts and streams, their own and what replaces them."""
+        tensors = [ablated.whole]
+        for one in self._replaced:
+            tensors += (one.parts, one.given, one.apart)
+            for by_entry in (one.streams, one.replaced, one.constants, one.residues):
+                tensors += by_entry.values()
+        return bytes_of(tensors)
 
     def _bytes_below(self, stage: int, removed: Mask) -> int:
         """What one world takes: parts that are others, streams of one slot, what a walk holds."""
@@ -276,8 +338,8 @@ class PrunedForward:
         first = min(
             (w for one in self.graph.fed[self.stages[stage].first :] for w in one), default=self.shape[1]
         )
-        positions = self._parts.shape[2]
-        own = self._parts[0].numel() * self._parts.element_size()
+        positions = self._stream.shape[1]
+        own = self._stream.numel() * wide(self._dtype).itemsize
         changed = sum(own if at == ALL else own // positions for at in need[first:] if at)
         below = self.stages[stage:]
         widest = max((len(one.readers) for one in below if one.kind == "attention"), default=3) // 3 + 1
@@ -296,7 +358,7 @@ class PrunedForward:
         for at in range(0, len(removed), many):
             some = removed[at : at + many]
             own = {stage.number: some[:, stage.rows] for stage in self.stages}
-            found.append(self._evaluated(self._base, own).values)
+            found += [one.values for one in self._in_turn(self._base, own)]
         return np.concatenate(
             [one for one in found if one is not None] or [np.zeros((0, len(self._base.value)))]
         )
@@ -310,9 +372,22 @@ class PrunedForward:
     def below(self, stage: int, removed: Mask) -> Numbers:
         """[world, prompt] of worlds that are the current one but for edges into the readers of one stage."""
         self._stack = None  # before the next is made
-        self._stack = self._evaluated(self._state, {stage: removed})
-        assert self._stack.values is not None
-        return self._stack.values
+        found = []
+        for stack in self._in_turn(self._state, {stage: removed}):
+            found.append(stack.values)
+            self._stack = stack
+            del stack  # before the next is made
+        return np.concatenate([one for one in found if one is not None])
+
+    def _in_turn(self, state: _State, own: Mapping[int, Mask]) -> Iterator[_Stack]:
+        """Worlds as stacks, halved as often as memory requires."""
+        worlds = len(next(iter(own.values())))
+        if self._fits(own, state):
+            yield self._evaluated(state, own)
+            return
+        for part in (slice(worlds // 2), slice(worlds // 2, None)):
+            self._stack = None
+            yield from self._in_turn(state, {stage: masks[part] for stage, masks in own.items()})
 
     def adopt(self, stage: int, removed: Mask) -> None:
         """Let the world that has edges [reader of the stage, writer] removed be the current one."""
@@ -402,25 +477,35 @@ class PrunedForward:
 
     # -- streams -----------------------------------------------------------------------------------
 
-    def _streams(self, stack: _Stack, one: Reader, lost: Mask, *, at_last: bool) -> Tensor:
-        """[row, batch, pos, d_model]: streams in which nothing is another one but what [row, writer] lost.
+    def _streams(self, stack: _Stack, one: Reader, lost: Mask, *, at_last: bool) -> tuple[Tensor, bool]:
+        """[row, batch, pos, d_model]: what a reader sees that lost [row, writer], less what is changed.
 
-        That is: what a reader at that entry sees where all writers have the parts that they have in the
-        state.
+        Writers that are not changed have the parts that they have in the state. And whether parts are others
+        than the base's: then it is a sum that is to be settled.
         """
-        count = one.writers
-        apart = (self._apart_last if at_last else self._apart)[:count]
-        entry = self._entries[one.entry]
-        out = self._mixed(lost[:, :count], apart) + (entry[:, -1:] if at_last else entry)
+        lost, replaced = lost[:, : one.writers], self._replaced[at_last]
         parts = dict(stack.state.full)
         if at_last:
             parts = {w: part[:, -1:] for w, part in parts.items()} | stack.state.last
         written = [w for w in parts if self._is_seen(w, one) and not stack.changed[w]]
+        changed = [w for w in np.flatnonzero(stack.changed).tolist() if self._is_seen(w, one)]
+        if not written and not changed:
+            return replaced.seen(one.entry, lost), False
+        out = replaced.summed(one.entry, lost, [w for w in (*written, *changed) if w < self.shape[1]])
         if written:
             keeps = self._keeps(lost, written)
             if keeps.any():
-                out += self._mixed(keeps, torch.stack([parts[w] for w in written]))
-        return out
+                out += mixed(keeps, torch.stack([parts[w] for w in written]))
+        return out, True
+
+    def _settled(self, one: Reader, total: Tensor, lost: Mask, *, at_last: bool) -> Tensor:
+        """Streams as sums, where [row, writer] are lost: those of which all is are what replaces them."""
+        replaced, nothing_kept = self._replaced[at_last], lost[..., : one.writers].all(-1)
+        total = replaced.settled(one.entry, total)
+        if nothing_kept.any() and all(one.constant is None for one in self._attentions.values()):
+            at = tuple(brought(torch.from_numpy(one), total.device) for one in np.nonzero(nothing_kept))
+            total[at] = replaced.replaced[one.entry]
+        return total
 
     def _moving(self, stack: _Stack, one: Reader, lost: Mask, *, at_last: bool) -> Tensor | None:
         """[reader, world, batch, pos, d_model]: what changed writers add where [reader, writer] are lost.
@@ -443,24 +528,9 @@ class PrunedForward:
             if at_last and whole.shape[3] > 1:
                 whole = whole[:, :, :, -1:]
             keeps = keeps[..., used]
-            if keeps.ndim == 2:
-                added = self._mixed(keeps, whole)
-            else:
-                matrix = self._matrix(keeps, whole)
-                by_world = whole.transpose(0, 1).flatten(2)
-                added = torch.bmm(matrix, by_world).transpose(0, 1)
-                added = added.reshape(*added.shape[:2], *whole.shape[2:])
+            added = mixed(keeps, whole) if keeps.ndim == 2 else mixed_by_world(keeps, whole)
             found = added if found is None else found + added
         return found
-
-    def _mixed(self, weights: Mask, parts: Tensor) -> Tensor:
-        """[row, ...]: for each row the sum over [row, writer] of parts [writer, ...]."""
-        matrix = self._matrix(weights, parts)
-        return torch.mm(matrix, parts.reshape(len(parts), -1)).view(len(weights), *parts.shape[1:])
-
-    def _matrix(self, weights: Mask, like: Tensor) -> Tensor:
-        """Zeros and ones on the device of a value, in its dtype."""
-        return brought(torch.from_numpy(np.ascontiguousarray(weights)), like.device).to(like.dtype)
 
     def _keeps(self, lost: Mask, writers: Sequence[int]) -> Mask:
         """Whether edges from some writers are kept; a constant always is."""
@@ -481,16 +551,21 @@ class PrunedForward:
         one, masks = stage.readers[at[0]], stack.own.get(stage.number)
         if masks is None:
             lost = stack.state.removed[stage.rows][at]
-            still = self._streams(stack, one, lost, at_last=at_last)[:, None]
+            still, is_sum = self._streams(stack, one, lost, at_last=at_last)
+            still = still[:, None]
         else:
             lost = masks[:, at]
             rows = lost.transpose(1, 0, 2).reshape(-1, lost.shape[2])
-            still = self._streams(stack, one, rows, at_last=at_last)
+            still, is_sum = self._streams(stack, one, rows, at_last=at_last)
             still = still.view(len(at), stack.worlds, *still.shape[1:])
         moving = self._moving(stack, one, lost, at_last=at_last)
-        if moving is None:
-            return still.expand(len(at), stack.worlds, *still.shape[2:])
-        return moving.add_(still) if moving.is_contiguous() else moving + still
+        if moving is not None:
+            still = moving.add_(still) if moving.is_contiguous() else moving + still
+        if is_sum:
+            by_row = lost[:, None] if masks is None else lost.transpose(1, 0, 2)
+            by_row = np.broadcast_to(by_row, (*still.shape[:2], lost.shape[-1]))
+            still = self._settled(one, still, by_row, at_last=at_last)
+        return still.to(self._dtype).expand(len(at), stack.worlds, *still.shape[2:])
 
     # -- components --------------------------------------------------------------------------------
 
@@ -531,17 +606,15 @@ class PrunedForward:
 
     def _note(self, stack: _Stack, changes: _Changes, writers: Sequence[int], wrote: Tensor) -> None:
         """Take note of what writers wrote in each world; `wrote` begins with [writer, world]."""
-        parts = some_of(self._parts, writers)
-        if changes is stack.last:
-            parts = parts[:, :, -1:]
-        apart = wrote.reshape(len(writers), stack.worlds, *parts.shape[1:]) - parts[:, None]
-        changes.add(list(writers), apart)
+        batch, pos, width = self._stream.shape
+        pos = 1 if changes is stack.last else pos
+        changes.add(list(writers), wrote.reshape(len(writers), stack.worlds, batch, pos, width))
         stack.changed[list(writers)] = True
 
     def _groups(self, waiting: Sequence[_Heads], worlds: int) -> list[list[_Heads]]:
         """Slots whose streams are computed together: small ones that are normed alike. Others take turns."""
         count = sum(len(one.at) for one in waiting)
-        is_small = count * worlds * self._parts[0].numel() <= TOGETHER
+        is_small = count * worlds * self._stream.numel() <= TOGETHER
         found: dict[tuple[bool, str], list[_Heads]] = {}
         for one in waiting:
             alike = one.slot.slices.operand if one.slot.slices is not None and is_small else one.slot.node
@@ -557,7 +630,9 @@ class PrunedForward:
         index: Tensor | None = None
         if masks is not None and not stack.changed.any():
             lost, which = _distinct(masks[:, at])
-            rows = self._streams(stack, one, lost.reshape(-1, lost.shape[2]), at_last=at_last)
+            flat = lost.reshape(-1, lost.shape[2])
+            rows, is_sum = self._streams(stack, one, flat, at_last=at_last)
+            rows = (self._settled(one, rows, flat, at_last=at_last) if is_sum else rows).to(self._dtype)
             streams = rows.view(*lost.shape[:2], *rows.shape[1:])
             index = brought(torch.from_numpy(which), rows.device)
         else:
@@ -610,7 +685,7 @@ class PrunedForward:
         def read(name: str) -> Any:
             return found[name] if name in found else self._read(name)
 
-        shape = (stack.worlds, *self._parts.shape[1:])
+        shape = (stack.worlds, *self._stream.shape)
         shares = self._views.shown(heads.term, attention.shares.at_term(read), sizes)
         shares = shares.reshape(len(heads.rows), *shape)
         for need, changes in ((ALL, stack.full), (LAST, stack.last)):
@@ -619,10 +694,9 @@ class PrunedForward:
                 own = some_of(shares, [writer - heads.rows.start for writer in writers])
                 self._note(stack, changes, writers, own if need == ALL else own[:, :, :, -1:])
         if attention.constant is not None:
-            term = self._views.shown(heads.term, found[heads.term][None], sizes)[0].reshape(shape)
-            rest = term - shares.sum(0)
-            base = self._views.shown(heads.term, self._read(heads.term)[None], self._layout.sizes(1))[0]
-            base = base - self._parts[heads.rows.start : heads.rows.stop].sum(0)
+            rest, base = attention.shares.constant(read), attention.shares.constant(self._read)
+            rest = self._views.shown(heads.term, rest[None], sizes)[0].reshape(shape)
+            base = self._views.shown(heads.term, base[None], self._layout.sizes(1))[0]
             stack.full.add([attention.constant], (rest - base)[None])
             stack.changed[attention.constant] = True
 
@@ -647,7 +721,7 @@ class PrunedForward:
         outputs = {name: found[name] for name in self._targets}
         columns = {node: len(index) for node, index in self._columns.items()}
         numbers = self._metrics.of_stack(outputs, stack.worlds, self._layout, columns)()
-        stack.values = numbers[:, 0].numpy()
+        stack.values = as_numpy(numbers[:, 0])
 
 
 def _distinct(masks: Mask) -> tuple[Mask, NDArray[np.int64]]:

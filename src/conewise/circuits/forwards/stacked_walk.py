@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,33 +11,15 @@ import torch
 from conewise.edges.stacked_values import Read
 from conewise.program.operations import ATTENTION
 from conewise.program.records import SIZES, Program, Record
+from conewise.program.rehearsal import is_rehearsal
 from conewise.program.rules import Rule, compile_rule
+from conewise.program.walk import Walk, WalkStep, between, plan_walk
 from conewise.structure.relevance import Relevance
-from conewise.structure.wiring.wiring import Wiring
 from conewise.sweeps.planning.shapes.attention_rules import repeated_rule
 from conewise.sweeps.planning.shapes.fusing import Fusion, fitting, product_then_bias
 from conewise.sweeps.planning.shapes.layout import Constants, Layout, compile_stacked_rule, repeated
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class WalkStep:
-    """One value: what it reads, by which rule; behind it the values of `drop` are read no more."""
-
-    node: str
-    inputs: tuple[str, ...]
-    rule: Rule
-    drop: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """The steps from some values to `targets`. `records` are as many as without fusions."""
-
-    steps: tuple[WalkStep, ...]
-    targets: tuple[str, ...]
-    records: int
 
 
 class Walks:
@@ -46,11 +28,8 @@ class Walks:
     What a walk reads beside the values that it begins with is `read`: a run's own value, repeated.
     """
 
-    def __init__(
-        self, program: Program, wiring: Wiring, layout: Layout, fusions: tuple[Fusion, ...], read: Read
-    ) -> None:
-        self._program, self._wiring, self._layout = program, wiring, layout
-        self._fusions, self._read = fusions, read
+    def __init__(self, program: Program, layout: Layout, fusions: tuple[Fusion, ...], read: Read) -> None:
+        self._program, self._layout, self._fusions, self._read = program, layout, fusions, read
         self._constants = Constants(layout, read)
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str]], Walk] = {}
         self._fixed: dict[tuple[str, int, int | None], Any] = {}
@@ -69,37 +48,19 @@ class Walks:
         return self._found[key]
 
     def _made(self, starts: tuple[str, ...], targets: tuple[str, ...], keep: frozenset[str]) -> Walk:
-        wiring, begun = self._wiring, frozenset(starts)
-        everything = frozenset(wiring.records)
-        names = {name for target in targets for name in wiring.above(target, everything, begun)}
-        cone: set[str] = set()
-        for name in sorted(names, key=wiring.order.__getitem__):
-            if any(one in begun or one in cone for one in wiring.records[name].inputs):
-                cone.add(name)
-        cone -= begun
-        order = sorted(cone, key=wiring.order.__getitem__)
-        kept = {*targets, *keep, *begun}
-        fused = fitting(
-            self._fusions, dict.fromkeys(order), kept, lambda node: [one.name for one in wiring.readers[node]]
-        )
+        records = between(self._program, starts, targets)
+        order = dict.fromkeys(one.name for one in records)
+        kept, readers = {*targets, *keep, *starts}, self._program.readers
+        fused = fitting(self._fusions, order, kept, lambda node: [one.name for one in readers[node]])
         inside = {name for fusion in fused.values() for name in fusion.inside}
-        steps: list[tuple[str, tuple[str, ...], Rule]] = []
-        for name in order:
-            if name in fused:
-                steps.append((name, fused[name].inputs, fused[name].rule))
-            elif name not in inside:
-                record = wiring.records[name]
-                steps.append((name, record.inputs, _rule(record)))
-        last = {one: at for at, (_, inputs, _) in enumerate(steps) for one in inputs}
-        drops: dict[int, list[str]] = {}
-        for name, at in last.items():
-            if (name in cone or name in begun) and name not in kept - begun:
-                drops.setdefault(at, []).append(name)
-        made = tuple(
-            WalkStep(name, inputs, rule, tuple(drops.get(at, ())))
-            for at, (name, inputs, rule) in enumerate(steps)
-        )
-        return Walk(made, targets, len(order))
+        steps = [
+            (one.name, fused[one.name].inputs, fused[one.name].rule)
+            if one.name in fused
+            else (one.name, one.inputs, _rule(one))
+            for one in records
+            if one.name not in inside
+        ]
+        return plan_walk(steps, {*targets, *keep}, starts, records=len(records))
 
     def run(
         self,
@@ -107,7 +68,7 @@ class Walks:
         given: Mapping[str, Tensor],
         worlds: int,
         rows: int | None = None,
-        columns: Mapping[str, Tensor] | None = None,
+        columns: Mapping[str, Tensor] = MappingProxyType({}),
         relevance: Relevance | None = None,
     ) -> dict[str, Any]:
         """The values of the walk's targets, and of what it keeps, for `given` stacks of so many worlds.
@@ -115,24 +76,17 @@ class Walks:
         `rows`: of so many last positions, which is what is given then. `columns`: of a product with a
         weight, the columns that are computed. With `relevance` what is recorded is that, by its rules.
         """
-        stacks: dict[str, Any] = dict(given)
-        for step in walk.steps:
-            operands = [
-                stacks[name] if name in stacks else self._operand(name, worlds, rows) for name in step.inputs
-            ]
-            if columns and step.node in columns:
+
+        def narrowed(step: WalkStep, operands: list[Any], stacks: dict[str, Any]) -> Any:
+            if step.node in columns:
                 operands = [
                     value if name in stacks else value.index_select(0, columns[step.node])
                     for name, value in zip(step.inputs, operands, strict=True)
                 ]
-            if relevance is None or step.node not in relevance.rules:
-                stacks[step.node] = step.rule(*operands)
-            else:
-                entry = stacks.get(relevance.entries.get(step.node, ""))
-                stacks[step.node] = relevance.rules[step.node](step.rule, operands, entry)
-            for name in step.drop:
-                del stacks[name]
-        return stacks
+            return step.rule(*operands)
+
+        compute = narrowed if columns else None if relevance is None else relevance.compute
+        return walk.run(dict(given), lambda name: self._operand(name, worlds, rows), compute)
 
     def _operand(self, name: str, worlds: int, rows: int | None) -> Any:
         """What is read of a run: weights and constants, and values that no start leads to."""
@@ -141,6 +95,8 @@ class Walks:
         if name not in self._layout.varying and name not in self._program.record_of:
             return self._read(name)
         key = name, worlds, rows
+        if is_rehearsal():
+            return self._fixed.get(key, self._repeated(name, worlds, rows))
         if key not in self._fixed:
             if len(self._fixed) >= 512:
                 self._fixed.clear()

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conewise.arguments import checked
 from conewise.circuits.circuit.circuit import Circuit
 from conewise.circuits.circuit.circuit_data import is_number
 from conewise.circuits.circuit.decision import Decision
@@ -29,14 +30,17 @@ from conewise.circuits.search.greedy import Candidate, Greedy, Spent
 from conewise.circuits.search.search_file import SearchFile
 from conewise.edges.edge_facts import edge_facts
 from conewise.errors import Argument, CircuitError
+from conewise.identity.machine import machine
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.shapes.costs import versions
 from conewise.sweeps.progress import bar
 from conewise.sweeps.storage.identifying import Identifying
 from conewise.sweeps.storage.model_digest import model_digest
 from conewise.sweeps.storage.provenance import run_digest
+from conewise.threads import one_thread
 
 HARMS: dict[str, Callable[[float], float]] = {
     "increase": lambda change: change,
@@ -52,6 +56,8 @@ SAVE_EVERY = 5.0
 """Seconds from one writing of a search's file to the next."""
 
 
+@checked
+@one_thread
 def acdc(
     model: Captured,
     *,
@@ -84,9 +90,11 @@ def acdc(
     "increase", "decrease", "either", or "auto".
 
     With `speculative`, candidates are evaluated many at once; the edges, and the order of decisions, are
-    those of one at a time. `max_memory` bounds the worlds that are stacked; what one takes is estimated
-    from shapes. `out`: a file where decisions are kept as they are made; with `resume` the search goes on
-    from there. `progress` as in `Sweep.run`: edges decided, of all.
+    those of one at a time. `max_memory` bounds the worlds that are stacked: what they take is rehearsed.
+    `out`: a file where decisions are kept as they are made; with `resume` the search goes on
+    from there. It begins again with the layer's attention, MLP or logits that it was at, so that decisions
+    and scores are those of a search that was never cut off, bit for bit where `max_memory` and workers are
+    the same. `progress` as in `Sweep.run`: edges decided, of all.
 
     `executor`: workers that evaluate candidates beyond this process, such as `cw.Processes(2)` or
     `cw.Ray(workers=4)`, each a part of those that are evaluated at once. What is decided is the same; this
@@ -132,6 +140,8 @@ class SearchPlan:
         return "\n".join(lines)
 
 
+@checked
+@one_thread
 def acdc_plan(model: Captured, *, metric: Any = None) -> SearchPlan:
     """What a search for a circuit takes at most; nothing is computed."""
     graph_of(model)
@@ -199,9 +209,11 @@ class Search:
                 "workers could share. Leave `executor` out, or speculative=False."
             )
         graph = self.asked.graph
-        file = SearchFile.opened(out, resume, self._identity) if out is not None or resume else None
+        file: SearchFile | None = None
         log: list[Decision] = []
         with ExitStack() as under_way:
+            if out is not None or resume:
+                file = under_way.enter_context(SearchFile.opened(out, resume, self._identity))
             tell = under_way.enter_context(bar(progress, graph.count, facts_of(self.asked.model).device))
             if file is not None:
                 under_way.enter_context(file.keeping(log))
@@ -228,7 +240,7 @@ class Search:
     def _identity(self) -> dict[str, Any]:
         """All that the decisions depend on, by name. Raises IdentityError for what cannot be identified."""
         given, identify = self.asked, Identifying(strict=True)
-        digest = model_digest(given.model)
+        digest, facts = model_digest(given.model), facts_of(given.model)
 
         def run(one: Reading | None) -> str | None:
             return None if one is None else str(run_digest(given.model, one, identify))
@@ -246,32 +258,33 @@ class Search:
             "ablation": given.ablation,
             "harm": self.harm,
             "heads": self.heads,
+            "dtype": str(facts.dtype),
+            "device": ", ".join(map(str, facts.devices)),
+            "versions": versions(),
+            "machine": machine(facts.device),
         }
 
     def _decisions(self, forward: Forward, known: Sequence[Decision]) -> Iterator[list[Decision]]:
         """All decisions in the order of visits, some at a time; `known` are those made before."""
-        greedy = Greedy(self.threshold, HARMS[self.harm], self.speculative, spent=self.spent)
         removed: Mask = np.zeros(forward.shape, dtype=bool)
-        is_first = True
         for stage in reversed(forward.stages):
             visits = self._visits(stage, removed, forward.moved)
             again = _matching(known, visits)
             known = known[len(again) :]
-            for visit, decision in zip(visits, again, strict=False):
-                removed[visit.reader, visit.writer] = not decision.kept
-            if again:
-                yield list(again)
-            rest = visits[len(again) :]
-            for visit in rest:
+            if len(again) == len(visits):
+                for visit, decision in zip(visits, again, strict=True):
+                    removed[visit.reader, visit.writer] = not decision.kept
+                yield again
+                continue
+            for visit in visits:
                 removed[visit.reader, visit.writer] |= not visit.is_read
-            line = [Candidate(one.reader - stage.first, one.writer) for one in rest if one.is_read]
-            if line and (is_first or not self.speculative):
-                # Else the current world is known, and every stack computes its metric once more.
-                value = float(forward.begin(removed).mean())
-                if not is_first:
-                    greedy.note_rounding(value, greedy.value)
-                greedy.value, is_first = value, False
-            yield from self._stage(forward, stage, greedy, line, rest, removed)
+            line = [Candidate(one.reader - stage.first, one.writer) for one in visits if one.is_read]
+            # Every stage begins from the base and with guesses of its own: its last bits depend on nothing
+            # but what is removed, so that a search that goes on has those of one that was not cut off.
+            greedy = Greedy(self.threshold, HARMS[self.harm], self.speculative, spent=self.spent)
+            if line:
+                greedy.value = float(forward.begin(removed).mean())
+            yield from self._stage(forward, stage, greedy, line, visits, removed)
 
     def _stage(
         self,

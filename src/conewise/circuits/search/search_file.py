@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,14 @@ class SearchFile:
         self.path, self.search, self.decisions = path, search, tuple(decisions)
 
     @classmethod
+    @contextmanager
     def opened(
         cls, out: str | Path | None, resume: bool, search: Callable[[], Mapping[str, Any]]
-    ) -> SearchFile:
+    ) -> Iterator[SearchFile]:
         """The file of a new search, or with `resume` of one that goes on; one that is not there is begun.
 
-        Raises CircuitError where it cannot be written, or is damaged or of another search, and FormatError
-        for one of a newer version.
+        No other search can use it meanwhile. Raises CircuitError where one does, or where the file cannot be
+        written, or is damaged or of another search, and FormatError for one of a newer version.
         """
         if out is None:
             raise CircuitError(
@@ -46,19 +49,20 @@ class SearchFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             expect_file(path)
-            is_there = path.exists()
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise CircuitError(f"the search cannot be kept in {path}: {why}. Name another file.") from None
-        if not is_there:
-            return cls(path, own)
-        if not resume:
-            raise CircuitError(
-                f"{path} is there already. Go on with the search that it is of with ",
-                Argument("resume", True),
-                ", or name another file.",
-            )
-        return cls(path, own, _read(path, own))
+        with _locked(path):
+            if not path.exists():
+                yield cls(path, own)
+                return
+            if not resume:
+                raise CircuitError(
+                    f"{path} is there already. Go on with the search that it is of with ",
+                    Argument("resume", True),
+                    ", or name another file.",
+                )
+            yield cls(path, own, _read(path, own))
 
     def write(self, log: Sequence[Decision]) -> None:
         """Keep these decisions. Raises CircuitError where that cannot be."""
@@ -86,6 +90,40 @@ class SearchFile:
         self.write(log)
 
 
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other searches off a file, in this process and in others, until the end or until the process dies.
+
+    The lock is SQLite's, as that of a sweep's store. It is on an empty file beside it, since each write puts
+    a new file in place of the old one.
+    """
+    target = Path(os.path.realpath(path))
+    beside = target.parent / f".conewise-{hashlib.sha256(target.name.encode()).hexdigest()[:16]}.lock"
+    while True:
+        try:
+            connection = sqlite3.connect(beside, timeout=0, isolation_level=None)
+            connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+                raise CircuitError(
+                    f"another search is using {path}. Wait until it has ended, or name another file with ",
+                    Argument("out"),
+                    ".",
+                ) from None
+            raise CircuitError(
+                f"the search cannot be kept in {path}: {beside} cannot be locked: {error}."
+            ) from None
+        if beside.exists():
+            break
+        connection.close()  # Its last holder removed the file in between: this lock is on nothing.
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # some systems remove no file that is open
+            beside.unlink()
+        connection.close()
+
+
 def _read(path: Path, search: Mapping[str, Any]) -> list[Decision]:
     try:
         found = FORMAT.expect(read_json(path), str(path))
@@ -102,7 +140,10 @@ def _read(path: Path, search: Mapping[str, Any]) -> list[Decision]:
             f"the search in {path} cannot be read: {why}. It was left as it is. Put a sound copy in its "
             "place, or begin again in another file."
         ) from None
-    other = differences(of, json.loads(json.dumps(search)))
+    now = json.loads(json.dumps(search))
+    if "machine" not in of:  # files of 0.1.0 do not say on what they were made
+        now = {name: value for name, value in now.items() if name in of}
+    other = differences(of, now)
     if other:
         lines = "\n".join(f"  {line}" for line in other)
         raise CircuitError(

@@ -58,8 +58,7 @@ def reproduce(
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from conewise.experiments import registry
-    from conewise.experiments.pages import page, tables
+    from conewise.paper.experiments import page, registry
 
     errors = Console(stderr=True)
     names = registry.choose(experiments or [])
@@ -80,7 +79,7 @@ def reproduce(
     else:
         console = Console()
         for result in results:
-            console.print(tables.table(result))
+            console.print(page.table(result))
             console.print(
                 f"[dim]Compared: {result.compared}. {result.seconds:.1f} s[/dim]\n", highlight=False
             )
@@ -98,7 +97,7 @@ def reproduce(
 
 def _expect_ours(folder: Path) -> None:
     """Refuse to put one of our files in the place of one that is not ours."""
-    from conewise.experiments.pages.page import PAGE, taken
+    from conewise.paper.experiments.page import PAGE, taken
 
     try:
         found = taken(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,8 +21,8 @@ Examples:
   conewise schema plan > plan.schema.json
 """
 
-SCHEMAS = files("conewise.cli") / "schemas"
-SUFFIX = ".json"
+SCHEMAS: dict[str, Any] = json.loads((files("conewise.cli") / "schemas.json").read_text(encoding="utf-8"))
+"""The commands' own schemas, and under `$defs` the parts that they share."""
 
 
 def register(app: typer.Typer) -> None:
@@ -31,8 +31,25 @@ def register(app: typer.Typer) -> None:
 
 
 def names() -> list[str]:
-    """The commands that have a schema."""
-    return sorted(file.name.removesuffix(SUFFIX) for file in SCHEMAS.iterdir() if file.name.endswith(SUFFIX))
+    """Return the commands that have a schema."""
+    return sorted(SCHEMAS["commands"])
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """Return the whole schema of a command: its own, and the shared parts that it refers to."""
+    own, parts = SCHEMAS["commands"][command], SCHEMAS["$defs"]
+    used: dict[str, Any] = {}
+    waiting = [own]
+    while waiting:
+        item = waiting.pop()
+        waiting += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        if isinstance(item, dict) and isinstance(item.get("$ref"), str):
+            name = item["$ref"].rpartition("/")[2]
+            if name not in used:
+                used[name] = parts[name]
+                waiting.append(parts[name])
+    shared = {"$defs": dict(sorted(used.items()))} if used else {}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **own, **shared}
 
 
 def schema(
@@ -44,4 +61,4 @@ def schema(
         near = nearest_names(command, known)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise CommandError(f"no schema of {command!r}; there are {', '.join(known)}.{hint}")
-    print_as_json(json.loads((SCHEMAS / f"{command}{SUFFIX}").read_text(encoding="utf-8")))
+    print_as_json(schema_of(command))

@@ -179,6 +179,11 @@ def _expect_estimable(
         "--verify": results.verify > 0,
         "--resume": storing.resume and estimating.method == "hybrid",
     }
+    if storing.out is not None and not storing.resume and estimating.method == "hybrid":
+        raise CommandError(
+            "--method hybrid is not stored, since what it computes depends on what it found: leave out "
+            "--out, or take another method and check it."
+        )
     for option, is_given in given.items():
         if is_given:
             raise CommandError(

@@ -125,7 +125,7 @@ def trace(
         samples=samples,
         seed=running.seed,
         layers=as_choice(layers),
-        positions=as_choice(pos or ":"),
+        positions=as_choice(":" if pos is None else pos),
         evaluator=running.evaluator.value,
         max_memory=running.max_memory,
         progress=progress_for(status, results.progress),

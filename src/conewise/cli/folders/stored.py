@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from conewise.cli.terminal.failing import CommandError, shell_command
 from conewise.cli.terminal.output import expect_writable
 from conewise.errors import SweepError
+from conewise.files import is_leftover
 from conewise.formats import Format
 from conewise.reading import is_there, read_json
 
@@ -60,6 +62,17 @@ class StoredRun:
                 f"--out {self.folder} holds {taken[0]} already, and no run of a command; it was left as it "
                 "is. Give another folder."
             )
+        if other := self._other_file():
+            raise CommandError(
+                f"--out {self.folder} is a folder with other files in it, such as {other}, and a run has one "
+                "of its own. Give another, or one in it that is new."
+            )
+
+    def _other_file(self) -> str:
+        """A file in the folder that no run of a command leaves there; empty where there is none."""
+        with suppress(OSError):  # said further on
+            return next((path.name for path in self.folder.iterdir() if not is_leftover(path)), "")
+        return ""
 
     @property
     def is_begun(self) -> bool:

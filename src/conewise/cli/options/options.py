@@ -84,7 +84,8 @@ Report = Annotated[
     typer.Option(
         "--report",
         metavar="FILE",
-        help="Write a page that opens without a network (.html).",
+        help="Write a page that opens without a network (.html), with --json too. It replaces a page of "
+        "conewise, and no other file.",
         rich_help_panel=OUTPUT,
         show_default=False,
     ),

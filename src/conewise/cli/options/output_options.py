@@ -36,6 +36,13 @@ class ResultOptions:
     progress: Progress = None
 
 
+def folder_of(text: str) -> Path:
+    """The folder that a text names: an empty one would be the current folder."""
+    if not text.strip() or "\0" in text:
+        raise typer.BadParameter("it names no folder.")
+    return Path(text)
+
+
 @dataclass(frozen=True)
 class StoreOptions:
     """Where a run is kept."""
@@ -49,6 +56,7 @@ class StoreOptions:
             "makes a page of it.",
             rich_help_panel=OUTPUT,
             show_default=False,
+            parser=folder_of,
         ),
     ] = None
     resume: Annotated[

@@ -61,14 +61,15 @@ class ChangeOptions:
         ),
     ] = Patch.SOURCE
     noise_scale: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--noise-scale",
             metavar="S",
             help="The standard deviation of --patch noise.",
             rich_help_panel=CHANGE,
+            show_default="1.0",
         ),
-    ] = 1.0
+    ] = None
     direction: Annotated[
         Direction | None,
         typer.Option(

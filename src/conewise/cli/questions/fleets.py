@@ -22,7 +22,19 @@ LOCAL = "local"
 
 def without_workers(loading: LoadOptions) -> LoadOptions:
     """How the driver itself loads the model: on the first of several devices."""
-    return replace(loading, device=(loading.device or "").split(",")[0] or None)
+    return replace(loading, device=next(iter(devices_of(loading)), None))
+
+
+def devices_of(loading: LoadOptions) -> list[str]:
+    """The devices of `--device`; none where it was not given."""
+    if loading.device is None:
+        return []
+    devices = [one.strip() for one in loading.device.split(",")]
+    if not all(devices):
+        raise CommandError(
+            f"--device {loading.device!r} names no device, or one that is empty: write cpu, cuda:0."
+        )
+    return devices
 
 
 def expect_on_paper(options: FleetOptions) -> None:
@@ -36,7 +48,7 @@ def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Fleet | No
     """The workers that were asked for, ended with the command; None where there are none."""
     if options.simulate:
         raise CommandError("--simulate runs nothing: it goes with `conewise plan`, and with --plan.")
-    devices = [one for one in (loading.device or "").split(",") if one]
+    devices = devices_of(loading)
     if options.ray is not None:
         if len(devices) > 1:
             raise CommandError("--ray gives each worker a device: name one kind with --device, as cuda.")

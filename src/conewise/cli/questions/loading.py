@@ -29,7 +29,7 @@ class ModelName:
 
     def load(self, status: Status) -> Loaded:
         """The module and its tokenizer."""
-        with status.doing(f"loading {self.name}"), _stdout_kept_free():
+        with status.doing(f"loading {self.name}"), status.warnings_as_notes(), _stdout_kept_free():
             from conewise.models.load import load
 
             return load(

@@ -44,6 +44,9 @@ def pairs_of(name: str, options: PairOptions, needed: Sequence[str], command: st
         "--answer": answers,
         "--wrong": wrong,
     }
+    for option, value in written.items():
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            raise CommandError(f"{option} is an empty text. Give one with something in it, or leave it out.")
     given = [option for option, value in written.items() if value]
     if options.prompts is not None:
         if given:
@@ -80,6 +83,9 @@ def ask(
     pairs = pairs_of(model.name, options, needed_options(options.metric, reads_both=reads_both), command)
     if options.tf32 and options.split:
         raise CommandError("--tf32 and --split both say how float32 is multiplied; leave one of them out.")
+    from conewise.prompts.expectations import default_direction, noise_scale
+
+    scale = noise_scale(options.patch.value, options.noise_scale)
     is_last = isinstance(options, QuestionOptions) or options.pos is None
     loaded, prompts, graph = read_prompts(
         model,
@@ -91,7 +97,6 @@ def ask(
         reads_last=is_last,  # an edge into the logits has a position of its own
         batch_size=options.batch_size,
     )
-    from conewise.prompts.expectations import default_direction
     from conewise.prompts.questions import Question
 
     if isinstance(options, EdgeOptions):
@@ -105,7 +110,7 @@ def ask(
         options.direction.value if options.direction else default_direction(options.patch.value),
         options.patch.value,
         options.metric.word,
-        options.noise_scale,
+        scale,
         seed,
         "tf32" if options.tf32 else "split" if options.split else None,
     )

@@ -35,5 +35,6 @@ def placed(text: str, model: Model) -> Place:
         stack="",
         **{axis: choice for axis, choice in part.items() if isinstance(choice, int)},
     )
-    model.locate(place)  # says what is wrong with it
+    for one in model.each_call([place]):
+        model.locate(one)  # says what is wrong with it
     return place

@@ -103,7 +103,7 @@ def shell_command(words: list[str]) -> str:
     return shlex.join(words)
 
 
-_OPTIONS = {"attn_implementation": "attention"}
+_OPTIONS = {"attn_implementation": "attention", "scale": "noise-scale"}
 """Arguments whose options have other names."""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from conewise import errors
 from conewise.cli.terminal.failing import CommandError
-from conewise.files import expect_file, expect_room
+from conewise.files import expect_file, expect_replaceable, expect_room
 from conewise.status_line import said_by
 
 if TYPE_CHECKING:
@@ -210,9 +210,10 @@ def expect_writable(folder: Path, option: str) -> None:
 
 
 def expect_writable_file(path: Path, option: str) -> None:
-    """Find out before the run, not after it, that a file cannot be written."""
+    """Find out before the run, not after it, that a page or a picture cannot be written there."""
     expect_writable(path.parent, option)
     try:
+        expect_replaceable(path)
         expect_file(path)
     except OSError as cause:
         raise CommandError(f"cannot write {option} {path}: {cause.strerror}. Name another file.") from None

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from conewise.compat.hooked.slices import Slice
-from conewise.compat.hooks.hook_table import Entry, HookTable
+from conewise.compat.hooks.hook_table import POST_NORMS, Entry, HookTable
 from conewise.compat.hooks.norms import Norm
 from conewise.errors import MissingSiteError
 from conewise.program.tensors import writes_to
@@ -40,8 +40,8 @@ class Owner(Protocol):
     def tokens_to_residual_directions(self, tokens: Any) -> Tensor:
         """Columns of the unembedding."""
 
-    def accumulated_bias(self, layer: int, mlp_input: bool = ..., include_mlp_biases: bool = ...) -> Tensor:
-        """What biases add to the stream."""
+    def bias_of(self, kind: str, layer: int) -> Tensor:
+        """The bias of a layer's output projection."""
 
     def out_of_heads(self, layer: int) -> Tensor:
         """The output weights of a layer's heads."""
@@ -286,10 +286,12 @@ class ActivationCache:
     ) -> Stack:
         """What each head before `layer` adds to the stream, [layer · head, ..., d_model]; no head has a bias.
 
+        Where attention is normed or scaled on its way into the stream (Gemma 2, OLMo 2, Granite), so are its
+        heads, with the scale of the run; `cache["result", 3]` is what they are before that.
         `incl_remainder` adds all the rest of the stream at that place, so that the stack adds up to it.
         """
         last, at = self._layers(layer), Slice(pos_slice)
-        parts = [at.apply(self._result(number), -3).movedim(-2, 0) for number in range(last)]
+        parts = [self._heads(number, at) for number in range(last)]
         stack = torch.cat(parts) if parts else self._nothing(at)
         labels = [f"L{number}H{head}" for number, part in enumerate(parts) for head in range(len(part))]
         if incl_remainder:
@@ -313,11 +315,15 @@ class ActivationCache:
     ) -> Tensor:
         """What each neuron of a layer adds to the stream, [..., neuron, d_model]; the bias is no neuron's.
 
-        With `project_output_onto`, [d_model] or [d_model, n], its product with that.
+        Where the MLP is normed or scaled on its way into the stream, so are its neurons, with the scale of
+        the run. With `project_output_onto`, [d_model] or [d_model, n], the product with that.
         """
-        neurons = Slice(neuron_slice)
-        active = neurons.apply(Slice(pos_slice).apply(self._peek(("post", layer)), -2), -1)
+        neurons, at = Slice(neuron_slice), Slice(pos_slice)
+        active = neurons.apply(at.apply(self._peek(("post", layer)), -2), -1)
+        scale = self._scale_of("mlp_out", layer, at)
+        active = active if scale is None else active / scale
         weight = neurons.apply(self.model.out_of_neurons(layer), 0)
+        weight = self.model.table.written("mlp_out", layer).parts(weight, None)
         if project_output_onto is None:
             return active[..., None] * weight
         made: Tensor = weight @ project_output_onto
@@ -354,6 +360,7 @@ class ActivationCache:
         return_labels: bool = False,
     ) -> Stack:
         """The stream before `layer` as heads, neurons (or MLPs), embeddings and biases: they add up to it."""
+        self._expect_sum()
         last, at = self._layers(layer), Slice(pos_slice)
         heads, labels = self.stack_head_results(last + mlp_input, return_labels=True, pos_slice=pos_slice)
         parts = [heads]
@@ -368,8 +375,12 @@ class ActivationCache:
             if f"hook_{one}" in self.cache_dict:
                 parts.append(at.apply(self._peek(f"hook_{one}"), -2)[None])
                 labels.append(one)
-        bias = self.model.accumulated_bias(last, mlp_input, include_mlp_biases=expand_neurons)
-        parts.append(bias.expand(1, *heads.shape[1:]))
+        biases = heads.new_zeros(1, *heads.shape[1:])
+        for number in range(last + mlp_input):
+            biases += self._constant("attn_out", number, at)
+            if expand_neurons and number < last and "mlp_out" in self._added(number, "mlp"):
+                biases += self._constant("mlp_out", number, at)
+        parts.append(biases)
         labels.append("bias")
         stack = torch.cat(parts)
         stack = self.apply_ln_to_stack(stack, last, mlp_input, pos_slice) if apply_ln else stack
@@ -422,7 +433,8 @@ class ActivationCache:
 
         With `incorrect_tokens`, to the difference of the two. Tokens are text, a number, one for each prompt
         [prompt], or [prompt, pos]. The parts of the whole stream add up to the logit less the share of
-        biases: the final norm's, and the unembedding's.
+        biases: the final norm's, and the unembedding's. Logits are meant as the unembedding makes them: what
+        scales them (Cohere, Granite) or caps them (Gemma 2) behind it is left out.
         """
         directions = self.model.tokens_to_residual_directions(tokens)
         if incorrect_tokens is not None:
@@ -479,6 +491,33 @@ class ActivationCache:
         if f"blocks.{layer}.attn.hook_result" in self.cache_dict:
             return self._peek(("result", layer))
         return torch.einsum("...hd,hdm->...hm", self._peek(("z", layer)), self.model.out_of_heads(layer))
+
+    def _heads(self, layer: int, at: Slice) -> Tensor:
+        """What each head adds to the stream, [head, ..., d_model]."""
+        parts = at.apply(self._result(layer), -3).movedim(-2, 0)
+        return self.model.table.written("attn_out", layer).parts(parts, self._scale_of("attn_out", layer, at))
+
+    def _constant(self, kind: str, layer: int, at: Slice) -> Tensor:
+        """What a layer adds to the stream that none of its heads or neurons does."""
+        written, bias = self.model.table.written(kind, layer), self.model.bias_of(kind, layer)
+        return written.constant(bias, self._scale_of(kind, layer, at))
+
+    def _scale_of(self, kind: str, layer: int, at: Slice) -> Tensor | None:
+        """What the norm between an output projection and the stream divides by in this run; None without one.
+
+        Of z or neurons, where the cache has nothing else.
+        """
+        norm = self.model.table.written(kind, layer).norm
+        if norm is None:
+            return None
+        name = f"blocks.{layer}.{POST_NORMS[kind]}.hook_scale"
+        if name in self.cache_dict:
+            return at.apply(self._peek(name), -2)
+        if kind == "attn_out":
+            whole = self._result(layer).sum(-2)
+        else:
+            whole = self._peek(("post", layer)) @ self.model.out_of_neurons(layer)
+        return at.apply(norm.scale(whole + self.model.bias_of(kind, layer)), -2)
 
     def _before(self, layer: int) -> tuple[str, int]:
         """The stream in front of a layer."""

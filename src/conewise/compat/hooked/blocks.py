@@ -121,7 +121,7 @@ def block(
         "attn": Part(f"{path}.attn", points, of_heads),
         "mlp": Part(f"{path}.mlp", points, of_neurons),
     }
-    for one in ("ln1", "ln2"):
+    for one in ("ln1", "ln1_post", "ln2", "ln2_post"):
         if f"{path}.{one}" in norms:
             parts[one] = NormPart(f"{path}.{one}", points, norms[f"{path}.{one}"])
     return Part(path, points, {}, parts)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from conewise.capturing.export import unwrapped
 from conewise.compat.hooked.activation_cache import ActivationCache, RunValues
 from conewise.compat.hooked.hooked_config import config_of
 from conewise.compat.hooked.hooked_parts import HookedParts
@@ -26,8 +27,10 @@ from conewise.compat.hooks.matrices import Matrices
 from conewise.errors import PatchError
 from conewise.model import Model, capture
 from conewise.models.loaded import Loaded
+from conewise.program.tensors import recordable, recording
 from conewise.runs.reading import Reading
 from conewise.runs.run import Run
+from conewise.threads import Turn, one_module, one_thread
 
 Tensor = torch.Tensor
 
@@ -55,7 +58,7 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
             tokenizer = loaded.tokenizer if tokenizer is None else tokenizer
             name = loaded.name if name is None else name
         captured = loaded if isinstance(loaded, Model) else None
-        module = captured.module if captured is not None else getattr(loaded, "module", loaded)
+        module = unwrapped(loaded.module if isinstance(loaded, Loaded | Model) else loaded)
         if not isinstance(module, nn.Module):
             raise TypeError(
                 "a HookedModel is made of a loaded model (`cw.load(...)`), a module or a captured model, and "
@@ -85,6 +88,11 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
 
     # -- running -----------------------------------------------------------------------------------
 
+    @property
+    def _turn(self) -> Turn:
+        return self.captured._turn
+
+    @one_thread
     def __call__(
         self,
         input: Any,
@@ -104,19 +112,22 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
         _expect_return_type(return_type)
         tokens = self.input_tokens(input, prepend_bos, padding_side)
         if stop_at_layer is None and not self._is_hooked("fwd") and not self._is_hooked("bwd"):
-            logits = self.module(input_ids=tokens, use_cache=False).logits
+            with one_module():
+                logits = self.module(input_ids=tokens, use_cache=False).logits
             return _returned(logits, tokens, return_type, loss_per_token)
         if self._is_hooked("bwd"):
             if stop_at_layer is not None:
                 raise ValueError(
                     "backward hooks are on, and stop_at_layer returns no logits to go back from."
                 )
-            return _returned(self._recorded(tokens), tokens, return_type, loss_per_token)
+            with recording():
+                return _returned(self._recorded(tokens), recordable(tokens), return_type, loss_per_token)
         reading, _ = self._reading(tokens, {}, self.n_before(stop_at_layer))
         return self._output(reading, tokens, return_type, loss_per_token, stop_at_layer)
 
     forward = __call__
 
+    @one_thread
     def run_with_cache(
         self,
         input: Any,
@@ -163,6 +174,7 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
             self.clear_contexts()
         return output, cache if return_cache_object else dict(cache.items())
 
+    @one_thread
     def run_with_hooks(
         self,
         *model_args: Any,
@@ -243,8 +255,8 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
             found[f"{hook.name}_grad"] = gradient
 
         sites = [name for name in names if self.table.entries[name].is_site]
-        with self.hooks(bwd_hooks=[(name, keep) for name in sites]), torch.enable_grad():
-            lm_cross_entropy_loss(self._recorded(tokens), tokens).backward()  # type: ignore[no-untyped-call]
+        with self.hooks(bwd_hooks=[(name, keep) for name in sites]), recording():
+            lm_cross_entropy_loss(self._recorded(tokens), recordable(tokens)).backward()  # type: ignore[no-untyped-call]
         return found
 
     def _recorded(self, tokens: Tensor) -> Tensor:
@@ -363,7 +375,7 @@ def _example(module: nn.Module) -> Tensor:
 def _is_current(run: Run) -> bool:
     """Whether a run is of the weights that the module has now."""
     try:
-        run.demand(())
+        run.check()
     except PatchError:  # weights were written to, or values of the run
         return False
     return True

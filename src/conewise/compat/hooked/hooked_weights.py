@@ -162,14 +162,29 @@ class HookedWeights:
     ) -> Tensor:
         """What the biases of attention and MLPs before `layer` add to the stream, [d_model].
 
-        `mlp_input`: and that of the attention of `layer`.
+        `mlp_input`: and that of the attention of `layer`. Raises ValueError where a bias is normed on its way
+        into the stream: there it is another vector at each position.
         """
         total = self.W_E.new_zeros(self.cfg.d_model)
         for number in range(layer + mlp_input):
-            total = total + self._matrices.out_of_heads(number)[1]
+            total = total + self._constant("attn_out", number)
             if include_mlp_biases and number < layer and not self.cfg.attn_only:
-                total = total + self._matrices.out_of_neurons(number)[1]
+                total = total + self._constant("mlp_out", number)
         return total
+
+    def bias_of(self, kind: str, layer: int) -> Tensor:
+        """b_O ("attn_out") or b_out ("mlp_out") of one layer."""
+        of = self._matrices
+        return (of.out_of_heads if kind == "attn_out" else of.out_of_neurons)(layer)[1]
+
+    def _constant(self, kind: str, layer: int) -> Tensor:
+        written, bias = self.table.written(kind, layer), self.bias_of(kind, layer)
+        if written.norm is not None and bool(bias.any()):
+            raise ValueError(
+                f"the bias of {kind!r} in layer {layer} is normed before it is added to the stream, with "
+                "another scale at each position. `cache.get_full_resid_decomposition` has it for a run."
+            )
+        return written.constant(bias, None)
 
     def tokens_to_residual_directions(self, tokens: Any) -> Tensor:
         """The columns of W_U of tokens, [..., d_model]: what the final norm's output is multiplied with."""

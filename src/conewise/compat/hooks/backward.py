@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,17 +14,10 @@ from conewise.locations.places import as_place
 from conewise.program.streaming import field_names
 from conewise.runs.backward.gradients import node_of, shown_gradient
 from conewise.runs.backward.tape import Tape
+from conewise.runs.edit import Edit
 from conewise.runs.run import Run
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Applied:
-    """A change of what stands at a place."""
-
-    found: Located
-    part: Callable[[Tensor], Tensor]
 
 
 def recorded_logits(
@@ -36,10 +28,11 @@ def recorded_logits(
     When something of them is differentiated, `points` are called with the gradients by their values.
     """
     model = run.model
-    edits: dict[str, list[Applied]] = {}
+    edits: dict[str, list[Edit]] = {}
     for place, change in table.edits(changes):
-        found = model.locate(as_place(place))
-        edits.setdefault(node_of(found), []).append(Applied(found, change))
+        where = as_place(place)
+        edit = Edit(where, model.locate(where), change)
+        edits.setdefault(edit.node, []).append(edit)
     start = model.locate(table.embed).node
     tape = Tape(model, lambda node: run.demand([node])[0], run._sizes, lambda node: edits.get(node, ()))
     hooked = {name: model.locate(place) for name, place in table.places(points).items()}
@@ -52,8 +45,7 @@ def recorded_logits(
         if node not in again:
             value = run.demand([node])[0]
             for edit in own:
-                part = edit.part(edit.found.read(value, tape.sizes).clone())
-                value = edit.found.view.replace(value, edit.found.part, part, tape.sizes)
+                value = edit.applied(value, tape.sizes)
             given[node] = value
     values = tape.record(nodes, logits, given=given, keep=[node for node in edits if node in again])
     for name, found in hooked.items():

@@ -8,7 +8,9 @@ at the node behind them.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,14 +19,16 @@ from torch import nn
 
 from conewise.compat.hooks.act_names import get_act_name
 from conewise.compat.hooks.matrices import Matrices
-from conewise.compat.hooks.norms import Norm, norm_of
+from conewise.compat.hooks.norms import Norm, Written, is_alike, norm_of
 from conewise.errors import MissingSiteError
 from conewise.locations.places import PlaceLike
 from conewise.model import Model
 from conewise.program.operations import REARRANGEMENTS
+from conewise.program.records import Record
 from conewise.runs.reading import Reading
 from conewise.runs.run import Run
 from conewise.structure.attention.operand_axes import through_layout
+from conewise.structure.wiring.affine import walk_to
 from conewise.structure.wiring.wiring import Wiring
 
 Tensor = torch.Tensor
@@ -36,15 +40,20 @@ KINDS = (
     *("attn_in", "q_input", "k_input", "v_input"),
     "ln1",
     *("q", "k", "v", "rot_q", "rot_k", "attn_scores", "pattern", "z", "result"),
+    "ln1_post",
     "attn_out",
     "resid_mid",
     "mlp_in",
     "ln2",
     *("pre", "pre_linear", "post"),
+    "ln2_post",
     "mlp_out",
     "resid_post",
 )
 """What a block has, in the order in which it is computed; a norm stands for its scale and what it divides."""
+
+POST_NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
+"""The norm that makes what is added to the stream, where there is one."""
 
 INTO_HEADS = {"attn_in": "qkv", "q_input": "q", "k_input": "k", "v_input": "v"}
 """What heads read, and what they make of it."""
@@ -93,7 +102,8 @@ class HookTable:
             )
         self._known = frozenset(site.name for site in sites)
         self.n_layers = 1 + max(layer.number for layer in sites.model_layers)
-        self.norms = self._norms(probe)
+        self.norms = {**self._norms(probe), **self._post_norms(probe)}
+        self._ways: dict[tuple[str, int], tuple[str, bool]] = {}
         self.is_summed = self._is_summed(probe)
         """Whether the stream is a sum from end to end: no norm stands in it, from block to block."""
         self.embed, self.pos_embed, self.pos_table = self._embeddings(probe)
@@ -134,10 +144,57 @@ class HookTable:
             if entry.edits is not None:
                 found += entry.edits(changes[name])
             elif entry.norm is not None:
-                if entry.norm.path not in of_norms:
-                    found += _at_norm(entry.norm, of_norms.setdefault(entry.norm.path, {}))
-                of_norms[entry.norm.path][entry.kind] = changes[name]
+                if entry.norm.after not in of_norms:
+                    found += _at_norm(entry.norm, of_norms.setdefault(entry.norm.after, {}))
+                of_norms[entry.norm.after][entry.kind] = changes[name]
         return found
+
+    def written(self, kind: str, layer: int) -> Written:
+        """How the output projection of "attn_out" or "mlp_out" gets into the stream.
+
+        Raises ValueError where it gets there in another way than `Written` knows.
+        """
+        norm = self.norms.get(f"blocks.{layer}.{POST_NORMS[kind]}")
+        if (kind, layer) not in self._ways:
+            self._ways[kind, layer] = self._way(kind, layer, norm)
+        begin, is_plain = self._ways[kind, layer]
+        if is_plain:
+            return Written(norm)
+        probe = self._matrices.probe()
+        shift, one = (_put(probe, begin, number, (kind, layer)) for number in (0.0, 1.0))
+        written = Written(norm, (one - shift)[0, 0], shift[0, 0])
+        if not self._is_written(written, kind, layer, probe):
+            raise ValueError(
+                f"what the heads or neurons of layer {layer} have in {kind!r} is not known: behind their "
+                "output projection lies more than a norm, a factor and a sum. The whole is there, "
+                f"`cache[{kind!r}, {layer}]`; for heads, try `model.captured.run(...).decompose()`."
+            )
+        return written
+
+    def _way(self, kind: str, layer: int, norm: Norm | None) -> tuple[str, bool]:
+        """The node behind projection and norm; and True if its numbers get into the stream as they are."""
+        begin = self._projection(kind, layer).name if norm is None else norm.after
+        nodes = {one.number: one.nodes for one in self.model.site_table.model_layers}[layer]
+        if kind not in nodes:
+            return begin, True
+        walk = walk_to(self._wiring, [begin], nodes[kind])
+        is_reached = begin == nodes[kind] or bool(walk.steps)
+        return begin, is_reached and all(step.keeps_numbers for step in walk.steps)
+
+    def _projection(self, kind: str, layer: int) -> Record:
+        of = self._matrices
+        return (of.head_projection if kind == "attn_out" else of.neuron_projection)(layer)
+
+    def _is_written(self, written: Written, kind: str, layer: int, probe: Run) -> bool:
+        """True if that makes of the probe's projection what the probe adds to the stream."""
+        if kind == "attn_out":
+            whole = probe.read(("result", layer)).sum(-2) + self._matrices.out_of_heads(layer)[1]
+        else:
+            weight, bias = self._matrices.out_of_neurons(layer)
+            whole = probe.read(("post", layer)) @ weight + bias
+        scale = None if written.norm is None else written.norm.scale(whole)
+        own = probe.read((kind, layer))
+        return is_alike(written.constant(whole, scale), own, own.dtype)
 
     def _missing(self, name: str) -> MissingSiteError:
         parts = name.split(".")
@@ -178,7 +235,7 @@ class HookTable:
         for layer in range(self.n_layers):
             for kind in KINDS:
                 name = get_act_name(kind, layer)
-                if kind in {"ln1", "ln2"}:
+                if kind in {"ln1", "ln1_post", "ln2", "ln2_post"}:
                     yield from self._of_norm(f"blocks.{layer}.{kind}", layer)
                 elif kind == "mlp_in":
                     norm = self.norms.get(f"blocks.{layer}.ln2")
@@ -233,10 +290,21 @@ class HookTable:
         for where, (kind, number) in wanted.items():
             if kind in nodes[number]:
                 norms = self._reading(nodes[number][kind], get_act_name(kind, number), probe)
-                norm = next((one for one in norms if one.path not in taken), None)
+                norm = next((one for one in norms if one.after not in taken), None)
                 if norm is not None:
                     found[where] = norm
-                    taken.add(norm.path)
+                    taken.add(norm.after)
+        return found
+
+    def _post_norms(self, probe: Run) -> dict[str, Norm]:
+        """The norms of what attention and MLPs are about to add to the stream: "blocks.3.ln1_post"."""
+        found: dict[str, Norm] = {}
+        for kind, layer in itertools.product(POST_NORMS, range(self.n_layers)):
+            with suppress(AttributeError):  # of models without such a projection
+                node = self._projection(kind, layer).name
+                norm = next(self._reading(node, node, probe), None)
+                if norm is not None:
+                    found[f"blocks.{layer}.{POST_NORMS[kind]}"] = norm
         return found
 
     def _reading(self, node: str, site: str, probe: Run) -> Iterator[Norm]:
@@ -244,7 +312,7 @@ class HookTable:
         readers = through_layout(self._wiring, node, None)
         forms = {node, *(reader.name for reader, _ in readers if reader.op in REARRANGEMENTS)}
         for port in self.model.program.ports:
-            if port.inputs and port.inputs[0] in forms and len(port.outputs) == 1 and not port.call.call:
+            if port.inputs and port.inputs[0] in forms and len(port.outputs) == 1:
                 norm = norm_of(self._module(port.call.path), port.call.path, site, port.outputs[0])
                 if norm is not None and self._is_that(norm, probe):
                     yield norm
@@ -299,6 +367,13 @@ def _adds_up(one: Tensor, other: Tensor, whole: Tensor) -> bool:
         return torch.equal(one + other, whole)
     except RuntimeError:  # of shapes that do not go together
         return False
+
+
+def _put(probe: Run, node: str, number: float, place: PlaceLike) -> Tensor:
+    """The value of a place, where every number at a node is the same one."""
+    with probe.fork() as world:
+        world.patch(node, torch.full_like(probe.demand([node])[0], number))
+        return world.read(place)
 
 
 # -- reading and changing ------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Matrices:
     """
 
     def __init__(self, model: Model, probe: Callable[[], Run]) -> None:
-        self.model, self._probe = model, probe
+        self.model, self.probe = model, probe
         self._known: dict[tuple[str, int], tuple[Record, Tensor]] = {}
 
     @cached_property
@@ -56,19 +56,28 @@ class Matrices:
     def out_of_heads(self, layer: int) -> tuple[Tensor, Tensor]:
         """W_O of a layer, [head, d_head, d_model], and its bias."""
         with _named("W_O", layer):
-            found = self.model.site_table.find("result", layer)
-            assert found.result is not None
-            heads, width = self._probe().read(Place("z", layer)).shape[-2:]
-            weight, bias = self._of(found.result.projection)
+            heads, width = self.probe().read(Place("z", layer)).shape[-2:]
+            weight, bias = self._of(self.head_projection(layer))
         return weight.reshape(heads, width, -1), bias
 
     def out_of_neurons(self, layer: int) -> tuple[Tensor, Tensor]:
         """W_out of a layer, [d_mlp, d_model], and its bias."""
+        return self._of(self.neuron_projection(layer))
+
+    def head_projection(self, layer: int) -> Record:
+        """The product of z with W_O. Raises AttributeError where there is none."""
+        with _named("W_O", layer):
+            found = self.model.site_table.find("result", layer)
+        assert found.result is not None
+        return found.result.projection
+
+    def neuron_projection(self, layer: int) -> Record:
+        """The product of neurons with W_out. Raises AttributeError where there is none."""
         with _named("W_out", layer):
             node = self.model.site_table.find("post", layer).node
         for reader, _ in through_layout(self._wiring, node, None):
             if self._wiring.is_linear(reader):
-                return self._of(reader)
+                return reader
         raise AttributeError(f"layer {layer} has no W_out: nothing multiplies its neurons with one matrix.")
 
     def _projection(self, kind: str, layer: int) -> tuple[Record, Tensor]:
@@ -85,7 +94,7 @@ class Matrices:
         return self._known[kind, layer]
 
     def _numbers(self, record: Record, place: Place) -> Tensor:
-        probe = self._probe()
+        probe = self.probe()
         (value,) = probe.demand([record.name])
         outputs = value.shape[-1]
         numbers, power = torch.zeros((), dtype=torch.long, device=value.device), 1
@@ -113,7 +122,7 @@ class Matrices:
 
     def _value(self, name: str) -> Tensor:
         sources = self.model.program.source_values
-        value = sources[name] if name in sources else self._probe().demand([name])[0]
+        value = sources[name] if name in sources else self.probe().demand([name])[0]
         found: Tensor = value.detach()
         return found
 

@@ -74,6 +74,34 @@ class Norm:
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class Written:
+    """How an output projection gets into the stream: through a norm of its own, times `factor`, plus `shift`.
+
+    Each may be None: then there is none. With the scale that the norm has in a run this is linear, and the
+    parts of the projection become parts of what is added to the stream.
+    """
+
+    norm: Norm | None = None
+    factor: Tensor | None = None
+    shift: Tensor | None = None
+
+    def parts(self, parts: Tensor, scale: Tensor | None) -> Tensor:
+        """Parts of a projection, [..., d_model], as parts of the stream."""
+        if self.norm is not None:
+            parts = self.norm.centered(parts) * self.norm.w
+        if scale is not None:
+            parts = parts / scale
+        return parts if self.factor is None else parts * self.factor
+
+    def constant(self, bias: Tensor, scale: Tensor | None) -> Tensor:
+        """What is added to the stream where all parts are 0; `bias` is that of the projection."""
+        made = self.parts(bias, scale)
+        if self.norm is not None:
+            made = made + (self.norm.b if self.factor is None else self.norm.b * self.factor)
+        return made if self.shift is None else made + self.shift
+
+
 def norm_of(module: nn.Module, path: str, before: str, after: str) -> Norm | None:
     """The norm that a module is; None where it is none of the two kinds, or has no gain of its own."""
     weights = list(module.parameters())
@@ -89,11 +117,12 @@ def norm_of(module: nn.Module, path: str, before: str, after: str) -> Norm | Non
         norm = Norm(path, before, after, module, is_centered, eps)
         own = norm(probe).float()
         made = norm.affine(norm.centered(probe) / norm.scale(probe)).float()
-        if bool((own - made).abs().max() <= _allowed(own, probe.dtype)):
+        if is_alike(made, own, probe.dtype):
             return norm
     return None
 
 
-def _allowed(value: Tensor, dtype: torch.dtype) -> float:
-    """How far what is computed here may be off from what the module makes."""
-    return max(ALIKE, 4 * torch.finfo(dtype).eps) * float(value.abs().max())
+def is_alike(made: Tensor, own: Tensor, dtype: torch.dtype) -> bool:
+    """True if what is computed here is, up to rounding, what the module makes."""
+    allowed = max(ALIKE, 4 * torch.finfo(dtype).eps) * float(own.abs().max())
+    return bool((own - made).abs().max() <= allowed)

@@ -1,9 +1,13 @@
 // Lines of CSV, as pandas reads them.
 
 /**
+ * A text as a field: one that a spreadsheet would take for a formula has an apostrophe before it.
  * @param {string} text
  */
-export const quoted = text => (/[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text);
+export function quoted(text) {
+  const plain = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(plain) ? `"${plain.replace(/"/g, '""')}"` : plain;
+}
 
 /**
  * A number in full; nothing where there is none.

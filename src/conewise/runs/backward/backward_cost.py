@@ -9,6 +9,7 @@ from fractions import Fraction
 from conewise.errors import GradientError, MissingSiteError
 from conewise.locations.selectors import SelectorLike, as_selectors
 from conewise.markup import table
+from conewise.paper.theory.backward import ReverseCost, reverse_cost, sites_with_gradients
 from conewise.program.tensors import Tensor
 from conewise.runs.backward.gradients import lengths_of, located_places, node_of
 from conewise.runs.backward.reverse_graph import METRIC, reverse_graph
@@ -16,7 +17,6 @@ from conewise.runs.backward.tape import Tape
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.spreading import spread
 from conewise.structure.axes.outputs import Outputs
-from conewise.theory.reverse import ReverseCost, reverse_cost, sites_with_gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def backward_cost_of(
             f"`weights` is {weights!r}; it is True for gradients by every parameter, or False."
         )
     expect_prompts(metric, Outputs(tape.model.program).prompts(inputs), "this run")
-    found = spread(as_selectors(sites), tape.model, lambda one: lengths_of(tape, one))
+    found = spread(as_selectors(sites), tape.model, [lambda one: lengths_of(tape, one)])
     located = located_places(tape.model, (place for places in found.places for place in places))
     patches = [sorted({node_of(located[place]) for place in places}) for places in found.places]
     both = reverse_graph(tape, metric, inputs)

@@ -11,7 +11,7 @@ from conewise.locations.selectors import SelectorLike, as_selectors
 from conewise.program.tensors import Tensor
 from conewise.runs.backward.tape import Tape
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import Metric, expect_prompts
+from conewise.runs.metrics import Metric, expect_prompts, nodes_read
 from conewise.runs.spreading import spread
 from conewise.structure.axes.outputs import Outputs
 
@@ -54,10 +54,10 @@ def gradients_of(tape: Tape, metric: Metric, sites: SelectorLike, inputs: Mappin
     """The gradients of a metric by every place of `sites`."""
     model = tape.model
     expect_prompts(metric, Outputs(model.program).prompts(inputs), "this run")
-    cells = spread(as_selectors(sites), model, lambda found: lengths_of(tape, found)).cells
+    cells = spread(as_selectors(sites), model, [lambda found: lengths_of(tape, found)]).cells
     located = located_places(model, (place for cell in cells for place in cell.places))
     nodes = tuple(dict.fromkeys(node_of(found) for found in located.values()))
-    values = tape.record(nodes, tape.targets(metric))
+    values = tape.record(nodes, nodes_read(tape.model.program, metric))
     measured = tape.measure(metric, values, inputs)
     by_node = dict(zip(nodes, tape.gradients(measured, [values[node] for node in nodes]), strict=True))
     shown = {

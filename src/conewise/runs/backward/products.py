@@ -14,6 +14,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from conewise.graph.vjp import GRADIENT, OUTPUT, Read, Vjp
+from conewise.program.tensors import recordable, recording
 
 Tensor = torch.Tensor
 Rule = Callable[..., Any]
@@ -101,7 +102,7 @@ def _recorded(rule: Rule, values: list[Any], index: int) -> tuple[Any, list[Tens
         return tensor
 
     values[index] = _leaf(values[index])
-    with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+    with recording(), saved_tensors_hooks(pack, lambda tensor: tensor):
         return rule(*values), saved
 
 
@@ -122,7 +123,7 @@ def _product(rule: Rule, index: int, reads: tuple[Read, ...], values: Sequence[A
                         return patched.detach()
             return tensor
 
-        with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, unpack):
+        with recording(), saved_tensors_hooks(lambda tensor: tensor, unpack):
             output = rule(*inputs)
             return _pulled_back(output, leaf, known[GRADIENT])
 
@@ -177,7 +178,7 @@ def _copied(value: Any, change: Callable[[Tensor], Tensor] | None = None) -> Any
 
 def _leaf(value: Any) -> Any:
     def leaf(tensor: Tensor) -> Tensor:
-        found = tensor.detach()
+        found: Tensor = recordable(tensor).detach()
         return found.requires_grad_() if _is_differentiable(found) else found
 
     return _mapped(value, leaf)

@@ -16,7 +16,7 @@ from conewise.program.rules import compile_rule, form_of
 from conewise.program.tensors import Tensor
 from conewise.runs.backward.products import TorchRule, reads_of
 from conewise.runs.backward.tape import Tape
-from conewise.runs.metrics import Metric
+from conewise.runs.metrics import Metric, nodes_read
 
 METRIC = "$metric"
 """The name of the node that stands for the metric."""
@@ -33,7 +33,7 @@ class ReverseGraph:
 def reverse_graph(tape: Tape, metric: Metric, inputs: Mapping[str, Tensor]) -> ReverseGraph:
     """The graph of a run under a metric; every rule has vector-Jacobian products by torch's autograd."""
     model, program = tape.model, tape.model.program
-    targets = tape.targets(metric)
+    targets = nodes_read(tape.model.program, metric)
     needed = set(model.graph.names(model.support(tuple(sorted(set(targets))))))
     graph, known = Graph(), dict[Hashable, list[tuple[Read, ...] | None]]()
 

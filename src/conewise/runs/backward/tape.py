@@ -6,16 +6,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from conewise.errors import ConewiseError, GradientError, MetricError
-from conewise.locations.located import Located
+from conewise.errors import ConewiseError, GradientError
 from conewise.program.records import SIZES, Program, Record
-from conewise.program.streaming import assembled, described_fields, field_names, output_names
+from conewise.program.streaming import assembled
+from conewise.program.tensors import recordable, recording
+from conewise.program.walk import WalkStep, plan_walk
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import Metric, applied, applied_whole
+from conewise.runs.edit import Edit
+from conewise.runs.metrics import Metric, applied, applied_whole, at_run, nodes_read
 from conewise.structure.axes.outputs import Outputs
 from conewise.structure.relevance import Relevance
 
@@ -26,18 +28,6 @@ Recorded = dict[str, Any]
 
 _OF_SHAPES = ("like", "new_zeros", "new_ones", "new_full", "new_empty")
 """Operations that read the shape of a value and not its numbers, by the ends of their names."""
-
-
-class Applied(Protocol):
-    """A patch that stands in a run."""
-
-    @property
-    def found(self) -> Located:
-        """Where."""
-
-    @property
-    def part(self) -> Tensor | Callable[[Tensor], Tensor]:
-        """What is there instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +43,8 @@ class Branch:
 class Narrow:
     """How much of an output is computed: a product with a weight, of which metrics read a part alone.
 
-    `tail` takes the last position of what `target` reads, where that is enough; `tokens` are the columns that
-    are computed, where metrics read no others.
+    `tail` takes the last positions of what `target` reads, where that is enough; `tokens` are the columns
+    that are computed, where metrics read no others.
     """
 
     target: str
@@ -75,7 +65,8 @@ class Narrow:
         """The same metric, of the columns that there are."""
         if not self.tokens or metric.among is None:
             return metric
-        return metric.among({token: at for at, token in enumerate(self.tokens)})
+        columns = {token: at for at, token in enumerate(self.tokens)}
+        return replace(metric.among(columns), behind=metric.behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +98,11 @@ class Tape:
         model: Captured,
         read: Read,
         sizes: tuple[int, ...],
-        standing: Callable[[str], Sequence[Applied]] = lambda _: (),
+        standing: Callable[[str], Sequence[Edit]] = lambda _: (),
         *,
         is_fresh: bool = False,
     ) -> None:
+        model.expect_program("compute gradients")
         self.model, self.sizes, self.is_fresh = model, sizes, is_fresh
         self._read, self._standing = read, standing
         self._program: Program = model.program
@@ -142,42 +134,44 @@ class Tape:
         behind = self.model.behind(nodes, wanted)
         again = frozenset(behind) - given.keys()
         order = self._order(wanted, given) if self.is_fresh else behind
-        reads: dict[tuple[str, str], str] = {
-            (record, branch.value): branch.name for branch in branches for record in branch.records
-        }
+        other = {(record, one.value): one.name for one in branches for record in one.records}
+        entries = {} if relevance is None else relevance.entries
         by_value: dict[str, list[str]] = {}
         for branch in branches:
             by_value.setdefault(branch.value, []).append(branch.name)
-        values: Recorded = {}
         begins = {name for name in nodes if name not in again}
+        values: Recorded = {}
 
-        def note(name: str, value: Any) -> None:
-            values[name] = value
-            for other in by_value.get(name, ()):
-                values[other] = value.view_as(value)
+        def noted(name: str, value: Any) -> Any:
+            values.update({one: value.view_as(value) for one in by_value.get(name, ())})
+            return value
 
-        entries = {} if relevance is None else relevance.entries
-        last = self._last_reads(order, wanted, entries)
+        def compute(step: WalkStep, operands: list[Any], _: Recorded) -> Any:
+            name, record = step.node, self._program.record_of[step.node]
+            if narrow is not None and name == narrow.target:
+                operands = narrow.inputs(record, operands)
+            if relevance is None or name not in relevance.rules:
+                value = self._computed(record, operands)
+            else:
+                entry = self._input(values, entries[name]) if name in entries else None
+                value = self._edited(record, relevance.rules[name](step.rule, operands, entry))
+            return noted(name, self._leaf(name, value) if name in begins else value)
+
         computed = frozenset(order)
-        with torch.enable_grad():
+        with recording():
             for name in (*nodes, *given):
                 if name not in again and name not in values and (name in given or name not in computed):
-                    note(name, self._leaf(name, given[name] if name in given else self._read(name)))
-            for name in order:
-                if name not in values:
-                    record = self._program.record_of[name]
-                    inputs = [self._input(values, reads.get((name, i), i)) for i in record.inputs]
-                    if narrow is not None and name == narrow.target:
-                        inputs = narrow.inputs(record, inputs)
-                    if relevance is None or name not in relevance.rules:
-                        value = self._computed(record, inputs)
-                    else:
-                        entry = self._input(values, entries[name]) if name in entries else None
-                        value = self._edited(record, relevance.rules[name](self._rule(name), inputs, entry))
-                    note(name, self._leaf(name, value) if name in begins else value)
-                    del inputs, value
-                for done in last.get(name, ()):
-                    values.pop(done, None)
+                    value = given[name] if name in given else self._read(name)
+                    values[name] = noted(name, self._leaf(name, value))
+            steps = (
+                (name, tuple(other.get((name, one), one) for one in self._program.record_of[name].inputs))
+                for name in order
+                if name not in values
+            )
+            walk = plan_walk(
+                ((name, inputs, self._rule(name)) for name, inputs in steps), wanted, also_reads=entries
+            )
+            walk.run(values, lambda name: self._input(values, name), compute)
         for name in (*targets, *keep):
             if name not in values:
                 values[name] = self._input(values, name)
@@ -190,25 +184,6 @@ class Tape:
         order = graph.table.sorted(node for node in needed if graph.table.rules[node] is not None)
         return tuple(name for name in graph.names(order) if name not in given)
 
-    def _last_reads(
-        self, behind: Sequence[str], wanted: Collection[str], entries: Mapping[str, str]
-    ) -> dict[str, list[str]]:
-        """Values that nothing reads any more, by the record that read them last.
-
-        `entries` are what some records read beside their inputs.
-        """
-        last: dict[str, str] = {}
-        for name in behind:
-            last |= dict.fromkeys(self._program.record_of[name].inputs, name)
-            if name in entries:
-                last[entries[name]] = name
-        computed = frozenset(behind) - set(wanted)
-        done: dict[str, list[str]] = {}
-        for name, reader in last.items():
-            if name in computed:
-                done.setdefault(reader, []).append(name)
-        return done
-
     def _leaf(self, name: str, value: Any) -> Tensor:
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
             held = str(value.dtype) if isinstance(value, Tensor) else "several tensors"
@@ -216,14 +191,15 @@ class Tape:
                 f"{name!r} holds {held}, by which nothing can be differentiated. Ask for gradients by sites "
                 "that hold floating-point numbers."
             )
-        return value.detach().requires_grad_()
+        leaf: Tensor = recordable(value).detach()
+        return leaf.requires_grad_()
 
     def _input(self, values: Recorded, name: str) -> Any:
         if name in values:
             return values[name]
         if name == SIZES:
             return self.sizes
-        value = self._read(name)
+        value = recordable(self._read(name))
         return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
     def _computed(self, record: Record, inputs: Sequence[Any]) -> Any:
@@ -254,26 +230,10 @@ class Tape:
                     f"{record.name!r} is computed under a patch of 'result', through which no gradients are "
                     "known. Patch 'z' in its place."
                 )
-            present = edit.found.read(value, self.sizes)
-            part = edit.part if isinstance(edit.part, Tensor) else edit.part(present.clone())
-            value = edit.found.view.replace(value, edit.found.part, part, self.sizes)
+            value = edit.applied(value, self.sizes)
         return value
 
     # -- metrics -------------------------------------------------------------------------------
-
-    def targets(self, metric: Metric) -> tuple[str, ...]:
-        """The nodes that a metric reads. Raises MetricError for an output that is not there."""
-        program = self._program
-        everything = output_names(program)
-        if metric.whole:
-            return everything
-        named = field_names(program, metric.output) or everything
-        if len(named) != 1:
-            raise MetricError(
-                f"the metric {metric.name!r} reads {metric.output!r}, and the model's outputs are "
-                f"{described_fields(program)}."
-            )
-        return named
 
     def measure(
         self, metric: Metric, values: Recorded, inputs: Mapping[str, Tensor], narrow: Narrow | None = None
@@ -282,9 +242,9 @@ class Tape:
 
         `narrow` is how much of its output was computed.
         """
-        with torch.enable_grad(), _naming(metric):
+        with recording(), _naming(metric):
             numbers, is_shared = self.applied(metric, values, inputs, narrow)
-        targets = self.targets(metric)
+        targets = nodes_read(self._program, metric)
         if not numbers.requires_grad and any(_is_recorded(values[name]) for name in targets):
             raise GradientError(
                 f"the metric {metric.name!r} has no gradient: it leaves torch, or is constant around the "
@@ -296,11 +256,12 @@ class Tape:
         self, metric: Metric, values: Recorded, inputs: Mapping[str, Tensor], narrow: Narrow | None = None
     ) -> tuple[Tensor, bool]:
         """A metric of values, [prompt], and whether it is one number for all prompts."""
-        prompts, targets = self._outputs.prompts(inputs), self.targets(metric)
+        prompts, targets = self._outputs.prompts(inputs), nodes_read(self._program, metric)
         if metric.whole:
             found = metric.compute(assembled(self._program, values, self.sizes))
             is_shared = not isinstance(found, Tensor) or found.ndim == 0
             return applied_whole(replace(metric, compute=lambda _: found), None, prompts)[0], is_shared
+        metric = at_run(metric, self.model, inputs, targets[0])
         stack = self._outputs.arranged(targets[0], values[targets[0]], 1, prompts)
         return applied(metric if narrow is None else narrow.metric(metric), stack)[0], False
 
@@ -313,7 +274,7 @@ class Tape:
         """
         if not measured.numbers.requires_grad:
             return tuple(torch.zeros_like(value) for value in values)
-        with _naming(measured.metric):
+        with recording(), _naming(measured.metric):
             found: Sequence[Tensor | None] = torch.autograd.grad(
                 measured.total, list(values), allow_unused=True, retain_graph=not is_last
             )

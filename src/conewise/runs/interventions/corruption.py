@@ -108,7 +108,15 @@ def sampled(metric: Metric, prompts: int) -> Metric:
             found.append(one.expand(prompts) if one.ndim == 0 else one)
         return torch.cat(found)
 
-    return replace(metric, compute=of_outputs if metric.whole else of_stack, prompts=None, of_prompts=None)
+    shown, among = metric.shown, metric.among
+    return replace(
+        metric,
+        compute=of_outputs if metric.whole else of_stack,
+        prompts=None,
+        of_prompts=None,
+        among=None if among is None else lambda columns: sampled(among(columns), prompts),
+        shown=None if shown is None else lambda mask: sampled(shown(mask[:prompts]), prompts),
+    )
 
 
 def _rows(outputs: Any) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from conewise.errors import PatchError
+from conewise.program.tensors import sum_of
 from conewise.structure.axes.selections import Selection, resolved
 
 Tensor = torch.Tensor
@@ -17,6 +18,13 @@ Tensor = torch.Tensor
 def has_nan(value: Tensor) -> bool:
     """Whether there is a NaN in it."""
     return bool(torch.isnan(value).any()) if value.is_floating_point() else False
+
+
+def expect_dense(value: Tensor, what: str) -> None:
+    """Raise PatchError for a tensor without numbers of its own (device 'meta'), or in a sparse layout."""
+    if value.is_meta or value.layout is not torch.strided:
+        kind = "lies on the device 'meta', and has no numbers" if value.is_meta else f"is {value.layout}"
+        raise PatchError(f"{what} {kind}; give a dense tensor with values, `value.to_dense()`.")
 
 
 def added(part: Tensor, vector: Tensor, scale: float, where: str) -> Tensor:
@@ -104,12 +112,22 @@ def resampled(part: Tensor, present: Tensor, batch: int, seed: str) -> Tensor:
 
 
 def averaged(
-    before: tuple[Tensor, int] | None, value: Tensor, axes: Sequence[str], over: Sequence[str], where: str
-) -> tuple[Tensor, int]:
-    """A running sum over the axes `over`, which stay as dimensions of size 1, and how many there were."""
+    before: tuple[Tensor, Tensor | int] | None,
+    value: Tensor,
+    axes: Sequence[str],
+    over: Sequence[str],
+    where: str,
+    shown: Tensor | None = None,
+) -> tuple[Tensor, Tensor | int]:
+    """A running sum over the axes `over`, which stay as dimensions of size 1, and how many there were.
+
+    `shown` says which entries count, where some are padding.
+    """
     dims = [dim for dim, axis in enumerate(axes) if axis in over]
     total = value.sum(dims, keepdim=True, dtype=torch.float64)
-    count = math.prod(value.shape[dim] for dim in dims)
+    count: Tensor | int = math.prod(value.shape[dim] for dim in dims)
+    if shown is not None:
+        total, count = sum_of(value, dims, shown)
     if before is None:
         return total, count
     if before[0].shape != total.shape:
@@ -118,6 +136,11 @@ def averaged(
             f"another leaves {tuple(before[0].shape)}. Give batches of one length."
         )
     return before[0] + total, before[1] + count
+
+
+def where_shown(value: Tensor, shown: Tensor) -> Tensor:
+    """A value with zeros where it is not shown."""
+    return torch.where(shown, value, 0)
 
 
 def spread_out(mean: Tensor, present: Tensor, axes: Sequence[str], part: Selection) -> Tensor:

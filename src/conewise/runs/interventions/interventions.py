@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from typing import Any
 
-from conewise.errors import PatchError, describe
+from conewise.arguments import NonNegative, checked
+from conewise.errors import NAN_OF_PADDING, PatchError, describe
 from conewise.identity.digests import inputs_digest
 from conewise.identity.keyed import Keyed, expect_key
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.sites import WHERE
-from conewise.program.tensors import Tensor, copy_of, full_like, zeros_like
+from conewise.program.tensors import Tensor, copy_of, full_like, mean_of, zeros_like
 from conewise.program.weights import Sums
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
 from conewise.runs.interventions.filling import (
     added,
     averaged,
+    expect_dense,
     first_blind,
     has_nan,
     noised,
@@ -29,12 +31,18 @@ from conewise.runs.interventions.filling import (
     spread_out,
     spread_over,
     stacked,
+    where_shown,
 )
 from conewise.runs.reading import Intervening, Reading
-from conewise.runs.text_inputs import is_text, text_inputs
+from conewise.runs.text_inputs import inputs_like
+from conewise.structure.axes.padding import hides_some, shown_entries, shown_rows
+from conewise.structure.axes.selections import resolved
 
 PartsOf = Callable[[Reading], Tensor]
 """What the writers of a model put into its residual stream in a run: [writer, batch, pos, d_model]."""
+
+PARTS = ("writer", "batch", "pos", "d_model")
+"""The axes of what writers put into the stream."""
 
 WORDS = ("zero", "mean")
 """Interventions that are given as a word."""
@@ -46,8 +54,8 @@ class Intervention(Intervening):
 
     `described` is all that it depends on: equal ones mean the same intervention. With `is_function`, the part
     is a function of what would have been there: in a world that patches several places, that need not be
-    what stands in the base. `runs` are those that it reads; `begin`, where there is one, is called with the
-    bits of the weights before a sweep reads parts.
+    what stands in the base. `runs` are those that it reads, and `model` makes those that it makes itself;
+    `begin`, where there is one, is called with the bits of the weights before a sweep reads parts.
 
     `whole(site, base)`, where there is one, is the value of a whole site, of which parts are taken, many at
     once. With `is_run` it is a run's own value, in which NaN is refused.
@@ -59,8 +67,9 @@ class Intervention(Intervening):
     `expect_base(cells, base)` for places, those of each world, at which nothing meaningful can be put into
     that base.
 
-    `written(parts_of, base)` is what writers put into the residual stream instead of their own parts, where
-    edges are patched: `parts_of(run)` are the parts of a run, [writer, batch, pos, d_model].
+    `written(parts_of, base, entry)` is what writers put into the residual stream instead of their own parts,
+    where edges are patched: `parts_of(run)` are the parts of a run, [writer, batch, pos, d_model],
+    and `entry` is a value of the stream that they are in.
     """
 
     name: str
@@ -71,12 +80,18 @@ class Intervention(Intervening):
     begin: Callable[[Sums], None] | None = None
     whole: Callable[[Place, Reading], Tensor] | None = None
     is_run: bool = False
-    written: Callable[[PartsOf, Reading], Tensor] | None = None
+    written: Callable[[PartsOf, Reading, str], Tensor] | None = None
     value: Tensor | float | None = None
     shift: Tensor | None = None
     scale: float = 1.0
     expect_kind: Callable[[Place, Located], None] | None = None
     expect_base: Callable[[Sequence[Sequence[Place]], Reading], None] | None = None
+    model: Captured | None = None
+
+    def expect_model(self, model: Captured) -> None:
+        """Raise OtherModelError where it reads runs of another model."""
+        for own in (*([] if self.model is None else [self.model]), *(run.model for run in self.runs)):
+            model.expect_own(f"the source, {self.name}, is one", own)
 
     @property
     def how(self) -> str:
@@ -87,6 +102,7 @@ class Intervention(Intervening):
 
     def for_world(self, place: Place, base: Reading) -> Tensor | Callable[[Tensor], Tensor]:
         """What a patch at `place` of a fork of `base` is."""
+        self.expect_model(base.model)
         if self.expect_kind is not None:
             self.expect_kind(place, base.model.locate(place))
         if self.expect_base is not None:
@@ -94,9 +110,12 @@ class Intervention(Intervening):
         if self.begin is not None:
             self.begin(base.model.weights.contents().whole)
         part = self.part(place, base)
+        for run in self.runs:
+            base.expect_same_weights(run)
         return copy_of(part) if isinstance(part, Tensor) else part
 
 
+@checked
 def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
     """A function of what would have been there, under a key of its own.
 
@@ -114,17 +133,19 @@ def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
     return Keyed(function, expect_key(key, PatchError))
 
 
+@checked
 def add(vector: Tensor, scale: float = 1.0) -> Intervention:
     """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape."""
     if not isinstance(vector, Tensor):
         raise PatchError(f"cw.add takes a tensor, which it adds to what is there, not {describe(vector)}.")
+    expect_dense(vector, "the vector to add")
     scale, vector = _as_scale(scale), copy_of(vector)
     return Intervention(
         f"add(scale={scale})",
         lambda place, _: lambda present: added(present, vector, scale, str(place)),
         ("add", scale, vector),
         is_function=True,
-        written=lambda parts_of, base: added(parts_of(base), vector, scale, "what is written"),
+        written=lambda parts_of, base, _: added(parts_of(base), vector, scale, "what is written"),
         shift=vector,
         scale=scale,
     )
@@ -183,6 +204,7 @@ def _expect_other_keys(cells: Sequence[Sequence[Place]], base: Reading) -> None:
 def constant(given: Tensor | float) -> Intervention:
     """Take a tensor or a number, the same for all of the part's axes that it does not have."""
     if isinstance(given, Tensor):
+        expect_dense(given, "the value")
         value: Tensor | float = copy_of(given)
         name = f"tensor {tuple(given.shape)}"
     else:
@@ -207,12 +229,18 @@ def _as_number(given: object) -> float | None:
         given = given.item()
     if isinstance(given, bool):
         return None
+    if isinstance(given, int) and abs(given) >= 2**63:  # more than torch takes as a whole number
+        try:
+            return float(given)
+        except OverflowError:
+            raise PatchError(f"{describe(given)} is larger than any finite number.") from None
     if isinstance(given, int | float):
         return given
     return float(given) if isinstance(given, Real) else None
 
 
-def noise(scale: float, seed: int = 0) -> Intervention:
+@checked
+def noise(scale: NonNegative, seed: int = 0) -> Intervention:
     """Add Gaussian noise of standard deviation `scale`.
 
     It is the same for the same seed, place and inputs, on every device and however the worlds are evaluated.
@@ -222,7 +250,7 @@ def noise(scale: float, seed: int = 0) -> Intervention:
         drawn = f"{seed}/{place}/{inputs_digest(base.inputs)}"
         return lambda present: noised(present, scale, drawn)
 
-    def written(parts_of: PartsOf, base: Reading) -> Tensor:
+    def written(parts_of: PartsOf, base: Reading, _: str) -> Tensor:
         return noised(parts_of(base), scale, f"{seed}/parts/{inputs_digest(base.inputs)}")
 
     return Intervention(
@@ -230,6 +258,7 @@ def noise(scale: float, seed: int = 0) -> Intervention:
     )
 
 
+@checked
 def resample(run: Reading, seed: int = 0) -> Intervention:
     """Take for each prompt the values of another prompt of `run`, the same one at every place.
 
@@ -246,13 +275,20 @@ def resample(run: Reading, seed: int = 0) -> Intervention:
             )
         return resampled(run.read(place), base.read(place), axes.index("batch"), str(seed))
 
-    def written(parts_of: PartsOf, base: Reading) -> Tensor:
+    def written(parts_of: PartsOf, base: Reading, _: str) -> Tensor:
         return resampled(parts_of(run), parts_of(base), 1, str(seed))
 
-    described = ("resample", seed, run)
-    return Intervention(f"resample(seed={seed})", part, described, runs=(run,), written=written)
+    return Intervention(
+        f"resample(seed={seed})",
+        part,
+        ("resample", seed, run),
+        runs=(run,),
+        expect_base=partial(_expect_shown, run, lambda shown, base: resampled(shown, base, 0, str(seed))),
+        written=written,
+    )
 
 
+@checked
 def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False) -> Intervention:
     """Take the mean over a dataset: over its prompts and positions, or `per_position` over prompts alone.
 
@@ -263,48 +299,97 @@ def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False)
     batches = list(dataset) if isinstance(dataset, Iterator) else dataset
     if isinstance(batches, str):
         batches = [batches]
-    if isinstance(batches, list | tuple) and any(map(is_text, batches)):
-        batches = [text_inputs(model, one) if is_text(one) else one for one in batches]
+    if isinstance(batches, Mapping | Tensor):
+        raise PatchError(
+            f"a dataset is a list of batches of the model's inputs, [{{'input_ids': ...}}], or of texts, not "
+            f"{describe(batches)}."
+        )
+    batch_of = partial(inputs_like, model, what="the batches of a dataset")
+    if isinstance(batches, list | tuple):
+        batches = [batch_of(one) for one in batches]
+    if isinstance(batches, list | tuple):  # what is written to them later is not what was meant
+        batches = [
+            {name: copy_of(value) if isinstance(value, Tensor) else value for name, value in one.items()}
+            if isinstance(one, Mapping)
+            else one
+            for one in batches
+        ]
     over = ("batch",) if per_position else ("batch", "pos")
     means: dict[str, Tensor] = {}
-    made_with: list[Sums] = []
+    made_with: list[Any] = []
 
     def begin(weights: Sums) -> None:
-        """Forget the means of other weights."""
-        if made_with != [weights]:
+        """Forget the means of other weights, and of a graph that was changed since."""
+        now = [weights, model.graph.changes]
+        if made_with != now:
             means.clear()
-            made_with[:] = [weights]
+            made_with[:] = now
 
     def gather(place: Place) -> None:
         wanted = _alike(model, place)
-        sums: dict[str, tuple[Tensor, int]] = {}
+        sums: dict[str, tuple[Tensor, Tensor | int]] = {}
         for batch in batches:
-            run = baseline(model, (), batch, wanted)
+            run = baseline(model, (), batch_of(batch), wanted)
             for one in wanted:
-                axes = model.locate(one).view.axes
-                sums[str(one)] = averaged(sums.get(str(one)), run.read(one), axes, over, str(one))
+                found, value = model.locate(one), run.read(one)
+                shown = found.shown(value, model.program, run.inputs)
+                sums[str(one)] = averaged(sums.get(str(one)), value, found.view.axes, over, str(one), shown)
         if not sums:
             raise PatchError("the mean over a dataset without a batch: give at least one.")
+        for name, (total, _) in sums.items():
+            _expect_numbers(total, name)
         means.update({name: total / count for name, (total, count) in sums.items()})
 
     def part(place: Place, base: Reading) -> Tensor:
         whole = Place(place.name, place.layer, place.stack)
         if str(whole) not in means:
             gather(whole)
-        return spread_out(means[str(whole)], base.read(whole), base.model.locate(place).view.axes, place.part)
+        found, present = model.locate(place), base.read(whole)
+        shown = found.shown(present, model.program, base.inputs)
+        mean = _known(spread_out(means[str(whole)], present, found.view.axes, {}), shown, str(place))
+        return mean[resolved(found.view.axes, place.part, present.shape)].clone()
 
-    def written(parts_of: PartsOf, base: Reading) -> Tensor:
+    def written(parts_of: PartsOf, base: Reading, entry: str) -> Tensor:
         present = parts_of(base)
-        total: tuple[Tensor, int] | None = None
-        axes = ("writer", "batch", "pos", "d_model")
+        total: tuple[Tensor, Tensor | int] | None = None
         for batch in batches:
-            total = averaged(total, parts_of(baseline(model, (), batch)), axes, over, "what is written")
+            run = baseline(model, (), batch_of(batch))
+            parts = parts_of(run)
+            shown = shown_entries(model.program, run.inputs, PARTS, parts.shape, entry)
+            total = averaged(total, parts, PARTS, over, "what is written", shown)
         if total is None:
             raise PatchError("the mean over a dataset without a batch: give at least one.")
-        return spread_out(total[0] / total[1], present, axes, {})
+        _expect_numbers(total[0], "what is written")
+        shown = shown_entries(model.program, base.inputs, PARTS, present.shape, entry)
+        return _known(spread_out(total[0] / total[1], present, PARTS, {}), shown, "what is written")
 
     described = ("mean", per_position, batches, model)
-    return Intervention("mean over a dataset", part, described, begin=begin, whole=part, written=written)
+    return Intervention(
+        "mean over a dataset", part, described, begin=begin, whole=part, written=written, model=model
+    )
+
+
+def _expect_numbers(total: Tensor, where: str) -> None:
+    """Raise PatchError where a sum over the tokens of a dataset is NaN."""
+    if has_nan(total):
+        raise PatchError(
+            f"the mean of {where} is NaN: a token of the dataset has NaN there. {NAN_OF_PADDING}"
+        )
+
+
+def _known(mean: Tensor, shown: Tensor | None, where: str) -> Tensor:
+    """A mean over a dataset, spread over a site of a base; `shown` are its entries that are no padding.
+
+    Raises PatchError where no prompt of the dataset has a token at a position that the base shows.
+    """
+    if not has_nan(mean):
+        return mean
+    if has_nan(mean if shown is None else where_shown(mean, shown)):
+        raise PatchError(
+            f"the mean of {where} at each position: the base has a token where all prompts of the dataset "
+            "have padding. Give a dataset whose prompts reach as far, padded on the same side."
+        )
+    return mean.nan_to_num()
 
 
 def _alike(model: Captured, place: Place) -> list[Place]:
@@ -317,6 +402,7 @@ def _alike(model: Captured, place: Place) -> list[Place]:
 def as_intervention(given: Any, model: Captured) -> Intervention:
     """What people may give as `source`: a run, "zero", "mean", an intervention, or a function."""
     if isinstance(given, Intervention):
+        given.expect_model(model)
         return given
     if isinstance(given, Reading):
         return _from(given, model)
@@ -361,16 +447,14 @@ def _nothing(place: Place, _: Reading) -> Tensor:
 
 
 def _from(source: Reading, model: Captured) -> Intervention:
-    if source.model is not model:
-        raise PatchError(
-            f"the source is a run of another model ({source.model.name}); base and source must be runs of "
-            f"the same captured model ({model.name})."
-        )
+    model.expect_own("the source is a run", source.model)
 
     def part(place: Place, _: Reading) -> Tensor:
         value = source.read(place)
         if has_nan(value):
-            raise PatchError(f"the source's value at {place} has NaN in it; nothing was patched.")
+            raise PatchError(
+                f"the source's value at {place} has NaN in it; nothing was patched. {NAN_OF_PADDING}"
+            )
         return value
 
     return Intervention(
@@ -380,25 +464,65 @@ def _from(source: Reading, model: Captured) -> Intervention:
         runs=(source,),
         whole=lambda place, _: source.read(place),
         is_run=True,
-        written=lambda parts_of, _: parts_of(source),
+        expect_base=partial(_expect_shown, source, lambda shown, _: shown),
+        written=lambda parts_of, *_: parts_of(source),
     )
+
+
+def _expect_shown(
+    source: Reading,
+    chosen: Callable[[Tensor, Tensor], Tensor],
+    cells: Sequence[Sequence[Place]],
+    base: Reading,
+) -> None:
+    """Raise PatchError where padding of the source would be put in place of a token of the base.
+
+    `chosen(rows, base_rows)` are the source's rows that the base's prompts get. At attention patterns and
+    scores, where each position is read with all others, both have to be padded alike.
+    """
+    program, seen = base.model.program, set[tuple[str, str]]()
+    if not any(hides_some(program, run.inputs) for run in (base, source)):
+        return
+    for place in (place for places in cells for place in places):
+        found = base.model.locate(place)
+        key = found.node, repr(dict(place.part))
+        if key in seen or not {"pos", "key_pos"} & set(found.view.axes):
+            continue
+        seen.add(key)
+        stack = found.site.stack or found.site.name
+        own, given = (shown_rows(program, run.inputs, found.node, stack) for run in (base, source))
+        given = chosen(given, own)
+        missing = own != given if "key_pos" in found.view.axes else own & ~given
+        axes, part = ("batch", "pos"), {a: place.part[a] for a in ("batch", "pos") if a in place.part}
+        put = zeros_like(missing)
+        put[resolved(axes, part, missing.shape)] = True
+        if bool((put & missing).any()):
+            prompt, pos = (put & missing).nonzero()[0].tolist()
+            raise PatchError(
+                f"{place}: the attention masks of base and source differ, and at position {pos} of prompt "
+                f"{prompt} padding would stand for a token. Pad both to the same lengths, or patch positions "
+                "at which both have tokens: with padding on the left, pos=-1."
+            )
 
 
 def _zeros(place: Place, base: Reading) -> Tensor:
     return zeros_like(base.read(place))
 
 
-def _nothing_written(parts_of: PartsOf, base: Reading) -> Tensor:
-    return zeros_like(parts_of(base))
+def _nothing_written(parts_of: PartsOf, base: Reading, _: str) -> Tensor:
+    own = parts_of(base)
+    return own.new_zeros(()).expand_as(own)
 
 
-def _mean_written(parts_of: PartsOf, base: Reading) -> Tensor:
+def _mean_written(parts_of: PartsOf, base: Reading, entry: str) -> Tensor:
     """The mean of each writer's part over the base's own prompts and positions."""
     own = parts_of(base)
-    return own.mean((1, 2), keepdim=True).expand_as(own)
+    return mean_of(own, PARTS, shown_entries(base.model.program, base.inputs, PARTS, own.shape, entry))
 
 
-def _function_written(function: Callable[[Tensor], Tensor], parts_of: PartsOf, base: Reading) -> Tensor:
+def _function_written(
+    function: Callable[[Tensor], Tensor], parts_of: PartsOf, base: Reading, _: str
+) -> Tensor:
     own = parts_of(base)
     changed = [function(part.clone()) for part in own]
     for part, present in zip(changed, own, strict=True):
@@ -412,6 +536,6 @@ def _function_written(function: Callable[[Tensor], Tensor], parts_of: PartsOf, b
 
 
 def _own_mean(place: Place, base: Reading) -> Tensor:
-    """The site's mean over the base's own prompts and positions."""
+    """The site's mean over the base's own prompts and positions, padding left out."""
     found = base.model.locate(place)
-    return found.mean(base._present(found), base._sizes, place)
+    return found.mean(base._present(found), base._sizes, place, base.model.program, base.inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,6 +163,11 @@ def _expect_number(number: float, dtype: torch.dtype | None, place: Place) -> No
         raise PatchError(f"the value at {place} is NaN; nothing was patched.")
     if dtype is not None and not dtype.is_floating_point and number != int(number):
         raise PatchError(f"the value at {place} is {number}, and the place has {dtype}: give a whole number.")
+    most = math.inf
+    if dtype is not None and dtype is not torch.bool:
+        most = (torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max
+    if most < abs(number) < math.inf:
+        raise PatchError(f"the value at {place} is {number:g}, and {dtype} holds at most {most:g}.")
 
 
 def _plain(index: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,6 +13,14 @@ from conewise.program.records import Record, Ref
 from conewise.program.sizes import Size, symbols_in
 from conewise.structure.attention.products import letters_of, softmaxed_products
 from conewise.structure.wiring.wiring import Wiring
+
+PLACES = {"attn_mask": 3, "dropout_p": 4, "is_causal": 5}
+
+
+def attention_argument(record: Record, name: str) -> Any:
+    """An argument of a fused attention, given by place or by name."""
+    place = PLACES[name]
+    return record.args[place] if len(record.args) > place else record.kwargs.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +40,9 @@ def attention_sizes(wiring: Wiring) -> Iterator[AttentionSizes]:
     for record in wiring.program.records:
         if record.op == ATTENTION:
             query, key = (wiring.shape(arg.name) or () for arg in record.args[:2])
-            mask = [*record.args[3:4], record.kwargs.get("attn_mask")]
-            is_causal = bool([*record.args[5:6], record.kwargs.get("is_causal")][0])
-            is_causal = is_causal or any(isinstance(m, Ref) and _is_triangular(wiring, m.name) for m in mask)
+            mask = attention_argument(record, "attn_mask")
+            is_causal = bool(attention_argument(record, "is_causal"))
+            is_causal = is_causal or (isinstance(mask, Ref) and _is_triangular(wiring, mask.name))
             yield _sizes([*query[:-2], *key[:-2]], [*query[-2:-1], *key[-2:-1]], is_causal)
     for _, scores, above, _, _ in softmaxed_products(wiring):
         found = _product_sizes(wiring, above)

@@ -82,6 +82,13 @@ class Outputs:
                 stack = stack.squeeze(index)
         return stack
 
+    def has_positions(self, name: str) -> bool:
+        """True if an output has positions, and behind them what a token is picked from."""
+        if self._known.is_unbatched:
+            return len(self._shapes.get(name) or ()) > 1
+        placement = self._placement_of(name)
+        return placement is not None and self._position(name, placement) is not None
+
     def has_last(self, name: str) -> bool:
         """Whether the last position can be read off an output without the others."""
         placement = self._pos.of(name)

@@ -53,8 +53,10 @@ class View:
         """An index into the presented value. Raises MissingSiteError for an axis it has not."""
         unknown = [axis for axis in selection if axis not in self.axes]
         if unknown:
+            features = [axis for axis in self.axes if axis in {"d_model", "d_head"}]
+            also = f" (`d` of `cw.sites` is {features[0]!r} here)" if unknown[0] == "d" and features else ""
             raise MissingSiteError(
-                f"no axis {unknown[0]!r} here: this site's axes are {', '.join(self.axes)}."
+                f"no axis {unknown[0]!r} here: this site's axes are {', '.join(self.axes)}{also}."
             )
         return tuple(selection.get(axis, slice(None)) for axis in self.axes)
 

@@ -78,11 +78,14 @@ class Components:
     """The writers and readers of one stack of layers, in the order of computation.
 
     Nothing is computed: all is read off the program and its layers. Raises EdgeError where the model has no
-    such components, and says which feature of it is in the way.
+    such components, and says which feature of it is in the way. Without `reads_heads`, heads are writers
+    alone: what they read is not looked for.
     """
 
-    def __init__(self, program: Program, layers: Sequence[Layer], stack: str = "") -> None:
-        self.program = program
+    def __init__(
+        self, program: Program, layers: Sequence[Layer], stack: str = "", *, reads_heads: bool = True
+    ) -> None:
+        self.program, self._reads_heads = program, reads_heads
         self.wiring = Wiring(program)
         self.stack = stack
         self.layers = _of_stack(layers, stack)
@@ -270,7 +273,7 @@ class Components:
     def _readers(self) -> Iterator[Reader]:
         for layer in self.layers:
             is_first = "mlp_out" in layer.nodes and self._is_mlp_first(layer)
-            heads, mlp = self._readers_by_head(layer), self._mlp_reader(layer)
+            heads, mlp = self._readers_by_head(layer) if self._reads_heads else (), self._mlp_reader(layer)
             yield from (*mlp, *heads) if is_first else (*heads, *mlp)
         yield from self._last_reader()
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
+from torch import Tensor, int8
+
 from conewise.program.operations import CONTRACTIONS, CONVOLUTIONS, LOOKUPS, REARRANGEMENTS, RECURRENT
 from conewise.program.records import ModuleCall, Program, Record, Ref
 from conewise.program.sizes import Size
 from conewise.structure.axes.placements import Placements, placements_of
+
+
+def _is_quantised(value: Tensor) -> bool:
+    """True for a buffer that holds a weight as integers: it is multiplied with scales where it is read."""
+    return value.dtype == int8 and value.ndim > 1
 
 
 class Wiring:
@@ -18,12 +25,12 @@ class Wiring:
         self.program = program
         self.records, self.order = program.record_of, program.order
         self.readers, self.varying = program.readers, program.varying
-        parametric = {source.name for source in program.sources if source.is_parameter}
+        parametric = {one.name for one in program.sources if one.is_parameter or _is_quantised(one.value)}
         for record in program.records:
             if record.name not in self.varying and not parametric.isdisjoint(record.inputs):
                 parametric.add(record.name)
         self.parametric = frozenset(parametric)
-        """The names whose values depend on parameters and on no input."""
+        """The names whose values depend on weights and on no input."""
 
     def operands(self, record: Record) -> list[str]:
         """The varying inputs of a record, in order."""

@@ -44,6 +44,7 @@ class BaselineRunner:
         """Whether values lie in the memory of a graph, where those of the next runs will lie."""
         return self._replayed is not None
 
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
     def run(self, runs: Sequence[InputRun]) -> list[PassRun]:
         """These runs, computed together."""

@@ -55,12 +55,15 @@ class Batch:
         """Raise PatchError where nothing meaningful can be put at the places of some cell."""
         for number, put in ((None, self.intervention), *enumerate(self.own)):
             if put.expect_base is not None:
-                own = [[place for place in places if _source_of(place) == number] for places in cells]
-                put.expect_base([places for places in own if places], self.base)
+                if self.own:
+                    own = [[place for place in places if _source_of(place) == number] for places in cells]
+                    put.expect_base([places for places in own if places], self.base)
+                else:
+                    put.expect_base(cells, self.base)
 
-    def seen_more(self, place: EdgePlace) -> Tensor:
-        """What the reader of an edge sees more than in the base, shaped like its entry's value."""
-        return self.edges.seen_more(place)
+    def seen(self, place: EdgePlace) -> tuple[Tensor, bool]:
+        """What the reader of an edge sees more than in the base; or all that it sees, and True."""
+        return self.edges.seen(place)
 
 
 def _source_of(place: Place) -> int | None:

@@ -1,20 +1,23 @@
 """What edges put into the sites of their readers, for many writers at once.
 
-In the world of an edge its reader sees the stream plus what its writer's part would be more. What lies
-between the stream and the reader's site is computed for all writers together; then it is a patch like others.
+In the world of an edge its reader sees the stream with another part of its writer. What lies between the
+stream and the reader's site is computed for all writers together; then it is a patch like others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from conewise.edges.edge_facts import EdgeFacts, edge_facts
+from conewise.edges.replaced_parts import Norms, mixed, mostly_kept, part_norms
 from conewise.edges.stream_views import StreamViews
-from conewise.errors import EdgeError, PatchError
+from conewise.errors import NAN_OF_PADDING, EdgeError, PatchError
 from conewise.locations.places import EdgePlace, Place, Writers
 from conewise.runs.captured import Captured
 from conewise.runs.interventions.interventions import Intervention
@@ -45,15 +48,29 @@ def _reading(run: Reading) -> Callable[[str], Any]:
     return lambda name: weights[name] if name in weights else values(name)
 
 
+@dataclass(slots=True)
+class _Written:
+    """What writers would write more than in the base, [writer, batch, pos, d_model], and what they are given.
+
+    `norms` are those of their own parts and of what they are given; `constants` are the base's, by entry.
+    """
+
+    more: Tensor
+    norms: tuple[Norms, Norms]
+    given: Tensor | None
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+
 class EdgeValues:
     """What the edges of a model put into one base, by an intervention on what their writers wrote."""
 
     def __init__(self, base: Reading, source: Reading | None, intervention: Intervention) -> None:
         self._base, self._source, self._intervention = base, source, intervention
         self._read = _reading(base)
-        self._more: dict[str, Tensor] = {}
+        self._written: dict[str, _Written] = {}
         self._last: tuple[tuple[str, tuple[Writers, ...], str], Tensor] | None = None
         self._last_live: tuple[tuple[str, tuple[Writers, ...], str], Tensor] | None = None
+        self._last_both: tuple[tuple[int, str], tuple[Tensor, Tensor]] | None = None
         self._evaluations = self._calls = 0
 
     def counted(self) -> tuple[int, int]:
@@ -61,7 +78,7 @@ class EdgeValues:
 
         It is asked behind every pass: nothing is kept for the next.
         """
-        self._last = self._last_live = None
+        self._last = self._last_live = self._last_both = None
         found = self._evaluations, self._calls
         self._evaluations = self._calls = 0
         return found
@@ -74,12 +91,20 @@ class EdgeValues:
         self._last = None
         return located.read(node, self._base._sizes)
 
-    def seen_more(self, place: EdgePlace) -> Tensor:
-        """What the reader of an edge sees more than in the base, shaped like its entry's value."""
-        facts = self.facts_at(place.entry)
-        (more,) = self._changes(facts, place.entry, (place.written_by,), place.live)
-        return self._views(facts).as_node(place.entry, more)
+    def seen(self, place: EdgePlace) -> tuple[Tensor, bool]:
+        """What the reader of an edge sees more than in the base, shaped like its entry's value.
 
+        Or what it sees, and True: where so much goes that what it sees more is nearly all of the stream.
+        """
+        facts = self.facts_at(place.entry)
+        (seen,) = self._streams(facts, place.entry, (place.written_by,), place.live)
+        stream = facts.parts.stream(self._read, place.entry)
+        norms, whole = part_norms(seen[None]), part_norms(stream[None])
+        is_whole = bool((2 * norms < whole).any())
+        found = seen if is_whole else seen - stream
+        return self._views(facts).as_node(place.entry, found), is_whole
+
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
     def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str = "") -> Tensor:
         """A site in natural axes as edges from these writers make it: [writer, ...]."""
@@ -90,6 +115,7 @@ class EdgeValues:
         each = stack.unflatten(dim, (len(writers), -1)).movedim(dim, 0)  # type: ignore[no-untyped-call]
         return located.view.present(each, self._layout.sizes(1), leading=1)
 
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
     def _computed(self, site: Site, writers: tuple[Writers, ...], at_once: int, live: str) -> Tensor:
         """The node of a site for streams that hold another part of each of these writers, stacked."""
@@ -98,11 +124,10 @@ class EdgeValues:
         if self._last is not None and self._last[0] == key:
             return self._last[1]
         self._last = None
-        stream = facts.parts.stream(self._read, one.entry)
         made: list[Tensor] = []
         for first in range(0, len(writers), at_once):
             own = writers[first : first + at_once]
-            rows = (stream + self._changes(facts, one.entry, own, live)).flatten(0, 1)
+            rows = self._streams(facts, one.entry, own, live).flatten(0, 1)
             made.append(facts.readers.values(one.entry, (one.slot,), rows, self._read)[one.slot])
             steps = facts.readers.count(one.entry, (one.slot,))
             self._evaluations += steps * len(own)
@@ -115,15 +140,37 @@ class EdgeValues:
 
     def changes_at(self, entry: str) -> Tensor:
         """[writer, batch, pos, d_model]: what each writer would write more, where the stream is read."""
-        return self._parts(self.facts_at(entry), entry)
+        return self._parts(self.facts_at(entry), entry).more
 
-    def _changes(self, facts: EdgeFacts, entry: str, writers: tuple[Writers, ...], live: str) -> Tensor:
-        """What the stream at `entry` is more than in the base, for each of these writers."""
-        if not live:
-            parts = self._parts(facts, entry)
-            if isinstance(writers[0], int):
-                return parts[list(writers)]
-            return torch.stack([parts[list(several)].sum(0) for several in writers])  # type: ignore[arg-type]
+    def _streams(self, facts: EdgeFacts, entry: str, writers: tuple[Writers, ...], live: str) -> Tensor:
+        """[writer, batch, pos, d_model]: the stream at `entry` with what each of these writers is given."""
+        if live:
+            return self._live_streams(facts, entry, writers, live)
+        written, count = self._parts(facts, entry), facts.components.entries[entry][0].writers
+        stream = facts.parts.stream(self._read, entry)
+        groups = [[one] if isinstance(one, int) else list(one) for one in writers]
+        if isinstance(writers[0], int):
+            more = written.more[list(writers)]
+            gone, put = (norms[list(writers)] for norms in written.norms)
+        else:
+            more = torch.stack([written.more[group].sum(0) for group in groups])
+            gone, put = (np.stack([norms[group].sum(0) for group in groups]) for norms in written.norms)
+        rows = stream + more
+        far = np.flatnonzero(~mostly_kept(gone, put, written.norms[0][:count].sum(0)))
+        if len(far):
+            lost = np.zeros((len(far), count), dtype=bool)
+            for row, at in enumerate(far):
+                lost[row, groups[at]] = True
+            with torch.no_grad():
+                parts, given = (one[:count] for one in self._both(facts, entry))
+                if entry not in written.constants:
+                    written.constants |= facts.parts.constants(self._read)
+                found = mixed(~lost, parts) + mixed(lost, given) + written.constants[entry]
+            rows[torch.from_numpy(far).to(rows.device)] = found.to(rows.dtype)
+        return rows
+
+    def _live_streams(self, facts: EdgeFacts, entry: str, writers: tuple[Writers, ...], live: str) -> Tensor:
+        """The same, where components between are computed anew."""
         key = entry, writers, live
         if self._last_live is None or self._last_live[0] != key:
             if self._source is None:
@@ -134,32 +181,56 @@ class EdgeValues:
             self._last_live = None
             own = [writer for writer in writers if isinstance(writer, int)]
             with torch.no_grad():
-                more = facts.live.changes(entry, own, live, self._read, _reading(self._source))
-            if bool(torch.isnan(more).any()):
-                raise PatchError("what the source puts out has NaN in it; nothing was patched.")
-            self._last_live = key, more
+                seen = facts.live.streams(entry, own, live, self._read, _reading(self._source))
+            if bool(torch.isnan(seen).any()):
+                raise PatchError(
+                    f"what the source puts out has NaN in it; nothing was patched. {NAN_OF_PADDING}"
+                )
+            self._last_live = key, seen
         return self._last_live[1]
 
-    def _parts(self, facts: EdgeFacts, entry: str) -> Tensor:
-        """What each writer would write more than in the base, at a value of the stream."""
+    def _parts(self, facts: EdgeFacts, entry: str) -> _Written:
+        """What each writer would write in the place of its own part, at a value of the stream."""
         parts = facts.parts
         key = "" if parts.is_carried_unchanged else entry
-        if key not in self._more:
-            put, at = self._intervention, key or None
-            if put.written is None:
-                raise EdgeError(
-                    f"edges cannot be patched with {put.name}: it does not say what a component would write "
-                    "instead. Give a run, 'zero', 'mean', `mean(...)`, `noise(...)`, `add(...)`, a function."
-                )
+        if key not in self._written:
             with torch.no_grad():
-                given = put.written(lambda run: parts.parts(self._reading(run), at), self._base)
-                more = given - parts.parts(self._read, at)
+                given, own = self._given(facts, entry), parts.parts(self._read, key or None)
+                more = given - own
+                norms = part_norms(own), part_norms(given)
             if bool(torch.isnan(more).any()):
-                raise PatchError("what is written instead has NaN in it; nothing was patched.")
+                which = "the base writes" if bool(torch.isnan(own).any()) else "is written instead"
+                raise PatchError(
+                    f"what {which} into the stream has NaN in it; nothing was patched. {NAN_OF_PADDING}"
+                )
             if key:
-                self._more.clear()
-            self._more[key] = more
-        return self._more[key]
+                self._written.clear()
+            # A run writes the same once more, and what a function or noise wrote is kept.
+            self._written[key] = _Written(more, norms, None if self._intervention.is_run else given)
+        return self._written[key]
+
+    def _both(self, facts: EdgeFacts, entry: str) -> tuple[Tensor, Tensor]:
+        """The parts of the writers before `entry`, or of all, and what they are given; kept for a pass."""
+        key = "" if facts.parts.is_carried_unchanged else entry
+        if self._last_both is None or self._last_both[0] != (id(facts), key):
+            self._last_both = None
+            found = facts.parts.parts(self._read, key or None), self._given(facts, entry)
+            self._last_both = (id(facts), key), found
+        return self._last_both[1]
+
+    def _given(self, facts: EdgeFacts, entry: str) -> Tensor:
+        """[writer, batch, pos, d_model]: what each writer is given in the place of its own part."""
+        key = "" if facts.parts.is_carried_unchanged else entry
+        known = self._written[key].given if key in self._written else None
+        if known is not None:
+            return known
+        put = self._intervention
+        if put.written is None:
+            raise EdgeError(
+                f"edges cannot be patched with {put.name}: it does not say what a component would write "
+                "instead. Give a run, 'zero', 'mean', `mean(...)`, `noise(...)`, `add(...)`, a function."
+            )
+        return put.written(lambda run: facts.parts.parts(self._reading(run), key or None), self._base, entry)
 
     def _reading(self, run: Reading) -> Callable[[str], Any]:
         return self._read if run is self._base else _reading(run)

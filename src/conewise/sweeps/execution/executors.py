@@ -76,6 +76,9 @@ class Executor(Protocol):
         """Count what a chunk computes that was computed before, and is resumed."""
 
 
+RUNNERS = 64
+"""How many passes of a plan are kept ready: thousands, for a small budget, would hold more than it."""
+
 SERIAL_GROUP = 16
 """How many worlds of a serial run are one chunk, so that storing is cheap."""
 
@@ -181,7 +184,7 @@ class WavefrontExecutor:
         self.columns = dict(compiled.columns)
         self.has_edges = any(table.edges is not None for table in compiled.fills)
         self.chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
-        of_source = [t for t in compiled.fills if t.edit is None and t.edges is None and t.own is None]
+        of_source = [table for table in compiled.fills if table.is_source]
         self.sites = tuple(dict.fromkeys(table.site for table in of_source))
         self.site_values: dict[Site, Tensor | None] = {}
         """The source's values that lie in the memory of a graph, where each next source's will lie."""
@@ -252,7 +255,7 @@ class WavefrontExecutor:
         program, reads = self.compiled.programs[one.program], tuple(self._reads[one.program])
         fills = PassFills(self.compiled, one, self.cells, self.model.locate, edits)
         runner = PassRunner(self._wavefront, program, fills, reads, None if edits else self._record)
-        if not edits:
+        if not edits and len(self._runners) < RUNNERS:
             self._runners[chunk] = runner
         return runner
 
@@ -262,7 +265,8 @@ class WavefrontExecutor:
         """The batch with runs that a pass computed, where they are inputs; whether values stay in place."""
         runs = [run for run in (batch.base, batch.source) if isinstance(run, InputRun)]
         given = [run for run in (batch.base, batch.source) if run is not None]
-        if not runs or len(runs) < len(given) or any(run.is_computed for run in runs):
+        # Runs that somebody has read meanwhile too: what was asked before must not change the rounding.
+        if not runs or len(runs) < len(given):
             return batch, False
         runner = self._baseline(runs)
         if runner is None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from conewise.errors import PatchError
+from conewise.errors import NAN_OF_PADDING, PatchError
 from conewise.locations.located import Located
 from conewise.locations.places import Place, Writers
 from conewise.program.tensors import brought
@@ -48,23 +46,6 @@ class Values(Protocol):
         """The edit of that number that stands in the base."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassTable:
-    """The rows of a fill table that concern one pass; its worlds are numbered within the pass."""
-
-    table: FillTable
-    located: Located
-    worlds: tuple[int, ...]
-    index: tuple[tuple[int, ...], ...]
-    places: Callable[[int], Place]
-    writers: tuple[Writers, ...] | None = None
-    sources: tuple[int, ...] | None = None
-
-    def place_of(self, number: int) -> Place:
-        """The place of the world that stands at `number` here, as it was written."""
-        return self.places(self.worlds[number])
-
-
 class PassFills:
     """The fill tables of one pass, ready to be written; what does not depend on values is kept."""
 
@@ -77,41 +58,33 @@ class PassFills:
         edits: Sequence[Edit] = (),
     ) -> None:
         """`cells` has the places of each cell, as they were written, `edits` what stands in the base."""
-        self._tables: dict[str, list[PassTable]] = {}
-        for table in sorted(compiled.fills, key=lambda table: table.ordinal):
-            begin = bisect.bisect_left(table.worlds, one.first)
-            end = bisect.bisect_left(table.worlds, one.first + one.worlds)
-            if begin < end:
+        self._tables: dict[str, list[tuple[FillTable, Located]]] = {}
+        for whole in sorted(compiled.fills, key=lambda table: table.ordinal):
+            if (table := whole.of(one.first, one.worlds)) is not None:
                 located = edits[table.edit].found if table.edit is not None else locate(Place(*table.site))
-                worlds = tuple(world - one.first for world in table.worlds[begin:end])
-                index = tuple(along[begin:end] for along in table.index)
-                own = compiled.order[one.first : one.first + one.worlds]
-                places = partial(_place, cells, own, table.ordinal)
-                writers = None if table.edges is None else table.edges.writers[begin:end]
-                sources = None if table.own is None else table.own.sources[begin:end]
-                self._tables.setdefault(table.node, []).append(
-                    PassTable(table, located, worlds, index, places, writers, sources)
-                )
+                self._tables.setdefault(table.node, []).append((table, located))
+        self._cells = [cells[cell] for cell in compiled.order[one.first : one.first + one.worlds]]
         self._rows: dict[tuple[str, Ranges], list[_Rows]] = {}
+
+    @property
+    def _all(self) -> Iterator[FillTable]:
+        return (table for tables in self._tables.values() for table, _ in tables)
 
     def sites(self) -> list[Site]:
         """The sites whose whole values are read."""
-        found = (one.table for tables in self._tables.values() for one in tables)
-        return list(
-            dict.fromkeys(t.site for t in found if t.edit is None and t.edges is None and t.own is None)
-        )
+        return list(dict.fromkeys(table.site for table in self._all if table.is_source))
 
     def has_edges(self) -> bool:
         """Whether worlds are those of edges: what they put in is computed while the pass runs."""
-        return any(one.writers is not None for tables in self._tables.values() for one in tables)
+        return any(table.edges is not None for table in self._all)
 
     def has_edits(self) -> bool:
         """Whether edits that stand in the base are made again."""
-        return any(one.table.edit is not None for tables in self._tables.values() for one in tables)
+        return any(table.edit is not None for table in self._all)
 
     def has_own(self) -> bool:
         """Whether worlds have sources of their own."""
-        return any(one.sources is not None for tables in self._tables.values() for one in tables)
+        return any(table.own is not None for table in self._all)
 
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where what is put in has NaN in it; `sites` are those that have some somewhere."""
@@ -134,35 +107,39 @@ class PassFills:
         key = node, worlds
         found = self._rows.get(key)
         if found is None:
-            found = self._rows[key] = _rows_of(self._tables[node], worlds, stack.device)
+            found = self._rows[key] = self._rows_of(node, worlds, stack.device)
         for rows in found:
             rows.write(stack, values, sizes)
 
-
-def _place(cells: Sequence[Sequence[Place]], own: Sequence[int], ordinal: int, world: int) -> Place:
-    return cells[own[world]][ordinal]
-
-
-def _rows_of(tables: Sequence[PassTable], worlds: Ranges, device: torch.device) -> list[_Rows]:
-    place_of = {world: place for place, world in enumerate(members(worlds))}
-    found = []
-    for table in tables:
-        own = [number for number, world in enumerate(table.worlds) if world in place_of]
-        if own:
-            found.append(_Rows(table, own, [place_of[table.worlds[number]] for number in own], device))
-    return found
+    def _rows_of(self, node: str, worlds: Ranges, device: torch.device) -> list[_Rows]:
+        place_of = {world: place for place, world in enumerate(members(worlds))}
+        found = []
+        for table, located in self._tables[node]:
+            own = [number for number, world in enumerate(table.worlds) if world in place_of]
+            if own:
+                places = [place_of[table.worlds[number]] for number in own]
+                found.append(_Rows(table, located, self._cells, own, places, device))
+        return found
 
 
 class _Rows:
     """Rows of a table, and the places of their worlds in a stack."""
 
     def __init__(
-        self, table: PassTable, numbers: Sequence[int], places: Sequence[int], device: torch.device
+        self,
+        table: FillTable,
+        located: Located,
+        cells: Sequence[Sequence[Place]],
+        numbers: Sequence[int],
+        places: Sequence[int],
+        device: torch.device,
     ) -> None:
-        self._table, self._numbers, self._places = table, numbers, places
-        view, axes = table.located.view, table.table.axes
-        self._view, self._fixed, self._site = view, table.table.part, table.table.site
-        self._is_source = table.table.edit is None and table.table.edges is None and table.table.own is None
+        """`cells` has the places of each world of the pass, as they were written."""
+        self._table, self._located, self._cells = table, located, cells
+        self._numbers, self._places = numbers, places
+        view, axes = located.view, table.axes
+        self._view, self._fixed, self._site = view, table.part, table.site
+        self._is_source = table.is_source
         # Axes that are selected come first, both in what is read and in what is written.
         self._selected = [axis for axis in view.axes if axis in axes or axis in self._fixed]
         self._numbered = {
@@ -173,15 +150,15 @@ class _Rows:
         self._device = device
         self._writers: list[Writers] = []
         self._from: Tensor | None = None
-        if table.writers is not None:
-            own = [table.writers[number] for number in numbers]
+        if table.edges is not None:
+            own = [table.edges.writers[number] for number in numbers]
             self._writers = sorted(set(own))
             row_of = {writer: row for row, writer in enumerate(self._writers)}
             rows = torch.tensor([row_of[writer] for writer in own], dtype=torch.long)
             self._from = brought(rows, device)
         self._sources: tuple[int, ...] = ()
-        if table.sources is not None:
-            numbered = [table.sources[number] for number in numbers]
+        if table.own is not None:
+            numbered = [table.own.sources[number] for number in numbers]
             self._sources = tuple(sorted(set(numbered)))
             row_of = {source: row for row, source in enumerate(self._sources)}
             rows = torch.tensor([row_of[source] for source in numbered], dtype=torch.long)
@@ -193,12 +170,16 @@ class _Rows:
         self._strides: tuple[int, ...] | None = None
         self._target: tuple[Any, ...] = (), (), 0
 
+    def _place_of(self, number: int) -> Place:
+        """The place of the world that stands at `number` in the table, as it was written."""
+        return self._cells[self._table.worlds[number]][self._table.ordinal]
+
     def write(self, stack: Tensor, values: Values, sizes: Sequence[int]) -> None:
         whole = values.whole(self._site) if self._is_source else None
         if whole is not None:
             self._write_whole(stack, sizes, whole)
             return
-        table = self._table.table
+        table = self._table
         if table.own is not None and table.own.how in {"value", "shift"}:
             self._write_own(stack, sizes, values, is_shift=table.own.how == "shift")
             return
@@ -215,7 +196,7 @@ class _Rows:
             again = values.edit(table.edit).part
             self._each(shown, lambda _: again)
             return
-        self._each(shown, lambda number: values.part(self._table.place_of(number)))
+        self._each(shown, lambda number: values.part(self._place_of(number)))
 
     def _selected_first(self, stack: Tensor, sizes: Sequence[int]) -> Tensor:
         """The stack in natural axes, the selected ones first behind the worlds; it shares memory with it.
@@ -254,7 +235,7 @@ class _Rows:
         """Write for each world what its own source puts there, or add it to what is there."""
         assert self._from is not None
         target = self._selected_first(stack, sizes)
-        located = replace(self._table.located, part=self._table.place_of(self._numbers[0]).part)
+        located = replace(self._located, part=self._place_of(self._numbers[0]).part)
         rows = values.own_rows(located, self._sources, stack)
         # Selected axes come first in the target; those of one number are none of the part's.
         left = located.part_axes
@@ -267,7 +248,7 @@ class _Rows:
 
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where one of these rows puts NaN in, of those that put from `sites`."""
-        table = self._table.table
+        table = self._table
         is_whole = self._is_source and table.site in sites
         whole = values.whole(table.site) if is_whole else None
         if whole is None:
@@ -277,8 +258,10 @@ class _Rows:
         put = source[index] if index else source
         for row, number in enumerate(self._numbers):
             if bool(torch.isnan(put[row] if self._numbered else put).any()):
-                place = self._table.place_of(number)
-                raise PatchError(f"the source's value at {place} has NaN in it; nothing was patched.")
+                place = self._place_of(number)
+                raise PatchError(
+                    f"the source's value at {place} has NaN in it; nothing was patched. {NAN_OF_PADDING}"
+                )
 
     def _indices(self, shape: Sequence[int]) -> tuple[Tensor, ...]:
         """For each selected axis its indices, one for each world or the same for all, ready to broadcast."""
@@ -300,11 +283,11 @@ class _Rows:
 
     def _each(self, shown: Tensor, part_of: Callable[[int], Tensor | PartFunction]) -> None:
         """World by world: for what is a function of the value that is present there."""
-        located, table = self._table.located, self._table
+        located = self._located
         for number, place in zip(self._numbers, self._places, strict=True):
             part = part_of(number)
             own = shown[place]
-            where = table.place_of(number) if table.table.edit is None else None
+            where = self._place_of(number) if self._table.edit is None else None
             selection = located.part if where is None else where.part
             index = resolved(self._view.axes, selection, own.shape)
             if not isinstance(part, torch.Tensor):

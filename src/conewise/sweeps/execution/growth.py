@@ -195,6 +195,25 @@ def _give_back() -> Callable[[], object] | None:
     return functools.partial(trim, 0)
 
 
+class Holes:
+    """The holes that batches leave in a process, given back between them where it has grown by `SMALL`.
+
+    What is kept of each batch is small, and lies between blocks that are free again: without it, a process
+    would grow with the number of batches.
+    """
+
+    def __init__(self) -> None:
+        with process_meter() as meter:
+            self._level = meter.held()
+
+    def settle(self) -> None:
+        """Be told that a batch is done."""
+        with process_meter() as meter:
+            if meter.give_back is not None and meter.held() > self._level + SMALL:
+                meter.give_back()
+                self._level = max(self._level, meter.held())
+
+
 # -- a GPU -------------------------------------------------------------------------------------
 
 

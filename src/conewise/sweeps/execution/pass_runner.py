@@ -13,6 +13,7 @@ import torch
 
 from conewise.locations.located import Located
 from conewise.locations.places import Place, Writers
+from conewise.program.tensors import computing
 from conewise.runs.edit import Edit
 from conewise.sweeps.execution.cuda_graph import Record, Replayed
 from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, Values
@@ -68,7 +69,7 @@ class PassRunner:
         given = None if self._record is None or self._runs == 1 else self._given(read, values, columns)
         if given is None:
             return self._wavefront.run(self.program, read, self.fills, values, room_for, columns=columns)
-        with torch.no_grad():
+        with computing():
             if self._replayed is None:
                 self._replayed = self._recorded(given, read, values, columns, stays)
             return self._replayed.run(given)

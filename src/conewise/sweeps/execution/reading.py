@@ -4,25 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from conewise.errors import MetricError
 from conewise.program.streaming import assembled
 from conewise.program.tensors import Tensor, computing
 from conewise.runs.interventions.filling import stacked
-from conewise.runs.metrics import Metric, applied, applied_whole, fetched
+from conewise.runs.metrics import Metric, applied, applied_whole, at_run, fetched
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.model_facts import ModelFacts
 from conewise.sweeps.planning.shapes.layout import Layout
 
 
 class MetricReader:
-    """Reads the metrics of one sweep. `tokens`: whose logits they read, where they read no others."""
+    """Reads the metrics of one sweep. `tokens`: whose logits they read, where they read no others.
 
-    def __init__(self, facts: ModelFacts, metrics: Sequence[Metric], tokens: Sequence[int] = ()) -> None:
+    Stacks of worlds are read at the positions of `base`.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        metrics: Sequence[Metric],
+        tokens: Sequence[int] = (),
+        base: Reading | None = None,
+    ) -> None:
         self._facts, self._metrics = facts, tuple(metrics)
+        self._inputs = None if base is None else base.inputs
+        self._of_base = self._metrics if base is None else self._placed(base)
         self.tokens = tuple(tokens)
         self._column_of = {token: at for at, token in enumerate(tokens)}
+
+    def _placed(self, run: Reading) -> tuple[Metric, ...]:
+        """The metrics with the positions that they read of a run."""
+        target = self._facts.target
+        return tuple(
+            [one if one.whole else at_run(one, run.model, run.inputs, target(one)) for one in self._metrics]
+        )
 
     def prompts(self, run: Reading) -> int:
         """How many prompts a run has."""
@@ -54,7 +73,7 @@ class MetricReader:
         """Each metric of a run as [1, prompt], where it was computed; copies, which are fetched later."""
         found, batch = [], self.prompts(run)
         with computing():
-            for metric in self._metrics:
+            for metric in self._of_base if run.inputs is self._inputs else self._placed(run):
                 if metric.whole:
                     found.append(applied_whole(metric, run.outputs, batch).clone())
                     continue
@@ -79,7 +98,7 @@ class MetricReader:
         `prompts` is how many there are in a world, where the batch is fixed and no size says so.
         """
         batch = layout.batch if prompts is None else prompts
-        found = [self._of_stack(metric, outputs, worlds, layout, columns, batch) for metric in self._metrics]
+        found = [self._of_stack(metric, outputs, worlds, layout, columns, batch) for metric in self._of_base]
 
         def fetch() -> Tensor:
             numbers = [
@@ -105,7 +124,7 @@ class MetricReader:
         if not metric.whole:
             target = self._facts.target(metric)
             if target in columns and metric.among is not None:
-                metric = metric.among(self._column_of)
+                metric = replace(metric.among(self._column_of), behind=metric.behind)
             stack = self._facts.read.arranged(target, outputs[target], worlds, batch)
             return [applied(metric, stack).clone()]  # a view would hold all of the stack
         rows, dims = [], layout.batch_dim

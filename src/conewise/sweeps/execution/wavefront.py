@@ -48,6 +48,10 @@ ReadValue = Callable[[str], Any]
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
+READY = 64
+"""How many passes are kept ready: plans for small budgets have hundreds of shapes."""
+
+
 class Wavefront:
     """Runs passes over baselines of one shape.
 
@@ -74,6 +78,7 @@ class Wavefront:
         self._read: ReadValue = _unread
         self._ready: dict[int, ReadyPass] = {}
 
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
     def run(
         self,
@@ -98,6 +103,8 @@ class Wavefront:
             ready = self._ready.get(id(program))
             if ready is None or ready.program is not program or ready.narrowed != tuple(columns):
                 ready = self._ready[id(program)] = self._made_ready(program)
+                while len(self._ready) > READY:
+                    del self._ready[next(iter(self._ready))]
             return self._run(ready, ready.held(read, given), fills, values, room_for or _no_watch)
         finally:
             # A dataset is streamed: no baseline is kept for the next.
@@ -391,12 +398,13 @@ _INDICES: dict[tuple[Ranges, int, torch.device], Tensor] = {}
 def _index_of(places: Ranges, each: int, device: torch.device) -> Tensor:
     """Rows of worlds as indices; kept, since making them waits for the device and cannot be captured."""
     key = places, each, device
-    if key not in _INDICES:
+    found = _INDICES.get(key)
+    if found is None:
         if len(_INDICES) >= 4096:
             _INDICES.clear()
         rows = [torch.arange(start * each, stop * each) for start, stop in places]
-        _INDICES[key] = torch.cat(rows).to(device)
-    return _INDICES[key]
+        found = _INDICES[key] = torch.cat(rows).to(device)
+    return found
 
 
 def _known(value: Tensor | None) -> Tensor:

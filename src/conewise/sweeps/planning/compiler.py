@@ -46,7 +46,10 @@ HOLES = {"cuda": 1.4}
 
 
 class Compilation:
-    """Compiles one sweep for runs of one shape. `asked` has its places, `names` are those of its cells."""
+    """Compiles one sweep for runs of one shape. `asked` has its places, `names` are those of its cells.
+
+    `writers` is how many components write into the stream that edges are patched in.
+    """
 
     def __init__(
         self,
@@ -60,12 +63,13 @@ class Compilation:
         is_function: bool,
         from_run: bool,
         precision: str | None = None,
+        writers: int = 0,
     ) -> None:
         self.graph, self.facts, self.asked, self.names = graph, facts, asked, names
         self.readout, self.conditions = readout, conditions
         self.is_function, self.from_run, self.precision = is_function, from_run, precision
         self.patching = Patching(
-            graph, facts, asked.groups, len(names), conditions.edits, is_function=is_function
+            graph, facts, asked.groups, len(names), conditions.edits, is_function=is_function, writers=writers
         )
         self._regions: dict[int, Regions] = {}
         self._programs: dict[Any, PassProgram] = {}
@@ -162,6 +166,8 @@ class Compilation:
     def flops(self, node: str, rows: int | None) -> int:
         """Operations of one world, all columns."""
         key = node, rows
+        if node not in self.facts.records:
+            return 0  # a graft brought it in: what it costs is not known
         if key not in self._flops:
             self._flops[key] = self.facts.costs.flops(node, rows=rows)
         return self._flops[key]
@@ -177,12 +183,15 @@ class Compilation:
     def regions(self, start: int) -> Regions:
         """Which positions of which nodes are computed in worlds that change nothing before `start`."""
         if start not in self._regions:
-            self._regions[start] = self._changed(self.schedule, start).ending(self._last)
+            found, tail = self._changed(self.schedule, start), self.conditions.tail
+            # What is read may begin in front of the first change: then all positions are put together.
+            is_inside = all(rows >= tail for rows in found.rows.values())
+            self._regions[start] = found.ending(self._last, tail) if is_inside else found
         return self._regions[start]
 
     @cached_property
     def _last(self) -> frozenset[str]:
-        """The nodes of which the metrics read the last position alone."""
+        """The nodes of which the metrics read the last positions alone."""
         if not self.readout.last:
             return frozenset()
         steps, patched = dict(self.schedule.steps), self.schedule.patched
@@ -284,7 +293,7 @@ class Compilation:
         taken = [0]
         if not self.columns:
             for target, last, copies in self.readout.taken:
-                elements = self.costs.elements(target, rows=1 if last else None)
+                elements = self.costs.elements(target, rows=self.conditions.tail if last else None)
                 wide = 0 if self.costs.itemsize(target) == 4 else 1
                 taken.append((copies + wide) * elements * 4)
         return max(taken)
@@ -316,7 +325,7 @@ class Compilation:
         starts = [self.starts[cell] for cell in self.order.cells]
         if self.conditions.cut is not None:
             return stored_pieces(self.conditions.cut.chunks, starts)
-        budget = self.conditions.max_memory or DEFAULT_MEMORY + self.kept
+        budget = self.conditions.max_memory or DEFAULT_MEMORY + self.kept + self.patching.parts
         room = HOLES.get(self.facts.device.type, 1.0)
         return cut_worlds(self.order.groups, starts, budget, lambda *one: int(room * self.program(*one).peak))
 
@@ -333,7 +342,7 @@ class Compilation:
             held += sum(costs.bytes_of_copy(edit.node) for edit in self.patching.made_again(nodes))
             peak = held
             for node, mask in self.schedule.steps:
-                if mask >> world & 1:
+                if mask >> world & 1 and node in self.facts.records:
                     held += 0 if node in aliases else costs.bytes_of_copy(node)
                     taken = space.each(node, None, self._is_causal) + space.fixed(node, None, self._is_causal)
                     peak = max(peak, held + taken)

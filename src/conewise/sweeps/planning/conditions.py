@@ -36,14 +36,16 @@ class Conditions:
     """What a plan depends on besides what is asked and the shape of the runs.
 
     `first_change` is the first position at which base and source can differ, `differing` the inputs that do.
-    `masks` says what attention masks hide, `edits` what stands in the base. `obstacle` says why worlds cannot
-    be stacked. `cut` is how a run that is resumed was cut.
+    `masks` says what attention masks hide, `edits` what stands in the base. `tail` is how many of the last
+    positions the metrics read, where each reads one: more than 1 where prompts are padded behind. `obstacle`
+    says why worlds cannot be stacked. `cut` is how a run that is resumed was cut.
     """
 
     first_change: int = 0
     differing: frozenset[str] = frozenset()
     masks: tuple[tuple[str, Any], ...] = ()
     edits: tuple[StandingEdit, ...] = ()
+    tail: int = 1
     obstacle: str = ""
     max_memory: int | None = None
     evaluator: str = "auto"

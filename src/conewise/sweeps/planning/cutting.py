@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from conewise.amounts import shown_bytes
-from conewise.errors import Argument, SweepError
+from conewise.errors import BudgetError
 
 Piece = tuple[int, int, int]
 """Worlds that are computed together: the first, how many, the first position that they change."""
@@ -19,7 +19,7 @@ def cut_worlds(
     """Cut groups of so many worlds, one behind the other, into pieces that each fit the budget.
 
     `starts` has the first position that each world changes, `peak` the most bytes that a piece holds. Raises
-    SweepError where one world alone takes more.
+    BudgetError where one world alone takes more.
     """
     found: list[Piece] = []
     for first, count in zip(accumulate(groups, initial=0), groups, strict=False):
@@ -59,11 +59,6 @@ def _pieces(
         pieces = min(count, max(pieces + 1, math.ceil(pieces * most / budget)))
 
 
-def no_room(least: int, budget: int) -> SweepError:
+def no_room(least: int, budget: int, what: str = "one world alone") -> BudgetError:
     """The error where one world alone takes more than the budget."""
-    return SweepError(
-        f"one world alone takes {shown_bytes(least)}, more than the budget of {shown_bytes(budget)}. The "
-        "least that would do is ",
-        Argument("max_memory", least),
-        ".",
-    )
+    return BudgetError(f"{what} takes {shown_bytes(least)}", shown_bytes(budget), least)

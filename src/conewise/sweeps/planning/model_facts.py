@@ -6,15 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from conewise.errors import SweepError
 from conewise.identity.digests import home
-from conewise.program.records import Ref
 from conewise.program.rules import Rule
-from conewise.program.streaming import assembled
+from conewise.program.streaming import output_names
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import Metric
+from conewise.runs.metrics import Metric, nodes_read
 from conewise.structure.axes.outputs import Outputs
 from conewise.sweeps.planning.conditions import Conditions
 from conewise.sweeps.planning.passes.compiled import Compiled, Costing
@@ -33,7 +31,7 @@ PlanKey = tuple[str, tuple[tuple[str, int], ...], Conditions]
 
 
 class ModelFacts:
-    """`outputs`: the output nodes; `fields`: those that have a name; `read`: how metrics read them.
+    """`outputs`: the output nodes; `read`: how metrics read them.
 
     `device` is where the weights lie, or most of the work is done where they lie on several `devices`;
     `input_device` is where the inputs have to lie. `plans` are compiled sweeps, by all that they depend on;
@@ -43,10 +41,8 @@ class ModelFacts:
 
     def __init__(self, model: Captured) -> None:
         self.program = program = model.program
-        self.outputs = tuple(dict.fromkeys(out.name for out in program.outputs if isinstance(out, Ref)))
-        named: Any = assembled(program, {name: name for name in self.outputs}, program.sizes.expressions)
-        items = named.items() if hasattr(named, "items") else ()
-        self.fields: dict[str, str] = {key: value for key, value in items if isinstance(value, str)}
+        self.outputs = output_names(program)
+        self._read: dict[str, tuple[str, ...]] = {}
         self.read = Outputs(program)
         self.device, self.dtype = home(program)
         self.devices = program.devices or (self.device,)
@@ -61,9 +57,15 @@ class ModelFacts:
         self._shapes: dict[Hashable, ShapeFacts] = {}
         self._asked: OrderedDict[str, SpecFacts] = OrderedDict()
         self._found_with: Sums | None = None
+        self._graph, self._found_in = model.graph, model.graph.changes
 
     def expect_weights(self, now: Sums) -> None:
-        """Forget what was found out with other weights than these."""
+        """Forget what was found out with other weights than these, or of the graph before a change."""
+        if self._found_in != self._graph.changes:
+            self.forget()
+            self.plans.clear()
+            self._asked.clear()
+            self._found_in = self._graph.changes
         if self._found_with != now:
             self.forget()
             self._found_with = now
@@ -90,24 +92,16 @@ class ModelFacts:
 
     def target(self, metric: Metric) -> str:
         """The node that a metric reads."""
-        return self.fields.get(metric.output, self.outputs[0])
+        return self.targets((metric,))[0]
 
     def targets(self, metrics: tuple[Metric, ...]) -> tuple[str, ...]:
-        """The nodes that metrics read. Raises SweepError for an output that is not there."""
-        names: list[str] = []
+        """The nodes that metrics read."""
         for metric in metrics:
-            if metric.whole:
-                names += self.outputs
-            elif metric.output in self.fields:
-                names.append(self.fields[metric.output])
-            elif len(self.outputs) == 1:
-                names.append(self.outputs[0])
-            else:
-                raise SweepError(
-                    f"the metric {metric.name!r} reads {metric.output!r}, and the model's outputs are "
-                    f"{', '.join(self.fields)}."
-                )
-        return tuple(dict.fromkeys(names))
+            key = "" if metric.whole else metric.output
+            if key not in self._read:
+                self._read[key] = nodes_read(self.program, metric)
+        found = (self._read["" if metric.whole else metric.output] for metric in metrics)
+        return tuple(dict.fromkeys(name for names in found for name in names))
 
     def asked(self, identity: str, make: Callable[[], SpecFacts]) -> SpecFacts:
         """What holds for a spec of this identity whatever the shape: kept, as the last few are, or made."""

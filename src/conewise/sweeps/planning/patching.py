@@ -40,8 +40,10 @@ class Patching:
         edits: tuple[StandingEdit, ...],
         *,
         is_function: bool,
+        writers: int = 0,
     ) -> None:
         self.graph, self.facts, self.groups, self.cells = graph, facts, groups, cells
+        self.writers = writers
         self.edits, self.is_function = edits, is_function
         self._again: dict[tuple[str, ...], tuple[StandingEdit, ...]] = {}
         self._reader_work: dict[str, ReaderWork] = {}
@@ -191,16 +193,15 @@ class Patching:
 
     @cached_property
     def parts(self) -> int:
-        """Bytes of the parts that writers are given in place of their own, for all edges together."""
-        written: dict[str, set[int]] = {}
-        for groups in self.edge_groups.values():
-            for group in groups:
-                assert isinstance(group.place, EdgePlace)
-                own = written.setdefault(group.place.entry, set())
-                for one in set(group.writers or ()):
-                    own.update((one,) if isinstance(one, int) else one)
-        size = self.facts.costs.bytes_of_copy
-        return max((len(writers) * size(entry) for entry, writers in written.items()), default=0)
+        """Bytes of parts while edges are put in: those of all writers, what replaces them, and both apart.
+
+        Where streams are summed up anew, parts of half precision have a copy in single.
+        """
+        places = [group.place for groups in self.edge_groups.values() for group in groups]
+        entries = {place.entry for place in places if isinstance(place, EdgePlace)}
+        costs = self.facts.costs
+        copies = {entry: 3 if costs.itemsize(entry) >= 4 else 5 for entry in entries}
+        return max((self.writers * copies[one] * costs.bytes_of_copy(one) for one in entries), default=0)
 
     @cached_property
     def _bytes(self) -> tuple[dict[str, int], dict[str, int]]:

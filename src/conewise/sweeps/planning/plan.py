@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from conewise.amounts import shown_bytes
+from conewise.arguments import checked
 from conewise.errors import SweepError
 from conewise.formats import Format
 from conewise.markup import table
@@ -125,10 +126,14 @@ class SweepPlan(PlanCosts):
     spec: Mapping[str, Any] = field(default_factory=dict)
     sweep: Runnable | None = field(default=None, compare=False)
 
+    @checked
     def run(self, model: Plannable | None = None, **options: Any) -> Any:
         """Run it: the result that `sweep.run()` gives. `options` are those of `Sweep.run`."""
         if self.compiled is None:
-            raise SweepError("a plan of a saved result has no steps: make the sweep again, and run that.")
+            raise SweepError(
+                "a plan of a saved result, or of several batches together, has no steps: make the sweep or "
+                "the question again, and run that."
+            )
         if self.sweep is not None and model is None:
             return self.sweep.run(plan=self, **options)
         if model is None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from conewise.amounts import shown_bytes
+from conewise.edges.edge_facts import edge_facts
 from conewise.errors import Argument, SweepError
+from conewise.locations.places import EdgePlace
 from conewise.program.precision import SPLIT, TF32
 from conewise.program.sizes import has_unbacked
 from conewise.program.tensors import computing
@@ -24,7 +25,7 @@ from conewise.sweeps.planning.conditions import Conditions, StoredCut, read_cond
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.passes.compiled import Compiled, Costing
 from conewise.sweeps.planning.plan import SweepPlan
-from conewise.sweeps.planning.readout import readout
+from conewise.sweeps.planning.readout import readout, tail_of
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.planning.spec_facts import SpecFacts
@@ -125,6 +126,7 @@ class Planner:
     def compilation(self, shape: ShapeFacts, conditions: Conditions) -> Compilation:
         """What compiles the sweep for runs of one shape."""
         spec, read = self.spec, readout(self.facts, self.spec, shape)
+        stacks = {group.place.stack for group in self.asked.groups if group.writers is not None}
         return Compilation(
             self.model.graph,
             shape,
@@ -135,9 +137,10 @@ class Planner:
             is_function=spec.is_function,
             from_run=spec.from_run,
             precision=spec.precision,
+            writers=max((len(edge_facts(self.model, one).components.writers) for one in stacks), default=0),
         )
 
-    @cached_property
+    @property
     def asked(self) -> SpecFacts:
         """What holds for the spec whatever the shape; kept with the model."""
         spec, model = self.spec, self.model
@@ -153,6 +156,7 @@ class Planner:
         """What the plan depends on besides spec and shape: read off the runs, before anything is planned."""
         read = reader(base)
         found = read_conditions(base, source, shape, read)
+        found = replace(found, tail=tail_of(self.facts, self.spec.metrics, base.inputs))
         return replace(found, obstacle=self._obstacle(base, shape, found, read))
 
     def _obstacle(
@@ -160,6 +164,13 @@ class Planner:
     ) -> str:
         """Why the worlds cannot be stacked, or nothing."""
         model = self.model
+        if changed := model.changed_sites:
+            if any(isinstance(place, EdgePlace) for cell in self.spec.cells for place in cell):
+                model.expect_program("sweep edges")
+            return (
+                f"the graph was changed after the capture, at {', '.join(map(repr, changed))}: its rules are "
+                "called one world after another, and the cost of what changed is that of what was captured"
+            )
         if any(edit.found.result is not None for edit in base.edits):
             return "the base patches `result`, which is no node of the graph"
         if model.batch_is_fixed:

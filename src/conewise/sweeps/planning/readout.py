@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from conewise.program.tensors import Tensor
+from conewise.runs.metrics import Metric, most_behind
 from conewise.sweeps.planning.model_facts import ModelFacts
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
@@ -35,6 +38,12 @@ def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
     )
     last = spec.reads_last(lambda metric: facts.read.has_last(facts.target(metric)))
     return ReadOut(targets, last, columns, taken)
+
+
+def tail_of(facts: ModelFacts, metrics: Sequence[Metric], inputs: Mapping[str, Tensor]) -> int:
+    """How many of the last positions metrics read of a run that read one each."""
+    read = (most_behind(one, facts.program, inputs, facts.target(one)) for one in metrics)
+    return 1 + max(read, default=0)
 
 
 def is_product(target: str, facts: ModelFacts, shape: ShapeFacts) -> bool:

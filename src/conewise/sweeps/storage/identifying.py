@@ -30,8 +30,9 @@ class Identifying:
     def metric(self, metric: Metric) -> list[Identity]:
         """What it reads."""
         described = metric.described or (metric.compute, metric.output, metric.last)
+        at = () if metric.pos is None or not metric.described else ("pos", metric.pos)
         return self._parts(
-            (metric.name, *described), f"the metric {metric.name!r}", "cw.metric(function, key=...)"
+            (metric.name, *described, *at), f"the metric {metric.name!r}", "cw.metric(function, key=...)"
         )
 
     def edit(self, edit: Edit) -> str:

@@ -232,17 +232,18 @@ def _metric_to_plain(metric: Metric) -> Any:
     kind, *tokens = metric.described or (None,)
     if kind not in METRICS or not all(isinstance(one, list | tuple) for one in tokens):
         return None
-    return [kind, metric.name, [[int(token) for token in one] for one in tokens]]
+    at = [] if metric.pos is None else [list(metric.pos)]
+    return [kind, metric.name, [[int(token) for token in one] for one in tokens], *at]
 
 
 def _metric(plain: Any) -> Metric | None:
     if plain is None:
         return None
-    kind, name, tokens = plain
+    kind, name, tokens, *at = plain
     if kind not in METRICS:
         raise SweepError(f"no metric {kind!r} that is made of tokens: there are {', '.join(METRICS)}.")
     made: Metric = getattr(known_metrics, kind)(*tokens, name=name)
-    return made
+    return known_metrics.read_at(made, at[0]) if at else made
 
 
 def _run_to_plain(given: Any) -> Any:

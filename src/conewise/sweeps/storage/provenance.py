@@ -82,7 +82,11 @@ def _identified(model: Captured, spec: SweepSpec, given: Given, strict: bool) ->
                 "patch": ["source"] if put is None else identify.patch(put),
             }
         )
+    if strict:
+        model.expect_program("store this run, so that it is known again")
+    changed = model.changed_sites
     return {
+        **({"graph": f"changed after the capture, at {', '.join(changed)}"} if changed else {}),
         "dtype": str(facts.dtype),
         "device": ", ".join(map(str, facts.devices)),
         **({} if spec.precision is None else {"precision": spec.precision}),

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
-import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +22,7 @@ from typing import Any, Protocol
 from conewise.errors import Argument, SweepError
 from conewise.files import write_whole
 from conewise.formats import Format
-from conewise.identity.machine import numerics
+from conewise.identity.machine import machine
 from conewise.program.tensors import Tensor
 from conewise.reading import parse_json
 from conewise.sweeps.planning.conditions import StoredCut
@@ -32,7 +30,6 @@ from conewise.sweeps.planning.plan import SweepPlan, as_json
 from conewise.sweeps.storage.decoding import decoded
 from conewise.sweeps.storage.differences import differences
 from conewise.sweeps.storage.tensor_packing import packed, unpacked
-from conewise.version import __version__
 
 FILE, MANIFEST = "sweep.sqlite", "sweep.json"
 FORMAT = Format("conewise store", 2, oldest=2)
@@ -191,6 +188,13 @@ class Store:
 
     def _expect_not_empty(self) -> None:
         """Refuse what SQLite would take for an empty database, and write to."""
+        if self.path.is_symlink() and not self.path.exists():
+            raise SweepError(
+                f"{self.path} is a link that leads nowhere, and it is not followed: remove it, or give "
+                "another folder with ",
+                Argument("out"),
+                ".",
+            )
         if self.path.exists() and not self.path.is_file():
             raise self._not_ours()
         # The size is looked at from outside: a file that is opened and closed loses the locks of its process.
@@ -465,11 +469,7 @@ def manifest_of(sweep: StoredSweep) -> dict[str, Any]:
         "cells": sweep.cells * sweep.batches,
         "sweep": sweep.provenance(),
         "order": hashlib.sha256("\n".join(sweep.order()).encode()).hexdigest(),
-        "machine": {
-            "conewise": _series(__version__),
-            "python": ".".join(platform.python_version_tuple()[:2]),
-            **numerics(sweep.device),
-        },
+        "machine": machine(sweep.device),
         "begun_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": secrets.token_hex(16),
     }
@@ -478,15 +478,6 @@ def manifest_of(sweep: StoredSweep) -> dict[str, Any]:
 def _compared(manifest: dict[str, Any]) -> dict[str, Any]:
     """What must be equal for a run to go on."""
     return {**manifest["sweep"], "order of worlds": manifest["order"], "machine": manifest["machine"]}
-
-
-def _series(version: str) -> str:
-    """The releases of which each goes on with the stores of the others: 0.1 for 0.1.3.
-
-    They compute the same bits. What is no release, as 0.2.0.dev1, is by itself.
-    """
-    found = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
-    return version if found is None else found[1]
 
 
 def _checksum(*parts: object) -> str:

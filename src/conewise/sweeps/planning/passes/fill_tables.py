@@ -6,8 +6,9 @@ A group becomes one table: the worlds, and for each of those axes the number tha
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conewise.errors import SweepError
@@ -73,6 +74,25 @@ class FillTable:
     def part(self) -> dict[str, Any]:
         """What all worlds select, as it is written in a place."""
         return {axis: slice(*one[1]) if one[0] == "slice" else list(one[1]) for axis, one in self.fixed}
+
+    @property
+    def is_source(self) -> bool:
+        """True if what is put in is the sweep's: no edit of the base, no edge, no source of a cell's own."""
+        return self.edit is None and self.edges is None and self.own is None
+
+    def of(self, first: int, count: int) -> FillTable | None:
+        """The rows of `count` worlds from `first` on, which is then world 0; None where there are none."""
+        begin, end = (bisect.bisect_left(self.worlds, world) for world in (first, first + count))
+        if begin == end:
+            return None
+        edges, own = self.edges, self.own
+        return replace(
+            self,
+            worlds=tuple([world - first for world in self.worlds[begin:end]]),
+            index=tuple([along[begin:end] for along in self.index]),
+            edges=None if edges is None else replace(edges, writers=edges.writers[begin:end]),
+            own=None if own is None else replace(own, sources=own.sources[begin:end]),
+        )
 
 
 @dataclass(slots=True)

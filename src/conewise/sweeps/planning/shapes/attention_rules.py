@@ -11,16 +11,10 @@ import torch
 
 from conewise.program.records import Record, Ref
 from conewise.program.rules import Rule, compile_rule
+from conewise.structure.attention.sizes import PLACES, attention_argument
 
-PLACES = {"attn_mask": 3, "dropout_p": 4, "is_causal": 5}
 MASK = "$mask"
 """The name under which a rule is given its mask."""
-
-
-def attention_argument(record: Record, name: str) -> Any:
-    """An argument of a fused attention, given by place or by name."""
-    place = PLACES[name]
-    return record.args[place] if len(record.args) > place else record.kwargs.get(name)
 
 
 def causal_rule(record: Record, rows: int, length: int, device: torch.device) -> Rule:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from conewise.program.records import SIZES, Program, Record
+from conewise.program.rehearsal import with_numbers
 from conewise.program.rules import Rule, compile_rule
 from conewise.program.sizes import Size, has_unbacked, symbols_in
 from conewise.program.tensors import brought
@@ -196,6 +197,7 @@ class Constants:
             return repeated(self._read(name), dim, worlds)
         return self._computed(name, worlds)
 
+    @with_numbers()
     @torch.no_grad()
     def alike(self, name: str) -> bool:
         """Whether every world has the same value of a constant that extends along the batch."""
@@ -209,6 +211,7 @@ class Constants:
             )
         return self._alike[name]
 
+    @with_numbers()
     def _computed(self, name: str, worlds: int) -> Any:
         if name == SIZES:
             return self._layout.sizes(worlds)

@@ -10,7 +10,8 @@ import torch
 
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Program, Record, Ref
-from conewise.sweeps.planning.shapes.attention_rules import attention_argument, is_causal_mask
+from conewise.structure.attention.sizes import attention_argument
+from conewise.sweeps.planning.shapes.attention_rules import is_causal_mask
 from conewise.sweeps.planning.shapes.layout import Layout
 
 

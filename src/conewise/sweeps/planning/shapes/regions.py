@@ -14,8 +14,8 @@ from typing import Any
 
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Record, Ref, SizeRef
+from conewise.structure.attention.sizes import attention_argument
 from conewise.structure.axes.views import View
-from conewise.sweeps.planning.shapes.attention_rules import attention_argument
 from conewise.sweeps.planning.shapes.independence import Independence
 from conewise.sweeps.planning.shapes.layout import Layout
 
@@ -24,12 +24,13 @@ from conewise.sweeps.planning.shapes.layout import Layout
 class Regions:
     """`rows`: nodes of which so many last positions are computed; `seen`: what some of them read whole.
 
-    `last` are those of which nothing but the last position is ever read.
+    `last` are those of which nothing but the last `tail` positions is ever read.
     """
 
     rows: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     seen: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     last: frozenset[str] = frozenset()
+    tail: int = 1
 
     def of(self, node: str) -> int | None:
         """How many positions of a node are computed; None for all."""
@@ -41,11 +42,11 @@ class Regions:
 
     def wanted_of(self, target: str) -> int | None:
         """How many positions of a target the metrics read; None for all."""
-        return 1 if target in self.last else None
+        return self.tail if target in self.last else None
 
-    def ending(self, last: frozenset[str]) -> Regions:
-        """The same, with just the last position of some nodes."""
-        return Regions({**self.rows, **dict.fromkeys(last, 1)}, self.seen, last)
+    def ending(self, last: frozenset[str], tail: int = 1) -> Regions:
+        """The same, with just the last `tail` positions of some nodes, which have so many or more."""
+        return Regions({**self.rows, **dict.fromkeys(last, tail)}, self.seen, last, tail)
 
 
 WHOLE = Regions()

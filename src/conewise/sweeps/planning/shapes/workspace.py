@@ -9,7 +9,7 @@ import torch
 
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Record, Ref
-from conewise.sweeps.planning.shapes.attention_rules import attention_argument
+from conewise.structure.attention.sizes import attention_argument
 from conewise.sweeps.planning.shapes.costs import Costs
 from conewise.sweeps.planning.shapes.layout import Layout
 

@@ -1,1 +1,0 @@
-"""What the paper does not count: edges, searches, positions, stacks of worlds."""

@@ -1,1 +1,0 @@
-"""What the paper leaves open: long skips, growth, compiled plans, other architectures."""

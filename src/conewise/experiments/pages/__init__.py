@@ -1,1 +1,0 @@
-"""Results on a page: tables, figures, files."""

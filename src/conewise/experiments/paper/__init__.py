@@ -1,1 +1,0 @@
-"""The paper's own experiments and theorems, beside its printed figures."""

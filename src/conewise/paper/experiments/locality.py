@@ -1,0 +1,253 @@
+"""Locality, counted edge by edge and timed over sizes: a wave costs O(|V⁺| + |E⁺|), whatever the graph.
+
+Claim (Theorem "structural locality"): invalidation marks exactly V⁺, in time O(|V⁺| + |E⁺|). Counted: a wave
+looks at 1 + |V⁺| nodes and follows |E⁺| + d(s) edges, each once; a demand goes through stale nodes alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conewise.engine.world import World
+from conewise.graph.graph import Graph, Site
+from conewise.paper.experiments.result import (
+    Progress,
+    Result,
+    Row,
+    scanning,
+    silent,
+    trimmed_median,
+    versions,
+    warm,
+)
+from conewise.paper.theory.clocks import Estimate, least_squares
+from conewise.paper.theory.sweeps import Touched, demand_size, wave_size
+
+SIZES = (500, 2_000, 8_000)
+DEGREES = (1, 2, 4, 8)
+SITES, WINDOW, ROUNDS = 10, 16, 9
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """One patch: where, what theory says its wave touches and its demand looks at, and what did."""
+
+    size: int
+    degree: int
+    site: Site
+    predicted: Touched
+    touched: Touched
+    demand: Touched
+    looked_at: Touched
+    elsewhere: int
+    milliseconds: float
+
+    def row(self) -> Row:
+        """The wave as a row of the table."""
+        return Row(
+            name=f"{self.size} nodes of {self.degree} inputs, patch of {self.site}, nodes and edges touched",
+            paper=None,
+            predicted=self.predicted.total,
+            measured=self.touched.total,
+            detail=True,
+            facts={
+                "nodes": self.size,
+                "degree": self.degree,
+                "nodes_touched": self.touched.nodes,
+                "edges_followed": self.touched.edges,
+                "milliseconds": self.milliseconds,
+            },
+        )
+
+
+def run(progress: Progress = silent, sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> Result:
+    """Waves through random graphs of each size and density: counted by an instrument, then timed."""
+    started = time.perf_counter()
+    cases = [(size, degree) for size in sizes for degree in DEGREES]
+    waves: list[Wave] = []
+    for done, (size, degree) in enumerate(cases, start=1):
+        waves.extend(_waves(size, degree, rounds))
+        progress(done, len(cases))
+    return Result(
+        name="locality",
+        title="What a wave touches, and how long it takes",
+        claim=(
+            "A wave looks at 1 + |V⁺| nodes and follows |E⁺| + d(s) edges, each once, and takes time in "
+            "proportion; a demand goes through stale nodes and no others, however large the graph."
+        ),
+        rows=[*_counts(waves), *_times(waves), *(wave.row() for wave in waves)],
+        compared=(
+            "nodes looked at and edges followed, counted by an instrument on the graph's own lists, equal "
+            "the closed form exactly. Times are reported with the quality of the fit; they are not judged"
+        ),
+        notes=(
+            (
+                f"Graphs of {sizes[0]:,} to {sizes[-1]:,} nodes, each of which reads 1, 2, 4 or 8 of the "
+                f"{WINDOW} before it, at random. In each, {SITES} sites from the first node to the last were "
+                "patched in a fork of a warm world; the wave is timed, and the demand after it is not."
+            ),
+            (
+                "The instrument stands in for the graph's lists of readers and of inputs, and counts each "
+                "look at a node and each edge that is read; the engine does not know of it. Times are taken "
+                f"without it, of the processor alone: the median of the faster half of {rounds} patches "
+                "each, sites in turns."
+            ),
+            "E⁺ are the edges inside of the cone, d(s) the readers of s, at most |V⁺| of them.",
+        ),
+        seed=SEED,
+        seconds=time.perf_counter() - started,
+        versions=versions(),
+        series={
+            "touched": [wave.touched.total for wave in waves],
+            "milliseconds": [wave.milliseconds for wave in waves],
+            "degree": [wave.degree for wave in waves],
+            "line": [coefficient.value for coefficient in _line(waves)[0]],
+        },
+    )
+
+
+def windowed(size: int, degree: int, seed: int = SEED) -> Graph:
+    """A random graph: each of `size` nodes reads `degree` different ones of the 16 before it."""
+    chosen = random.Random(f"{seed} {size} {degree}")
+    graph = Graph()
+    sites = [graph.source("x", 1.0)]
+    for number in range(size):
+        before = sites[-WINDOW:]
+        reads = chosen.sample(before, min(degree, len(before)))
+        sites.append(graph.node(f"n{number}", _mean, reads))
+    return graph
+
+
+def _mean(*values: float) -> float:
+    return sum(values) / len(values)
+
+
+def _waves(size: int, degree: int, rounds: int) -> list[Wave]:
+    graph = windowed(size, degree)
+    sites = [f"n{round((size - 1) * k / (SITES - 1))}" for k in range(SITES)]
+    base = warm(graph, graph.computed)
+    times: dict[Site, list[float]] = {site: [] for site in sites}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for site in sites:
+                with base.fork() as world:
+                    # Of this thread alone: a wave of milliseconds is not charged for what else runs.
+                    started = time.thread_time()
+                    world.patch(site, 2.0)
+                    times[site].append(1e3 * (time.thread_time() - started))
+    finally:
+        gc.enable()
+    return [_counted(base, size, degree, site, trimmed_median(times[site], trim=0.5)) for site in sites]
+
+
+def _counted(base: World, size: int, degree: int, site: Site, milliseconds: float) -> Wave:
+    graph = base.graph
+    cone = graph.cone(site)
+    with base.fork() as world, scanning(graph) as scan:
+        world.patch(site, 2.0)
+        touched = scan.down.touched
+        scan.clear()
+        world.plan(cone)
+        looked_at = scan.up.touched
+        scan.clear()
+        world.demand(cone)
+        elsewhere = set(scan.up.nodes) - set(graph.numbers(cone))
+    return Wave(
+        size,
+        degree,
+        site,
+        wave_size(graph, site),
+        touched,
+        demand_size(graph, site, cone),
+        looked_at,
+        len(elsewhere),
+        milliseconds,
+    )
+
+
+def _counts(waves: Sequence[Wave]) -> list[Row]:
+    """The totals of each density, and of the demands."""
+    rows: list[Row] = []
+    for degree in dict.fromkeys(wave.degree for wave in waves):
+        those = [wave for wave in waves if wave.degree == degree]
+        at = f"{len(those)} waves through nodes of {degree} input{'s' if degree > 1 else ''}"
+        rows += _totals(at, [wave.predicted for wave in those], [wave.touched for wave in those])
+    at = f"{len(waves)} demands of all that is stale, to decide"
+    rows += _totals(at, [wave.demand for wave in waves], [wave.looked_at for wave in waves])
+    return [
+        *rows,
+        Row(
+            f"{len(waves)} demands, nodes looked at that are not stale",
+            None,
+            0,
+            sum(wave.elsewhere for wave in waves),
+            unit="nodes",
+        ),
+    ]
+
+
+def _totals(at: str, predicted: Sequence[Touched], touched: Sequence[Touched]) -> list[Row]:
+    nodes = [sum(one.nodes for one in those) for those in (predicted, touched)]
+    edges = [sum(one.edges for one in those) for those in (predicted, touched)]
+    return [
+        Row(f"{at}, nodes looked at", None, nodes[0], nodes[1], unit="nodes"),
+        Row(f"{at}, edges followed", None, edges[0], edges[1], unit="edges"),
+    ]
+
+
+def _line(waves: Sequence[Wave]) -> tuple[tuple[Estimate, ...], float]:
+    """Time against nodes and edges together: the slope and the fixed cost, and R²."""
+    fit = least_squares([(wave.touched.total, 1.0) for wave in waves], [wave.milliseconds for wave in waves])
+    return fit.coefficients, fit.r_squared
+
+
+def _times(waves: Sequence[Wave]) -> list[Row]:
+    """The fits: one slope for nodes and edges, one for each, what the graph's size adds, and the power."""
+    (slope, fixed), quality = _line(waves)
+    apart = least_squares(
+        [(wave.touched.nodes, wave.touched.edges, wave.size, 1.0) for wave in waves],
+        [wave.milliseconds for wave in waves],
+    )
+    power = least_squares(
+        [(math.log(wave.touched.total), 1.0) for wave in waves if wave.touched.total > SMALL],
+        [math.log(wave.milliseconds) for wave in waves if wave.touched.total > SMALL],
+    )
+    node, edge, idle, _ = apart.coefficients
+    return [
+        _fitted("a wave, per 1,000 nodes and edges touched", slope, "ms", 1e3),
+        _fitted("a wave, fixed", fixed, "ms"),
+        Row("R² of time against nodes and edges touched", None, None, quality, exact=False),
+        _fitted("a wave, per 1,000 nodes looked at", node, "ms", 1e3),
+        _fitted("a wave, per 1,000 edges followed", edge, "ms", 1e3),
+        _fitted("a wave, per 1,000 nodes of the graph that it does not touch", idle, "ms", 1e3),
+        Row("R² with the three apart", None, None, apart.r_squared, exact=False),
+        _fitted(
+            f"power of nodes and edges touched that time grows with, above {SMALL} of them",
+            power.coefficients[0],
+            "",
+        ),
+    ]
+
+
+SMALL = 100
+"""Waves that touch less take the time of a patch, whatever they touch."""
+
+
+def _fitted(name: str, estimate: Estimate, unit: str, times: float = 1.0) -> Row:
+    return Row(
+        name,
+        None,
+        None,
+        times * estimate.value,
+        exact=False,
+        unit=unit,
+        facts={"low": times * estimate.low, "high": times * estimate.high},
+    )

@@ -1,0 +1,334 @@
+"""An instrument: how many rows of nodes wavefronts compute, by the sizes of the tensors that rules return."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from conewise.capturing.quiet import quiet
+from conewise.graph.graph import Graph
+from conewise.locations.selectors import sites
+from conewise.model import Model
+from conewise.models.architectures import ARCHITECTURES
+from conewise.paper.experiments.result import Progress, Result, Row, patch_cost, silent, versions, warm
+from conewise.paper.theory.parts import Computed, Rows, RowStack, position_limit, row_costs
+from conewise.program.operations import ATTENTION
+from conewise.program.rules import Rule
+from conewise.runs.metrics import logit_diff
+from conewise.runs.run import Run
+from conewise.sweeps.execution.wavefront import Wavefront
+from conewise.sweeps.planning.passes.instructions import Step
+from conewise.sweeps.planning.plan import SweepPlan
+
+
+@dataclass(slots=True)
+class RowCount:
+    """Node-rows that were computed: a node counts once for each world and position."""
+
+    rows: int = 0
+
+
+@contextmanager
+def counting_rows(base: Run, positions: int) -> Iterator[RowCount]:
+    """Count what wavefronts over runs of the base's shape compute, from the first run of each on.
+
+    A row of a node has as many numbers as the base's value has, over its positions where it has some.
+    """
+    count, original, lengths = RowCount(), Wavefront._rule, _lengths(base, positions)
+
+    def counted(self: Wavefront, step: Step) -> Rule:
+        rule = original(self, step)
+
+        def noting(*operands: Any) -> Any:
+            value = rule(*operands)
+            columns = self._columns.get(step.node)  # of a product of which only some are computed
+            each = lengths[step.node] if columns is None else columns.numel()
+            rows, rest = divmod(_numbers(value), each)
+            assert not rest, f"{step.node} is computed in whole rows"
+            count.rows += rows * (1 + len(step.inside))
+            return value
+
+        return noting
+
+    Wavefront._rule = counted  # type: ignore[method-assign]
+    try:
+        yield count
+    finally:
+        Wavefront._rule = original  # type: ignore[method-assign]
+
+
+def planned_rows(plan: SweepPlan, positions: int) -> int:
+    """The node-rows that a plan says: its steps, by their worlds and their positions."""
+    assert plan.compiled is not None, "a planned sweep is compiled"
+    programs = plan.compiled.programs
+    return sum(
+        step.count * (1 + len(step.inside)) * (positions if step.rows is None else step.rows)
+        for one in plan.compiled.passes
+        for step in programs[one.program].steps
+    )
+
+
+def _lengths(base: Run, positions: int) -> dict[str, int]:
+    """How many numbers a row of each node has."""
+    program = base.model.program
+    names = [record.name for record in program.records]
+    found = {}
+    for name, value in zip(names, base.demand(names), strict=True):
+        has_rows = any(program.pos_dims[one] is not None for one in (name, *program.parts.get(name, ())))
+        found[name] = _numbers(value) // (positions if has_rows else 1)
+    return found
+
+
+def _numbers(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel()
+    return sum(map(_numbers, value)) if isinstance(value, tuple | list) else 0
+
+
+# -- Positions -------------------------------------------------------------------------------------
+# Positions: sweeps over (layer, position) counted in node-rows, on graphs of rows and on captured models.
+#
+# Claim: in a causal stack a patch makes stale only rows from its position on, so that the ratio tends to 4
+# where that of whole nodes tends to 2; a demand at the last position leaves the limit as it is, a shared
+# prefix divides by what is left, and attention that looks both ways takes the gain away.
+
+
+SIZES = ((1, 1), (2, 4), (4, 4), (4, 16), (8, 16), (12, 1))
+CURVE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+KEYS, QUERIES, MIXED = 3, 1, 6
+CASES: tuple[tuple[str, bool, Rows], ...] = (
+    ("causal, last position demanded", True, "last"),
+    ("causal, all demanded", True, "all"),
+    ("both ways, last position demanded", False, "last"),
+)
+
+
+MODELS = (("gpt2", 3, 6), ("llama", 2, 5), ("bert", 2, 5))
+"""Captured ones: which, of how many layers, over how many positions."""
+BOTH_WAYS = {"bert"}
+SEED = 0
+
+
+def run(
+    progress: Progress = silent,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    models: Sequence[tuple[str, int, int]] = MODELS,
+) -> Result:
+    """Patch every layer at every position, in graphs of rows and on captured models."""
+    started = time.perf_counter()
+    rows: list[Row] = []
+    work = len(sizes) + len(models)
+    for done, (layers, positions) in enumerate(sizes, start=1):
+        for case, causal, demand in CASES:
+            rows += _rows(case, RowStack(layers, positions, KEYS, QUERIES, MIXED, causal=causal), demand)
+        progress(done, work)
+    for done, (name, layers, positions) in enumerate(models, start=len(sizes) + 1):
+        rows += _swept(name, layers, positions)
+        progress(done, work)
+    series = {
+        "size": list(CURVE),
+        "ratio": {
+            case: [
+                float(RowStack(size, size, KEYS, QUERIES, MIXED, causal=causal).ratio(demand))
+                for size in CURVE
+            ]
+            for case, causal, demand in CASES
+        },
+        "limit": {case: float(position_limit(causal=causal)) for case, causal, _ in CASES},
+    }
+    return Result(
+        name="positions",
+        title="Layers and positions",
+        claim=(
+            "Counted in node-rows, the ratio over every layer and position of a causal stack tends to 4, "
+            "with the last position demanded or all; where attention looks both ways it tends to 2."
+        ),
+        rows=rows,
+        compared=(
+            "node-rows of full runs and of sweeps equal the closed forms exactly; so do those of plans and "
+            "of runs on captured models, counted from the first row on"
+        ),
+        notes=(
+            (
+                f"A layer has {KEYS} nodes that other rows read, {QUERIES} that only its own row reads, and "
+                f"{MIXED} behind the attention. Every row of a node is a node of the graph, and each patch "
+                "is made in a fork of a warm world."
+            ),
+            (
+                "With a shared prefix, base and source differ in the second half of the positions alone, and "
+                "only these are swept."
+            ),
+            (
+                "Captured models have random weights and fused attention; the stream behind each layer is "
+                "patched at each position, and the last one demanded. Planned: steps of plans, by worlds and "
+                "rows. Computed: sizes of the tensors that the run makes. A wavefront computes a node from "
+                "the first row that changes on; what has to be computed stands beside it."
+            ),
+        ),
+        seed=SEED,
+        seconds=time.perf_counter() - started,
+        versions=versions("torch", "transformers"),
+        series=series,
+    )
+
+
+def _rows(case: str, stack: RowStack, demand: Rows) -> list[Row]:
+    full, costs = counts(stack, demand)
+    at = f"{case}, {stack.layers} × {stack.positions}"
+    facts = {"case": case, "layers": stack.layers, "positions": stack.positions}
+    sites, spent = len(costs), sum(costs.values())
+    half = stack.positions // 2
+    later = [cost for (_, t), cost in costs.items() if t >= half]
+    return [
+        Row(f"{at}, a full run", None, stack.full(demand), full, unit="node-rows", facts=facts),
+        Row(f"{at}, the sweep", None, stack.sweep(demand), spent, unit="node-rows", facts=facts),
+        Row(f"{at}, the ratio", None, stack.ratio(demand), Fraction(sites * full, spent), facts=facts),
+        Row(
+            f"{at}, the ratio with a shared prefix of {half}",
+            None,
+            stack.ratio(demand, half),
+            Fraction(len(later) * full, sum(later)),
+            facts=facts,
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Node-rows of one patch of a captured model: predicted from the first on, needed, planned, computed."""
+
+    predicted: int
+    needed: int
+    planned: int
+    computed: int
+
+
+def swept(name: str, layers: int, positions: int) -> list[Swept]:
+    """The stream behind each layer patched at each position, one sweep each."""
+    architecture = replace(ARCHITECTURES[name], attention=False)  # what torch has fused
+    with quiet():
+        model = Model(architecture.make(layers, SEED), (), architecture.example(positions, SEED))
+    base, source = (model.run(**architecture.example(positions, SEED + more)) for more in (1, 2))
+    mixes = {
+        record.name: [key.name for key in record.args[1:3]]
+        for record in model.program.records
+        if record.op == ATTENTION
+    }
+    found = []
+    for layer in range(layers):
+        for at in range(positions):
+            chosen = sites("resid_post", layer=layer, pos=at)
+            sweep = model.sweep(chosen, base=base, source=source, metric=logit_diff(1, 2, pos=-1))
+            with counting_rows(base, positions) as count:
+                result = sweep.run(evaluator="wavefront", progress=False)
+            place = (model.locate(("resid_post", layer)).node, at)
+            predicted, needed = (
+                row_costs(
+                    model.graph,
+                    [place],
+                    positions,
+                    mixes,
+                    sweep.targets(),
+                    causal=name not in BOTH_WAYS,
+                    computed=how,
+                )[0]
+                for how in HOW
+            )
+            found.append(Swept(predicted, needed, planned_rows(result.plan, positions), count.rows))
+    return found
+
+
+HOW: tuple[Computed, ...] = ("from the first on", "row by row")
+
+
+def _swept(name: str, layers: int, positions: int) -> list[Row]:
+    found = swept(name, layers, positions)
+    at = f"{name} captured, {layers} × {positions}"
+    facts = {"case": name, "layers": layers, "positions": positions}
+    predicted = sum(one.predicted for one in found)
+    planned, computed = sum(one.planned for one in found), sum(one.computed for one in found)
+    wrong = sum(not one.predicted == one.planned == one.computed for one in found)
+    return [
+        Row(f"{at}, the sweep, planned", None, predicted, planned, unit="node-rows", facts=facts),
+        Row(f"{at}, the sweep, computed", None, predicted, computed, unit="node-rows", facts=facts),
+        Row(f"{at}, patches of which the three differ", None, 0, wrong, facts=facts),
+        Row(
+            f"{at}, the sweep; predicted: what has to be computed",
+            None,
+            sum(one.needed for one in found),
+            computed,
+            exact=False,
+            unit="node-rows",
+            facts=facts,
+        ),
+    ]
+
+
+def counts(stack: RowStack, demand: Rows) -> tuple[int, dict[tuple[int, int], int]]:
+    """What the engine computes for a full run, and for a patch at each layer and position."""
+    graph, ends = graph_of(stack)
+    wanted = tuple(ends if demand == "all" else ends[-1:])
+    base = warm(graph, wanted)
+    found = {
+        (layer, t): patch_cost(base, f"{layer}.{t}", -1, wanted).recomputed
+        for layer in range(stack.layers)
+        for t in range(stack.positions)
+    }
+    return base.ledger.count("recomputed"), found
+
+
+def graph_of(stack: RowStack) -> tuple[Graph, list[str]]:
+    """The graph of rows, and what is demanded of each; the site of a layer and row is `{layer}.{row}`."""
+    graph, positions = Graph(), range(stack.positions)
+    stream = [graph.source(f"x.{t}", t) for t in positions]
+    for layer in range(stack.layers):
+        at = f"layer{layer}."
+        keys = [_chain(graph, f"{at}key.{t}", stream[t], stack.keys) for t in positions]
+        queries = [_chain(graph, f"{at}query.{t}", stream[t], stack.queries) for t in positions]
+        for t in positions:
+            seen = keys[: t + 1] if stack.causal else keys
+            # Without nodes of its own, a query is the stream, which is read once.
+            mixed: Sequence[str] = list(dict.fromkeys([stream[t], queries[t], *seen]))
+            for step in range(1, stack.mixed):
+                mixed = [graph.node(f"{at}mixed.{t}.{step}", _mixed, mixed)]
+            graph.node(f"{layer}.{t}", _mixed, mixed)
+        stream = [f"{layer}.{t}" for t in positions]
+    return graph, [_chain(graph, f"end.{t}", stream[t], stack.terminal) for t in positions]
+
+
+def node_graph(stack: RowStack) -> tuple[Graph, dict[str, list[str]]]:
+    """The graph of whole nodes, and what `row_costs` takes as mixes; the site of a layer is its number.
+
+    What is demanded is "end".
+    """
+    graph, mixes = Graph(), dict[str, list[str]]()
+    stream = graph.source("x", 1)
+    for layer in range(stack.layers):
+        at = f"layer{layer}."
+        key = _chain(graph, f"{at}key", stream, stack.keys)
+        query = _chain(graph, f"{at}query", stream, stack.queries)
+        mixed: Sequence[str] = list(dict.fromkeys([stream, query, key]))
+        names = [*(f"{at}mixed.{step}" for step in range(1, stack.mixed)), str(layer)]
+        mixes[names[0]] = [key]
+        for name in names:
+            mixed = [graph.node(name, _mixed, mixed)]
+        (stream,) = mixed
+    _chain(graph, "end", stream, stack.terminal - 1)
+    graph.node("end", _mixed, [f"end.{stack.terminal - 2}" if stack.terminal > 1 else stream])
+    return graph, mixes
+
+
+def _chain(graph: Graph, name: str, reads: str, length: int) -> str:
+    for step in range(length):
+        reads = graph.node(f"{name}.{step}", _mixed, [reads])
+    return reads
+
+
+def _mixed(*values: int) -> int:
+    return hash(values)

@@ -1,0 +1,316 @@
+"""What an experiment hands back: rows that set the paper, the prediction and the measurement side by side."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from conewise.engine.world import World
+from conewise.errors import TheoryError
+from conewise.graph.graph import Graph, Site
+from conewise.paper.theory.clocks import Estimate, least_squares
+from conewise.paper.theory.sweeps import Touched
+from conewise.paper.theory.weights import expect_count, expect_float, expect_items, expect_number, shown
+from conewise.version import __version__
+
+Number = int | float | Fraction
+
+Progress = Callable[[int, int], None]
+"""Called with how many of how many units of work are done."""
+
+
+def silent(done: int, total: int) -> None:
+    """A progress that nobody watches."""
+    del done, total
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure: as the paper prints it, as the theory predicts it, as it was measured.
+
+    `paper` keeps the printed digits ("2.0057"), because those are what is compared. `exact` rows
+    must agree; the others (timings) are reported. Where `paper_predicts`, the printed figure is a
+    prediction, a limit say: it is compared with ours, and the measurement stands beside them. `facts` are
+    further columns of the table. A `detail` row belongs in files, not on a screen.
+    """
+
+    name: str
+    paper: str | None
+    predicted: Number | None
+    measured: Number
+    exact: bool = True
+    unit: str = ""
+    detail: bool = False
+    paper_predicts: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def match(self) -> bool | None:
+        """Whether measured equals predicted, and the paper in every digit it prints; None for timings."""
+        if not self.exact:
+            return None
+        if self.paper_predicts:
+            return self.predicted is not None and prints_as(self.predicted, self.paper or "")
+        return self.measured == self.predicted and (
+            self.paper is None or prints_as(self.measured, self.paper)
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as JSON takes it; fractions become the nearest float."""
+        return {
+            "name": self.name,
+            **self.facts,
+            "paper": None if self.paper is None else printed_number(self.paper),
+            "predicted": plain(self.predicted),
+            "measured": plain(self.measured),
+            "unit": self.unit,
+            "exact": self.exact,
+            "match": self.match,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An experiment after its run.
+
+    `compared` says in words what `all_match` stands for; `series` holds what a figure draws and a
+    table does not.
+    """
+
+    name: str
+    title: str
+    claim: str
+    rows: Sequence[Row]
+    compared: str
+    notes: Sequence[str] = ()
+    seed: int | None = None
+    seconds: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    series: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def all_match(self) -> bool:
+        """Whether every exact row matches."""
+        return all(row.match is not False for row in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as JSON takes it."""
+        return {
+            "title": self.title,
+            "claim": self.claim,
+            "all_match": self.all_match,
+            "compared": self.compared,
+            "rows": [row.as_dict() for row in self.rows],
+            "notes": list(self.notes),
+            "seed": self.seed,
+            "seconds": round(self.seconds, 3),
+            "versions": dict(self.versions),
+            "series": dict(self.series),
+        }
+
+
+def printed_number(printed: str) -> int | float:
+    """The number that the paper prints."""
+    return float(printed) if "." in printed else int(printed)
+
+
+def prints_as(value: Number, printed: str) -> bool:
+    """Whether `value`, rounded to as many decimals as `printed` has, is what is printed."""
+    decimals = len(printed.partition(".")[2])
+    return round(Fraction(value), decimals) == Fraction(printed)
+
+
+def plain(value: Number | None) -> int | float | None:
+    """A number that JSON knows: whole numbers as int, other fractions as the nearest float."""
+    if isinstance(value, Fraction):
+        return value.numerator if value.denominator == 1 else float(value)
+    return value
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of Python, of conewise and of `packages`, and the kind of machine."""
+    found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
+    found["conewise"] = __version__
+    for package in ("numpy", *packages):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+# -- What the engine did, read off its ledger: the cost of a patch in a fork of a warm world -------
+
+
+Demand = Site | tuple[Site, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Nodes that one change invalidated, nodes that the demand after it recomputed, and its answer."""
+
+    invalidated: int
+    recomputed: int
+    value: Any
+
+
+def warm(graph: Graph, output: Demand) -> World:
+    """A world that has answered `output` once, whose ledger keeps tallies only."""
+    world = World(graph, keep_sites=False)
+    world.demand(output)
+    return world
+
+
+def patch_cost(base: World, site: Site, value: Any, output: Demand) -> Cost:
+    """Fork a warm world, patch one site, demand the output, drop the fork."""
+    with base.fork() as world:
+        world.patch(site, value)
+        answer = world.demand(output)
+        ledger = world.ledger
+        return Cost(ledger.count("invalidated"), ledger.count("recomputed"), answer)
+
+
+def patch_wave(base: World, site: Site, value: Any) -> int:
+    """How many nodes a patch invalidates; nothing is computed."""
+    with base.fork() as world:
+        world.patch(site, value)
+        return world.ledger.count("invalidated")
+
+
+def shifted(base: World, site: str) -> Any:
+    """A value for a patch: the site's own, each position holding its neighbour's."""
+    value = base.demand(site)
+    return value[[*range(1, len(value)), 0]]
+
+
+# -- Statistics ------------------------------------------------------------------------------------
+# The little statistics that timings need: a trimmed median, and a drift with its confidence interval.
+
+
+def trimmed_median(values: Iterable[float], trim: float = 0.1) -> float:
+    """The median of `values` without the largest `trim` of them.
+
+    Whatever disturbs a timing makes it longer, so only the upper end is trimmed (trimming both
+    ends alike would leave the median where it is).
+    """
+    share = expect_number(trim, "`trim`")
+    if not 0 <= share < 1:
+        raise TheoryError(f"trim is a fraction from 0 up to 1, and {shown(share)} is not.")
+    ordered = sorted(_expect_timings(values))
+    if not ordered:
+        raise TheoryError("the median of no values is not defined.")
+    kept = max(1, len(ordered) - math.floor(share * len(ordered)))
+    return statistics.median(ordered[:kept])
+
+
+def block_medians(values: Iterable[float], size: int) -> list[float]:
+    """The trimmed median of each block of `size` values, in order; `size` divides their number."""
+    timings, length = _expect_timings(values), expect_count(size, "the size of a block")
+    if not timings or len(timings) % length:
+        raise TheoryError(f"{len(timings)} values do not fall into blocks of {shown(length)}.")
+    return [trimmed_median(timings[first : first + length]) for first in range(0, len(timings), length)]
+
+
+def drift(x: Iterable[float], y: Iterable[float], lags: int = 5) -> Estimate:
+    """The slope of the least-squares line through (x, y), with its 95 % confidence interval.
+
+    Neighbouring timings on one machine are alike, so the interval allows for residuals that are
+    correlated over `lags` points. It allows for too little where they stay alike for long: it is then
+    narrower than it says (docs/theory.md#index).
+    """
+    rows = [(at, 1.0) for at in _expect_timings(x)]
+    return least_squares(rows, _expect_timings(y), lags=lags).coefficients[0]
+
+
+def _expect_timings(values: object) -> list[float]:
+    given = expect_items(values, "the list of values", "numbers")
+    return [expect_float(value, "a value") for value in given]
+
+
+# -- Scanning --------------------------------------------------------------------------------------
+# An instrument: which nodes of a graph are looked at, and which edges are followed, while something runs.
+#
+# It stands between the engine and the graph's table and counts; neither knows of it.
+
+
+@dataclass(slots=True)
+class Walk:
+    """How often each node, by number, was looked at, and how many edges were followed from there."""
+
+    nodes: Counter[int] = field(default_factory=Counter)
+    edges: int = 0
+
+    @property
+    def touched(self) -> Touched:
+        """Nodes looked at and edges followed, each as often as that was done."""
+        return Touched(self.nodes.total(), self.edges)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.nodes.clear()
+        self.edges = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What was walked: from nodes to their readers, and from nodes to what they read."""
+
+    down: Walk = field(default_factory=Walk)
+    up: Walk = field(default_factory=Walk)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.down.clear()
+        self.up.clear()
+
+
+@contextmanager
+def scanning(graph: Graph) -> Iterator[Scan]:
+    """Count every look at the graph's wiring inside the `with` block; its structure must not change there."""
+    table, scan = graph.table, Scan()
+    consumers, inputs = table.consumers, table.inputs
+    try:
+        table.consumers, table.inputs = _Counted(consumers, scan.down), _Counted(inputs, scan.up)
+        yield scan
+    finally:
+        table.consumers, table.inputs = consumers, inputs
+
+
+class _Counted(list[Any]):
+    """A list of neighbours that counts who is looked up, and each neighbour that is then read."""
+
+    def __init__(self, neighbours: list[Any], walk: Walk) -> None:
+        super().__init__(_Neighbours(found, walk) for found in neighbours)
+        self._walk = walk
+
+    def __getitem__(self, node: Any) -> Any:
+        self._walk.nodes[node] += 1
+        return super().__getitem__(node)
+
+
+class _Neighbours(tuple[int, ...]):  # noqa: SLOT001  # a tuple's subclass can have none that hold something
+    """The neighbours of a node, in order and equal to them; reading them is counted."""
+
+    _walk: Walk
+
+    def __new__(cls, found: Iterable[int], walk: Walk) -> _Neighbours:
+        made = super().__new__(cls, found)
+        made._walk = walk
+        return made
+
+    def __iter__(self) -> Iterator[int]:
+        for site in super().__iter__():
+            self._walk.edges += 1
+            yield site
+
+    def __getitem__(self, index: Any) -> Any:
+        self._walk.edges += 1
+        return super().__getitem__(index)

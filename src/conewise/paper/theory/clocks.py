@@ -1,0 +1,518 @@
+"""Least squares with honest error bars: coefficients, standard errors, confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from conewise.errors import TheoryError
+from conewise.paper.theory.wavefront import saturating_worlds
+from conewise.paper.theory.weights import (
+    Exact,
+    Weight,
+    answer_ratio,
+    any_float,
+    as_float,
+    exact,
+    expect_count,
+    expect_flag,
+    expect_float,
+    expect_items,
+    expect_number,
+    expect_weight,
+    ratio,
+    shown,
+    total,
+)
+
+Matrix = npt.NDArray[np.float64]
+
+MOST_CONFIDENT = 1 - 1e-9
+"""Nearer to 1 the quantiles would be rounding errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A fitted number, its standard error and its confidence interval."""
+
+    value: float
+    standard_error: float
+    low: float
+    high: float
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.6g} [{self.low:.6g}, {self.high:.6g}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A least-squares fit: one estimate per column, and how much of the variance it explains.
+
+    `r_squared` is 1 where all targets are equal. It can be below zero in a fit without a constant column.
+    """
+
+    coefficients: tuple[Estimate, ...]
+    residual_squares: float
+    degrees_of_freedom: int
+    r_squared: float
+
+
+def least_squares(
+    rows: Sequence[Sequence[float]], targets: Sequence[float], *, confidence: float = 0.95, lags: int = 0
+) -> Fit:
+    """Fit targets ≈ rows · coefficients; intervals by Student's t at n − p degrees of freedom.
+
+    With `lags` > 0, neighbouring residuals may be correlated up to that distance: the standard
+    error is then the larger of the classical one and that of Newey and West.
+    """
+    design, target = _expect_table(rows, targets)
+    lags = expect_count(lags, "`lags`", least=0)
+    count, width = design.shape
+    if count <= width:
+        raise TheoryError(
+            f"{count} measurements cannot fix {width} coefficients with an error bar; at least "
+            f"{width + 1} are needed."
+        )
+    freedom = count - width
+    reach = student_quantile(confidence, freedom)
+    # Columns and targets of size one: a node count of 10^5 beside seconds of 10^-5 would look
+    # rank-deficient, and squares of 10^200 would not be floats.
+    size, unit = _sizes(design), float(_sizes(target)) or 1.0
+    scaled, target = design / np.where(size > 0, size, 1.0), target / unit
+    if (size == 0).any() or np.linalg.matrix_rank(scaled, tol=1e-9) < width:
+        raise TheoryError(
+            "the measurements cannot tell the coefficients apart: one column is a combination of the "
+            "others. Vary what they measure (for a calibration: cone sizes and graph sizes)."
+        )
+    inverse: Matrix = np.linalg.inv(scaled.T @ scaled).astype(np.float64)
+    solution = np.linalg.lstsq(scaled, target, rcond=None)[0]
+    residuals = target - scaled @ solution
+    squares = float(residuals @ residuals)
+    variances = np.diag(inverse) * squares / freedom
+    if lags:
+        variances = np.maximum(variances, _newey_west(scaled, residuals, inverse, lags))
+    errors = np.sqrt(variances)
+    spread = float(((target - target.mean()) ** 2).sum())
+    return Fit(
+        tuple(
+            _estimate(value, error, reach, Fraction(unit) / Fraction(column))
+            for value, error, column in zip(
+                solution.tolist(), errors.tolist(), np.atleast_1d(size).tolist(), strict=True
+            )
+        ),
+        as_float(Fraction(squares) * Fraction(unit) ** 2, "the sum of the squared residuals"),
+        freedom,
+        1.0 if (target == target[0]).all() else 1.0 - squares / spread,
+    )
+
+
+def _expect_table(rows: object, targets: object) -> tuple[Matrix, Matrix]:
+    """The design, of at least one column, and as many targets as it has rows; all finite."""
+    table = [
+        [expect_float(value, "a measurement") for value in expect_items(row, f"row {place}", "its columns")]
+        for place, row in enumerate(expect_items(rows, "the list of rows", "the columns of each measurement"))
+    ]
+    wanted = [
+        expect_float(value, "a measurement")
+        for value in expect_items(targets, "the list of targets", "one number for each row")
+    ]
+    widths = {len(row) for row in table}
+    if len(widths) != 1 or 0 in widths:
+        raise TheoryError(
+            f"the rows have {', '.join(map(str, sorted(widths))) or 'no'} columns; each has the same number "
+            "of them, at least one."
+        )
+    if len(wanted) != len(table):
+        raise TheoryError(f"{len(table)} rows have {len(wanted)} targets; give one target for each row.")
+    return np.array(table), np.array(wanted)
+
+
+def _sizes(columns: Matrix) -> Matrix:
+    """The length of each column, which no square overflows; the largest float where it is larger."""
+    largest = np.abs(columns).max(axis=0)
+    unit = np.where(largest > 0, largest, 1.0)
+    with np.errstate(over="ignore"):
+        lengths: Matrix = np.minimum(np.linalg.norm(columns / unit, axis=0) * unit, np.finfo(np.float64).max)
+    return np.where(largest > 0, lengths, 0.0)
+
+
+def _estimate(value: float, error: float, reach: float, unit: Fraction) -> Estimate:
+    """A coefficient of the scaled columns, in `unit` of the given ones."""
+    bounds = value, error, value - reach * error, value + reach * error
+    return Estimate(*(as_float(Fraction(bound) * unit, "a coefficient") for bound in bounds))
+
+
+def _newey_west(design: Matrix, residuals: Matrix, inverse: Matrix, lags: int) -> Matrix:
+    scores = design * residuals[:, None]
+    meat = scores.T @ scores
+    for lag in range(1, min(lags, len(scores) - 1) + 1):
+        cross = scores[lag:].T @ scores[:-lag]
+        meat += (1 - lag / (lags + 1)) * (cross + cross.T)
+    count, width = design.shape
+    variances: Matrix = np.diag(inverse @ meat @ inverse) * count / (count - width)
+    return variances
+
+
+def student_quantile(confidence: float, freedom: int) -> float:
+    """The t within which a Student variable lies with probability `confidence`, on both sides."""
+    given = expect_number(confidence, "the confidence")
+    if not 0 < given <= MOST_CONFIDENT:
+        raise TheoryError(
+            f"the confidence is {shown(given)}; it is a probability between 0 and 1, such as 0.95, and at "
+            f"most {MOST_CONFIDENT}."
+        )
+    return _quantile(float(given), freedom)
+
+
+@lru_cache
+def _quantile(confidence: float, freedom: int) -> float:
+    if freedom > 500:
+        # Cornish-Fisher, to far below any error bar's own accuracy at this size.
+        z = NormalDist().inv_cdf((1 + confidence) / 2)
+        return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    low, high = 0.0, math.pi / 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
+    return math.tan((low + high) / 2) * math.sqrt(freedom)
+
+
+def _within(theta: float, freedom: int) -> float:
+    """P(|T| ≤ √n·tan θ) for n degrees of freedom: a finite trigonometric sum for whole n."""
+    sine, cosine = math.sin(theta), math.cos(theta)
+    if freedom % 2 == 0:
+        term, series = 1.0, 1.0
+        for step in range(1, freedom // 2):
+            term *= (2 * step - 1) / (2 * step) * cosine**2
+            series += term
+        return sine * series
+    term, series = cosine, cosine if freedom > 1 else 0.0
+    for step in range(1, (freedom - 1) // 2):
+        term *= 2 * step / (2 * step + 1) * cosine**2
+        series += term
+    return 2 / math.pi * (theta + sine * series)
+
+
+# -- Wallclock -------------------------------------------------------------------------------------
+# Wall clock: seconds = a · cone + β · graph (+ a fixed cost), fitted, and the ratio that follows.
+
+
+Sample = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What one demand costs: `a` seconds per recomputed node, `beta` per node of the graph, and `intercept`.
+
+    `intercept` is None where none was fitted; then a fixed cost per demand hides in `beta`. Noise can put
+    β or the intercept below zero, which no demand can cost; predictions then take it for zero. An a that
+    is not above zero predicts nothing: TheoryError.
+    """
+
+    a: Estimate
+    beta: Estimate
+    intercept: Estimate | None
+    r_squared: float
+
+    @property
+    def overhead(self) -> float:
+        """β/a as fitted: what a node that is only walked past costs, in nodes computed."""
+        (a, _, _), beta = self._constants, expect_number(self.beta.value, "the fitted β")
+        return as_float(ratio(exact(beta), a), "β/a")
+
+    @property
+    def ceiling(self) -> float:
+        """`wallclock_ceiling` of the fit."""
+        a, beta, _ = self._constants
+        return as_float(exact(wallclock_ceiling(a, beta)), "the ceiling")
+
+    def seconds(self, cone: float, nodes: float) -> float:
+        """The predicted time of one demand."""
+        (size,), whole = expect_cones([cone], nodes)
+        a, beta, fixed = self._constants
+        return as_float(a * exact(size) + beta * exact(whole) + fixed, "the predicted time")
+
+    def ratio(self, cones: Iterable[float], nodes: float) -> float:
+        """`wallclock_ratio` of a sweep."""
+        return as_float(exact(wallclock_ratio(cones, nodes, *self._constants)), "the ratio")
+
+    @property
+    def _constants(self) -> tuple[Exact, Exact, Exact]:
+        """a, β and the fixed cost that predictions are made with."""
+        a, beta = expect_number(self.a.value, "the fitted a"), expect_number(self.beta.value, "the fitted β")
+        fixed = expect_number(self.intercept.value, "the fitted intercept") if self.intercept else 0
+        if a <= 0:
+            raise TheoryError(
+                f"a was fitted as {shown(a)}: a node that takes no time to compute. Measure cones that "
+                "differ more in size, or more often."
+            )
+        return exact(a), max(exact(beta), 0), max(exact(fixed), 0)
+
+
+def calibrate(samples: Iterable[Sample], *, intercept: bool = True, confidence: float = 0.95) -> Calibration:
+    """Fit a and β to measurements (cone size, graph size, seconds) by least squares.
+
+    With `intercept`, a fixed cost per demand is fitted too; the graph sizes must then vary. On one
+    graph, β·N and a fixed cost are one number: pass `intercept=False` to read it all as β·N, as
+    the paper does (2.24 ms on 412 nodes).
+    """
+    rows = [_expect_sample(sample, place) for place, sample in enumerate(expect_items(samples, *_SAMPLES))]
+    has_fixed = expect_flag(intercept, "`intercept`")
+    if has_fixed and len({nodes for _, nodes, _ in rows}) == 1:
+        raise TheoryError(
+            f"all samples are of one graph size, {rows[0][1]:g}: β and a fixed cost cannot be told "
+            "apart. Measure graphs of several sizes, or pass `intercept=False`."
+        )
+    design = [(cone, nodes, 1.0) if has_fixed else (cone, nodes) for cone, nodes, _ in rows]
+    if not design:
+        raise TheoryError("no samples are given; a calibration needs more of them than constants.")
+    fit = least_squares(design, [seconds for _, _, seconds in rows], confidence=confidence)
+    fixed = fit.coefficients[2] if has_fixed else None
+    return Calibration(fit.coefficients[0], fit.coefficients[1], fixed, fit.r_squared)
+
+
+_SAMPLES = "the list of samples", "(cone size, graph size, seconds) for each"
+
+
+def _expect_sample(sample: object, place: int) -> tuple[float, float, float]:
+    what = f"sample {place}"
+    numbers = expect_items(sample, what, "cone size, graph size, seconds")
+    if len(numbers) != 3:
+        raise TheoryError(f"{what} is {shown(sample)}; a sample is (cone size, graph size, seconds).")
+    (cone,), nodes = expect_cones(numbers[:1], numbers[1])
+    seconds = expect_weight(numbers[2], f"the time of {what}")
+    return expect_float(cone, what), expect_float(nodes, what), expect_float(seconds, what)
+
+
+def wallclock_ratio(
+    cones: Iterable[Weight], nodes: Weight, a: Weight, beta: Weight, intercept: Weight = 0
+) -> Fraction | float:
+    """ρ in time: a full run for each site over the sweep, each demand paying β·N and `intercept`.
+
+    ρ = |cones| · (a·N + β·N + c) / Σ_cones (a·cone + β·N + c), exact at any depth and for any cones, of
+    which none can be larger than the graph. So it is never below 1.
+    """
+    sizes, N = expect_cones(cones, nodes)
+    per_node, per_graph = expect_constants(a, beta)
+    fixed = expect_weight(intercept, "the intercept")
+    overhead = exact(per_graph) * exact(N) + exact(fixed)
+    spent = exact(per_node) * total(sizes) + len(sizes) * overhead
+    if spent == 0:
+        raise TheoryError("the sweep takes no time, so its ratio has no value: no cones, or all of size 0.")
+    full = len(sizes) * (exact(per_node) * exact(N) + overhead)
+    return answer_ratio(ratio(full, spent), any_float([*sizes, N, per_node, per_graph, fixed]))
+
+
+def wallclock_ceiling(a: Weight, beta: Weight, mean_fraction: Weight = Fraction(1, 2)) -> Fraction | float:
+    """The limit of ρ in time: (a+β) / (a·E[U]+β), with E[U] = 1/2 for the uniform profile.
+
+    docs/theory.md#wall-clock. a = 0.042 and β = 2.24/412 give 1.794, the paper's 1.79; its β rounded
+    to 0.0054 gives 1.795, which would print as 1.80.
+    """
+    per_node, per_graph = expect_constants(a, beta)
+    share = expect_number(mean_fraction, "the mean fraction")
+    if not 0 <= share <= 1:
+        raise TheoryError(
+            f"the mean fraction is {shown(share)}; it is the part of a graph that lies below a site, from 0 "
+            "to 1."
+        )
+    if share == 0 and per_graph == 0:
+        raise TheoryError("with β = 0 and an empty mean cone the ratio has no limit.")
+    spent = exact(per_node) * exact(share) + exact(per_graph)
+    limit = ratio(exact(per_node) + exact(per_graph), spent)
+    return answer_ratio(limit, any_float([per_node, per_graph, share]))
+
+
+def expect_cones(cones: object, nodes: object) -> tuple[list[Weight], Weight]:
+    """The sizes of cones, none larger than the graph, and the size of the graph."""
+    N = expect_weight(nodes, "the graph size")
+    given = expect_items(cones, "the list of cones", "the size of each")
+    sizes = [expect_weight(cone, "a cone size") for cone in given]
+    for size in sizes:
+        if size > N:
+            raise TheoryError(
+                f"a cone has the size {shown(size)} in a graph of the size {shown(N)}: what lies below a "
+                "site is a part of the graph. Both count computed nodes, in the same unit."
+            )
+    return sizes, N
+
+
+def expect_constants(a: object, beta: object) -> tuple[Weight, Weight]:
+    """A, more than zero, and β, zero or more."""
+    per_node, per_graph = expect_number(a, "a"), expect_number(beta, "β")
+    if per_node <= 0:
+        raise TheoryError(f"a is {shown(per_node)}; a node takes more than zero time to compute.")
+    if per_graph < 0:
+        raise TheoryError(
+            f"β is {shown(per_graph)}; it is zero or more. Where noise puts a fitted β below zero, pass 0."
+        )
+    return per_node, per_graph
+
+
+# -- Compiled --------------------------------------------------------------------------------------
+# Compiled sweeps, in the terms of the wall clock: one walk for a plan, one launch for all its worlds.
+
+
+def compiled_ratio(
+    cones: Iterable[Weight],
+    nodes: Weight,
+    a: Weight,
+    beta: Weight,
+    *,
+    runs: int = 1,
+    launch: Weight = 0,
+    launches: Weight | None = None,
+) -> Fraction | float:
+    """ρ in time where plans are compiled: full runs, planned once, over a sweep that is planned once.
+
+    docs/theory.md#compiled-plans. A plan walks the graph, β·N, and serves `runs` runs of all worlds; a node
+    takes `a`, of which the part `launch` is paid once for all worlds that are computed together. A
+    sweep of K worlds launches `launches` times, each node once where all worlds are one stack: the
+    weight of the union of the cones; less where one launch computes several nodes, more where the worlds are
+    several stacks. None: once for each world, as one after another do.
+
+        ρ = (R·K·a·N + β·N) / (R·((a − λ)·Σ cone + λ·launches) + β·N)
+
+    With R·K = 1 it is `wallclock_ratio`; as R·K grows, β is paid by ever more demands.
+    """
+    sizes, N = expect_cones(cones, nodes)
+    per_node, per_graph = expect_constants(a, beta)
+    together = _expect_launch(launch, per_node)
+    count, spread = expect_count(runs, "the number of runs"), total(sizes)
+    often = spread if launches is None else expect_weight(launches, "the number of launches")
+    if often > spread or (often == 0 and spread > 0):
+        raise TheoryError(
+            f"the sweep launches {shown(often)}; that is more than nothing and no more than all cones "
+            f"together, {shown(spread)}."
+        )
+    walk = exact(per_graph) * exact(N)
+    apart = exact(per_node) - exact(together)
+    spent = count * (apart * spread + exact(together) * exact(often)) + walk
+    if not sizes or spent == 0:
+        raise TheoryError("the sweep takes no time, so its ratio has no value: no cones, or all of size 0.")
+    full = count * len(sizes) * exact(per_node) * exact(N) + walk
+    return answer_ratio(ratio(full, spent), any_float([*sizes, N, per_node, per_graph, together, often]))
+
+
+def compiled_ceiling(
+    a: Weight, launch: Weight = 0, mean_fraction: Weight = Fraction(1, 2)
+) -> Fraction | float:
+    """The limit of `compiled_ratio` as worlds grow in number: a / ((a − λ)·E[U]).
+
+    docs/theory.md#compiled-plans. Without stacking, λ = 0, it is 1/E[U], and the limit of ever more runs too:
+    2 for the uniform profile, whatever β was. E[U] is the mean share of the graph that lies below a site.
+    """
+    per_node, _ = expect_constants(a, 0)
+    together = _expect_launch(launch, per_node)
+    share = expect_number(mean_fraction, "the mean fraction")
+    if not 0 < share <= 1:
+        raise TheoryError(
+            f"the mean fraction is {shown(share)}; it is the part of a graph that lies below a site, more "
+            "than 0 and at most 1."
+        )
+    if together == per_node:
+        raise TheoryError(
+            "a node takes nothing but its launch, which all worlds share: the ratio grows with their number "
+            "and has no limit."
+        )
+    limit = ratio(exact(per_node), (exact(per_node) - exact(together)) * exact(share))
+    return answer_ratio(limit, any_float([per_node, together, share]))
+
+
+def _expect_launch(launch: object, per_node: Weight) -> Weight:
+    together = expect_weight(launch, "`launch`")
+    if together > per_node:
+        raise TheoryError(
+            f"`launch` is {shown(together)}, and a node takes {shown(per_node)} in all, its launch included."
+        )
+    return together
+
+
+# -- Stacks ----------------------------------------------------------------------------------------
+# The clock of stacks: seconds = launches · c + work / rate, fitted; and how many worlds are enough.
+
+
+StackSample = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StackClock:
+    """What a stack of worlds takes: `launch` seconds for each launch, `work` for each unit of work.
+
+    docs/theory.md#wavefront. Work is FLOPs, or node evaluations; 1/`work` is the rate. Noise can put either
+    constant below zero, which nothing can take; predictions then take it for zero. Both at once predict
+    nothing: TheoryError.
+    """
+
+    launch: Estimate
+    work: Estimate
+    r_squared: float
+
+    @property
+    def rate(self) -> float:
+        """Units of work a second."""
+        _, each = self._constants
+        if each == 0:
+            raise TheoryError("work was fitted to take no time, so there is no rate. Measure larger stacks.")
+        return as_float(ratio(1, each), "the rate")
+
+    def seconds(self, launches: Weight, work: Weight) -> float:
+        """The predicted time of so many launches and so much work."""
+        count, amount = expect_weight(launches, "`launches`"), expect_weight(work, "`work`")
+        c, each = self._constants
+        return as_float(c * exact(count) + each * exact(amount), "the predicted time")
+
+    def enough_worlds(self, node: Weight, share: Weight) -> int:
+        """With more worlds at once than that, stacks save less than `share` of the work.
+
+        `node` is the work of one node in one world: see `saturating_worlds`.
+        """
+        c, each = self._constants
+        return saturating_worlds(c, each * exact(expect_weight(node, "the work of a node")), share)
+
+    @property
+    def _constants(self) -> tuple[Exact, Exact]:
+        c, each = (
+            max(exact(expect_number(one.value, f"the fitted {what}")), 0)
+            for one, what in ((self.launch, "launch"), (self.work, "work"))
+        )
+        if not c and not each:
+            raise TheoryError("neither launches nor work were fitted to take any time. Measure more often.")
+        return c, each
+
+
+def calibrate_stacks(samples: Iterable[StackSample], *, confidence: float = 0.95) -> StackClock:
+    """Fit the two constants to measurements (launches, work, seconds) by least squares.
+
+    Stacks of several widths tell them apart: the work stays, and the launches fall.
+    """
+    found = []
+    for place, sample in enumerate(expect_items(samples, "the list of samples", _OF), 1):
+        numbers = expect_items(sample, f"sample {place}", _OF)
+        if len(numbers) != 3:
+            raise TheoryError(f"sample {place} is {shown(sample)}; a sample is {_OF}.")
+        found.append(
+            [expect_float(expect_weight(one, f"a number of sample {place}"), _OF) for one in numbers]
+        )
+    if not found:
+        raise TheoryError("no samples are given; a calibration needs more of them than constants.")
+    fit = least_squares(
+        [(launches, work) for launches, work, _ in found],
+        [seconds for _, _, seconds in found],
+        confidence=confidence,
+    )
+    launch, work = fit.coefficients
+    return StackClock(launch, work, fit.r_squared)
+
+
+_OF = "launches, work and seconds"

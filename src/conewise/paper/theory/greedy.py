@@ -1,0 +1,271 @@
+"""Greedy searches: edges removed one by one, each for good if it can be spared; and what guessing gains.
+
+Removing an edge puts a correction, one node, behind its reader's site. So the worlds are a sequence of
+changes that stay, and what a trial costs depends on the order of visits and on what was removed before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from conewise.errors import TheoryError
+from conewise.graph.graph import Graph, Site
+from conewise.paper.theory.weights import (
+    Demand,
+    Exact,
+    Scale,
+    Weight,
+    Weights,
+    answer,
+    answer_ratio,
+    any_float,
+    exact,
+    expect_count,
+    expect_demand,
+    expect_graph,
+    expect_items,
+    expect_number,
+    expect_sites,
+    expect_weight,
+    ratio,
+    shown,
+    total,
+    wanted,
+)
+
+MOST: Final = 100_000
+"""So many candidates, and stacks so wide, are worked out: powers of a chance grow long."""
+MOST_BITS: Final = 200_000
+"""How long a power of a chance may be, in bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyCost:
+    """What each trial of a search costs, and how much of that are corrections behind its reader."""
+
+    costs: tuple[Weight, ...]
+    surplus: Weight
+
+    @property
+    def total(self) -> Weight:
+        """What the search computes, one trial at a time."""
+        return answer(total(self.costs), any_float(self.costs), "the cost")
+
+
+def greedy_cost(
+    graph: Graph,
+    readers: Sequence[Site],
+    visits: Iterable[int],
+    kept: Collection[int] = (),
+    demand: Demand = None,
+    weights: Weights | None = None,
+    correction: Weight = 1,
+) -> GreedyCost:
+    """The cost of a greedy search, trial by trial, by the order of visits and by what turns out to be kept.
+
+    docs/beyond-the-paper.md#greedy-search. `readers` are their sites, one entry for each reader; `visits`
+    names the reader of each edge that is tried, in order, by its place in that list; `kept` are the trials,
+    counted from 0, after which the edge stays. A trial at s costs
+
+        correction + |cone(s)| + correction · (readers that lost edges below s, or at s and earlier)
+
+    of which only what the support of `demand` has counts.
+    """
+    table = expect_graph(graph).table
+    sites = graph.numbers(expect_sites(readers, "the list of readers"))
+    line = _expect_places(visits, len(sites), "the visits", "a reader's place in the list")
+    staying = set(_expect_places(kept, len(line), "what is kept", "a trial's number"))
+    one, scale = expect_weight(correction, "`correction`"), Scale(graph, weights)
+    support = wanted(graph, expect_demand(demand))
+    cones = {site: table.cone((site,)) for site in set(sites)}
+    seen = cones if support is None else {site: cone & support for site, cone in cones.items()}
+    behind = {site: scale(nodes) for site, nodes in seen.items()}
+    # When a reader first lost an edge. Of two corrections at one site the later one comes first.
+    since: dict[int, int] = {}
+    costs: list[Exact] = []
+    again: list[Exact] = []
+    for trial, reader in enumerate(line):
+        site = sites[reader]
+        met = sum(
+            sites[other] in cones[site]
+            or (sites[other] == site and other != reader and when < since.get(reader, trial))
+            for other, when in since.items()
+            if support is None or seen[sites[other]]
+        )
+        again.append(met * exact(one))
+        is_wanted = support is None or bool(seen[site])  # else nobody asks for the correction
+        costs.append(behind[site] + is_wanted * exact(one) + again[-1])
+        if trial not in staying:
+            since.setdefault(reader, trial)
+    is_float = scale.is_float or isinstance(one, float)
+    return GreedyCost(
+        tuple(answer(cost, is_float, "the cost of a trial") for cost in costs),
+        answer(total(again), is_float, "the surplus"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What a search with guesses takes, on average.
+
+    `worlds` are evaluated in so many `stacks`; those `in_vain` rest on a wrong guess, and are thrown away.
+    """
+
+    stacks: Fraction | float
+    worlds: Fraction | float
+    in_vain: Fraction | float
+
+
+def speculation(candidates: int, width: int, right: Weight) -> Speculation:
+    """What deciding n candidates in line takes, W at once, if each guess is right with the chance p.
+
+    docs/beyond-the-paper.md#greedy-search. A stack has the current world, and one for each of the next W
+    candidates, which assumes that those before it are decided as guessed; the first wrong guess ends it. With
+    W = 1 there is nothing to guess, and each candidate is one world. A stack begins at candidate k = aW + b,
+    0 ≤ b < W, with the chance
+
+        u = (1−p)·(1−p^((a+1)W))/(1−p^W) for b > 0,    (1−p)·(1−p^(aW))/(1−p^W) + p^(aW) for b = 0
+
+    and has min(W, n−k) + 1 worlds. Exact for an exact p.
+    """
+    n, W = _expect_most(candidates, "the number of candidates"), _expect_most(width, "the width")
+    p, is_float = _expect_chance(right)
+    if n * p.denominator.bit_length() > MOST_BITS:
+        raise TheoryError(
+            f"the chance {shown(right)}, to the power of {n:,}, is too long a number to be worked out. Give "
+            "a fraction of small numbers, as Fraction(9, 10), or fewer candidates."
+        )
+    if W == 1:
+        return Speculation(*(answer_ratio(Fraction(count), is_float) for count in (n, n, 0)))
+    whole, rest = divmod(n, W)
+    stacks, missing = _certain(n, W) if p == 1 else _uncertain(p, W, whole, rest)
+    worlds = (W + 1) * stacks - missing
+    found = (stacks, worlds, worlds - stacks - n)
+    return Speculation(*(answer_ratio(Fraction(one), is_float) for one in found))
+
+
+def _certain(candidates: int, width: int) -> tuple[Fraction, Fraction]:
+    """The stacks where every guess is right, and the worlds that the last one has fewer than the others."""
+    return Fraction(-(-candidates // width)), Fraction(-candidates % width)
+
+
+def _uncertain(p: Fraction, W: int, whole: int, rest: int) -> tuple[Fraction, Fraction]:
+    """The stacks, and how many worlds fewer than W + 1 each the last ones have, of whole·W + rest candidates.
+
+    Both are sums of u(k); the second has the weight W − (n − k) for the last W − 1 candidates.
+    """
+    x = p**W
+    end = x**whole
+    share = (1 - p) / (1 - x)
+    powers = (1 - end) / (1 - x)
+    before, first, within = share * (1 - end), share * (1 - end) + end, share * (1 - end * x)
+    stacks = (W - 1) * share * (whole - x * powers) + share * (whole - powers) + powers
+    left = W - rest
+    missing = before * (left * (left - 1) // 2 if whole else 0)
+    if rest:
+        stacks += first + (rest - 1) * within
+        missing += first * left + within * ((rest - 1) * (2 * W - rest) // 2)
+    return stacks, missing
+
+
+def speculation_gain(width: int, right: Weight, launch: Weight, world: Weight = 1) -> Fraction | float:
+    """How much faster a long line is decided W at once than one by one.
+
+    docs/beyond-the-paper.md#greedy-search. A stack takes `launch`, c, and `world`, u, for each of its worlds;
+    it decides (1−p^W)/(1−p) candidates on average:
+
+        (c + u)·(1−p^W)/(1−p) / (c + (W+1)·u)
+
+    1 for W = 1. Below 1 where guesses are wrong too often, or worlds take much of the time.
+    """
+    W, (p, is_float) = _expect_most(width, "the width"), _expect_chance(right)
+    c, u = _expect_seconds(launch, world)
+    gain = (
+        Fraction(1) if W == 1 else ratio(exact(c) + exact(u), exact(c) + (W + 1) * exact(u)) * _decided(p, W)
+    )
+    return answer_ratio(gain, is_float or any_float((c, u)))
+
+
+def best_width(right: Weight, launch: Weight, world: Weight = 1) -> int:
+    """The width with the greatest gain, the smallest of several; 1 where guessing gains nothing.
+
+    docs/beyond-the-paper.md#greedy-search. Of the widths from 2 on it is the first at which one world more
+    costs more than it brings: p^W·(c + (W+1)·u)·(1−p) ≤ u·(1−p^W). Before it the gain grows, behind it falls.
+    """
+    p, _ = _expect_chance(right)
+    given = _expect_seconds(launch, world)
+    c, u = map(exact, given)
+
+    def is_wide(W: int) -> bool:
+        part, whole = p.numerator**W, p.denominator**W  # p^W, without a search for common factors
+        brings, costs = (c + (W + 1) * u) * (1 - p), Fraction(u)
+        least = costs.numerator * brings.denominator * (whole - part)
+        return bool(part * brings.numerator * costs.denominator <= least)
+
+    if p == 1 or (u == 0 and p > 0):
+        why = "every guess is right" if p == 1 else "a world more takes no time"
+        raise TheoryError(f"{why}, so that the gain grows with the width, and no width is the best.")
+    low, high = 1, 2
+    while not is_wide(high):
+        if high >= MOST:
+            raise TheoryError(
+                f"the best width is above {MOST:,}: guesses are right with a chance of {shown(right)}, and a "
+                f"launch takes {shown(launch)} where a world takes {shown(world)}."
+            )
+        low, high = high, min(2 * high, MOST)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_wide(middle) else (middle, high)
+    return high if speculation_gain(high, p, c, u) > 1 else 1
+
+
+def speculation_bound(right: Weight, launch: Weight, world: Weight = 1) -> Fraction | float:
+    """What no width gains more than: the smaller of 1/(1−p) and 1 + c/u.
+
+    docs/beyond-the-paper.md#greedy-search. No stack decides more than its guesses hold, and each world that
+    is decided has to be computed.
+    """
+    p, is_float = _expect_chance(right)
+    c, u = _expect_seconds(launch, world)
+    if p == 1 and u == 0:
+        raise TheoryError("every guess is right, and a world takes no time: nothing bounds the gain.")
+    bounds = [] if p == 1 else [1 / (1 - p)]
+    bounds += [] if u == 0 else [1 + ratio(exact(c), exact(u))]
+    return answer_ratio(min(bounds), is_float or any_float((c, u)))
+
+
+def _decided(p: Fraction, width: int) -> Fraction:
+    """How many candidates a stack decides on average: 1 + p + ... + p^(W−1)."""
+    return Fraction(width) if p == 1 else (1 - p**width) / (1 - p)
+
+
+def _expect_chance(right: object) -> tuple[Fraction, bool]:
+    given = expect_number(right, "the chance that a guess is right")
+    if not 0 <= given <= 1:
+        raise TheoryError(f"the chance that a guess is right is {shown(given)}; a chance is from 0 to 1.")
+    return Fraction(exact(given)), isinstance(given, float)
+
+
+def _expect_seconds(launch: object, world: object) -> tuple[Weight, Weight]:
+    c, u = expect_weight(launch, "`launch`"), expect_weight(world, "`world`")
+    if c == 0 and u == 0:
+        raise TheoryError("neither a launch nor a world takes any time, so there is nothing to gain.")
+    return c, u
+
+
+def _expect_most(value: object, what: str) -> int:
+    count = expect_count(value, what)
+    if count > MOST:
+        raise TheoryError(f"{what} is {shown(count)}, and is worked out up to {MOST:,}.")
+    return count
+
+
+def _expect_places(places: object, count: int, what: str, of: str) -> list[int]:
+    found = [expect_count(place, f"one of {what}", 0) for place in expect_items(places, what, of)]
+    for place in found:
+        if place >= count:
+            raise TheoryError(f"{what} has {shown(place)}, and there are {count}, counted from 0: {of}.")
+    return found

@@ -1,1 +1,0 @@
-"""What counts become in seconds, and the fits that they are calibrated by."""

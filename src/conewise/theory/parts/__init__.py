@@ -1,1 +1,0 @@
-"""Parts of nodes: the edges into readers, and the rows of positions."""

@@ -1,1 +1,0 @@
-"""Changes that stay, one after another: what each costs after those before it."""

@@ -1,0 +1,62 @@
+"""The memory that worlds with removed edges are planned to take is what they take, in torch's own blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conewise as cw
+from conewise.circuits.forwards.ablation import Ablated
+from conewise.circuits.forwards.pruned_forward import PrunedForward
+from conewise.edges.edge_facts import edge_facts
+from tests.attributing.test_memory import OFF, Blocks
+from tests.circuits.small_models import small
+from tests.circuits.test_masked_forward import METRIC, random_masks
+
+
+def taken(compute: Callable[[], Any]) -> int:
+    held = Blocks([])
+    with held:
+        compute()
+    return held.peak
+
+
+@pytest.mark.parametrize(("name", "ablation"), [("gpt2", "resample"), ("llama", "zero")])
+def test_a_stack_of_worlds_holds_what_was_planned(name: str, ablation: str) -> None:
+    given = small(name)
+    facts = edge_facts(given.model)
+    forward = PrunedForward(facts, given.base, Ablated(facts, ablation, given.base, given.source), METRIC)
+    forward.begin(random_masks(given, 3)[2] & (np.arange(forward.shape[1]) % 4 == 1))
+    removed = random_masks(given, 3)
+    stacks = [{stage.number: removed[:, stage.rows] for stage in forward.stages}]
+    stacks += [
+        {one.number: forward._in_line(one.number, forward._state.removed, 4)} for one in forward.stages[-3:]
+    ]
+    for own in stacks:
+        forward._evaluated(forward._state, own)  # constants are kept
+        planned = forward.peak_bytes(own) - forward._held - forward._state.bytes
+        held = taken(lambda own=own: forward._evaluated(forward._state, own))  # type: ignore[misc]
+        assert held == pytest.approx(planned, rel=OFF)
+
+
+def test_a_search_holds_no_more_than_its_budget() -> None:
+    given = small("gpt2")
+    asked: dict[str, Any] = {
+        "base": given.base,
+        "source": given.source,
+        "metric": cw.logit(3),
+        "threshold": 0.1,
+        "ablation": "zero",
+    }
+    with pytest.raises(cw.errors.BudgetError) as refused:
+        cw.acdc(given.model, **asked, max_memory=10)
+    least, whole = refused.value.least, cw.acdc(given.model, **asked)
+    for budget in (least, 3 * least):
+        held = Blocks([])
+        with held:
+            found = cw.acdc(given.model, **asked, max_memory=budget)
+        assert held.peak <= budget
+        assert found.edges == whole.edges

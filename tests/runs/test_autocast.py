@@ -1,0 +1,86 @@
+"""The caller's autocast: whatever is asked inside of it has the numbers that it has outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import conewise as cw
+from conewise.compat.transformer_lens import HookedModel
+from tests.sweeps.tiny import prompts, tiny
+
+METRIC = cw.logit_diff(5, 9)
+HEADS = cw.sites("z", layer=":", head=":")
+ASKED: dict[str, Any] = {
+    "base": {"input_ids": prompts(2, 1)},
+    "source": {"input_ids": prompts(2, 2)},
+    "metric": METRIC,
+}
+
+
+@cache
+def circuit() -> cw.Circuit:
+    return tiny("llama").sweep(tiny("llama").edges(), **ASKED).run().circuit(top=30)
+
+
+@cache
+def run() -> Any:
+    return tiny("llama").run(input_ids=prompts(2, 1))
+
+
+def patched() -> Tensor:
+    world = run().fork()
+    world.patch(("mlp_out", 0), "zero")
+    found: Tensor = world.logits
+    return found
+
+
+def mixed(value: Tensor) -> Tensor:
+    return value @ torch.full((value.shape[-1], value.shape[-1]), 0.1)
+
+
+JOBS: dict[str, Callable[[], object]] = {
+    "capture": lambda: (
+        cw.capture(tiny("llama").module, input_ids=prompts(1)).run(input_ids=prompts(1)).logits
+    ),
+    "run": lambda: tiny("llama").run(input_ids=prompts(2)).logits,
+    "fork": patched,
+    "sweep": lambda: tiny("llama").sweep(HEADS, **ASKED).run(verify=2).values,
+    "serial": lambda: tiny("llama").sweep(HEADS, **ASKED).run(evaluator="serial").values,
+    "function": lambda: tiny("llama").sweep([("mlp_out", 1)], **{**ASKED, "source": mixed}).run().values,
+    "edges": lambda: tiny("llama").sweep(["a0.h1->m1"], **ASKED).run().values,
+    "evaluation": lambda: circuit().evaluate(**ASKED).circuit,
+    "search": lambda: [str(one) for one in cw.acdc(tiny("llama"), **ASKED, threshold=1.0).edges],
+    "attribution": lambda: cw.attribution(tiny("llama"), HEADS, **ASKED).values,
+    "gradients": lambda: run().gradients(METRIC, [("z", 1)])["z", 1],
+    "decomposition": lambda: run().decompose().tensor,
+    "logits": lambda: run().logit_attribution(METRIC).tensor,
+    "trace": lambda: cw.causal_trace(tiny("llama"), prompts(1), subject=[1], metric=METRIC, samples=2).values,
+    "splice": lambda: (
+        tiny("llama").splice(("resid_post", 1), encode=mixed, decode=mixed).run(input_ids=prompts(1)).logits
+    ),
+    "text": lambda: tiny("llama").generate(prompts(1), 4, patches={("mlp_out", 0): mixed}).ids,
+    "hooks": lambda: HookedModel(tiny("llama")).run_with_hooks(
+        prompts(1), fwd_hooks=[("blocks.1.hook_mlp_out", lambda value, hook: mixed(value))]
+    ),
+}
+
+
+@pytest.mark.parametrize("job", list(JOBS))
+def test_autocast_changes_no_number_and_is_as_it_was_afterwards(job: str) -> None:
+    outside = JOBS[job]()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = JOBS[job]()
+        assert torch.is_autocast_enabled("cpu")
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    if isinstance(outside, Tensor):
+        assert isinstance(inside, Tensor)
+        assert inside.dtype == outside.dtype
+        assert torch.equal(inside, outside)
+    else:
+        assert inside == outside

@@ -1,0 +1,243 @@
+"""A captured model whose graph was changed: what follows the change equals hooks, all else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import conewise as cw
+from conewise.errors import GraphChangedError, MetricError, SweepError
+from conewise.model import Model
+
+CLEAN = "When Mary and John went to the store, John gave a drink to"
+OTHER = "When Mary and John went to the store, Mary gave a drink to"
+METRIC = cw.logit_diff(5, 6)
+SITES = [("mlp_out", 0), ("mlp_out", 1), ("resid_pre", 2)]
+PATHS = ["model.layers.0.mlp", "model.layers.1.mlp", "model.layers.1"]
+
+
+@cache
+def captured() -> Model:
+    return cw.capture(cw.load("tiny"))
+
+
+def redefined(model: Model) -> Callable[[], None]:
+    """The second MLP is 0."""
+    node = model.locate(("mlp_out", 1)).node
+    old = model.graph.rule(node)
+    model.graph.redefine(node, lambda *inputs: torch.zeros_like(old(*inputs)))
+    return lambda: model.graph.redefine(node, old)
+
+
+def grafted(model: Model) -> Callable[[], None]:
+    """The same, by a block behind it."""
+    graft = model.graph.graft_after(model.locate(("mlp_out", 1)).node, cw.chain(lambda value: value * 0))
+    return lambda: model.graph.remove(graft)
+
+
+def rewired(model: Model) -> Callable[[], None]:
+    """The same: the stream behind the MLP is the one in front of it, and reads another order of inputs."""
+    behind, before, mlp = (model.locate((kind, 1)).node for kind in ("resid_post", "resid_mid", "mlp_out"))
+    old, inputs = model.graph.rule(behind), model.graph.inputs(behind)
+    model.graph.redefine(behind, lambda written, stream: stream + 0 * written, [mlp, before])
+    return lambda: model.graph.redefine(behind, old, inputs)
+
+
+@pytest.fixture(params=[redefined, grafted, rewired])
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    found = captured()
+    undo = request.param(found)
+    yield found
+    undo()
+    assert not found.changed_sites
+
+
+def _first(seen: list[Any], _: Any) -> Any:
+    return seen[0]
+
+
+def by_hooks(sites: list[str]) -> Tensor:
+    """The metric with one module's output from the other prompt at a time; the second MLP puts out 0."""
+    module: Any = captured().module
+    clean, other = (captured().run(text).inputs["input_ids"] for text in (CLEAN, OTHER))
+
+    def logits(ids: Tensor, changes: dict[str, Callable[[Any], Any]]) -> Tensor:
+        changes = {"model.layers.1.mlp": torch.zeros_like, **changes}
+        handles = [
+            module.get_submodule(path).register_forward_hook(lambda _m, _i, out, change=change: change(out))
+            for path, change in changes.items()
+        ]
+        try:
+            with torch.no_grad():
+                found: Tensor = module(ids).logits
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+    values = []
+    for path in sites:
+        seen: list[Any] = []
+
+        def keep(out: Any, seen: list[Any] = seen, path: str = path) -> Any:
+            seen.append(torch.zeros_like(out) if path == "model.layers.1.mlp" else out)
+            return seen[-1]
+
+        logits(other, {path: keep})
+        last = logits(clean, {path: partial(_first, seen)})[:, -1]
+        values.append((last[:, 5] - last[:, 6]).double().mean())
+    return torch.stack(values)
+
+
+def swept(model: Model, **given: Any) -> cw.Sweep:
+    return model.sweep(SITES, **{"base": CLEAN, "source": OTHER, "metric": METRIC, **given})
+
+
+def test_a_sweep_of_a_changed_graph_is_that_of_hooks_and_says_why_it_is_serial(model: Model) -> None:
+    result = swept(model).run(progress=False)
+    assert result.plan.evaluator == "serial"
+    assert "the graph was changed after the capture" in result.plan.why
+    torch.testing.assert_close(result.values, by_hooks(PATHS), rtol=1e-5, atol=1e-5)
+    assert result.ledger.node_evaluations == result.plan.node_evaluations
+    assert "changed after the capture" in result.provenance["graph"]
+    runs = swept(model, base=model.run(CLEAN), source=model.run(OTHER)).run(progress=False)
+    assert torch.equal(runs.values, result.values)
+
+
+def test_a_sweep_and_a_plan_from_before_the_change_give_no_old_numbers() -> None:
+    model = captured()
+    sweep, given = swept(model), swept(model)
+    before, plan = sweep.run(progress=False), given.plan()
+    undo = redefined(model)
+    try:
+        torch.testing.assert_close(sweep.run(progress=False).values, by_hooks(PATHS), rtol=1e-5, atol=1e-5)
+        with pytest.raises(SweepError, match="cannot run as a wavefront: the graph was changed"):
+            given.run(plan=plan, progress=False)
+        with pytest.raises(SweepError, match="cannot run as a wavefront: the graph was changed"):
+            sweep.run(evaluator="wavefront", progress=False)
+    finally:
+        undo()
+    assert torch.equal(sweep.run(progress=False).values, before.values)
+
+
+def test_a_fork_from_before_the_change_follows_it() -> None:
+    model = captured()
+    world = model.run(CLEAN).fork()
+    world.patch(("mlp_out", 0), model.run(OTHER))
+    _ = world.logits
+    undo = redefined(model)
+    try:
+        last = world.logits[:, -1]
+        found = (last[:, 5] - last[:, 6]).double()
+    finally:
+        undo()
+    torch.testing.assert_close(found, by_hooks(PATHS[:1]), rtol=1e-5, atol=1e-5)
+
+
+ESTIMATES: list[cw.Approximation] = []
+
+REFUSED: dict[str, Callable[[Model, Path], object]] = {
+    "edges": lambda model, _: model.edges(),
+    "named edges": lambda model, _: model.sweep(["m0->logits"], base=CLEAN, source=OTHER, metric=METRIC),
+    "paths": lambda model, _: model.paths("m0", "logits", base=CLEAN, source=OTHER, metric=METRIC),
+    "acdc": lambda model, _: cw.acdc(model, base=CLEAN, source=OTHER, metric=METRIC, threshold=0.1),
+    "gradients": lambda model, _: model.run(CLEAN).gradients(METRIC, [("resid_pre", 1)]),
+    "cost": lambda model, _: model.run(CLEAN).backward_cost(METRIC, [("resid_pre", 1)]),
+    "attribution": lambda model, _: cw.attribution(model, SITES, base=CLEAN, source=OTHER, metric=METRIC),
+    "lens": lambda model, _: model.run(CLEAN).lens(),
+    "decompose": lambda model, _: model.run(CLEAN).decompose(),
+    "logits": lambda model, _: model.run(CLEAN).logit_attribution(METRIC),
+    "generate": lambda model, _: model.generate(CLEAN, 2),
+    "splice": lambda model, _: model.splice(("resid_post", 2), encode=torch.relu, decode=torch.clone),
+    "check": lambda model, _: swept(model).run(progress=False, verify=1),
+    "store": lambda model, folder: swept(model).run(progress=False, out=folder),
+    "check of estimates": lambda model, _: ESTIMATES[0].check(),
+    "workers": lambda model, _: swept(model).run(progress=False, executor=cw.Processes(1)),
+}
+
+
+@pytest.mark.parametrize("job", list(REFUSED))
+def test_what_is_computed_from_the_program_is_refused(job: str, tmp_path: Path) -> None:
+    model = captured()
+    if not ESTIMATES:
+        ESTIMATES.append(cw.attribution(model, SITES, base=CLEAN, source=OTHER, metric=METRIC))
+    undo = grafted(model)
+    try:
+        with pytest.raises(GraphChangedError, match="the graph of LlamaForCausalLM was changed after the"):
+            REFUSED[job](model, tmp_path / "out")
+    finally:
+        undo()
+
+
+def test_a_mean_from_before_the_change_is_taken_anew() -> None:
+    model = captured()
+    mean = cw.mean(model, [model.run(OTHER).inputs])
+    before = swept(model, source=mean).run(progress=False)
+    undo = redefined(model)
+    try:
+        again = swept(model, source=mean).run(progress=False)
+        fresh = swept(model, source=cw.mean(model, [model.run(OTHER).inputs])).run(progress=False)
+        assert torch.equal(again.values, fresh.values)
+        assert not torch.equal(again.values, before.values)
+    finally:
+        undo()
+    assert torch.equal(swept(model, source=mean).run(progress=False).values, before.values)
+
+
+def test_a_metric_that_compares_with_a_run_from_before_the_change_is_refused() -> None:
+    model = captured()
+    run = model.run(CLEAN)
+    metric, sweep = cw.kl_to(run), swept(model, metric=cw.kl_to(run))
+    question = cw.ask(model, [{"clean": CLEAN}], sites=SITES, patch="zero", metric="kl")
+    before, asked = sweep.run(progress=False), question.run(progress=False)
+    undo = redefined(model)
+    try:
+        for job in (
+            lambda: swept(model, metric=metric).run(progress=False),
+            lambda: sweep.run(progress=False),
+            sweep.plan,
+        ):
+            with pytest.raises(
+                MetricError, match=r"before the graph of LlamaForCausalLM was changed, at '.*kl_to"
+            ):
+                job()
+        # The run follows the change, and so does a metric that is made of it now.
+        assert swept(model, metric=cw.kl_to(run)).run(progress=False).base.tolist() == pytest.approx([0.0])
+        assert question.run(progress=False).base.tolist() == pytest.approx([0.0], abs=1e-6)
+    finally:
+        undo()
+    assert torch.equal(swept(model, metric=metric).run(progress=False).values, before.values)
+    assert torch.equal(question.run(progress=False).values, asked.values)
+
+
+def test_edges_of_a_sweep_from_before_the_change_are_refused() -> None:
+    model = captured()
+    sweep = model.sweep(["m0->logits"], base=CLEAN, source=OTHER, metric=METRIC)
+    undo = redefined(model)
+    try:
+        with pytest.raises(GraphChangedError, match="cannot sweep edges"):
+            sweep.run(progress=False)
+    finally:
+        undo()
+
+
+def test_shares_of_a_projection_with_another_rule_are_refused() -> None:
+    model = captured()
+    node = model.locate(("attn_out", 1)).node
+    old = model.graph.rule(node)
+    model.graph.redefine(node, lambda *inputs: old(*inputs) * 2)
+    try:
+        with pytest.raises(GraphChangedError, match="output projection"):
+            _ = model.run(CLEAN)["result", 1]
+        assert model.run(CLEAN)["result", 0].shape[2] == 4
+        verified = model.verify(samples=1)
+        assert not verified
+        assert "the graph was changed after the capture, at" in str(verified)
+    finally:
+        model.graph.redefine(node, old)
