@@ -36,9 +36,9 @@ def test_an_f_string_with_a_tag_is_found() -> None:
     assert formatted("f'{a} < {b}, {c} -> {d}'; '<td>'") == []
 
 
-@pytest.mark.parametrize("path", MODULES)
-def test_no_markup_is_made_by_formatting(path: str) -> None:
-    assert formatted((PACKAGE / path).read_text(encoding="utf-8")) == ALLOWED.get(path, [])
+def test_no_markup_is_made_by_formatting() -> None:
+    found = {path: formatted((PACKAGE / path).read_text(encoding="utf-8")) for path in MODULES}
+    assert {path: texts for path, texts in found.items() if texts} == ALLOWED
 
 
 def test_every_template_is_found_and_escapes() -> None:

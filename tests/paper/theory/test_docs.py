@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from conewise.paper import theory
 
 ROOT = Path(__file__).parents[3]
@@ -24,10 +22,10 @@ def test_every_anchor_that_a_docstring_names_is_a_heading() -> None:
     assert [f"{page}#{anchor}" for page, anchor in found if anchor not in headings(PAGES[page])] == []
 
 
-@pytest.mark.parametrize("name", theory.__all__)
-def test_every_public_function_is_in_the_docs(name: str) -> None:
-    if not isinstance(getattr(theory, name), type):
-        assert any(f"`{name}" in page for page in PAGES.values())
+def test_every_public_function_is_in_the_docs() -> None:
+    functions = [name for name in theory.__all__ if not isinstance(getattr(theory, name), type)]
+    assert len(functions) >= 60
+    assert [name for name in functions if not any(f"`{name}" in page for page in PAGES.values())] == []
 
 
 def test_every_test_that_the_docs_name_exists() -> None:
