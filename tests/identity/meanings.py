@@ -384,7 +384,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "a slice": ("S = slice(0, 2)\ndef p(z): return z[S]", "S = slice(0, 3)"),
     "a range": ("S = range(2)\ndef p(z): return z[list(S)]", "S = range(3)"),
     "a key": (
-        "from conewise.identity.keyed import Keyed\np = Keyed(lambda z: z, 'one')",
+        "from conewise.identity.values import Keyed\np = Keyed(lambda z: z, 'one')",
         "p = Keyed(lambda z: z, 'two')",
     ),
 }
@@ -539,6 +539,6 @@ ORDINARY: dict[str, str] = {
 if __name__ == "__main__":  # in another process
     import json
 
-    from conewise.identity.identity import identity
+    from conewise.identity.values import identity
 
     sys.stdout.write(json.dumps({name: identity(made(text)["p"]) for name, text in ORDINARY.items()}))

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from conewise.errors import IdentityError
-from conewise.identity import libraries
-from conewise.identity.identity import identified, identity
-from conewise.identity.keyed import Keyed
+from conewise.identity import code
+from conewise.identity.values import Keyed, identified, identity
 from tests.identity.meanings import CHANGES, ORDINARY, REFUSED, made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
@@ -117,9 +116,9 @@ def test_things_that_hold_themselves_have_a_text() -> None:
 def test_a_library_is_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "from numpy.linalg import norm\ndef p(z): return norm(z)"
     before = identity(made(text)["p"])
-    libraries.library_of_file.cache_clear()
-    libraries._package.cache_clear()
-    monkeypatch.setattr(libraries, "_checksum", lambda _: " another build")
+    code.library_of_file.cache_clear()
+    code._package.cache_clear()
+    monkeypatch.setattr(code, "_checksum", lambda _: " another build")
     assert identity(made(text)["p"]) != before
-    libraries.library_of_file.cache_clear()
-    libraries._package.cache_clear()
+    code.library_of_file.cache_clear()
+    code._package.cache_clear()

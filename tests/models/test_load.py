@@ -29,7 +29,7 @@ from conewise.errors import (
     NonFiniteWeightsWarning,
     UnusedWeightsWarning,
 )
-from conewise.identity.fingerprint import fingerprint
+from conewise.identity.digests import fingerprint
 from conewise.models import cache
 from conewise.models.load import load
 from conewise.models.loaded import DEFAULT, Loaded

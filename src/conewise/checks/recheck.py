@@ -21,7 +21,7 @@ from conewise.checks.reference import (
 )
 from conewise.checks.witness import Rerun, Witness
 from conewise.errors import SweepError, UnhookedWarning
-from conewise.identity.digests import home
+from conewise.identity.digests import device_and_dtype
 from conewise.program.precision import precision_tolerance, wants_reference
 from conewise.program.tensors import Tensor, cell_tolerance, largest_difference
 from conewise.runs.interventions.filling import joined
@@ -85,7 +85,7 @@ def recheck(result: Numbers, rerun: Rerun, n: int, seed: int, *, is_serial: bool
     check = CellCheck(len(chosen), len(module.hooked), len(unhooked), 0.0, 0.0, 0.0)
     if is_serial and module.is_exact:
         return _compared(result, module, check, 0.0)
-    _, dtype = home(rerun.model.program)
+    _, dtype = device_and_dtype(rerun.model.program)
     rounding = precision_tolerance(rerun.precision, cell_tolerance(dtype))
     if rounding <= CAN_FAIL and not wants_reference(rerun.precision):
         return _compared(result, module, check, rounding)

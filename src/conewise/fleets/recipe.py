@@ -10,8 +10,7 @@ import torch
 
 from conewise.errors import FleetError
 from conewise.fleets.payload import Payload, packed, unpacked
-from conewise.identity.digests import program_digest
-from conewise.identity.fingerprint import fingerprint
+from conewise.identity.digests import fingerprint, program_digest
 from conewise.runs.captured import Captured
 from conewise.splicing.splice_module import Held
 

@@ -1,19 +1,89 @@
-"""Where a program lives, what it computes, and whether two runs had the same inputs."""
+"""Digests of modules, programs and inputs; the device and dtype of a program."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from conewise.program.records import Program, Record, Ref, SizeRef
 
+# What a configuration says about its origin and its use, not about what the model computes.
+_NOT_COMPUTED = {
+    "_attn_implementation",
+    "_commit_hash",
+    "_model_name_or_path",
+    "_name_or_path",
+    "architectures",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "pretraining_tp",
+    "problem_type",
+    "quantization_config",
+    "return_dict",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    "unk_token_id",
+    "use_cache",
+}
 
-def home(program: Program) -> tuple[torch.device, torch.dtype]:
-    """The device and the dtype of a program's first floating-point weight; the CPU without one.
+
+def fingerprint(module: nn.Module) -> str:
+    """Return the SHA-256, in hexadecimal, of the module's class, configuration and weights as they are now.
+
+    Every byte of every parameter and persistent buffer is read (about a second per gigabyte), so
+    two modules of one fingerprint hold the same weights. A model has one fingerprint whether it
+    came from safetensors or from a GGUF file of the same numbers, on whatever device it is; in
+    another dtype it is another model, and has another one. The attention implementation is left
+    out: it changes rounding, and no weight.
+    """
+    total = hashlib.sha256(type(module).__name__.encode())
+    total.update(json.dumps(_settings(module), sort_keys=True).encode())
+    digests: dict[tuple[object, ...], bytes] = {}
+    for name, tensor in sorted(module.state_dict().items()):
+        # Tied weights have several names and are read once.
+        key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if key not in digests:
+            digests[key] = hashlib.sha256(_bytes(tensor)).digest()
+        total.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        total.update(digests[key])
+    return total.hexdigest()
+
+
+def _settings(module: nn.Module) -> Any:
+    """The configuration as it is saved, less what is not computed; None where there is none."""
+    differences = getattr(getattr(module, "config", None), "to_diff_dict", None)
+    return _plain(differences()) if differences is not None else None
+
+
+def _plain(value: Any) -> Any:
+    """`value` without what is not computed. Floats keep six digits: a GGUF file has 32 bits of each."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_COMPUTED}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else f"{value:.6g}"
+    if isinstance(value, bool | int | str):
+        return value
+    return str(value)
+
+
+def device_and_dtype(program: Program) -> tuple[torch.device, torch.dtype]:
+    """Return the device and the dtype of a program's first floating-point weight; the CPU without one.
 
     Where weights lie on the CPU and on CUDA devices, it is the first one on CUDA.
     """
@@ -26,7 +96,7 @@ def home(program: Program) -> tuple[torch.device, torch.dtype]:
 
 
 def inputs_digest(inputs: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over the names, shapes and values of a run's inputs."""
+    """Return the SHA-256 over the names, shapes and values of a run's inputs."""
     digest = hashlib.sha256()
     for name in sorted(inputs):
         digest.update(f"{name}{tuple(inputs[name].shape)}{inputs[name].dtype}".encode())
@@ -35,7 +105,7 @@ def inputs_digest(inputs: Mapping[str, torch.Tensor]) -> str:
 
 
 def program_digest(program: Program) -> str:
-    """SHA-256 over what a program computes: its operations with their arguments, its sizes, its outputs."""
+    """Return the SHA-256 over what a program computes: operations with their arguments, sizes, outputs."""
     named = {symbol: f"<{name} {dim}>" for symbol, (name, dim) in program.sizes.symbols.items()}
     sizes = [re.sub(r"\w+", lambda m: named.get(m[0], m[0]), str(e)) for e in program.sizes.expressions]
     lines = [*map(_line, program.records), *sizes, _text(program.outputs), str(program.output_spec)]
@@ -73,4 +143,5 @@ def _text(template: Any) -> str:
 
 
 def _bytes(value: torch.Tensor) -> memoryview:
+    # As bytes, because numpy has no bfloat16.
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

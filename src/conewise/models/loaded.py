@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from conewise.identity.fingerprint import fingerprint
+from conewise.identity.digests import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

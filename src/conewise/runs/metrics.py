@@ -16,7 +16,7 @@ import torch
 from conewise.arguments import checked
 from conewise.errors import MetricError, WeightsChangedError, describe
 from conewise.identity.digests import inputs_digest
-from conewise.identity.keyed import Keyed, expect_key
+from conewise.identity.values import Keyed, expect_key
 from conewise.locations.places import expect_few
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Program

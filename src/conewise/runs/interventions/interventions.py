@@ -12,7 +12,7 @@ from typing import Any
 from conewise.arguments import NonNegative, checked
 from conewise.errors import NAN_OF_PADDING, PatchError, describe
 from conewise.identity.digests import inputs_digest
-from conewise.identity.keyed import Keyed, expect_key
+from conewise.identity.values import Keyed, expect_key
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.sites import WHERE

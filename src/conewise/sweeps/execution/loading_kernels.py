@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from conewise.errors import ConewiseError
-from conewise.identity.digests import home
+from conewise.identity.digests import device_and_dtype
 from conewise.program.operations import ATTENTION
 from conewise.program.records import Program, Record
 from conewise.program.tensors import Tensor
@@ -30,7 +30,7 @@ _LOADED: set[tuple[Any, ...]] = set()
 @torch.no_grad()
 def load_kernels(model: Captured) -> None:
     """Let the device of a model load the kernels of its passes; nothing happens on a CPU."""
-    device, dtype = home(model.program)
+    device, dtype = device_and_dtype(model.program)
     if device.type != "cuda" or len(model.program.devices) > 1:
         return
     try:

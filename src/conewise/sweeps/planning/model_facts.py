@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from conewise.identity.digests import home
+from conewise.identity.digests import device_and_dtype
 from conewise.program.rules import Rule
 from conewise.program.streaming import output_names
 from conewise.program.tensors import Tensor
@@ -44,7 +44,7 @@ class ModelFacts:
         self.outputs = output_names(program)
         self._read: dict[str, tuple[str, ...]] = {}
         self.read = Outputs(program)
-        self.device, self.dtype = home(program)
+        self.device, self.dtype = device_and_dtype(program)
         self.devices = program.devices or (self.device,)
         self.input_device = program.inputs[0].device if program.inputs else self.device
         self.fusions = find_fusions(program, self.device)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from conewise.errors import Argument, IdentityError
-from conewise.identity.identity import identified
+from conewise.identity.values import identified
 from conewise.runs.metrics import Metric
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import hashlib
 import weakref
 from dataclasses import dataclass
 
-from conewise.identity.digests import inputs_digest, program_digest
-from conewise.identity.fingerprint import fingerprint
+from conewise.identity.digests import fingerprint, inputs_digest, program_digest
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 
