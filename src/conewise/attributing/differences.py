@@ -12,9 +12,10 @@ from conewise.errors import GradientError
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell
-from conewise.program.tensors import Tensor, computing, copy_of
+from conewise.program.tensors import Tensor, computing
 from conewise.runs.backward.gradients import located_places
 from conewise.runs.captured import Captured
+from conewise.runs.edit import new_part
 from conewise.structure.axes.selections import resolved
 
 Site = tuple[str, int | None, str]
@@ -79,9 +80,8 @@ class Differences:
         """What the patch at one place changes, in its natural axes."""
         present = self._work.base.read(place)
         given = self._work.batch.part(place)
-        part = given if isinstance(given, Tensor) else given(copy_of(present))
-        self.located.get(place, self.model.locate(place)).expect(part, present, place)
-        return part - present
+        found = self.located.get(place, self.model.locate(place))
+        return new_part(given, present.detach(), found, place) - present
 
     def whole(self, site: Site) -> Tensor:
         """What a patch of a whole site changes, in its natural axes."""

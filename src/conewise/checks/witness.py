@@ -21,7 +21,7 @@ from conewise.program.precision import multiplying
 from conewise.program.tensors import Tensor, computing, same_bits
 from conewise.program.walk import Interpreter
 from conewise.runs.captured import Captured
-from conewise.runs.edit import Edit
+from conewise.runs.edit import Edit, applied_in_turn
 from conewise.runs.interventions.filling import stacked
 from conewise.runs.interventions.interventions import Intervention
 from conewise.runs.metrics import Metric, at_run, measured, measured_whole
@@ -233,7 +233,7 @@ class Witness:
             else:
                 part = self._lifted(batch.part(place))
             edits.setdefault(found.node, []).append(Edit(place, found, part))
-        return {node: partial(_changed, own, base._sizes) for node, own in edits.items()}
+        return {node: partial(applied_in_turn, own, sizes=base._sizes) for node, own in edits.items()}
 
     @property
     def _precision(self) -> str | None:
@@ -277,9 +277,3 @@ def _unpatched(base: Reading) -> Reading:
     while base._parent is not None:
         base = base._parent
     return base
-
-
-def _changed(edits: Sequence[Edit], sizes: tuple[int, ...], value: Tensor) -> Tensor:
-    for edit in edits:
-        value = edit.applied(value, sizes)
-    return value

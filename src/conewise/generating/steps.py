@@ -20,9 +20,8 @@ from conewise.errors import PatchError
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.program.records import Program, SizeRef
+from conewise.runs.edit import Part, new_part
 from conewise.structure.axes.selections import resolved
-
-Value = Tensor | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class StepPatch:
 
     place: Place
     found: Located
-    value: Value
+    value: Part
     is_new: bool
     has_sizes: bool = field(init=False)
     """Whether the view of its value depends on the sizes of a run."""
@@ -78,14 +77,13 @@ class StepPatch:
             return value
         is_all = len(at) == step.stop - step.start
         if is_all and self.is_whole:
-            assert callable(self.value)
-            return self._expected(self.value(value.clone()), value)
+            return new_part(self.value, value, self.found, self.place)
         fresh = value.clone()
         shown = self.found.view.present(fresh, sizes)
         index = self._index([position - step.start for position in at], is_all, shown.shape)
         present = shown[index]
-        new = self.value(present.clone()) if callable(self.value) else self._given(at, present)
-        shown[index] = self._expected(new, present)
+        part = self.value if callable(self.value) else self._given(at, present)
+        shown[index] = new_part(part, present, self.found, self.place)
         return fresh
 
     def _index(self, at: Sequence[int], is_all: bool, shape: Sequence[int]) -> tuple[Any, ...]:
@@ -96,18 +94,6 @@ class StepPatch:
             pos = at[0] if isinstance(chosen, int) else slice(None) if is_all else tuple(at)
             self._known[key] = resolved(self.found.view.axes, {**self.place.part, "pos": pos}, shape)
         return self._known[key]
-
-    def _expected(self, new: Any, present: Tensor) -> Tensor:
-        """What is put there. Raises PatchError where it is of another shape, dtype or device."""
-        is_tensor = isinstance(new, Tensor)
-        if not is_tensor or (new.shape, new.dtype, new.device) != (
-            present.shape,
-            present.dtype,
-            present.device,
-        ):
-            self.found.expect(new, present, self.place)
-        made: Tensor = new
-        return made
 
     def _given(self, at: Sequence[int], present: Tensor) -> Tensor:
         """What was given for these positions; a row for each that a search keeps of a prompt."""

@@ -49,11 +49,6 @@ class Located:
         """The part that is meant of the node's value, in natural axes."""
         return self.view.read(value, self.part, sizes)
 
-    def replaced(self, value: Tensor, part: Tensor, sizes: Sequence[int], place: Place) -> Tensor:
-        """A copy of the node's value with the part replaced."""
-        self.expect(part, self.read(value, sizes), place)
-        return self.view.replace(value, self.part, part, sizes)
-
     def mean(
         self,
         value: Tensor,
@@ -89,6 +84,10 @@ class Located:
 
     def expect(self, part: object, present: Tensor, place: Place) -> None:
         """Refuse a part of another shape, dtype or device: nothing is cast, moved or broadcast."""
+        if isinstance(part, Tensor):
+            made = part.shape, part.dtype, part.device, part.layout
+            if made == (present.shape, present.dtype, present.device, present.layout):
+                return
         expected = f"shape {tuple(present.shape)}, {present.dtype}, on {present.device}"
         axes = ", ".join(self.part_axes)
         if not isinstance(part, Tensor):
@@ -98,8 +97,7 @@ class Located:
             )
         if part.layout is not present.layout:
             raise PatchError(f"the value for {place} is {part.layout}; give a dense tensor, `.to_dense()`.")
-        if (part.shape, part.dtype, part.device) != (present.shape, present.dtype, present.device):
-            raise PatchError(
-                f"the value for {place} has shape {tuple(part.shape)}, {part.dtype}, on {part.device}; the "
-                f"place has {expected} ({axes}). Convert it first: nothing is cast, moved or broadcast."
-            )
+        raise PatchError(
+            f"the value for {place} has shape {tuple(part.shape)}, {part.dtype}, on {part.device}; the "
+            f"place has {expected} ({axes}). Convert it first: nothing is cast, moved or broadcast."
+        )

@@ -14,7 +14,7 @@ from conewise.locations.places import as_place
 from conewise.program.streaming import field_names
 from conewise.runs.backward.gradients import node_of, shown_gradient
 from conewise.runs.backward.tape import Tape
-from conewise.runs.edit import Edit
+from conewise.runs.edit import Edit, applied_in_turn
 from conewise.runs.run import Run
 
 Tensor = torch.Tensor
@@ -43,10 +43,7 @@ def recorded_logits(
     given: dict[str, Tensor] = {}
     for node, own in edits.items():
         if node not in again:
-            value = run.demand([node])[0]
-            for edit in own:
-                value = edit.applied(value, tape.sizes)
-            given[node] = value
+            given[node] = applied_in_turn(own, run.demand([node])[0], tape.sizes)
     values = tape.record(nodes, logits, given=given, keep=[node for node in edits if node in again])
     for name, found in hooked.items():
         values[node_of(found)].register_hook(_called(points[name], tape, found))

@@ -13,8 +13,9 @@ import torch
 from conewise.compat.hooks.hook_table import Change, HookTable
 from conewise.locations.located import Located
 from conewise.locations.places import as_place
-from conewise.program.tensors import Tensor, computing, copy_of, same_bits
+from conewise.program.tensors import Tensor, computing, same_bits
 from conewise.runs.backward.gradients import node_of
+from conewise.runs.edit import new_part
 from conewise.runs.reading import Reading
 from conewise.runs.run import Run
 
@@ -31,8 +32,7 @@ def hooked(run: Run, table: HookTable, changes: Mapping[str, Change]) -> Reading
         # Stable: at one node, what stands first in the table comes first.
         for place, change in sorted(edits, key=lambda edit: order[numbers[edit[0]]]):
             found, present = located[place], reading.read(place)
-            changed = change(copy_of(present))
-            found.expect(changed, present, place)
+            changed = new_part(change, present.detach(), found, place)
             if not same_bits(changed, present):
                 value = _replaced(reading, found, present, changed.detach())
                 reading.world.patch(node_of(found), value)

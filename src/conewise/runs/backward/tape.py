@@ -16,7 +16,7 @@ from conewise.program.streaming import assembled
 from conewise.program.tensors import recordable, recording
 from conewise.program.walk import WalkStep, plan_walk
 from conewise.runs.captured import Captured
-from conewise.runs.edit import Edit
+from conewise.runs.edit import Edit, applied_in_turn
 from conewise.runs.metrics import Metric, applied, applied_whole, at_run, nodes_read
 from conewise.structure.axes.outputs import Outputs
 from conewise.structure.relevance import Relevance
@@ -224,14 +224,13 @@ class Tape:
 
     def _edited(self, record: Record, value: Any) -> Any:
         """A record's value with the patches that stand there."""
-        for edit in self._standing(record.name):
-            if edit.found.result is not None:
-                raise GradientError(
-                    f"{record.name!r} is computed under a patch of 'result', through which no gradients are "
-                    "known. Patch 'z' in its place."
-                )
-            value = edit.applied(value, self.sizes)
-        return value
+        edits = self._standing(record.name)
+        if any(edit.found.result is not None for edit in edits):
+            raise GradientError(
+                f"{record.name!r} is computed under a patch of 'result', through which no gradients are "
+                "known. Patch 'z' in its place."
+            )
+        return applied_in_turn(edits, value, self.sizes)
 
     # -- metrics -------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""What worlds put into values: a few gathers and indexed writes for each node, by the plan's fill tables."""
+"""What worlds put into values: a few gathers and indexed writes for each node, by the plan's fill tables.
+
+This is the vectorised form of `runs/edit.py`, which replaces a part of one value.
+"""
 
 from __future__ import annotations
 
