@@ -21,7 +21,7 @@ BORROWED = {
     "benchmarks.md": "benchmarks/README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
-    "engine.md": "src/conewise/engine/README.md",
+    "engine.md": "src/conewise/reactive/README.md",
     "examples.md": "examples/README.md",
     "security.md": "SECURITY.md",
     "tiny.md": "src/conewise/models/tiny/README.md",

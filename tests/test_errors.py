@@ -20,7 +20,7 @@ INSIDE = {
     "cli/terminal/failing.py": {"CommandError", "Interrupted"},
     "cli/terminal/streams.py": {"UnwrittenError"},
     "compat/last_position.py": {"ReadsMoreError"},
-    "engine/demand.py": {"RuleFailedError"},
+    "reactive/demand.py": {"RuleFailedError"},
 }
 # Who raises Python's own errors.
 PLAIN = {
@@ -37,7 +37,7 @@ PLAIN = {
     "formats.py": "said by the caller, with the file's name",
     "fleets/worlds_job.py": "a MemoryError, as where memory is out: the share is cut",
     "files.py": "an OSError, with its number, as the system raises it",
-    "graph/gradients.py": "a key that is not there",
+    "reactive/gradients.py": "a key that is not there",
     "locations/places.py": "of `as_number`, which says what is none; its callers say of what",
     "models/gguf.py": "an OSError, told by the caller as a LoadError",
     "models/load.py": "told by the caller as a LoadError",

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from conewise.circuits.circuit.circuit import Circuit
     from conewise.circuits.search.acdc import acdc, acdc_plan
     from conewise.circuits.tracing import causal_trace
-    from conewise.engine.ledger import Ledger
-    from conewise.engine.plan import Plan
-    from conewise.engine.world import Event, World
     from conewise.errors import ConewiseError
     from conewise.fleets.processes import Processes
     from conewise.fleets.ray_fleet import Ray
-    from conewise.graph.block import Block, Graft
-    from conewise.graph.building_blocks import block, chain
-    from conewise.graph.gradients import gradients
-    from conewise.graph.graph import Graph, Node
     from conewise.loading import load
     from conewise.locations.places import Place, site
     from conewise.locations.selectors import sites
     from conewise.locations.sourced import cell, cells, pairs
     from conewise.model import Model, capture
     from conewise.paper import ops
+    from conewise.reactive.block import Block, Graft
+    from conewise.reactive.building_blocks import block, chain
+    from conewise.reactive.gradients import gradients
+    from conewise.reactive.graph import Graph, Node
+    from conewise.reactive.ledger import Ledger
+    from conewise.reactive.plan import Plan
+    from conewise.reactive.world import Event, World
     from conewise.runs.interventions.interventions import add, intervention, masked, mean, noise, resample
     from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.runs.run import Run
@@ -96,40 +96,40 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Block": "conewise.graph.block",
+    "Block": "conewise.reactive.block",
     "Circuit": "conewise.circuits.circuit.circuit",
     "ConewiseError": "conewise.errors",
-    "Event": "conewise.engine.world",
-    "Graft": "conewise.graph.block",
-    "Graph": "conewise.graph.graph",
-    "Ledger": "conewise.engine.ledger",
+    "Event": "conewise.reactive.world",
+    "Graft": "conewise.reactive.block",
+    "Graph": "conewise.reactive.graph",
+    "Ledger": "conewise.reactive.ledger",
     "Model": "conewise.model",
-    "Node": "conewise.graph.graph",
+    "Node": "conewise.reactive.graph",
     "Place": "conewise.locations.places",
-    "Plan": "conewise.engine.plan",
+    "Plan": "conewise.reactive.plan",
     "Processes": "conewise.fleets.processes",
     "Ray": "conewise.fleets.ray_fleet",
     "Result": "conewise.sweeps.result",
     "Run": "conewise.runs.run",
     "Sweep": "conewise.sweeps.sweep",
     "SweepPlan": "conewise.sweeps.planning.plan",
-    "World": "conewise.engine.world",
+    "World": "conewise.reactive.world",
     "acdc": "conewise.circuits.search.acdc",
     "acdc_plan": "conewise.circuits.search.acdc",
     "add": "conewise.runs.interventions.interventions",
     "ask": "conewise.asking.ask",
     "attribution": "conewise.attributing.attribution",
     "attribution_plan": "conewise.attributing.attribution",
-    "block": "conewise.graph.building_blocks",
+    "block": "conewise.reactive.building_blocks",
     "capture": "conewise.model",
     "causal_trace": "conewise.circuits.tracing",
     "cell": "conewise.locations.sourced",
     "cells": "conewise.locations.sourced",
-    "chain": "conewise.graph.building_blocks",
+    "chain": "conewise.reactive.building_blocks",
     "compare": "conewise.attributing.comparison",
     "cross_entropy": "conewise.runs.metrics",
     "dictionary": "conewise.splicing.dictionary",
-    "gradients": "conewise.graph.gradients",
+    "gradients": "conewise.reactive.gradients",
     "intervention": "conewise.runs.interventions.interventions",
     "kl_to": "conewise.runs.metrics",
     "load": "conewise.loading",

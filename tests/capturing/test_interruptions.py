@@ -15,13 +15,13 @@ import conewise as cw
 from conewise.capturing.export import _quiet
 from conewise.capturing.quiet import quiet
 from conewise.checks.hooking import HookedModule
-from conewise.engine.ledger import Ledger
 from conewise.errors import LoadError
-from conewise.graph.graph import Graph
 from conewise.models.configs import bounded
 from conewise.models.weight_files import WeightCount
 from conewise.paper.experiments.llama import one_thread
 from conewise.program.precision import multiplying
+from conewise.reactive.graph import Graph
+from conewise.reactive.ledger import Ledger
 from tests.laws.interrupting import interrupt, moments_of
 from tests.sweeps.captured import inputs, small
 

@@ -38,7 +38,7 @@ def pages() -> list[Path]:
     """Every page that is part of the documentation, on the code host or on the site."""
     loose = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
     loose += ["benchmarks/README.md", "examples/README.md"]
-    inner = ["src/conewise/engine/README.md", "src/conewise/models/tiny/README.md"]
+    inner = ["src/conewise/reactive/README.md", "src/conewise/models/tiny/README.md"]
     return sorted([*(ROOT / page for page in (*loose, *inner)), *ROOT.glob("docs/**/*.md")])
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "conewise"
 PAGES = [
     ROOT / "ARCHITECTURE.md",
-    PACKAGE / "engine" / "README.md",
+    PACKAGE / "reactive" / "README.md",
     *sorted((ROOT / "docs" / "decisions").glob("*.md")),
 ]
 PLAIN = {"with"}  # words of Python
@@ -101,7 +101,7 @@ def test_a_name_that_is_not_there_is_found(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["State.patch", "engine/demand.py", "demand.compute", "world.patch", "x + 1"]
+    "written", ["State.patch", "reactive/demand.py", "demand.compute", "world.patch", "x + 1"]
 )
 def test_a_name_that_is_there_is_not_found(written: str) -> None:
     assert not unknown(written)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from conewise.graph.graph import Graph
 from conewise.paper.theory import (
     ReaderAt,
     RowStack,
@@ -21,6 +20,7 @@ from conewise.paper.theory import (
     speculation,
     stack_peak,
 )
+from conewise.reactive.graph import Graph
 from tests.laws.oracle import cone, support, wiring
 from tests.laws.row_graphs import RowGraph
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise.graph.gradients import gradients
 from conewise.paper import ops
+from conewise.reactive.gradients import gradients
 
 INDEXED = ops.Op("indexed", lambda value, index: value * index, (ops.mul.vjps[0], None))
 """A product that has no gradient by its second input, as by indices."""

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.engine.changes import Fixed, NewRule, NodeChange, Transformed
-from conewise.engine.state import State, _maps
-from conewise.graph.reverse import ReversePass
 from conewise.paper import ops
+from conewise.reactive.changes import Fixed, NewRule, NodeChange, Transformed
+from conewise.reactive.reverse import ReversePass
+from conewise.reactive.state import State, _maps
 from tests.laws.interrupting import interrupt, moments_of
 from tests.laws.oracle import NaiveGraph, NaiveWorld, cone
 from tests.laws.scenes import Mix

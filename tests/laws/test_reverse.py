@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 
-from conewise.graph.gradients import gradients
 from conewise.paper import theory
+from conewise.reactive.gradients import gradients
 from tests.laws.mutants import REVERSE_MUTANTS
 from tests.laws.refuting import is_refuted
 from tests.laws.reverse_scenes import ReverseScene, reverse_scenes

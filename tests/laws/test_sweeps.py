@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conewise.errors import SweepError
-from conewise.graph.graph import Graph
 from conewise.paper.theory.sweeps import sweep_cost
+from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.ordering import LAUNCH_FLOPS
 from tests.laws.swept import Swept, read_all, read_last, run_in_full, stale_in_theory, sweeps
 

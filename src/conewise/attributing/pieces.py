@@ -10,12 +10,12 @@ from conewise.attributing.costs import Counts, counts_of
 from conewise.attributing.edge_table import EdgeTable
 from conewise.attributing.methods import Cells, Method
 from conewise.attributing.work import Work
-from conewise.engine.world import World
 from conewise.errors import BudgetError, SweepError
 from conewise.program.build import run_sources
 from conewise.program.rehearsal import peak_of
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
+from conewise.reactive.world import World
 from conewise.runs.captured import Captured
 from conewise.runs.input_run import InputRun
 from conewise.runs.interventions.interventions import as_intervention

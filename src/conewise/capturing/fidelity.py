@@ -13,13 +13,13 @@ from torch.func import functional_call
 
 from conewise.capturing.export import Exported, distinct
 from conewise.capturing.sampling import tensor_leaves
-from conewise.graph.graph import Graph
 from conewise.program.build import bitwise_same, run_sources
 from conewise.program.calls import Call
 from conewise.program.records import Program, Ref
 from conewise.program.streaming import output_names
 from conewise.program.tensors import largest_difference, zeros_like
 from conewise.program.walk import stream
+from conewise.reactive.graph import Graph
 
 FUSED = (
     "torch's own attention layers run in one kernel, which shows nothing inside, unless they are traced or "

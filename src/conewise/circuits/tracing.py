@@ -17,7 +17,6 @@ from typing import Any
 from conewise.amounts import as_bytes
 from conewise.arguments import checked
 from conewise.checks.cell_check import CellCheck
-from conewise.engine.world import World
 from conewise.errors import BudgetError, PromptError, SweepError, describe
 from conewise.fleets.jobs import Fleet
 from conewise.locations.places import Place
@@ -26,6 +25,7 @@ from conewise.markup import heading
 from conewise.program.build import run_sources
 from conewise.program.records import SIZES
 from conewise.program.tensors import Tensor
+from conewise.reactive.world import World
 from conewise.report.story import Story
 from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured

@@ -12,10 +12,10 @@ import numpy as np
 from conewise.drawing.folded import Cone, Folded, Part
 from conewise.drawing.parts import group
 from conewise.errors import SweepError
-from conewise.graph.graph import Graph
 from conewise.locations.places import Place, PlaceLike, SourcedPlace, as_place
 from conewise.locations.selectors import Cell
 from conewise.program.streaming import output_names
+from conewise.reactive.graph import Graph
 from conewise.runs.captured import Captured
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.passes.schedule import schedule

@@ -7,7 +7,7 @@ from conewise.drawing.folded import Cone, Folded
 from conewise.drawing.sketch import CONE_KEYS, KEYS, Paint
 from conewise.drawing.waves import GraphWave
 from conewise.errors import MissingSiteError
-from conewise.graph.graph import Site
+from conewise.reactive.graph import Site
 
 
 def cone_svg(folded: Folded, site: str) -> str:

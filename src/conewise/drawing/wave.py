@@ -31,10 +31,10 @@ from conewise.drawing.pictures import cone_svg, cone_text, wave_svg
 from conewise.drawing.sent import SentFolded, SentWaves
 from conewise.drawing.sketch import CONE_KEYS, KEYS, WAVE_KEYS
 from conewise.drawing.waves import GraphWave
-from conewise.engine.world import World
 from conewise.extras import needs
 from conewise.files import expect_replaceable, write_whole
-from conewise.graph.graph import Graph, Site
+from conewise.reactive.graph import Graph, Site
+from conewise.reactive.world import World
 from conewise.scripts import script as joined
 from conewise.templates import asset, rendered
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from conewise.engine.world import Event, World
 from conewise.errors import GraphError
-from conewise.graph.graph import Graph, Site
+from conewise.reactive.graph import Graph, Site
+from conewise.reactive.world import Event, World
 
 MOST = 400
 """More nodes than this cannot be told apart in a drawing; a model is folded by layer instead."""

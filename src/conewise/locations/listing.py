@@ -10,12 +10,12 @@ from typing import Any
 from conewise.arguments import checked
 from conewise.errors import Argument, Piece, write
 from conewise.extras import needs
-from conewise.graph.cones import cone_sizes
-from conewise.graph.graph import Graph
 from conewise.locations.head_result import AXES as RESULT_AXES
 from conewise.locations.sites import DICTIONARY, WHERE, WHERE_IN_DICTIONARY, Site, SiteTable, runs_of
 from conewise.markup import heading, table
 from conewise.program.records import Program
+from conewise.reactive.cones import cone_sizes
+from conewise.reactive.graph import Graph
 from conewise.structure.axes.views import View
 
 COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from conewise.graph.graph import Graph
 from conewise.program.records import SIZES, Program
 from conewise.program.rules import compile_rule
+from conewise.reactive.graph import Graph
 
 
 def build_graph(program: Program) -> Graph:

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from conewise.graph.graph import Graph
 from conewise.program.build import run_sources
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.rules import Rule, compile_rule
 from conewise.program.streaming import assembled
+from conewise.reactive.graph import Graph
 
 Read = Callable[[str], Any]
 """The value of a name that a walk does not compute: a weight, an input, a value of the run it starts from."""

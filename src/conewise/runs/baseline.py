@@ -7,7 +7,6 @@ from typing import Any
 
 from conewise.amounts import as_bytes
 from conewise.arguments import has_items
-from conewise.engine.world import World
 from conewise.errors import PatchError, SweepError
 from conewise.locations.places import Place, PlaceLike
 from conewise.program.build import run_sources
@@ -15,6 +14,7 @@ from conewise.program.records import SIZES
 from conewise.program.streaming import output_names
 from conewise.program.tensors import Tensor, computing, copy_of
 from conewise.program.walk import stream
+from conewise.reactive.world import World
 from conewise.runs.captured import Captured
 from conewise.runs.run import Run
 from conewise.runs.text_inputs import with_tokens

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conewise.engine.world import World
 from conewise.program.build import run_sources
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import stream
 from conewise.program.weights import Contents, Sums
+from conewise.reactive.world import World
 from conewise.runs.baseline import computed, sizes_of
 from conewise.runs.captured import Captured
 from conewise.runs.reading import Reading

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any
 
 from conewise.errors import NoEffectWarning, OpError, PatchError
-from conewise.graph.table import Rule
 from conewise.locations.located import Located
 from conewise.locations.places import Place, PlaceLike, Places, as_place
 from conewise.markup import heading, table
 from conewise.program.tensors import Tensor, computing, copy_of, zeros_like
+from conewise.reactive.table import Rule
 from conewise.runs.analyses import Analyses
 from conewise.runs.edit import Edit, Part, applied_in_turn, of_values
 from conewise.runs.values import node_names

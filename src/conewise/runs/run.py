@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conewise.engine.world import World
 from conewise.errors import WeightsChangedError
 from conewise.markup import heading, table
 from conewise.program.streaming import described_fields
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
+from conewise.reactive.world import World
 from conewise.runs.captured import Captured
 from conewise.runs.reading import Reading
 

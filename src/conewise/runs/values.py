@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from conewise.arguments import expect
-from conewise.engine.ledger import Ledger
-from conewise.engine.world import World
 from conewise.errors import WeightsChangedError
 from conewise.locations.located import Located
 from conewise.locations.places import PlaceLike, as_place
@@ -22,6 +20,8 @@ from conewise.program.streaming import (
 )
 from conewise.program.tensors import Tensor, computing
 from conewise.program.weights import Contents
+from conewise.reactive.ledger import Ledger
+from conewise.reactive.world import World
 from conewise.runs.captured import Captured
 from conewise.runs.edit import Edit
 from conewise.runs.lent import Lent

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from conewise.graph.block import Block
 from conewise.paper import theory
 from conewise.paper.experiments import growth
 from conewise.paper.theory import GraftAt
+from conewise.reactive.block import Block
 from tests.paper.experiments.quick import quick
 
 

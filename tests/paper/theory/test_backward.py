@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import conewise as cw
 from conewise.errors import TheoryError
-from conewise.graph.gradients import Gradients, gradients
-from conewise.graph.vjp import Vjp, vjps_of
 from conewise.paper import ops, theory
+from conewise.reactive.gradients import Gradients, gradients
+from conewise.reactive.vjp import Vjp, vjps_of
 from tests.laws.cost_scenes import bill, line
 from tests.laws.scenes import Mix
 from tests.paper.theory.test_sweeps import paper_profile

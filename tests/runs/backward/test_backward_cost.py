@@ -10,10 +10,10 @@ from torch import Tensor
 
 import conewise as cw
 from conewise.errors import ArgumentError, GradientError, MetricError, MissingSiteError
-from conewise.graph.gradients import gradients
 from conewise.paper.experiments.backward import counted, networks
 from conewise.paper.theory.backward import reverse_cost
 from conewise.program.tensors import computing
+from conewise.reactive.gradients import gradients
 from conewise.runs.backward.reverse_graph import METRIC, reverse_graph
 from conewise.runs.metrics import as_metric
 from tests.edges.small_models import inputs_of, module_of, run_of

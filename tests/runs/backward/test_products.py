@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conewise.graph.vjp import GRADIENT, OUTPUT
+from conewise.reactive.vjp import GRADIENT, OUTPUT
 from conewise.runs.backward.products import Parts, TorchRule, reads_of
 
 GENERATOR = torch.Generator().manual_seed(0)

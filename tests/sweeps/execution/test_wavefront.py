@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conewise.graph.graph import Graph
 from conewise.program.records import SIZES, Program, Ref
 from conewise.program.rules import compile_rule
+from conewise.reactive.graph import Graph
 from conewise.sweeps.execution.fills import PassFills, Values
 from conewise.sweeps.execution.wavefront import Wavefront
 from conewise.sweeps.planning.passes.build_pass import build_pass

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conewise.graph.graph import Graph
+from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.passes.build_pass import Chain, alignment, build_pass
 from conewise.sweeps.planning.passes.instructions import (
     Alignment,

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from conewise.errors import SweepError
-from conewise.graph.graph import Graph
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.locations.sites import Site
 from conewise.program.records import SIZES, Program, Ref
+from conewise.reactive.graph import Graph
 from conewise.structure.axes.views import View
 from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.conditions import Conditions, StandingEdit, StoredCut

@@ -12,9 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from conewise.capturing.quiet import quiet
-from conewise.engine.world import World
-from conewise.graph.gradients import gradients
-from conewise.graph.graph import Graph
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES, Architecture
 from conewise.paper.experiments.result import Progress, Result, Row, silent, versions
@@ -26,6 +23,9 @@ from conewise.paper.theory.backward import (
     training_ratio,
 )
 from conewise.program.tensors import computing
+from conewise.reactive.gradients import gradients
+from conewise.reactive.graph import Graph
+from conewise.reactive.world import World
 from conewise.runs.backward.reverse_graph import METRIC, reverse_graph
 from conewise.runs.metrics import as_metric
 

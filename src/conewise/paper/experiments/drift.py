@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from conewise.graph.building_blocks import chain
 from conewise.paper.experiments.e4 import relu, sequential
 from conewise.paper.experiments.e9 import GRAPH_SIZES, measure_ceiling
 from conewise.paper.experiments.result import (
@@ -30,6 +29,7 @@ from conewise.paper.experiments.result import (
 from conewise.paper.theory.changes import ChangeAt, changed_cost
 from conewise.paper.theory.clocks import Estimate
 from conewise.paper.theory.grafts import GraftAt, batched_cost
+from conewise.reactive.building_blocks import chain
 
 NODES = 400
 BELOW = 10

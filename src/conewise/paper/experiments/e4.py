@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from conewise.graph.graph import Graph, Site
-from conewise.graph.table import Rule
 from conewise.paper.experiments.result import (
     Number,
     Progress,
@@ -21,6 +19,8 @@ from conewise.paper.experiments.result import (
     warm,
 )
 from conewise.paper.theory.sweeps import limit_ratio, sweep_ratio
+from conewise.reactive.graph import Graph, Site
+from conewise.reactive.table import Rule
 
 Profile = Literal["output-heavy", "input-heavy"]
 PROFILES: tuple[Profile, ...] = ("output-heavy", "input-heavy")

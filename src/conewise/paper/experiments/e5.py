@@ -13,7 +13,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from conewise.graph.gradients import gradients
 from conewise.paper import ops
 from conewise.paper.experiments.e4 import PROFILES, Layered, branched, profile_weights
 from conewise.paper.experiments.result import (
@@ -27,6 +26,7 @@ from conewise.paper.experiments.result import (
     warm,
 )
 from conewise.paper.theory.backward import joint_ratio, training_ratio
+from conewise.reactive.gradients import gradients
 
 INDICES = (0.0, 0.5, 1.0, 2.0)
 DEPTHS = (10, 20, 40, 80, 160)

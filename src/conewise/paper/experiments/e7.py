@@ -12,9 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from conewise.graph.block import Block, Graft
-from conewise.graph.building_blocks import chain
-from conewise.graph.graph import Edge, Graph, Site
 from conewise.paper.experiments.e4 import relu
 from conewise.paper.experiments.result import Progress, Result, Row, patch_cost, silent, versions, warm
 from conewise.paper.theory.grafts import (
@@ -25,6 +22,9 @@ from conewise.paper.theory.grafts import (
     order_extremes,
 )
 from conewise.paper.theory.sweeps import sweep_cost
+from conewise.reactive.block import Block, Graft
+from conewise.reactive.building_blocks import chain
+from conewise.reactive.graph import Edge, Graph, Site
 
 NODES, SITES, FRESH = 400, 6, 20
 Order = tuple[int, ...]

@@ -21,7 +21,6 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from conewise.engine.world import World
 from conewise.paper.experiments.e4 import sequential
 from conewise.paper.experiments.llama import Llama, best_device, describe_device, llama, one_thread, same_bits
 from conewise.paper.experiments.result import (
@@ -46,6 +45,7 @@ from conewise.paper.theory.transformers import (
     transformer_cone,
     transformer_ratio,
 )
+from conewise.reactive.world import World
 
 GRAPH_SIZES = (400, 2_000, 10_000, 100_000)
 CONE_SIZES = (10, 50, 200, 390)

@@ -21,14 +21,14 @@ from conewise.circuits.circuit.circuit import Circuit
 from conewise.circuits.search.acdc import Search, acdc_plan
 from conewise.circuits.search.greedy import Candidate, Greedy, Mask, Spent
 from conewise.edges.edge_facts import edge_facts
-from conewise.engine.world import World
-from conewise.graph.block import Graft
-from conewise.graph.building_blocks import chain
-from conewise.graph.graph import Graph
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper.experiments.result import Progress, Result, Row, silent, versions
 from conewise.paper.theory.greedy import best_width, greedy_cost, speculation, speculation_gain
+from conewise.reactive.block import Graft
+from conewise.reactive.building_blocks import chain
+from conewise.reactive.graph import Graph
+from conewise.reactive.world import World
 from conewise.runs.metrics import logit_diff
 from conewise.structure.components.components import Reader
 from conewise.sweeps.planning.model_facts import facts_of

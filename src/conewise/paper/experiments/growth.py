@@ -16,15 +16,15 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from conewise.engine.world import World
-from conewise.graph.block import Block
-from conewise.graph.building_blocks import block
-from conewise.graph.gradients import Gradients, gradients
-from conewise.graph.graph import Graph, Site
 from conewise.paper import ops
 from conewise.paper.experiments.result import Progress, Result, Row, silent, versions
 from conewise.paper.theory.grafts import GraftAt, interleaved_cost
 from conewise.paper.theory.sweeps import sweep_cost
+from conewise.reactive.block import Block
+from conewise.reactive.building_blocks import block
+from conewise.reactive.gradients import Gradients, gradients
+from conewise.reactive.graph import Graph, Site
+from conewise.reactive.world import World
 
 Array = npt.NDArray[np.float64]
 

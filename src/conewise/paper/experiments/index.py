@@ -16,7 +16,6 @@ from typing import Any
 from conewise.capturing.quiet import quiet
 from conewise.drawing.folding import fold, node_flops
 from conewise.drawing.parts import group
-from conewise.graph.graph import Graph, Site
 from conewise.locations.selectors import SelectorLike, sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
@@ -27,6 +26,7 @@ from conewise.paper.theory.sweeps import effective_index, sweep_ratio
 from conewise.paper.theory.weights import Weight
 from conewise.program.records import Program
 from conewise.program.tensors import computing
+from conewise.reactive.graph import Graph, Site
 from conewise.runs.run import Run
 from conewise.sweeps.sweep import Sweep
 

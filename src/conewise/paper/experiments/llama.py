@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conewise.graph.graph import Graph, Site
+from conewise.reactive.graph import Graph, Site
 
 
 @dataclass(frozen=True, slots=True)

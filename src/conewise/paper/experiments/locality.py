@@ -13,8 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conewise.engine.world import World
-from conewise.graph.graph import Graph, Site
 from conewise.paper.experiments.result import (
     Progress,
     Result,
@@ -27,6 +25,8 @@ from conewise.paper.experiments.result import (
 )
 from conewise.paper.theory.clocks import Estimate, least_squares
 from conewise.paper.theory.sweeps import Touched, demand_size, wave_size
+from conewise.reactive.graph import Graph, Site
+from conewise.reactive.world import World
 
 SIZES = (500, 2_000, 8_000)
 DEGREES = (1, 2, 4, 8)

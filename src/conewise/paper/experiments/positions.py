@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from conewise.capturing.quiet import quiet
-from conewise.graph.graph import Graph
 from conewise.locations.selectors import sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
@@ -20,6 +19,7 @@ from conewise.paper.experiments.result import Progress, Result, Row, patch_cost,
 from conewise.paper.theory.parts import Computed, Rows, RowStack, position_limit, row_costs
 from conewise.program.operations import ATTENTION
 from conewise.program.rules import Rule
+from conewise.reactive.graph import Graph
 from conewise.runs.metrics import logit_diff
 from conewise.runs.run import Run
 from conewise.sweeps.execution.wavefront import Wavefront

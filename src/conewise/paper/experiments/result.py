@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from conewise.engine.world import World
 from conewise.errors import TheoryError
-from conewise.graph.graph import Graph, Site
 from conewise.paper.theory.clocks import Estimate, least_squares
 from conewise.paper.theory.sweeps import Touched
 from conewise.paper.theory.weights import expect_count, expect_float, expect_items, expect_number, shown
+from conewise.reactive.graph import Graph, Site
+from conewise.reactive.world import World
 from conewise.version import __version__
 
 Number = int | float | Fraction

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from fractions import Fraction
 
-from conewise.graph.graph import Graph
 from conewise.paper.experiments.e4 import Layered, relu
 from conewise.paper.experiments.result import Progress, Result, Row, patch_cost, silent, versions, warm
 from conewise.paper.theory.backward import training_ratio
@@ -23,6 +22,7 @@ from conewise.paper.theory.profiles import (
     skip_training_ratio,
 )
 from conewise.paper.theory.sweeps import sweep_ratio
+from conewise.reactive.graph import Graph
 
 LAYERS, WEIGHT = 96, 4
 SPANS = (1, 2, 4, 8)

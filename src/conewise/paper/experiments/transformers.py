@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from conewise.graph.graph import Graph, Site
 from conewise.paper import ops
+from conewise.reactive.graph import Graph, Site
 
 Array = npt.NDArray[np.float64]
 Kind = Literal["head", "mlp"]

@@ -7,7 +7,6 @@ Elementwise ops take equal shapes, and all ops work in the dtype of their inputs
 reads is exactly what it needs, so that a change invalidates no gradient without reason.
 """
 
-from conewise.graph.vjp import GRADIENT, OUTPUT, Vjp
 from conewise.paper.ops.layers import (
     causal_mask,
     cross_entropy,
@@ -49,6 +48,7 @@ from conewise.paper.ops.op import (
     total,
     transpose,
 )
+from conewise.reactive.vjp import GRADIENT, OUTPUT, Vjp
 
 __all__ = [
     "GRADIENT",

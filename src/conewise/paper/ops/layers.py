@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from conewise.graph.vjp import GRADIENT, OUTPUT, Vjp
 from conewise.paper.ops.op import (
     Op,
     expect_equal_shapes,
@@ -16,6 +15,7 @@ from conewise.paper.ops.op import (
     parametric,
     sum_to_last,
 )
+from conewise.reactive.vjp import GRADIENT, OUTPUT, Vjp
 
 _SLOPE = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from conewise.errors import TheoryError
-from conewise.graph.graph import Graph, Site
-from conewise.graph.vjp import GRADIENT, vjps_of
 from conewise.paper.theory.sweeps import Patch, full_weight, patches_of, world_costs
 from conewise.paper.theory.weights import (
     Demand,
@@ -35,6 +33,8 @@ from conewise.paper.theory.weights import (
     shown,
     total,
 )
+from conewise.reactive.graph import Graph, Site
+from conewise.reactive.vjp import GRADIENT, vjps_of
 
 
 def training_cone(graph: Graph, site: Site, loss: Site | None = None) -> frozenset[Site]:

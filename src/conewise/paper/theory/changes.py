@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.graph.graph import Edge, Graph, Site
 from conewise.paper.theory.sweeps import Patch, patches_of, world_costs
 from conewise.paper.theory.weights import (
     Demand,
@@ -31,6 +30,7 @@ from conewise.paper.theory.weights import (
     total,
     wanted,
 )
+from conewise.reactive.graph import Edge, Graph, Site
 
 ChangeKind = Literal["value", "function", "rule", "redefine"]
 _KINDS: Final[tuple[ChangeKind, ...]] = ("value", "function", "rule", "redefine")

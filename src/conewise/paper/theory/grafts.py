@@ -12,8 +12,6 @@ from itertools import combinations, permutations
 from math import comb
 
 from conewise.errors import TheoryError
-from conewise.graph.block import Block, BlockNode
-from conewise.graph.graph import Edge, Graph, Site
 from conewise.paper.theory.weights import (
     Demand,
     Exact,
@@ -32,6 +30,8 @@ from conewise.paper.theory.weights import (
     total,
     wanted,
 )
+from conewise.reactive.block import Block, BlockNode
+from conewise.reactive.graph import Edge, Graph, Site
 
 
 @dataclass(frozen=True, slots=True)

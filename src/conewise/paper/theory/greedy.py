@@ -12,7 +12,6 @@ from fractions import Fraction
 from typing import Final
 
 from conewise.errors import TheoryError
-from conewise.graph.graph import Graph, Site
 from conewise.paper.theory.weights import (
     Demand,
     Exact,
@@ -35,6 +34,7 @@ from conewise.paper.theory.weights import (
     total,
     wanted,
 )
+from conewise.reactive.graph import Graph, Site
 
 MOST: Final = 100_000
 """So many candidates, and stacks so wide, are worked out: powers of a chance grow long."""

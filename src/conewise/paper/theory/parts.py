@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.graph.graph import Graph, Site
 from conewise.paper.theory.sweeps import Orientation, full_weight, limit_ratio
 from conewise.paper.theory.weights import (
     Demand,
@@ -40,6 +39,7 @@ from conewise.paper.theory.weights import (
     total,
     wanted,
 )
+from conewise.reactive.graph import Graph, Site
 
 Mixes = Mapping[Site, Collection[Site]]
 

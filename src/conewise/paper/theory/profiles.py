@@ -10,8 +10,6 @@ from numbers import Integral
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.graph.cones import cone_sizes
-from conewise.graph.graph import Graph
 from conewise.paper.theory.clocks import Estimate, Fit, least_squares
 from conewise.paper.theory.sweeps import Orientation, limit_ratio, suffix_sums
 from conewise.paper.theory.weights import (
@@ -32,6 +30,8 @@ from conewise.paper.theory.weights import (
     shown,
     total,
 )
+from conewise.reactive.cones import cone_sizes
+from conewise.reactive.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)

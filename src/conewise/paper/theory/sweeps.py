@@ -12,7 +12,6 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.graph.graph import Graph, Site
 from conewise.paper.theory.weights import (
     Demand,
     Exact,
@@ -37,6 +36,7 @@ from conewise.paper.theory.weights import (
     total,
     wanted,
 )
+from conewise.reactive.graph import Graph, Site
 
 Orientation = Literal["output-heavy", "input-heavy"]
 _ORIENTATIONS: Final[tuple[Orientation, ...]] = ("output-heavy", "input-heavy")

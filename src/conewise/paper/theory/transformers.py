@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.graph.graph import Site
 from conewise.paper.theory.weights import expect_count, expect_flag, expect_one_of, expect_size, shown
+from conewise.reactive.graph import Site
 
 Architecture = Literal["llama", "gpt2", "encoder"]
 Component = Literal["head", "mlp"]

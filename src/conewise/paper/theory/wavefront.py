@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from conewise.errors import TheoryError
-from conewise.graph.graph import Graph, Site
 from conewise.paper.theory.sweeps import Patch, patches_of, stale_numbers
 from conewise.paper.theory.weights import (
     Demand,
@@ -30,6 +29,7 @@ from conewise.paper.theory.weights import (
     shown,
     total,
 )
+from conewise.reactive.graph import Graph, Site
 
 
 def stack_launches(

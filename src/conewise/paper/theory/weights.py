@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from conewise.errors import TheoryError, UnknownSiteError
-from conewise.graph.graph import Graph, Site
+from conewise.reactive.graph import Graph, Site
 
 Weight = int | float | Fraction
 Weights = Mapping[Site, Weight]

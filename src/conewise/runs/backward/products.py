@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from conewise.graph.vjp import GRADIENT, OUTPUT, Read, Vjp
 from conewise.program.tensors import recordable, recording
+from conewise.reactive.vjp import GRADIENT, OUTPUT, Read, Vjp
 
 Tensor = torch.Tensor
 Rule = Callable[..., Any]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from conewise.errors import GradientError
-from conewise.graph.graph import Graph
-from conewise.graph.vjp import Read
 from conewise.program.records import SIZES
 from conewise.program.rules import compile_rule, form_of
 from conewise.program.tensors import Tensor
+from conewise.reactive.graph import Graph
+from conewise.reactive.vjp import Read
 from conewise.runs.backward.products import TorchRule, reads_of
 from conewise.runs.backward.tape import Tape
 from conewise.runs.metrics import Metric, nodes_read

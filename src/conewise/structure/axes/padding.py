@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from conewise.errors import ConewiseError
-from conewise.graph.graph import Graph
 from conewise.program.build import run_sources
 from conewise.program.records import Input, Program
 from conewise.program.sizes import symbols_in
 from conewise.program.tensors import is_half, row_tolerance
 from conewise.program.walk import stream
+from conewise.reactive.graph import Graph
 from conewise.structure.axes.outputs import Outputs
 
 Tensor = torch.Tensor

@@ -13,8 +13,8 @@ from typing import Any
 
 from conewise.amounts import shown_bytes
 from conewise.errors import Argument, SweepError
-from conewise.graph.graph import Graph
 from conewise.program.precision import SPLIT
+from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.conditions import Conditions
 from conewise.sweeps.planning.cutting import Piece, cut_worlds, no_room, stored_pieces
 from conewise.sweeps.planning.first_change import first_changes

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from conewise.graph.graph import Graph
 from conewise.locations.located import Located
 from conewise.locations.places import EdgePlace, Writers
+from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.conditions import StandingEdit
 from conewise.sweeps.planning.passes.fill_tables import (
     EdgeFill,

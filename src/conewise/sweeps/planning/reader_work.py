@@ -10,8 +10,8 @@ import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from conewise.graph.graph import Graph
 from conewise.locations.places import Writers
+from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.passes.fill_tables import FillTable
 
 SLICE = 64 << 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from conewise.graph.graph import Graph
 from conewise.locations.located import Located
 from conewise.locations.places import Place
+from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.conditions import StandingEdit
 from conewise.sweeps.planning.passes.fill_tables import PlaceGroup, expect_swept, place_groups
 from conewise.sweeps.planning.passes.schedule import Schedule

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
-from conewise.graph.graph import Graph
 from conewise.program.records import SIZES, Program
+from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.passes.build_pass import Chain, build_pass
 from conewise.sweeps.planning.passes.instructions import PassProgram
 from conewise.sweeps.planning.passes.schedule import schedule

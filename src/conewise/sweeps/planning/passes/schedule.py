@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from conewise.graph.graph import Graph
+from conewise.reactive.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from conewise.graph.journal import Journal, truncate
+from conewise.reactive.journal import Journal, truncate
 
 # Labels are floats because CPython sorts those fastest. Appended nodes stand GAP apart, so about
 # thirty insertions at one point find room by halving before any label has to move.

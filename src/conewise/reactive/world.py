@@ -8,8 +8,26 @@ from types import TracebackType
 from typing import Any, overload
 
 from conewise.arguments import checked
-from conewise.engine.changes import NATIVE, NO_CHANGE, Fixed, Native, NewRule, NodeChange, Patch, Transformed
-from conewise.engine.demand import (
+from conewise.errors import (
+    BusyError,
+    ClosedWorldError,
+    InUseError,
+    NotPatchedError,
+    NoValueError,
+    OpError,
+    WorldError,
+)
+from conewise.reactive.changes import (
+    NATIVE,
+    NO_CHANGE,
+    Fixed,
+    Native,
+    NewRule,
+    NodeChange,
+    Patch,
+    Transformed,
+)
+from conewise.reactive.demand import (
     Inputs,
     RuleFailedError,
     Rules,
@@ -20,21 +38,12 @@ from conewise.engine.demand import (
     compute_with_cutoff,
     gather,
 )
-from conewise.engine.ledger import Kind, Ledger
-from conewise.engine.plan import Plan
-from conewise.engine.state import State
-from conewise.engine.store import INVALID
-from conewise.errors import (
-    BusyError,
-    ClosedWorldError,
-    InUseError,
-    NotPatchedError,
-    NoValueError,
-    OpError,
-    WorldError,
-)
-from conewise.graph.graph import Edge, Graph, Site, StructureChange
-from conewise.graph.table import Rule
+from conewise.reactive.graph import Edge, Graph, Site, StructureChange
+from conewise.reactive.ledger import Kind, Ledger
+from conewise.reactive.plan import Plan
+from conewise.reactive.state import State
+from conewise.reactive.store import INVALID
+from conewise.reactive.table import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class World:
 
     A fork is a live view of its parent: what its own changes do not touch, it reads from the
     parent, later changes of the parent included; where both change a site, the fork's own change
-    stands. A change happens whole or not at all, whatever interrupts it. `engine/README.md` describes the
+    stands. A change happens whole or not at all, whatever interrupts it. `reactive/README.md` describes the
     algorithm.
     """
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from conewise.errors import GradientError
-from conewise.graph.graph import arity
+from conewise.reactive.graph import arity
 
 Read = Literal["gradient", "output"] | int
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from conewise.graph.graph import MISSING
-from conewise.graph.table import Rule
+from conewise.reactive.graph import MISSING
+from conewise.reactive.table import Rule
 
 
 @dataclass(frozen=True, slots=True)

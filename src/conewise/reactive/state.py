@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from dataclasses import dataclass, field
 from typing import Any
 
-from conewise.engine.changes import NO_CHANGE, Definition, Fixed, NodeChange, definition, effective
-from conewise.engine.demand import Inputs, Memo, Rules, Same
-from conewise.engine.ledger import Kind
-from conewise.engine.store import INVALID, SHARED, Overlay, Store
-from conewise.graph.graph import MISSING, Graph
-from conewise.graph.journal import truncate
-from conewise.graph.table import Rule
+from conewise.reactive.changes import NO_CHANGE, Definition, Fixed, NodeChange, definition, effective
+from conewise.reactive.demand import Inputs, Memo, Rules, Same
+from conewise.reactive.graph import MISSING, Graph
+from conewise.reactive.journal import truncate
+from conewise.reactive.ledger import Kind
+from conewise.reactive.store import INVALID, SHARED, Overlay, Store
+from conewise.reactive.table import Rule
 
 Emit = Callable[[Kind, Sequence[int]], None]
 Key = int | tuple[int, int]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import conewise as cw
-from conewise.engine.demand import bitwise_same
 from conewise.errors import InUseError
+from conewise.reactive.demand import bitwise_same
 from tests.laws.worlds import nothing_computed, owned
 
 
@@ -290,7 +290,7 @@ def test_a_world_calls_rules_in_one_module_alone(cutoff: bool) -> None:
 
     def noted(*values: float) -> float:
         frame = sys._getframe(1)
-        while frame.f_globals["__name__"] == "conewise.engine.changes":  # a patch around a rule
+        while frame.f_globals["__name__"] == "conewise.reactive.changes":  # a patch around a rule
             assert frame.f_back is not None
             frame = frame.f_back
         callers.add((frame.f_globals["__name__"], frame.f_code.co_name))
@@ -316,7 +316,7 @@ def test_a_world_calls_rules_in_one_module_alone(cutoff: bool) -> None:
     graph.graft_after("h", cw.chain(noted))
     world.demand("y")
     world.check()
-    assert callers == {("conewise.engine.demand", "compute_with_cutoff" if cutoff else "compute")}
+    assert callers == {("conewise.reactive.demand", "compute_with_cutoff" if cutoff else "compute")}
 
 
 def test_a_closed_world_is_in_the_way_of_no_change() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conewise.graph.journal import Journal
-from conewise.graph.order import Order
+from conewise.reactive.journal import Journal
+from conewise.reactive.order import Order
 
 
 def order_of(count: int) -> Order:

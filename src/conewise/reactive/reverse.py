@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from conewise.errors import GradientError, nearest_names
-from conewise.graph.graph import Graph, Site, StructureChange
-from conewise.graph.vjp import GRADIENT, OUTPUT, Vjp, vjps_of
+from conewise.reactive.graph import Graph, Site, StructureChange
+from conewise.reactive.vjp import GRADIENT, OUTPUT, Vjp, vjps_of
 
 SEED = 1.0
 """d loss / d loss. A Python float, so that it takes on the dtype of whatever it multiplies."""

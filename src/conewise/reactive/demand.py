@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from conewise.engine.store import INVALID, SHARED, Overlay, Store
-from conewise.graph.table import Rule
+from conewise.reactive.store import INVALID, SHARED, Overlay, Store
+from conewise.reactive.table import Rule
 
 Rules = Sequence[Rule | None] | Overlay
 Inputs = Sequence[tuple[int, ...]] | Overlay

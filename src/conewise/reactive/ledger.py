@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from conewise.errors import SitesNotKeptError
-from conewise.graph.graph import Graph, Site
-from conewise.graph.journal import Journal
+from conewise.reactive.graph import Graph, Site
+from conewise.reactive.journal import Journal
 
 Kind = Literal["invalidated", "recomputed", "reused", "cut_off"]
 

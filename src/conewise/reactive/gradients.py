@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from conewise.errors import GradientError
-from conewise.graph.graph import Graph, Site
-from conewise.graph.reverse import ReversePass
+from conewise.reactive.graph import Graph, Site
+from conewise.reactive.reverse import ReversePass
 
 
 def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from conewise.graph.journal import Journal, truncate
-from conewise.graph.order import Order
+from conewise.reactive.journal import Journal, truncate
+from conewise.reactive.order import Order
 
 Rule = Callable[..., Any]
 

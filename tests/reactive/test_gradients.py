@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import conewise as cw
 from conewise.errors import BusyError, GradientError, InUseError, OpError, UnknownSiteError
-from conewise.graph.reverse import total
 from conewise.paper import ops
+from conewise.reactive.reverse import total
 
 Array = np.ndarray[Any, Any]
 SIZE = 3

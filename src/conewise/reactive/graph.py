@@ -23,9 +23,9 @@ from conewise.errors import (
     UnknownEdgeError,
     UnknownSiteError,
 )
-from conewise.graph.block import Block, Graft
-from conewise.graph.journal import Journal, truncate
-from conewise.graph.table import Rule, Table
+from conewise.reactive.block import Block, Graft
+from conewise.reactive.journal import Journal, truncate
+from conewise.reactive.table import Rule, Table
 
 Site = str
 Edge = tuple[Site, Site]

@@ -7,8 +7,8 @@ from typing import Any
 
 from conewise.arguments import checked
 from conewise.errors import BlockError
-from conewise.graph.block import Block, BlockNode
-from conewise.graph.graph import Graph
+from conewise.reactive.block import Block, BlockNode
+from conewise.reactive.graph import Graph
 
 
 def chain(*rules: Callable[[Any], Any]) -> Block:

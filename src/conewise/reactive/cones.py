@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from conewise.graph.graph import Graph, Site
+from conewise.reactive.graph import Graph, Site
 
 
 def cone_sizes(graph: Graph, sites: Iterable[Site] | None = None) -> dict[Site, int]:

@@ -11,11 +11,11 @@ from types import FrameType
 import pytest
 
 from conewise.errors import BusyError
-from conewise.graph.journal import Journal
+from conewise.reactive.journal import Journal
 
 GARBAGE = """
 import gc, sys, threading
-from conewise.graph.journal import Journal
+from conewise.reactive.journal import Journal
 
 class Cycle:
     pass

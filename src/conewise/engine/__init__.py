@@ -1,1 +1,0 @@
-"""When it is computed: worlds, demands, the ledger."""

@@ -1,1 +1,0 @@
-"""What is computed: sites, rules, cones, grafts."""
