@@ -29,7 +29,7 @@ from conewise.program.split_products import (
     split_product,
     split_weight,
 )
-from conewise.sweeps.planning.shapes.splitting import split_pays
+from conewise.sweeps.planning.shapes.costs import split_pays
 
 DEVICE = torch.device("cuda")
 ARRANGEMENTS = {"in_one": IN_ONE, "in_two": IN_TWO, "in_three": IN_THREE}

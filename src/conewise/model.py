@@ -37,7 +37,7 @@ from conewise.splicing.splice import halves, splicing
 from conewise.status_line import status_line
 from conewise.structure.components.components import Components
 from conewise.sweeps.batches import Base
-from conewise.sweeps.execution.loading_kernels import load_kernels
+from conewise.sweeps.execution.kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep

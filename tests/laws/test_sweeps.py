@@ -16,7 +16,7 @@ from torch import Tensor
 from conewise.errors import SweepError
 from conewise.paper.theory.sweeps import sweep_cost
 from conewise.reactive.graph import Graph
-from conewise.sweeps.planning.ordering import LAUNCH_FLOPS
+from conewise.sweeps.planning.schedule import LAUNCH_FLOPS
 from tests.laws.swept import Swept, read_all, read_last, run_in_full, stale_in_theory, sweeps
 
 ROUNDING = 1e-4

@@ -23,10 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 import conewise as cw
 from conewise.errors import BudgetError, SweepError
 from conewise.model import Model
-from conewise.sweeps.execution.executors import RUNNERS
+from conewise.sweeps.execution.executors import RUNNERS, PassRunner
 from conewise.sweeps.execution.growth import SMALL, process_meter
 from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.execution.pass_runner import PassRunner
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps import small

@@ -20,7 +20,7 @@ from conewise.program.weights import Sums
 from conewise.runs.backward.tape import Branch
 from conewise.runs.captured import Captured
 from conewise.structure.components.components import Reader
-from conewise.sweeps.execution.edge_values import edge_stacks
+from conewise.sweeps.execution.batch import edge_stacks
 
 Site = tuple[str, int | None, str]
 

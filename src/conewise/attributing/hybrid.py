@@ -13,7 +13,7 @@ from conewise.attributing.ranks import largest
 from conewise.fleets.jobs import Fleet
 from conewise.program.tensors import Tensor
 from conewise.sweeps.execution.ledger import SweepLedger, most
-from conewise.sweeps.planning.lazy import Lazy
+from conewise.sweeps.planning.plan import Lazy
 from conewise.sweeps.result import Result
 
 AT_ONCE = 256

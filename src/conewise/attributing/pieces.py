@@ -24,9 +24,9 @@ from conewise.runs.reading import Reading
 from conewise.runs.run import Run
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.planning.cutting import no_room
 from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.readout import tail_of
+from conewise.sweeps.planning.planner import tail_of
+from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.sweep import Sweep
 

@@ -17,9 +17,8 @@ from conewise.program.weights import Contents
 from conewise.runs.interventions.filling import joined
 from conewise.sweeps.execution.growth import SMALL, watching
 from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.plan import SweepPlan
+from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.running import trusting
 from conewise.sweeps.storage.provenance import lazy_provenance
 from conewise.sweeps.storage.store import Recorder

@@ -25,7 +25,7 @@ from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.readout import is_product, readout, tail_of
+from conewise.sweeps.planning.planner import is_product, readout, tail_of
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 

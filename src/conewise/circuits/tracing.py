@@ -47,8 +47,8 @@ from conewise.runs.text_inputs import expect_tokenizer, is_text
 from conewise.structure.axes.padding import shown_positions
 from conewise.sweeps.base_story import base_story
 from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.planning.cutting import no_room
 from conewise.sweeps.planning.plan import SweepPlan
+from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 from conewise.texts.answers import AnswerReader

@@ -18,7 +18,7 @@ from conewise.program.streaming import output_names
 from conewise.reactive.graph import Graph
 from conewise.runs.captured import Captured
 from conewise.runs.reading import Reading
-from conewise.sweeps.planning.passes.schedule import schedule
+from conewise.sweeps.planning.schedule import schedule
 from conewise.sweeps.planning.shapes.costs import Costs
 from conewise.sweeps.planning.shapes.layout import Layout
 

@@ -10,8 +10,7 @@ from conewise.program.tensors import Tensor
 from conewise.prompts.answer import whole_check
 from conewise.runs.interventions.filling import joined
 from conewise.sweeps.execution.ledger import SweepLedger, most
-from conewise.sweeps.planning.lazy import Lazy
-from conewise.sweeps.planning.plan import SweepPlan
+from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.storage.result_data import Missing
 

@@ -26,11 +26,10 @@ from conewise.sweeps.execution.growth import Holes, Watch, watching
 from conewise.sweeps.execution.ledger import SweepLedger
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
-from conewise.sweeps.planning.conditions import StoredCut
 from conewise.sweeps.planning.model_facts import ModelFacts, facts_of
 from conewise.sweeps.planning.plan import SweepPlan, of_batches
 from conewise.sweeps.planning.planner import Planner
-from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.storage.result_data import Missing
 from conewise.sweeps.storage.store import Recorder
 

@@ -49,15 +49,13 @@ from conewise.sweeps.calibration import calibration_of
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.ledger import PHASES
 from conewise.sweeps.execution.reading import MetricReader
-from conewise.sweeps.planning.conditions import StoredCut
-from conewise.sweeps.planning.lazy import Lazy
+from conewise.sweeps.planning.fill_tables import counted_from_front, expect_swept, place_groups
 from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.passes.fill_tables import counted_from_front, expect_swept, place_groups
 from conewise.sweeps.planning.patching import axis_lengths
-from conewise.sweeps.planning.plan import SweepPlan
+from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.planning.planner import Planner
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
-from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.progress import Told, bar, follow_workers
 from conewise.sweeps.result import Result
 from conewise.sweeps.running import Numbers, Options, Running, expect_unchanged

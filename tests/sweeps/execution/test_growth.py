@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from conewise.sweeps.execution.device_limit import MARGIN
-from conewise.sweeps.execution.growth import SMALL, Meter, ProcessWatch, process_meter, watching
+from conewise.sweeps.execution.growth import MARGIN, SMALL, Meter, ProcessWatch, process_meter, watching
 
 MB = 1_000_000
 PLANNED = 100 * MB
@@ -160,7 +159,7 @@ def test_a_system_that_tells_its_record_alone_measures_how_far_it_was_broken() -
 SIZE = 64 << 20
 GROWING = f"""
 import json, time, torch
-from conewise.sweeps.execution.device_limit import MARGIN
+from conewise.sweeps.execution.growth import MARGIN
 from conewise.sweeps.execution.growth import INTERVAL, watching
 with watching([torch.device("cpu")], {SIZE}) as watch:
     block = torch.ones({SIZE} // 4)

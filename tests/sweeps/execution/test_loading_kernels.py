@@ -8,7 +8,7 @@ import torch
 import conewise as cw
 from conewise.program.operations import ATTENTION
 from conewise.sweeps.execution import loading_kernels
-from conewise.sweeps.execution.loading_kernels import load_kernels
+from conewise.sweeps.execution.kernels import load_kernels
 from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.shapes.fusing import find_fusions
 from tests.sweeps.tiny import tiny

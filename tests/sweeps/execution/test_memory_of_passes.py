@@ -15,10 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from conewise.sweeps.execution.fills import PassFills, Values
 from conewise.sweeps.execution.wavefront import Wavefront
-from conewise.sweeps.planning.passes.instructions import PassProgram
-from conewise.sweeps.planning.passes.memory import measured
-from conewise.sweeps.planning.passes.node_sizes import NodeSizes
-from conewise.sweeps.planning.passes.worlds import Ranges
+from conewise.sweeps.planning.memory import NodeSizes, measured
+from conewise.sweeps.planning.passes import PassProgram
+from conewise.sweeps.planning.schedule import Ranges
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from tests.sweeps.execution.test_wavefront import KINDS, LENGTH, Scene, built, scenes
 

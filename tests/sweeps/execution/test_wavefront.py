@@ -19,10 +19,8 @@ from conewise.program.rules import compile_rule
 from conewise.reactive.graph import Graph
 from conewise.sweeps.execution.fills import PassFills, Values
 from conewise.sweeps.execution.wavefront import Wavefront
-from conewise.sweeps.planning.passes.build_pass import build_pass
-from conewise.sweeps.planning.passes.instructions import Alignment, PassProgram, Put, Read, Step
-from conewise.sweeps.planning.passes.schedule import schedule
-from conewise.sweeps.planning.passes.worlds import Ranges, members
+from conewise.sweeps.planning.passes import Alignment, PassProgram, Put, Read, Step, build_pass
+from conewise.sweeps.planning.schedule import Ranges, members, schedule
 from conewise.sweeps.planning.shapes.layout import Layout
 from conewise.sweeps.planning.shapes.regions import Regions
 from tests.sweeps.handmade import WIDTH, B, Handmade, T, numbers, run_by_hand

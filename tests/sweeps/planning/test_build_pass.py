@@ -11,18 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conewise.reactive.graph import Graph
-from conewise.sweeps.planning.passes.build_pass import Chain, alignment, build_pass
-from conewise.sweeps.planning.passes.instructions import (
+from conewise.sweeps.planning.passes import (
     Alignment,
+    Chain,
     PassProgram,
     Put,
     Read,
     Step,
+    alignment,
+    build_pass,
     pass_program,
     to_plain,
 )
-from conewise.sweeps.planning.passes.schedule import Schedule, schedule
-from conewise.sweeps.planning.passes.worlds import Ranges, members
+from conewise.sweeps.planning.schedule import Ranges, Schedule, members, schedule
 from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
 
 

@@ -17,10 +17,9 @@ from conewise.program.records import SIZES, Program, Ref
 from conewise.reactive.graph import Graph
 from conewise.structure.axes.views import View
 from conewise.sweeps.planning.compiler import Compilation
-from conewise.sweeps.planning.conditions import Conditions, StandingEdit, StoredCut
-from conewise.sweeps.planning.passes.compiled import Compiled
-from conewise.sweeps.planning.readout import ReadOut
+from conewise.sweeps.planning.plan import Compiled
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.spec import Conditions, ReadOut, StandingEdit, StoredCut
 from conewise.sweeps.planning.spec_facts import SpecFacts
 from tests.sweeps.handmade import WIDTH, B, Handmade, T, numbers
 

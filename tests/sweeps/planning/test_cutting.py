@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conewise.errors import SweepError
-from conewise.sweeps.planning.cutting import cut_worlds, stored_pieces
+from conewise.sweeps.planning.schedule import cut_worlds, stored_pieces
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())

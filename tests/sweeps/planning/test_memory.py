@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import given
 
-from conewise.sweeps.planning.passes.instructions import PassProgram, Put, Read, Step
-from conewise.sweeps.planning.passes.memory import Memory, measured
+from conewise.sweeps.planning.memory import Memory, measured
+from conewise.sweeps.planning.passes import PassProgram, Put, Read, Step
 from tests.sweeps.planning.test_build_pass import Scene, built, scenes
 
 

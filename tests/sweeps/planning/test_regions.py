@@ -16,12 +16,11 @@ import conewise as cw
 from conewise.model import Model
 from conewise.program.rules import compile_rule
 from conewise.program.walk import Interpreter
-from conewise.sweeps.planning.first_change import first_difference
 from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.shapes.attention_rules import causal_rule, unmasked_rule
+from conewise.sweeps.planning.shapes.attention import causal_rule, masks_of, read_masks, unmasked_rule
 from conewise.sweeps.planning.shapes.layout import Layout
-from conewise.sweeps.planning.shapes.masks import masks_of, read_masks
 from conewise.sweeps.planning.shapes.regions import RegionFinder, Regions
+from conewise.sweeps.planning.spec import first_difference
 from tests.sweeps.mixers import ATTENTION, Attention, causal, ids, module
 
 LENGTH, ATTENDED = 6, "between/scaled_dot_product_attention"

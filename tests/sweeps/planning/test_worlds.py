@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conewise.sweeps.planning.passes.worlds import (
+from conewise.sweeps.planning.schedule import (
     count_of,
     mask_of_members,
     members,

@@ -32,8 +32,8 @@ from conewise.structure.axes.views import View
 from conewise.structure.components.components import Reader
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
-from conewise.sweeps.planning.cutting import no_room
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.planning.shapes.layout import compile_stacked_rule
 
 Tensor = torch.Tensor

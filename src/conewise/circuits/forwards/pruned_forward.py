@@ -46,7 +46,7 @@ from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.model_facts import ModelFacts, facts_of
-from conewise.sweeps.planning.readout import readout, tail_of
+from conewise.sweeps.planning.planner import readout, tail_of
 from conewise.sweeps.planning.shapes.layout import index_tensor, repeated
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec

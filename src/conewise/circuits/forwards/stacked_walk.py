@@ -15,7 +15,7 @@ from conewise.program.rehearsal import is_rehearsal
 from conewise.program.rules import Rule, compile_rule
 from conewise.program.walk import Walk, WalkStep, between, plan_walk
 from conewise.structure.relevance import Relevance
-from conewise.sweeps.planning.shapes.attention_rules import repeated_rule
+from conewise.sweeps.planning.shapes.attention import repeated_rule
 from conewise.sweeps.planning.shapes.fusing import Fusion, fitting, product_then_bias
 from conewise.sweeps.planning.shapes.layout import Constants, Layout, compile_stacked_rule, repeated
 

@@ -23,7 +23,7 @@ from conewise.reactive.graph import Graph
 from conewise.runs.metrics import logit_diff
 from conewise.runs.run import Run
 from conewise.sweeps.execution.wavefront import Wavefront
-from conewise.sweeps.planning.passes.instructions import Step
+from conewise.sweeps.planning.passes import Step
 from conewise.sweeps.planning.plan import SweepPlan
 
 

@@ -6,7 +6,7 @@ An executor needs the program, the plan and the baselines, and nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import Any, Protocol
@@ -14,30 +14,30 @@ from typing import Any, Protocol
 import torch
 
 from conewise.errors import MetricError
+from conewise.locations.located import Located
+from conewise.locations.places import Place, Writers
 from conewise.program.precision import SPLIT
 from conewise.program.rules import Rule
-from conewise.program.tensors import Tensor
+from conewise.program.tensors import Tensor, computing
 from conewise.runs.captured import Captured
+from conewise.runs.edit import Edit
 from conewise.runs.input_run import InputRun, PassRun
 from conewise.runs.interventions.filling import stacked
 from conewise.runs.interventions.interventions import as_intervention
 from conewise.runs.reading import Reading
-from conewise.sweeps.execution.baselines import BaselineRunner
-from conewise.sweeps.execution.batch import Batch, BatchValues
-from conewise.sweeps.execution.cuda_graph import GraphPool, Record, replay_pays
-from conewise.sweeps.execution.edge_values import edge_stacks
-from conewise.sweeps.execution.fills import PassFills, Site
+from conewise.sweeps.execution.batch import Batch, BatchValues, edge_stacks
+from conewise.sweeps.execution.cuda_graph import GraphPool, Record, Replayed, replay_pays
+from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, Values
 from conewise.sweeps.execution.growth import ARENA, Watch, is_roomy
 from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.execution.pass_runner import PassRunner
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.execution.wavefront import ReadValue, Wavefront
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
+from conewise.sweeps.planning.fill_tables import read_in
 from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.passes.baseline_pass import baseline_pass, can_stack, read_of_base
-from conewise.sweeps.planning.passes.compiled import Compiled
-from conewise.sweeps.planning.reader_work import read_in
+from conewise.sweeps.planning.passes import PassProgram, baseline_pass, can_stack, read_of_base
+from conewise.sweeps.planning.plan import Compiled
 from conewise.sweeps.planning.shapes.layout import Constants, index_tensor
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
@@ -376,3 +376,224 @@ class WavefrontExecution(_Baselines):
         """Raise what says more of where an error of a metric comes from, if anything does."""
         _ = self.base, self.source
         self._values.expect_no_nan(runner.fills)
+
+
+# ------------------------------------------------------------------------------------------
+# A pass that runs again and again: on CUDA it is recorded once as a graph, and then replayed.
+#
+# A replay launches no kernel from Python, so what is left is the work itself. Recording pays where shapes
+# repeat: chunks of one size, prompts of one length, the same sweep run again.
+
+
+class PassRunner:
+    """One pass of a plan, ready to run over any baseline of its shape.
+
+    The first run is eager. With `record`, and where all that is put in are tensors, the second one records a
+    graph over slots for what the pass reads of baselines, and every further run is a replay. `reads` are the
+    nodes whose values in the base it reads.
+    """
+
+    def __init__(
+        self,
+        wavefront: Wavefront,
+        program: PassProgram,
+        fills: PassFills,
+        reads: tuple[str, ...] = (),
+        record: Record | None = None,
+    ) -> None:
+        self._wavefront, self.program, self.fills = wavefront, program, fills
+        self._names = tuple(name for name in reads if name in wavefront.layout.varying)
+        self._record = record
+        self._replayed: Replayed | None = None
+        self._held: dict[str, Any] = {}  # constants that the graph reads: they must outlive their run
+        self._runs = 0
+
+    @property
+    def held(self) -> int:
+        """What the graph holds that is replayed, in bytes; 0 where there is none."""
+        return 0 if self._replayed is None else self._replayed.held
+
+    def run(
+        self,
+        read: ReadValue,
+        values: Values,
+        columns: Mapping[str, Tensor],
+        room_for: Callable[[int], None] | None = None,
+        *,
+        stays: bool = False,
+    ) -> dict[str, Tensor]:
+        """The targets in all worlds, stacked. They hold until the next run.
+
+        `room_for` is told before bytes are taken, where operations are run one by one. With `stays`, what is
+        read of the baselines lies where it lay at the last run and will lie at the next.
+        """
+        self._runs += 1
+        given = None if self._record is None or self._runs == 1 else self._given(read, values, columns)
+        if given is None:
+            return self._wavefront.run(self.program, read, self.fills, values, room_for, columns=columns)
+        with computing():
+            if self._replayed is None:
+                self._replayed = self._recorded(given, read, values, columns, stays)
+            return self._replayed.run(given)
+
+    def _given(
+        self, read: ReadValue, values: Values, columns: Mapping[str, Tensor]
+    ) -> dict[str, Tensor] | None:
+        """All that changes from run to run, by name; None where some of it is no tensor."""
+        if self.fills.has_edits() or self.fills.has_edges() or self.fills.has_own():
+            return None
+        found: dict[str, Any] = {name: read(name) for name in self._names}
+        found |= {_site_slot(site): values.whole(site) for site in self.fills.sites()}
+        found |= {_column_slot(node): index for node, index in columns.items()}
+        return found if all(isinstance(one, torch.Tensor) for one in found.values()) else None
+
+    def _recorded(
+        self,
+        given: Mapping[str, Tensor],
+        read: ReadValue,
+        values: Values,
+        columns: Mapping[str, Tensor],
+        stays: bool,
+    ) -> Replayed:
+        """The pass, recorded over slots for all that changes from run to run."""
+        assert self._record is not None
+        own = {_column_slot(node) for node in columns}
+        slots = {name: value if stays and name not in own else value.clone() for name, value in given.items()}
+
+        def action(slot: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            def from_slots(name: str) -> Any:
+                if name in slot:
+                    return slot[name]
+                if name not in self._held:
+                    self._held[name] = read(name)
+                return self._held[name]
+
+            sites = {site: slot[_site_slot(site)] for site in self.fills.sites()}
+            picked = {node: slot[_column_slot(node)] for node in columns}
+            put = _Slotted(sites, values)
+            return self._wavefront.run(self.program, from_slots, self.fills, put, columns=picked)
+
+        return Replayed(action, slots, self._record)
+
+
+def _site_slot(site: Site) -> str:
+    return f"site {site}"
+
+
+def _column_slot(node: str) -> str:
+    return f"columns of {node}"
+
+
+class _Slotted:
+    """Values from slots, which are written to before each replay; edits of the base are its own."""
+
+    def __init__(self, slots: dict[Site, Tensor], values: Values) -> None:
+        self._slots, self._values = slots, values
+
+    def whole(self, site: Site) -> Tensor | None:
+        return self._slots[site]
+
+    def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str) -> Tensor:
+        return self._values.of_edges(site, writers, at_once, live)
+
+    def own_whole(self, site: Site, source: int) -> Tensor | None:
+        return self._values.own_whole(site, source)
+
+    def own_rows(self, located: Located, sources: tuple[int, ...], like: Tensor) -> Tensor:
+        return self._values.own_rows(located, sources, like)
+
+    def part(self, place: Place) -> Tensor | PartFunction:
+        return self._values.part(place)
+
+    def edit(self, number: int) -> Edit:
+        return self._values.edit(number)
+
+
+# ------------------------------------------------------------------------------------------
+# Base and source computed by a pass: as one batch where they can be, replayed where that pays.
+
+
+class BaselineRunner:
+    """Runs of one shape, as many as the pass has worlds; what the pass keeps of each is read of them.
+
+    `constants` gives what depends on no input. The first time is eager; with `record`, the second records a
+    graph, and every further one is a replay: values then lie where they lay before, and hold until the next.
+    """
+
+    def __init__(
+        self,
+        wavefront: Wavefront,
+        program: PassProgram,
+        facts: ShapeFacts,
+        constants: Callable[[str], Any],
+        record: Record | None = None,
+    ) -> None:
+        self._wavefront, self._program, self._constants = wavefront, program, constants
+        self._batch_dim = facts.layout.batch_dim
+        self._inputs = [leaf.name for leaf in facts.program.inputs]
+        self._record = record
+        self._replayed: Replayed | None = None
+        self._parts: list[dict[str, Any]] | None = None
+        self._runs = 0
+
+    @property
+    def stays(self) -> bool:
+        """Whether values lie in the memory of a graph, where those of the next runs will lie."""
+        return self._replayed is not None
+
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def run(self, runs: Sequence[InputRun]) -> list[PassRun]:
+        """These runs, computed together."""
+        self._runs += 1
+        if self._record is not None and self._runs > 1:
+            parts = self._replay([run.inputs for run in runs])
+        else:
+            parts = self._split(self._computed(self._stacked([run.inputs for run in runs])))
+        return [PassRun(run, {**part, **run.inputs}) for run, part in zip(runs, parts, strict=True)]
+
+    def _replay(self, given: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Any]]:
+        slots = {_slot(name, w): one[name] for w, one in enumerate(given) for name in self._inputs}
+        if self._replayed is None:
+            assert self._record is not None
+
+            def action(slot: Mapping[str, Tensor]) -> dict[str, Tensor]:
+                inputs = [{name: slot[_slot(name, w)] for name in self._inputs} for w in range(len(given))]
+                return self._computed(self._stacked(inputs))
+
+            own = {name: value.clone() for name, value in slots.items()}
+            self._replayed = Replayed(action, own, self._record)
+            self._parts = self._split(self._replayed.outputs)
+        self._replayed.run(slots)
+        assert self._parts is not None
+        return self._parts
+
+    def _stacked(self, given: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        if len(given) == 1:
+            return {name: given[0][name] for name in self._inputs}
+        found = {}
+        for name in self._inputs:
+            dim = self._batch_dim[name]
+            assert dim is not None
+            found[name] = torch.cat([one[name] for one in given], dim)
+        return found
+
+    def _computed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._wavefront.run(self._program, self._constants, given=inputs)
+
+    def _split(self, values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """The values of each run: views of what was computed together."""
+        worlds = self._program.worlds
+        if worlds == 1:
+            return [dict(values)]
+        found: list[dict[str, Any]] = [{} for _ in range(worlds)]
+        for name, value in values.items():
+            dim = self._batch_dim[name]
+            assert dim is not None
+            for part, own in zip(found, value.chunk(worlds, dim), strict=True):
+                part[name] = own
+        return found
+
+
+def _slot(name: str, world: int) -> str:
+    return f"{world} {name}"

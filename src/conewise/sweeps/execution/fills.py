@@ -17,9 +17,9 @@ from conewise.locations.places import Place, Writers
 from conewise.program.tensors import brought
 from conewise.runs.edit import Edit
 from conewise.structure.axes.selections import resolved
-from conewise.sweeps.planning.passes.compiled import Compiled, Pass
-from conewise.sweeps.planning.passes.fill_tables import FillTable
-from conewise.sweeps.planning.passes.worlds import Ranges, members
+from conewise.sweeps.planning.fill_tables import FillTable
+from conewise.sweeps.planning.plan import Compiled, Pass
+from conewise.sweeps.planning.schedule import Ranges, members
 
 Tensor = torch.Tensor
 PartFunction = Callable[[Tensor], Tensor]

@@ -15,27 +15,28 @@ from conewise.amounts import shown_bytes
 from conewise.errors import Argument, SweepError
 from conewise.program.precision import SPLIT
 from conewise.reactive.graph import Graph
-from conewise.sweeps.planning.conditions import Conditions
-from conewise.sweeps.planning.cutting import Piece, cut_worlds, no_room, stored_pieces
-from conewise.sweeps.planning.first_change import first_changes
-from conewise.sweeps.planning.ordering import LAUNCH_FLOPS, WorldOrder, ordered
-from conewise.sweeps.planning.passes.build_pass import Chain, build_pass
-from conewise.sweeps.planning.passes.compiled import Compiled, Costing, Pass
-from conewise.sweeps.planning.passes.fill_tables import FillTable
-from conewise.sweeps.planning.passes.instructions import PassProgram
-from conewise.sweeps.planning.passes.memory import measured
-from conewise.sweeps.planning.passes.node_sizes import NodeSizes
-from conewise.sweeps.planning.passes.schedule import Schedule
-from conewise.sweeps.planning.passes.worlds import ranges_of
+from conewise.sweeps.planning.fill_tables import FillTable, ReaderRead, read_in
+from conewise.sweeps.planning.memory import NodeSizes, measured
+from conewise.sweeps.planning.passes import Chain, PassProgram, build_pass
 from conewise.sweeps.planning.patching import Patching, turned
-from conewise.sweeps.planning.reader_work import ReaderRead, read_in
-from conewise.sweeps.planning.readout import ReadOut
-from conewise.sweeps.planning.shapes.costs import Costs
+from conewise.sweeps.planning.plan import Compiled, Costing, Pass
+from conewise.sweeps.planning.schedule import (
+    LAUNCH_FLOPS,
+    Piece,
+    Schedule,
+    WorldOrder,
+    cut_worlds,
+    no_room,
+    ordered,
+    ranges_of,
+    stored_pieces,
+)
+from conewise.sweeps.planning.shapes.attention import Masks, attention_kernel
+from conewise.sweeps.planning.shapes.costs import Costs, Splitting
 from conewise.sweeps.planning.shapes.fusing import fitting
-from conewise.sweeps.planning.shapes.masks import Masks, attention_kernel
 from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
-from conewise.sweeps.planning.shapes.splitting import Splitting
+from conewise.sweeps.planning.spec import Conditions, ReadOut, first_changes
 from conewise.sweeps.planning.spec_facts import SpecFacts
 
 DEFAULT_MEMORY = 2 << 30

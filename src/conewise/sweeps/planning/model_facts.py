@@ -14,11 +14,11 @@ from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, nodes_read
 from conewise.structure.axes.outputs import Outputs
-from conewise.sweeps.planning.conditions import Conditions
-from conewise.sweeps.planning.passes.compiled import Compiled, Costing
+from conewise.sweeps.planning.plan import Compiled, Costing
+from conewise.sweeps.planning.shapes.costs import SplitWeights
 from conewise.sweeps.planning.shapes.fusing import find_fusions
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
-from conewise.sweeps.planning.shapes.split_rules import SplitWeights
+from conewise.sweeps.planning.spec import Conditions
 from conewise.sweeps.planning.spec_facts import SpecFacts
 
 KEPT = 64

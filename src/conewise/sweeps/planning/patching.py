@@ -10,19 +10,19 @@ from typing import Any
 from conewise.locations.located import Located
 from conewise.locations.places import EdgePlace, Writers
 from conewise.reactive.graph import Graph
-from conewise.sweeps.planning.conditions import StandingEdit
-from conewise.sweeps.planning.passes.fill_tables import (
+from conewise.sweeps.planning.fill_tables import (
     EdgeFill,
     FillTable,
     PlaceGroup,
+    ReaderWork,
     counted_from_front,
     fill_tables,
     part_size,
+    reader_work,
 )
-from conewise.sweeps.planning.passes.schedule import Schedule, schedule
-from conewise.sweeps.planning.passes.worlds import mask_of_members
-from conewise.sweeps.planning.reader_work import ReaderWork, reader_work
+from conewise.sweeps.planning.schedule import Schedule, mask_of_members, schedule
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.spec import StandingEdit
 
 
 class Patching:

@@ -6,7 +6,7 @@ same shape compiles nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +16,16 @@ from conewise.errors import Argument, SweepError
 from conewise.locations.places import EdgePlace
 from conewise.program.precision import SPLIT, TF32
 from conewise.program.sizes import has_unbacked
-from conewise.program.tensors import computing
+from conewise.program.tensors import Tensor, computing
 from conewise.runs.captured import Captured
+from conewise.runs.metrics import Metric, most_behind
 from conewise.runs.reader import reader
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.compiler import Compilation
-from conewise.sweeps.planning.conditions import Conditions, StoredCut, read_conditions
-from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.passes.compiled import Compiled, Costing
-from conewise.sweeps.planning.plan import SweepPlan
-from conewise.sweeps.planning.readout import readout, tail_of
+from conewise.sweeps.planning.model_facts import ModelFacts, facts_of
+from conewise.sweeps.planning.plan import Compiled, Costing, SweepPlan
 from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
-from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.planning.spec import Conditions, ReadOut, StoredCut, SweepSpec, read_conditions
 from conewise.sweeps.planning.spec_facts import SpecFacts
 
 
@@ -206,3 +204,36 @@ def _mixing(
     with computing():
         mixing = shape.mixing(tuple(computed), read)
     return f"{mixing!r} mixes the rows of the batch" if mixing else ""
+
+
+def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
+    """What the metrics of a spec read of runs of one shape."""
+    targets = facts.targets(spec.metrics)
+    columns: tuple[tuple[str, int], ...] = ()
+    if len(targets) == 1 and spec.reads_few_tokens and is_product(targets[0], facts, shape):
+        columns = ((targets[0], len(spec.tokens)),)
+    taken = tuple(
+        (facts.target(metric), metric.last, metric.copies)
+        for metric in spec.metrics
+        if not metric.whole and metric.copies
+    )
+    last = spec.reads_last(lambda metric: facts.read.has_last(facts.target(metric)))
+    return ReadOut(targets, last, columns, taken)
+
+
+def tail_of(facts: ModelFacts, metrics: Sequence[Metric], inputs: Mapping[str, Tensor]) -> int:
+    """How many of the last positions metrics read of a run that read one each."""
+    read = (most_behind(one, facts.program, inputs, facts.target(one)) for one in metrics)
+    return 1 + max(read, default=0)
+
+
+def is_product(target: str, facts: ModelFacts, shape: ShapeFacts) -> bool:
+    """Whether an output is a product with a weight, of which a few columns can be computed alone."""
+    record = shape.records.get(target)
+    return (
+        record is not None
+        and record.op == "linear"
+        and len(record.inputs) == len(record.args)
+        and shape.layout.varying.isdisjoint(record.inputs[1:])
+        and facts.read.ends_in_tokens(target)
+    )

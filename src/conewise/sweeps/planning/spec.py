@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from typing import Any
+
+import torch
 
 from conewise.locations.places import Place, SourcedPlace
+from conewise.program.tensors import Tensor, computing
 from conewise.runs.metrics import Metric
+from conewise.runs.reading import Reading
+from conewise.structure.axes.views import View
+from conewise.sweeps.planning.fill_tables import PlaceGroup
+from conewise.sweeps.planning.shapes.layout import Layout
+from conewise.sweeps.planning.shapes.regions import RegionFinder
+from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
 
 
 @functools.lru_cache(maxsize=256)
@@ -71,3 +82,202 @@ class SweepSpec:
     def reads_last(self, has_last: Callable[[Metric], bool]) -> bool:
         """Whether every metric reads the last position alone, of an output where that is known."""
         return all(metric.last and has_last(metric) for metric in self.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOut:
+    """How metrics read: the nodes, whether the last position alone, how many columns of a product.
+
+    `taken` has what each metric takes for one number of what it reads, in bytes; see `Metric.copies`.
+    """
+
+    targets: tuple[str, ...]
+    last: bool
+    columns: tuple[tuple[str, int], ...] = ()
+    taken: tuple[tuple[str, bool, int], ...] = ()
+
+
+# ------------------------------------------------------------------------------------------
+# What a plan depends on besides what is asked and the shape of the runs: plain values, read off the runs.
+
+
+@dataclass(frozen=True, slots=True)
+class StandingEdit:
+    """An edit that stands in the base: its number, its node, whether it replaces the node's whole value."""
+
+    number: int
+    node: str
+    covers: bool
+    is_function: bool
+    site: tuple[str, int | None, str] = ("", None, "")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCut:
+    """How a stored run was cut up: another cut would round differently."""
+
+    evaluator: str
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a plan depends on besides what is asked and the shape of the runs.
+
+    `first_change` is the first position at which base and source can differ, `differing` the inputs that do.
+    `masks` says what attention masks hide, `edits` what stands in the base. `tail` is how many of the last
+    positions the metrics read, where each reads one: more than 1 where prompts are padded behind. `obstacle`
+    says why worlds cannot be stacked. `cut` is how a run that is resumed was cut.
+    """
+
+    first_change: int = 0
+    differing: frozenset[str] = frozenset()
+    masks: tuple[tuple[str, Any], ...] = ()
+    edits: tuple[StandingEdit, ...] = ()
+    tail: int = 1
+    obstacle: str = ""
+    max_memory: int | None = None
+    evaluator: str = "auto"
+    cut: StoredCut | None = None
+
+    def of_runs(self) -> Conditions:
+        """Those that the runs make, without what was asked of the plan."""
+        return replace(self, max_memory=None, evaluator="auto", cut=None)
+
+
+def read_conditions(
+    base: Reading, source: Reading | None, shape: ShapeFacts, read: Callable[[str], Any]
+) -> Conditions:
+    """The conditions of two runs of one shape, without what is asked of the plan; `read` reads the base.
+
+    Whether anything keeps worlds from being stacked is not known yet.
+    """
+    first, differing = 0, frozenset[str]()
+    if source is not None:
+        first, differing = first_difference(base, source, shape.finder, shape.layout)
+    with computing():
+        masks = tuple(sorted(shape.masks(read).items(), key=lambda item: item[0]))
+    return Conditions(first, differing, masks, standing_edits(base))
+
+
+def standing_edits(base: Reading) -> tuple[StandingEdit, ...]:
+    """What stands in a base, in the order in which it was patched."""
+    edits = []
+    for number, edit in enumerate(base.edits):
+        site = edit.place.name, edit.place.layer, edit.place.stack
+        is_function = not isinstance(edit.part, Tensor)
+        edits.append(StandingEdit(number, edit.node, edit.covers, is_function, site))
+    return tuple(edits)
+
+
+# ------------------------------------------------------------------------------------------
+# Where a sweep's changes begin: read off the inputs and the places, before anything is computed.
+#
+# In a causal model, runs whose inputs agree up to a position agree in every value up to there. So the first
+# position at which base and source inputs differ is the first that a patch from the source can change.
+
+
+def first_changes(
+    groups: Sequence[PlaceGroup],
+    numbers: Sequence[Sequence[tuple[int, ...]]],
+    cells: int,
+    finder: RegionFinder,
+    layout: Layout,
+    from_source: Mapping[str, int],
+) -> tuple[int, ...]:
+    """For each cell, the first position that it changes; 0 where nothing is known.
+
+    `from_source` has the nodes whose values in the source differ from the base's from a position on only.
+    """
+    length = only_length(layout)
+    found = [length] * cells
+    for group, own in zip(groups, numbers, strict=True):
+        if "pos" in group.axes and _shows_positions(group, finder):
+            at = group.axes.index("pos")
+            for cell, index in zip(group.cells, own, strict=True):
+                found[cell] = min(found[cell], index[at])
+            continue
+        start = _start(group, length, finder, from_source)
+        for cell in group.cells:
+            found[cell] = min(found[cell], start)
+    return tuple(found)
+
+
+def only_length(layout: Layout) -> int:
+    """How many positions a run has; 0 where its inputs have several lengths, or none."""
+    lengths = layout.lengths
+    return next(iter(lengths)) if len(lengths) == 1 else 0
+
+
+def _start(group: PlaceGroup, length: int, finder: RegionFinder, from_source: Mapping[str, int]) -> int:
+    """The first position of a group that selects no single one."""
+    if not finder.has_rows(group.node) or "pos" in group.axes:
+        return 0
+    part = group.place.part.get("pos")
+    if part is None:
+        if group.sources is not None:
+            return 0  # what is not the source's differs from the base anywhere
+        return from_source.get(group.node, 0)
+    return first_position(part, length) if _shows_positions(group, finder) else 0
+
+
+def _shows_positions(group: PlaceGroup, finder: RegionFinder) -> bool:
+    view: View = group.located.site.view or group.located.view
+    return finder.has_rows(group.node) and finder.shows_positions(group.node, view)
+
+
+def first_position(part: Any, length: int) -> int:
+    """The first of the positions that are selected."""
+    rows = range(length)
+    picked = [rows[part]] if isinstance(part, int) else rows[part] if isinstance(part, slice) else part
+    return min((row % length for row in picked), default=0)
+
+
+@torch.no_grad()
+def first_difference(
+    base: Reading, source: Reading, finder: RegionFinder, layout: Layout
+) -> tuple[int, frozenset[str]]:
+    """The first position at which two runs can differ, and the inputs that do.
+
+    They differ in their inputs, or where either was patched; where nothing does, it is the last position. The
+    device is waited for once.
+    """
+    length = only_length(layout)
+    if not length:
+        return 0, frozenset()
+    found, differing, whole = length - 1, set[str](), set[str]()
+    for run in (base, source):
+        for edit in run.edits:
+            part = edit.place.part.get("pos")
+            view = edit.found.site.view or edit.found.view
+            if part is None or not finder.shows_positions(edit.node, view):
+                return 0, frozenset()
+            found = min(found, first_position(part, length))
+    if not base.inputs.keys() <= source.inputs.keys():
+        return 0, frozenset()
+    flags: dict[str, torch.Tensor] = {}
+    for name, value in base.inputs.items():
+        differs = value != source.inputs[name]
+        dim, batch = layout.pos_dim.get(name), layout.batch_dim.get(name)
+        if dim is None or layout.length(name) != length or (dim == batch and not finder.has_rows(name)):
+            flags[name] = differs.any().reshape(1)
+            whole.add(name)
+            continue
+        if dim == batch:
+            differs, dim = differs.unflatten(dim, (-1, length)), dim + 1  # type: ignore[no-untyped-call]
+        flags[name] = differs.movedim(dim, 0).reshape(differs.shape[dim], -1).any(1)
+    for name, rows in _read(flags).items():
+        if True in rows:
+            if name in whole:
+                return 0, frozenset()
+            found = min(found, rows.index(True))
+            differing.add(name)
+    return found, frozenset(differing)
+
+
+def _read(flags: Mapping[str, torch.Tensor]) -> dict[str, list[bool]]:
+    """The flags of each name, read at once where they lie on one device."""
+    if len({one.device for one in flags.values()}) > 1:
+        return {name: one.tolist() for name, one in flags.items()}
+    together = iter(torch.cat(list(flags.values())).tolist() if flags else [])
+    return {name: list(itertools.islice(together, len(one))) for name, one in flags.items()}

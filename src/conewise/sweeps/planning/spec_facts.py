@@ -8,9 +8,9 @@ from functools import cached_property
 from conewise.locations.located import Located
 from conewise.locations.places import Place
 from conewise.reactive.graph import Graph
-from conewise.sweeps.planning.conditions import StandingEdit
-from conewise.sweeps.planning.passes.fill_tables import PlaceGroup, expect_swept, place_groups
-from conewise.sweeps.planning.passes.schedule import Schedule
+from conewise.sweeps.planning.fill_tables import PlaceGroup, expect_swept, place_groups
+from conewise.sweeps.planning.schedule import Schedule
+from conewise.sweeps.planning.spec import StandingEdit
 
 Worlds = tuple[int, ...]
 

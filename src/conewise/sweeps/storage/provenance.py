@@ -13,8 +13,8 @@ from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.interventions.interventions import Intervention, as_intervention
 from conewise.runs.reading import Reading
-from conewise.sweeps.planning.lazy import Lazy
 from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.plan import Lazy
 from conewise.sweeps.planning.shapes.costs import versions
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.storage.identifying import Identifying

@@ -25,8 +25,8 @@ from conewise.formats import Format
 from conewise.identity.machine import machine
 from conewise.program.tensors import Tensor
 from conewise.reading import parse_json
-from conewise.sweeps.planning.conditions import StoredCut
 from conewise.sweeps.planning.plan import SweepPlan, as_json
+from conewise.sweeps.planning.spec import StoredCut
 from conewise.sweeps.storage.decoding import decoded
 from conewise.sweeps.storage.differences import differences
 from conewise.sweeps.storage.tensor_packing import packed, unpacked

@@ -5,14 +5,27 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from conewise.program.operations import PRODUCTS
 from conewise.program.records import Program, Record, Ref
+from conewise.program.rules import Rule
+from conewise.program.split_products import (
+    CHOSEN,
+    Arrangement,
+    SplitWeight,
+    factor_bytes,
+    split_factor,
+    split_product,
+    split_weight,
+    weight_bytes,
+)
 from conewise.sweeps.planning.shapes.layout import Layout
 
 
@@ -150,3 +163,163 @@ def synchronize(device: torch.device) -> None:
 def versions(values: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The versions that results depend on."""
     return {"torch": torch.__version__, **{name: str(value) for name, value in (values or {}).items()}}
+
+
+# ------------------------------------------------------------------------------------------
+# Which products of a sweep are computed in bfloat16 parts: those with a weight, where it is faster.
+
+FLOAT32_RATE, PARTS_RATE = 50e12, 100e12
+"""Multiplications and additions a second of large float32 products on an H200, and of their parts."""
+BANDWIDTH = 3.5e12
+"""Bytes a second that splitting reads and writes there."""
+LAUNCHING = 12e-6
+"""Seconds that the launches of several kernels take in place of one."""
+LEAST = 256
+"""Narrower factors do not fill the tiles of a tensor core's product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What a product multiplies: a value with a weight. With `is_turned` that is [columns, inner]."""
+
+    value: str
+    weight: str
+    is_turned: bool
+
+
+def factors_of(record: Record) -> Factors | None:
+    """The factors of a product that might be one with a weight, in the order of its arguments."""
+    refs = [arg.name for arg in record.args if isinstance(arg, Ref)]
+    if record.kwargs or len(set(refs)) != len(refs) or tuple(refs) != record.inputs:
+        return None
+    if record.op == "linear" and len(refs) == len([arg for arg in record.args if arg is not None]) >= 2:
+        return Factors(refs[0], refs[1], True)
+    if record.op == "addmm" and len(refs) == len(record.args) == 3:
+        return Factors(refs[1], refs[2], False)
+    if record.op in {"mm", "matmul"} and len(refs) == len(record.args) == 2:
+        return Factors(refs[0], refs[1], False)
+    return None
+
+
+def split_pays(rows: int, inner: int, columns: int) -> bool:
+    """Whether a product of these sizes is faster in parts, splitting included. Weights are split already."""
+    if min(rows, inner, columns) < LEAST or inner % 8 or columns % 8:
+        return False
+    work = 2 * rows * inner * columns
+    passes = 2 * len(CHOSEN.sums(inner)) - 1  # each sum writes the result, all but the first read it
+    moved = rows * inner * (4 + 2 * len(CHOSEN.left)) + rows * columns * 4 * passes
+    return work / PARTS_RATE + moved / BANDWIDTH + LAUNCHING < work / FLOAT32_RATE
+
+
+class Splitting:
+    """Products of float32 with a weight that may be split, for runs of one shape.
+
+    Products of which only a few columns are computed, the nodes `narrow`, are none of them.
+    """
+
+    def __init__(self, program: Program, costs: Costs, narrow: Collection[str] = ()) -> None:
+        self._costs = costs
+        self._weights: dict[str, str] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        sources = program.source_values
+        for record in program.records:
+            found = factors_of(record) if record.dtype == torch.float32 else None
+            weight = sources.get(found.weight) if found is not None else None
+            if found is None or weight is None or record.name in narrow or found.value not in program.varying:
+                continue
+            if weight.dim() == 2 and weight.dtype == torch.float32:
+                inner, columns = weight.shape[::-1] if found.is_turned else weight.shape
+                self._weights[record.name] = found.weight
+                self._sizes[record.name] = inner, columns
+
+    def pays(self, node: str, rows: int | None, worlds: int) -> bool:
+        """Whether a node is a product that is faster in parts, with so many positions and worlds."""
+        return node in self._sizes and split_pays(self._rows(node, rows, worlds), *self._sizes[node])
+
+    def scratch(self, node: str, rows: int | None, worlds: int) -> int:
+        """Bytes of the parts of what is multiplied with a weight."""
+        return factor_bytes(self._rows(node, rows, worlds), self._sizes[node][0])
+
+    def kept(self, nodes: Collection[str]) -> int:
+        """Bytes of the parts of the weights that these products read."""
+        sizes: Mapping[str, tuple[int, int]] = {self._weights[node]: self._sizes[node] for node in nodes}
+        return sum(weight_bytes(inner, columns) for inner, columns in sizes.values())
+
+    def _rows(self, node: str, rows: int | None, worlds: int) -> int:
+        shape = self._costs.shape(node, rows=rows) or ()
+        return worlds * math.prod(shape[:-1])
+
+
+# ------------------------------------------------------------------------------------------
+# Rules of products in bfloat16 parts, and the parts of a model's weights: made once, and kept.
+
+Tensor = torch.Tensor
+
+
+class SplitWeights:
+    """The parts of weights, by name. A weight with numbers that are not finite has none.
+
+    The value that was multiplied last is kept in parts as well, for as long as it is there itself: queries,
+    keys and values are made of one.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._records, self._sources = program.record_of, program.source_values
+        self._parts: dict[tuple[str, bool], SplitWeight | None] = {}
+        self._last: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()
+
+    def clear(self) -> None:
+        """Forget the parts: the weights are others."""
+        self._parts.clear()
+        self.forget_value()
+
+    def forget_value(self) -> None:
+        """Forget the parts of the value that was multiplied last."""
+        self._last.clear()
+
+    @torch.no_grad()
+    def prepare(self, nodes: Iterable[str]) -> None:
+        """Split the weights that some products read: it waits for the device, and cannot be captured."""
+        for node in nodes:
+            self._of(self._records[node])
+
+    def taken_by(self, nodes: Iterable[str]) -> int:
+        """Bytes of the parts of the weights that some products read, once these are split."""
+        found = {id(parts): parts for node in nodes if (parts := self._of(self._records[node])) is not None}
+        return sum(one.parts.nbytes for one in found.values())
+
+    def rule(self, record: Record) -> Rule | None:
+        """The rule of a product in parts; None where its weight has none."""
+        parts = self._of(record)
+        if parts is None:
+            return None
+        if record.op == "addmm":
+            return lambda bias, value, _: self._product(value, parts, bias)
+        return lambda value, _, bias=None: self._product(value, parts, bias)
+
+    @torch.no_grad()
+    def _of(self, record: Record) -> SplitWeight | None:
+        factors = factors_of(record)
+        assert factors is not None, f"{record.name} is no product with a weight"
+        key = factors.weight, factors.is_turned
+        if key not in self._parts:
+            weight = self._sources[factors.weight].detach()
+            self._parts[key] = split_weight(weight.t() if factors.is_turned else weight)
+        return self._parts[key]
+
+    def _product(self, value: Tensor, weight: SplitWeight, bias: Tensor | None) -> Tensor:
+        flat = value.reshape(-1, weight.inner)
+        out = split_product(flat, weight, self._parts_of(value, flat, weight.arrangement))
+        if bias is not None:
+            out += bias
+        return out.view(*value.shape[:-1], weight.columns)
+
+    def _parts_of(self, value: Tensor, flat: Tensor, arrangement: Arrangement) -> Tensor | None:
+        version, parts = self._last.get(value, (None, None))
+        if version == value._version:
+            return parts
+        self.forget_value()  # before the next ones are made
+        parts = split_factor(flat, arrangement)
+        if parts is not None:
+            self._last[value] = value._version, parts
+        return parts

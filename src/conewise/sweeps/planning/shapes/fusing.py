@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from conewise.program.records import Program, Record, Ref
 from conewise.program.rules import Rule
-from conewise.sweeps.planning.shapes.norm_chains import NormChains
-from conewise.sweeps.planning.shapes.rotary_chains import rotation_ending_in
 
 CUBE, SCALE = 0.044715, 0.7978845608028654  # of the tanh approximation: √(2/π)
 
@@ -149,3 +148,250 @@ def _is_narrow(value: torch.Tensor, inner: int, columns: int) -> bool:
 
 def _gelu(value: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(value, approximate="tanh")
+
+
+# ------------------------------------------------------------------------------------------
+# Root-mean-square norms written out: x / √(mean(x²) + ε), with weights or without, in any precision.
+#
+# In half precision they are written with casts, and the norm itself is in float32. The kernel casts inside.
+# It rounds once where the chain may round twice, before it is scaled by the weights and behind that.
+
+Tensor = torch.Tensor
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """A norm without weights: of the value `of`, which is in float32; `inside` are all records of it."""
+
+    of: str
+    epsilon: float
+    inside: frozenset[str]
+
+
+class NormChains:
+    """Finds norms in a program, by the record that ends one."""
+
+    def __init__(self, program: Program) -> None:
+        self._records = program.record_of
+        self._dtypes = {leaf.name: leaf.dtype for leaf in program.inputs}
+        self._dtypes |= {r.name: r.dtype for r in program.records if r.dtype is not None}
+        # Vectors that a norm may be scaled by: weights, and what is made of them alone.
+        self._vectors: dict[str, tuple[Any, torch.dtype | None]] = {
+            source.name: (len(source.value), source.value.dtype)
+            for source in program.sources
+            if source.value.dim() == 1
+        }
+        for record in program.records:
+            if record.shape is not None and len(record.shape) == 1 and record.name not in program.varying:
+                self._vectors[record.name] = record.shape[0], record.dtype
+
+    def ending_in(self, record: Record) -> tuple[frozenset[str], tuple[str, ...], Rule] | None:
+        """The norm whose last record this is: the records inside of it, what it reads, its rule."""
+        if record.dtype == torch.float32:
+            return self._of_float32(record)
+        if record.dtype in HALVES:
+            return self._of_half(record)
+        return None
+
+    def _of_float32(self, record: Record) -> tuple[frozenset[str], tuple[str, ...], Rule] | None:
+        for weight, scaled in self._weighted(record, record.dtype):
+            norm = self._norm(scaled)
+            if norm is not None and self._is_as_wide(norm.of, weight):
+                return norm.inside, (norm.of, weight), partial(_weighted_norm, norm.epsilon)
+        norm = self._norm(record)
+        if norm is None or Ref(norm.of) not in record.args:
+            return None
+        return norm.inside - {record.name}, (norm.of,), partial(_plain_norm, norm.epsilon)
+
+    def _of_half(self, record: Record) -> tuple[frozenset[str], tuple[str, ...], Rule] | None:
+        """Cast up, normed, and cast down: before it is scaled, behind that, or without being scaled."""
+        assert record.dtype is not None
+        down = self._cast(record, record.dtype)
+        if down is not None:
+            for weight, scaled in self._weighted(down, record.dtype):
+                found = self._half(self._norm(scaled), record.dtype)
+                if found is not None and self._is_as_wide(found.of, weight):
+                    inside = found.inside | {down.name}
+                    return inside, (found.of, weight), partial(_weighted_norm, found.epsilon)
+            found = self._half(self._norm(down), record.dtype)
+            return None if found is None else (found.inside, (found.of,), partial(_plain_norm, found.epsilon))
+        for weight, scaled in self._weighted(record, record.dtype):
+            cast = self._cast(scaled, record.dtype)
+            found = None if cast is None else self._half(self._norm(cast), record.dtype)
+            if found is not None and self._is_as_wide(found.of, weight):
+                inside = found.inside | {scaled.name}
+                return inside, (found.of, weight), partial(_weighted_norm, found.epsilon)
+        return None
+
+    def _norm(self, record: Record) -> _Norm | None:
+        """The norm x · rsqrt(mean(x²) + ε) over the last dimension, in float32."""
+        if record.op != "mul" or record.kwargs or record.dtype != torch.float32 or len(record.args) != 2:
+            return None
+        for value, factor in (record.args, record.args[::-1]):
+            (shifted,) = self._at(factor, "rsqrt", 1)
+            mean, epsilon = self._at(shifted, "add", 2)
+            square, dims, keeps = self._at(mean, "mean", 3)
+            squared, power = self._at(square, "pow", 2)
+            if (power, dims, keeps) != (2, [-1], True) or not isinstance(epsilon, float):
+                continue
+            if not isinstance(value, Ref) or not isinstance(squared, Ref):
+                continue
+            inside = {record.name, factor.name, shifted.name, mean.name, square.name}
+            if squared == value and self._dtypes.get(value.name) == torch.float32:
+                return _Norm(value.name, epsilon, frozenset(inside))
+            if self._raised(squared.name) == value.name:  # cast for the mean alone; the product casts it too
+                return _Norm(squared.name, epsilon, frozenset(inside))
+        return None
+
+    def _half(self, norm: _Norm | None, dtype: torch.dtype) -> _Norm | None:
+        """The same norm of the value before it was cast to float32."""
+        below = None if norm is None else self._raised(norm.of)
+        if norm is None or below is None or self._dtypes.get(below) != dtype:
+            return None
+        return _Norm(below, norm.epsilon, norm.inside | {norm.of})
+
+    def _raised(self, name: str) -> str | None:
+        """What a record casts to float32."""
+        record = self._records.get(name)
+        is_cast = record is not None and record.dtype == torch.float32 and _is_cast(record)
+        return record.inputs[0] if record is not None and is_cast else None
+
+    def _cast(self, record: Record | None, dtype: torch.dtype) -> Record | None:
+        """The record of float32 that a record casts down."""
+        if record is None or record.dtype != dtype or not _is_cast(record):
+            return None
+        read = self._records.get(record.inputs[0])
+        return read if read is not None and read.dtype == torch.float32 else None
+
+    def _weighted(self, record: Record, dtype: torch.dtype | None) -> list[tuple[str, Record]]:
+        """The ways to read a product as one of a weight of this dtype, and a record."""
+        if record.op != "mul" or record.kwargs or len(record.args) != 2:
+            return []
+        found = []
+        for weight, scaled in (record.args, record.args[::-1]):
+            if not isinstance(weight, Ref) or not isinstance(scaled, Ref) or scaled.name not in self._records:
+                continue
+            if weight.name in self._vectors and self._vectors[weight.name][1] == dtype:
+                found.append((weight.name, self._records[scaled.name]))
+        return found
+
+    def _is_as_wide(self, value: str, weight: str) -> bool:
+        record = self._records.get(value)
+        return record is not None and (record.shape or ())[-1:] == (self._vectors[weight][0],)
+
+    def _at(self, ref: Any, op: str, arguments: int) -> tuple[Any, ...]:
+        found = self._records.get(ref.name) if isinstance(ref, Ref) else None
+        fits = found is not None and found.op == op and len(found.args) == arguments and not found.kwargs
+        return found.args if found is not None and fits else (None,) * arguments
+
+
+def _is_cast(record: Record) -> bool:
+    """Whether a record gives the numbers that it reads first, in another precision."""
+    is_read = bool(record.args) and isinstance(record.args[0], Ref)
+    return record.op in {"to", "_to_copy", "type_as", "float"} and is_read
+
+
+def _weighted_norm(epsilon: float, value: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(value, weight.shape, weight, epsilon)
+
+
+def _plain_norm(epsilon: float, value: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(value, value.shape[-1:], None, epsilon)
+
+
+# ------------------------------------------------------------------------------------------
+# Rotary embeddings written out: x · cos + (−x₂, x₁) · sin, where x₁ and x₂ are the halves of x.
+#
+# Five kernels that read and write whole values become three, two of which do half of one. In half precision
+# they round less: a product is not rounded before it is added.
+
+
+def rotation_ending_in(
+    record: Record, records: Mapping[str, Record]
+) -> tuple[frozenset[str], tuple[str, ...], Rule] | None:
+    """The rotation whose last record this is: the records inside of it, what it reads, its rule."""
+    if record.op != "add" or record.kwargs or len(record.args) != 2:
+        return None
+    for straight, turned in (record.args, record.args[::-1]):
+        for value, cos in _products(straight, records):
+            for crossed, sin in _products(turned, records):
+                found = _halves(value, crossed, records)
+                if found is not None and cos != sin and _is_rotation(record, value, (cos, sin), records):
+                    inside = frozenset({straight.name, turned.name, crossed, *found})
+                    half = _width_of(value, records) // 2
+                    return inside, (value, cos, sin), partial(_rotated, half)
+    return None
+
+
+def _products(ref: Any, records: Mapping[str, Record]) -> list[tuple[str, str]]:
+    """The ways to read a value as a product of two."""
+    found = records.get(ref.name) if isinstance(ref, Ref) else None
+    if found is None or found.op != "mul" or found.kwargs or len(found.inputs) != 2:
+        return []
+    if not all(isinstance(arg, Ref) for arg in found.args):
+        return []
+    one, other = found.inputs
+    return [(one, other), (other, one)]
+
+
+def _halves(value: str, crossed: str, records: Mapping[str, Record]) -> tuple[str, ...] | None:
+    """The records that make (−x₂, x₁) of x, if `crossed` is that."""
+    joined = records.get(crossed)
+    rank, width = len(_shape_of(value, records)), _width_of(value, records)
+    if joined is None or joined.op != "cat" or joined.kwargs or not width or width % 2:
+        return None
+    if len(joined.args) != 2 or joined.args[1] not in {-1, rank - 1} or len(joined.args[0]) != 2:
+        return None
+    first, second = joined.args[0]
+    negative = records.get(first.name) if isinstance(first, Ref) else None
+    if negative is None or negative.op != "neg" or not isinstance(second, Ref):
+        return None
+    names = negative.inputs[0], second.name
+    for name, (start, stop) in zip(names, ((width // 2, width), (0, width // 2)), strict=True):
+        part = records.get(name)
+        if (
+            part is None
+            or part.op != "slice"
+            or part.kwargs
+            or part.inputs != (value,)
+            or len(part.args) != 4
+        ):
+            return None
+        _, dim, begins, ends = part.args
+        if (
+            dim not in {-1, rank - 1}
+            or begins != start
+            or not isinstance(ends, int)
+            or min(ends, width) != stop
+        ):
+            return None
+    return negative.name, *names
+
+
+def _is_rotation(record: Record, value: str, factors: tuple[str, str], records: Mapping[str, Record]) -> bool:
+    """Whether the value keeps its shape and precision, and the factors are as wide as it is."""
+    whole = records.get(value)
+    if whole is None or whole.shape is None or (whole.shape, whole.dtype) != (record.shape, record.dtype):
+        return False
+    return all(
+        _width_of(name, records) == _width_of(value, records) and records[name].dtype == record.dtype
+        for name in factors
+    )
+
+
+def _shape_of(name: str, records: Mapping[str, Record]) -> tuple[Any, ...]:
+    return (records[name].shape or ()) if name in records else ()
+
+
+def _width_of(name: str, records: Mapping[str, Record]) -> int:
+    """The size of the last dimension; 0 where it is not known."""
+    width = _shape_of(name, records)[-1:]
+    return width[0] if width and isinstance(width[0], int) else 0
+
+
+def _rotated(half: int, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    out = value * cos
+    out[..., :half].addcmul_(value[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(value[..., :half], sin[..., half:])
+    return out

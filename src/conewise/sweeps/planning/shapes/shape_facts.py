@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from conewise.program.records import Program
+from conewise.sweeps.planning.shapes.attention import Mask, Masks, masks_of, read_masks
 from conewise.sweeps.planning.shapes.costs import Costs
 from conewise.sweeps.planning.shapes.fusing import Fusion
+from conewise.sweeps.planning.shapes.independence import Trial
 from conewise.sweeps.planning.shapes.layout import Layout
-from conewise.sweeps.planning.shapes.masks import Mask, Masks, masks_of, read_masks
-from conewise.sweeps.planning.shapes.memory_layout import MemoryLayout, memory_layout
-from conewise.sweeps.planning.shapes.mixing import Trial
+from conewise.sweeps.planning.shapes.memory_layout import MemoryLayout, Workspace, memory_layout
 from conewise.sweeps.planning.shapes.regions import RegionFinder
-from conewise.sweeps.planning.shapes.workspace import Workspace
 
 
 class ShapeFacts:
