@@ -38,7 +38,7 @@ from conewise.models.weight_files import INDEX, WEIGHTS
 from conewise.prompts.pairs import Pair, read_pairs
 from conewise.prompts.questions import Question
 from conewise.prompts.tokenized import tokenize
-from conewise.report.curve import Curve, CurvePoint
+from conewise.report.circuit_page import Curve, CurvePoint
 from conewise.report.page import sweep_page
 from conewise.report.story import STORY, Story
 from conewise.sweeps.storage import store

@@ -30,7 +30,7 @@ PLAIN = {
     "circuits/circuit/eap_graph.py": "said by the caller, with the file's name",
     "circuits/search/search_file.py": "said by the caller, with the file's name",
     "compat/": "errors as the library has them that it stands in for",
-    "drawing/folded.py": "said by the caller, with the file's name",
+    "report/folded.py": "said by the caller, with the file's name",
     "cli/folders/circuit_folder.py": "said by the caller, with the folder's name",
     "cli/folders/stored.py": "said by the caller, with the file's name",
     "paper/experiments/": "mistakes in the experiments themselves",
@@ -46,7 +46,7 @@ PLAIN = {
     "reading.py": "said by the caller, with the file's name",
     "runs/reading.py": "what is put in a place, which interventions say",
     "runs/values.py": "an attribute that is not there",
-    "scripts.py": "mistakes in the pages' own scripts",
+    "report/document.py": "mistakes in the pages' own scripts",
     "sweeps/": "said by the caller, with the file's name; what cannot happen",
 }
 PYTHONS = {

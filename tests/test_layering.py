@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FOUNDATION = {
     *("errors", "arguments", "amounts", "phases", "garbage", "threads", "status_line", "reading", "files"),
     *("templates", "markup"),
-    *("colours", "extras", "formats", "scripts", "version"),
+    *("colours", "extras", "formats", "version"),
     *("reactive", "paper.theory", "paper.ops"),
 }
 # The modules of the core that compute values. The graph does not import them, and neither does the theory, so
@@ -44,7 +44,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extras": {"errors"},
     "templates": {"extras"},
     "markup": {"templates"},
-    "scripts": {"templates"},
     "reactive": {"errors", "arguments"},
     **{room: {"errors", "arguments", "reactive", *ENGINE} for room in ENGINE},
     "paper": set(),
@@ -71,7 +70,6 @@ WITH_TORCH = (
     "sweeps.planning",
     "sweeps.execution",
     "sweeps.storage",
-    "drawing",
     "report",
     "circuits",
     "sweeps.batches",
@@ -274,7 +272,7 @@ FORBIDDEN = [
     ("sweeps", "from conewise.compat import transformer_lens"),
     ("compat", "from conewise.paper.experiments import page"),
     ("report", "from conewise.sweeps.result import Result"),
-    ("drawing", "from conewise.report.page import write_page"),
+    ("report", "from conewise.circuits.circuit.circuit import Circuit"),
 ]
 ALLOWED = [
     ("reactive", "import numpy as np\nfrom conewise.errors import ConewiseError"),

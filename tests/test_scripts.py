@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from conewise.drawing import wave
 from conewise.paper.experiments import page as experiments_page
-from conewise.report import circuit_page
+from conewise.report import circuit_page, wave
 from conewise.report import page as sweep_page
-from conewise.scripts import script
+from conewise.report.document import script
 from conewise.templates import asset
 
 PAGES = (circuit_page.SCRIPT, sweep_page.SCRIPT, experiments_page.SCRIPT, wave.SCRIPT)

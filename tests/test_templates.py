@@ -42,7 +42,7 @@ def test_no_markup_is_made_by_formatting() -> None:
 
 
 def test_every_template_is_found_and_escapes() -> None:
-    assert rendered("drawing/legend.html", keys=[(Markup("<b>"), "<i>")]) == (
+    assert rendered("report/legend.html", keys=[(Markup("<b>"), "<i>")]) == (
         '<ul class="cw-keys" aria-label="Legend"><li><b>&lt;i&gt;</li></ul>'
     )
     assert isinstance(macro("markup.html", "heading", "<b>", "&"), Markup)
@@ -52,14 +52,14 @@ def test_every_page_is_the_document_that_has_the_policy() -> None:
     found = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.html")}
     whole = {path.name for path, text in found.items() if re.search(r"<html|<!doctype|<head>", text)}
     assert whole == {"document.html"}
-    assert 'http-equiv="Content-Security-Policy" content="{{ policy }}"' in asset("drawing/document.html")
-    pages = {path.name for path, text in found.items() if '{% extends "drawing/document.html" %}' in text}
+    assert 'http-equiv="Content-Security-Policy" content="{{ policy }}"' in asset("report/document.html")
+    pages = {path.name for path, text in found.items() if '{% extends "report/document.html" %}' in text}
     assert pages == {"sweep.html", "circuit.html", "wave_page.html", "page.html", "figure.html"}
 
 
 def test_a_value_that_is_not_given_is_an_error() -> None:
     with pytest.raises(UndefinedError, match="keys"):
-        rendered("drawing/legend.html")
+        rendered("report/legend.html")
 
 
 def test_what_a_notebook_shows_is_text_that_can_be_put_together() -> None:

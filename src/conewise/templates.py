@@ -1,6 +1,6 @@
 """Templates: HTML and SVG with values put in, each of them escaped unless it is markup already.
 
-They are files of the package, named by their path in it ("drawing/cone.html"), and so are style sheets and
+They are files of the package, named by their path in it ("report/cone.html"), and so are style sheets and
 scripts. Jinja2 is imported where something is made of them.
 """
 

@@ -12,10 +12,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import conewise as cw
-from conewise.drawing.folding import Cone, Folded, fold
-from conewise.drawing.wave import cone_section, wave_page, wave_section
-from conewise.drawing.waves import GraphWave
 from conewise.locations.selectors import Cell
+from conewise.report.folded import Cone, Folded
+from conewise.report.folding import fold
+from conewise.report.graph_wave import GraphWave
+from conewise.report.wave import cone_section, wave_page, wave_section
 from tests.browser.conftest import Opener
 from tests.sweeps import small
 

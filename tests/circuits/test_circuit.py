@@ -11,8 +11,8 @@ import pytest
 from conewise.circuits.circuit.circuit import Circuit
 from conewise.circuits.circuit.circuit_json import from_json
 from conewise.circuits.circuit.decision import Decision
-from conewise.drawing.circuit_layers import layered
 from conewise.errors import CircuitError
+from conewise.report.circuit_layout import layered
 from conewise.structure.components.edge_graph import EdgeGraph, GraphReader, GraphWriter
 from tests.circuits.graphs import graph, random_scores
 

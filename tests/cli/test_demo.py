@@ -20,11 +20,11 @@ from conewise.cli.demo import demo
 from conewise.cli.demo.demo_text import show_cost
 from conewise.cli.folders.run_folder import read_run
 from conewise.cli.questions.loading import ModelName
-from conewise.drawing.folding import Folded
 from conewise.errors import ConewiseError, LoadError
 from conewise.phases import shown_phases
 from conewise.prompts.answer import Answer
 from conewise.prompts.questions import Question
+from conewise.report.folded import Folded
 from conewise.report.story import Story
 from conewise.sweeps.result import Result
 

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import conewise as cw
-from conewise.drawing.folded import Folded
-from conewise.drawing.folding import fold
-from conewise.drawing.layouts import of_folded
-from conewise.drawing.parts import group
-from conewise.drawing.sketch import COLOURS, KEYS, Paint, literal_style
+from conewise.report.folded import Folded
+from conewise.report.folding import fold, group
+from conewise.report.sketch import COLOURS, KEYS, Paint, literal_style, of_folded
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 SITE = "z[layer=1, head=2]"

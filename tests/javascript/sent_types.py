@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from conewise.drawing import sent as drawing
-from conewise.report import sent as report
+from conewise.report import sent
 
 WRITTEN = Path(__file__).parents[2] / "src" / "conewise" / "javascript" / "sent.d.ts"
 HEAD = (
@@ -23,20 +22,15 @@ PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", types.N
 
 def declarations() -> str:
     """Every dictionary that is sent, as an interface."""
-    found = [
-        one
-        for module in (report, drawing)
-        for one in vars(module).values()
-        if is_typeddict(one) and one.__module__ == module.__name__
-    ]
+    found = [one for one in vars(sent).values() if is_typeddict(one) and one.__module__ == sent.__name__]
     return "\n\n".join([HEAD, *map(interface, found)]) + "\n"
 
 
-def interface(sent: Any) -> str:
+def interface(sent_type: Any) -> str:
     """One dictionary."""
-    hints = get_type_hints(sent, include_extras=True)
+    hints = get_type_hints(sent_type, include_extras=True)
     lines = [_property(name, hint) for name, hint in hints.items()]
-    return "\n".join([f"export interface {sent.__name__} {{", *lines, "}"])
+    return "\n".join([f"export interface {sent_type.__name__} {{", *lines, "}"])
 
 
 def _property(name: str, hint: Any) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from conewise.circuits.circuit.circuit import Circuit
 from conewise.circuits.circuit.selection import levels, stops
-from conewise.report.curve import Curve, CurvePoint
+from conewise.report.circuit_page import Curve, CurvePoint
 from conewise.report.story import Story, TokenizedPair
 from tests.circuits.graphs import graph
 

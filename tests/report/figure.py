@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 import conewise as cw
-from conewise.drawing.wave import wave_svg
-from conewise.drawing.waves import GraphWave
+from conewise.report.graph_wave import GraphWave
+from conewise.report.wave import wave_svg
 
 FIGURE = Path(__file__).parents[2] / "docs" / "figures" / "cone.svg"
 

@@ -8,7 +8,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import conewise as cw
-from conewise.drawing.folding import Folded, fold
+from conewise.report.folded import Folded
+from conewise.report.folding import fold
 from conewise.report.story import Story, TokenizedPair
 from conewise.sweeps.result import Result
 

@@ -14,7 +14,7 @@ import pytest
 from conewise.circuits.circuit.circuit import Circuit
 from conewise.errors import CircuitError
 from conewise.report import circuit_page
-from conewise.report.curve import Curve
+from conewise.report.circuit_page import Curve
 from tests.circuits.graphs import graph
 from tests.report.drawn_circuit import HOSTILE, circuit_story, drawn_circuit, drawn_curve
 

@@ -17,14 +17,13 @@ import torch
 from plotly.offline import get_plotlyjs
 
 from conewise.checks.cell_check import CellCheck
-from conewise.drawing.document import inert
 from conewise.errors import ConewiseError, SweepError
 from conewise.locations.places import Place
 from conewise.locations.selectors import Cell, Spread
-from conewise.report import packing
+from conewise.report import page as packing
+from conewise.report.document import inert
 from conewise.report.inside import inside_of
-from conewise.report.packing import MISSING, packed
-from conewise.report.page import heading, sweep_page, write_page
+from conewise.report.page import MISSING, heading, packed, sweep_page, write_page
 from conewise.report.sections import number
 from conewise.report.sent import SentPart
 from conewise.report.story import Story, TokenizedPair

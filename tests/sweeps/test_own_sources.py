@@ -11,7 +11,7 @@ from torch import Tensor
 
 import conewise as cw
 from conewise.errors import ArgumentError, ConewiseError, PatchError, SiteError, SweepError
-from conewise.report.packing import packed
+from conewise.report.page import packed
 from conewise.sweeps.planning.plan import SweepPlan
 from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, logits, prompts, tiny, value
 

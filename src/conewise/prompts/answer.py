@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from conewise.checks.cell_check import CellCheck
 from conewise.checks.recheck import recheck
-from conewise.drawing.folding import Folded
 from conewise.errors import SweepError
+from conewise.report.folded import Folded
 from conewise.report.inside import Inside
-from conewise.report.story import Story
-from conewise.report.swept import Swept
+from conewise.report.story import ResultLike, Story
 from conewise.runs.captured import Captured
 from conewise.sweeps.result import Result
 from conewise.sweeps.statistics import statistics_of
@@ -40,7 +39,7 @@ class Asked(Protocol):
     def folded(self) -> Folded:
         """The model folded by layer, with the cone of every cell."""
 
-    def inside(self, result: Swept, story: Story | None = None) -> Inside | None:
+    def inside(self, result: ResultLike, story: Story | None = None) -> Inside | None:
         """Where the strongest heads look, and the lens, on the first prompts of the base."""
 
 

@@ -19,7 +19,6 @@ from conewise.arguments import Count, Samples, checked
 from conewise.attributing.attribution import estimated, estimated_together, planned
 from conewise.attributing.methods import HYBRID
 from conewise.attributing.plan import AttributionPlan
-from conewise.drawing.folding import Folded, fold
 from conewise.errors import PromptError, SweepError
 from conewise.fleets.jobs import Fleet
 from conewise.locations.places import EdgePlace
@@ -31,9 +30,10 @@ from conewise.prompts.held_out import HeldOut, expect_counts, strongest
 from conewise.prompts.timing import forward_seconds
 from conewise.prompts.tokenized import METRICS, Progress, TokenizedPrompts
 from conewise.prompts.whole import whole_plan, whole_result, without_steps
+from conewise.report.folded import Folded
+from conewise.report.folding import fold
 from conewise.report.inside import Inside, inside_of
-from conewise.report.story import Story
-from conewise.report.swept import Swept
+from conewise.report.story import ResultLike, Story
 from conewise.runs.baseline import baseline, bound
 from conewise.runs.captured import Captured
 from conewise.runs.interventions.interventions import mean, noise
@@ -451,7 +451,7 @@ class Question:
         base, is_function = self._first.batch(0).base, self.patch == "noise"
         return fold(self.model, self.cells, targets=self._first.targets(), base=base, whole=not is_function)
 
-    def inside(self, result: Swept, story: Story | None = None) -> Inside | None:
+    def inside(self, result: ResultLike, story: Story | None = None) -> Inside | None:
         """Where the strongest heads look, and the lens, on the first prompts of the base, for pages."""
         base = self._first.batch(0).base
         return inside_of(base, result, story, self.prompts.tokenizer, self.numbers[0])

@@ -12,15 +12,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from conewise.drawing.circuit_layers import layered
-from conewise.drawing.document import document
 from conewise.errors import CircuitError
-from conewise.files import expect_replaceable, write_whole
-from conewise.report.curve import Curve
+from conewise.report.circuit_layout import layered
+from conewise.report.document import document, script, write_document
 from conewise.report.sections import number, prompt_pairs
 from conewise.report.sent import SentCircuit
 from conewise.report.story import Story
-from conewise.scripts import script
 from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.templates import asset
 from conewise.version import __version__
@@ -55,16 +52,7 @@ class DrawnCircuit:
 
 def write_circuit_page(path: str | Path, circuit: DrawnCircuit) -> Path:
     """Write the page of a circuit to a file, whole or not at all; returns its path. Raises CircuitError."""
-    path = Path(path)
-    text = circuit_page(circuit)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        expect_replaceable(path)
-        write_whole(path, text.encode())
-    except (OSError, ValueError) as error:  # no file can have such a name: ValueError
-        why = getattr(error, "strerror", None) or error
-        raise CircuitError(f"the page cannot be written to {path}: {why}. Name another file.") from None
-    return path
+    return write_document(path, circuit_page(circuit), CircuitError)
 
 
 def circuit_page(circuit: DrawnCircuit, *, made_at: datetime | None = None) -> str:
@@ -74,7 +62,7 @@ def circuit_page(circuit: DrawnCircuit, *, made_at: datetime | None = None) -> s
     return document(
         "report/circuit.html",
         _title(circuit),
-        styles=[asset("drawing/theme.css"), asset("report/page.css"), asset("report/circuit.css")],
+        styles=[asset("report/theme.css"), asset("report/page.css"), asset("report/circuit.css")],
         scripts=[script(SCRIPT)],
         data={"conewise-circuit": _packed(circuit, shown)},
         facts=_facts(circuit),
@@ -170,3 +158,33 @@ def _origin(circuit: DrawnCircuit, made_at: datetime) -> dict[str, object]:
     rows.append(("conewise", __version__))
     rows.append(("page made", made_at.strftime("%d %B %Y, %H:%M UTC")))
     return {"command": None if circuit.story is None else circuit.story.command, "rows": rows}
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The circuit of one threshold: its size, and its faithfulness, if that was computed."""
+
+    threshold: float
+    edges: int
+    faithfulness: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Circuits of falling thresholds, each a part of the next; and the one that the page is about.
+
+    `metric` is the name of what was measured, empty where nothing was.
+    """
+
+    points: tuple[CurvePoint, ...]
+    metric: str = ""
+    faithfulness: float | None = None
+
+    def __repr__(self) -> str:
+        if not self.points:
+            return "Curve of no circuits"
+        first, last = self.points[0], self.points[-1]
+        return (
+            f"Curve of {len(self.points)} circuits, from {first.edges:,} edges (threshold "
+            f"{first.threshold:.4g}) to {last.edges:,} ({last.threshold:.4g})"
+        )

@@ -15,8 +15,7 @@ from conewise.errors import ConewiseError, SweepError
 from conewise.formats import Format
 from conewise.locations.places import EdgePlace
 from conewise.reading import parse_json
-from conewise.report.story import Story
-from conewise.report.swept import Swept
+from conewise.report.story import ResultLike, Story
 from conewise.runs.input_run import InputRun
 from conewise.runs.reading import Reading
 from conewise.sweeps.storage.decoding import decoded
@@ -129,7 +128,7 @@ class Inside:
 
 def inside_of(
     run: Reading,
-    result: Swept,
+    result: ResultLike,
     story: Story | None = None,
     tokenizer: Any = None,
     numbers: Sequence[int] | None = None,
@@ -176,7 +175,7 @@ def _told(labels: tuple[str, ...], prompt: int, story: Story | None) -> tuple[st
     return tuple(map(visible, own)) if len(own) == len(labels) else labels
 
 
-def strongest_heads(result: Swept) -> list[tuple[int, int, float]]:
+def strongest_heads(result: ResultLike) -> list[tuple[int, int, float]]:
     """(layer, head, effect) of the cells that patch one head, the largest finite effects first."""
     effects = (result.table[0] - result.base[0]).tolist()
     found: dict[tuple[int, int], float] = {}

@@ -16,8 +16,7 @@ from conewise.checks.cell_check import CellCheck
 from conewise.phases import shown_phases
 from conewise.report.inside import Inside, Likely, Pattern
 from conewise.report.sent import SentInside, SentPattern
-from conewise.report.story import Story, TokenizedPair
-from conewise.report.swept import Swept
+from conewise.report.story import ResultLike, Story, TokenizedPair
 
 FIRST = 2
 """How many prompts are shown at once; the others are a click away."""
@@ -64,14 +63,14 @@ Row = list[str | Counted]
 """A row of a table; its first text is what the row is about."""
 
 
-def question(result: Swept, story: Story | None) -> dict[str, Any]:
+def question(result: ResultLike, story: Story | None) -> dict[str, Any]:
     """The prompts with their tokens, the metric, and which run is changed."""
     if story is None:
         return {"story": None, "runs": _runs(result, None)}
     return {"story": story, "runs": _runs(result, story), **prompt_pairs(story, result)}
 
 
-def prompt_pairs(story: Story, result: Swept | None = None) -> dict[str, Any]:
+def prompt_pairs(story: Story, result: ResultLike | None = None) -> dict[str, Any]:
     """The prompts of a story: the first, the rest, how many are not written; with a result, its values."""
     pairs = [_pair(pair, number, story, result) for number, pair in enumerate(story.prompts[:MOST])]
     return {
@@ -81,7 +80,7 @@ def prompt_pairs(story: Story, result: Swept | None = None) -> dict[str, Any]:
     }
 
 
-def _pair(pair: TokenizedPair, number: int, story: Story, result: Swept | None) -> dict[str, Any]:
+def _pair(pair: TokenizedPair, number: int, story: Story, result: ResultLike | None) -> dict[str, Any]:
     runs = []
     for name in ("clean", "corrupted"):
         is_clean = name == "clean"
@@ -103,13 +102,13 @@ def _pair(pair: TokenizedPair, number: int, story: Story, result: Swept | None) 
     }
 
 
-def _values(result: Swept, prompt: int) -> list[tuple[str, str]]:
+def _values(result: ResultLike, prompt: int) -> list[tuple[str, str]]:
     """The metric of one prompt in the two runs."""
     both = (("base", result.base_per_prompt), ("source", result.source_per_prompt))
     return [(name, number(float(values[0, prompt]))) for name, values in both if values is not None]
 
 
-def _runs(result: Swept, story: Story | None) -> dict[str, Any]:
+def _runs(result: ResultLike, story: Story | None) -> dict[str, Any]:
     """The metrics of the two runs themselves: where an effect of nothing and of everything would be."""
     base, source = ("", "") if story is None else (f" ({story.base})", f" ({story.source})")
     heads = ["metric", f"base{base}"]
@@ -161,7 +160,7 @@ def _pattern(pattern: Pattern) -> SentPattern:
     }
 
 
-def speeds(result: Swept, story: Story | None) -> dict[str, float]:
+def speeds(result: ResultLike, story: Story | None) -> dict[str, float]:
     """What the sweep took as a share of full re-runs: for the figure beside the accounting."""
     plan, ledger = result.plan, result.ledger
     shares: dict[str, tuple[float, float]] = {
@@ -173,7 +172,7 @@ def speeds(result: Swept, story: Story | None) -> dict[str, float]:
     return {name: done / full for name, (done, full) in shares.items() if full}
 
 
-def full_seconds(result: Swept, story: Story | None) -> float | None:
+def full_seconds(result: ResultLike, story: Story | None) -> float | None:
     """How long a full forward for each world would take, from the ones that were timed."""
     if story is None or not story.forwards_timed or story.forward_seconds is None or result.ledger.resumed:
         return None
@@ -184,7 +183,7 @@ def _taken(amount: int | None) -> str:
     return "–" if amount is None else shown_bytes(amount)
 
 
-def _of_memory(result: Swept) -> str:
+def _of_memory(result: ResultLike) -> str:
     """What was measured of memory."""
     beside, ledger = "Peak memory is what the run takes beside the model and the baseline", result.ledger
     if ledger.peak_bytes is None:
@@ -195,7 +194,7 @@ def _of_memory(result: Swept) -> str:
     return f"{beside}; measured is what tensors took on the GPU; {reserved}."
 
 
-def accounting(result: Swept, story: Story | None) -> dict[str, Any]:
+def accounting(result: ResultLike, story: Story | None) -> dict[str, Any]:
     """What was predicted, what was measured, and what a full re-run for each site would have taken."""
     plan, ledger = result.plan, result.ledger
     full = full_seconds(result, story)
@@ -244,7 +243,7 @@ def _times(full: float, done: float) -> str:
     return f"{full / done:.2f}×" if done else "–"
 
 
-def checked(result: Swept) -> dict[str, Any]:
+def checked(result: ResultLike) -> dict[str, Any]:
     """How the numbers were verified, or that they were not."""
     check = result.verification
     if check is None:
@@ -285,7 +284,7 @@ def _allowed(check: CellCheck) -> str:
     return f", which is {check.relative:.2g} of the metric's largest value; it has to be {allowed}"
 
 
-def origin(result: Swept, story: Story | None, made_at: datetime) -> dict[str, Any]:
+def origin(result: ResultLike, story: Story | None, made_at: datetime) -> dict[str, Any]:
     """All that the numbers depend on, and the command that makes them again."""
     given = result.provenance
     rows: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""What the pages of results send to their scripts, as types.
+"""The types of what pages send to their scripts.
 
 `javascript/sent.d.ts` says the same to the scripts: `python -m tests.javascript.sent_types` writes it, a test
 compares it. Keys are those of JSON, and so are their names.
@@ -7,7 +7,7 @@ compares it. Keys are those of JSON, and so are their names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict, final
+from typing import Literal, TypedDict, final
 
 Colour = tuple[int, int, int]
 
@@ -146,3 +146,64 @@ class SentCircuit(TypedDict):
     edges: Sequence[SentEdge]
     points: Sequence[tuple[float, int, float | None]]
     own: SentOwn
+
+
+SentCone = TypedDict(
+    "SentCone",
+    {
+        "names": Sequence[str],
+        "sites": Sequence[str],
+        "at": Sequence[int],
+        "from": int,
+        "but": Sequence[tuple[int, int, int]],
+        "lost": Sequence[tuple[int, int]],
+        "reused": Sequence[tuple[int, int]],
+    },
+)
+"""A cone in short: parts are recomputed whole from `from` on, except those of `but`.
+
+`but` are (part, nodes, FLOPs). `lost` are (part, nodes) that are invalidated and not recomputed; `reused`
+those that are read as they are.
+"""
+
+
+class SentFolded(TypedDict):
+    """A model folded by layer.
+
+    A part is (row, role, label, meaning, nodes, FLOPs, layer, stack), an edge (part, part, wires), a run
+    (cone, how many cells in a row have it).
+    """
+
+    kind: Literal["conewise folded"]
+    format: int
+    model: str
+    parts: Sequence[tuple[str, str, str, str, int, int, int | None, str]]
+    edges: Sequence[tuple[int, int, int]]
+    cones: Sequence[SentCone]
+    runs: Sequence[tuple[int, int]]
+    demanded: Sequence[str]
+    full_evaluations: int
+    full_flops: int
+
+
+class SentWave(TypedDict):
+    """What one patch does to a small graph: nodes by number, values in words for those that changed."""
+
+    site: int
+    after: Mapping[int, str]
+    restored: int
+    invalidated: Sequence[int]
+    planned: Sequence[int]
+    recomputed: Sequence[int]
+    reused: Sequence[int]
+
+
+class SentWaves(TypedDict):
+    """Waves through a small graph; a node is (name, whether it is a source)."""
+
+    kind: Literal["conewise waves"]
+    nodes: Sequence[tuple[str, bool]]
+    targets: Sequence[int]
+    full: int
+    before: Mapping[int, str]
+    waves: Sequence[SentWave]

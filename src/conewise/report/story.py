@@ -7,14 +7,20 @@ them is changed and where the values come from, the metric in words, the command
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
+from conewise.checks.cell_check import CellCheck
 from conewise.errors import SweepError
 from conewise.files import write_whole
 from conewise.formats import Format
+from conewise.locations.selectors import Cell, Spread
+from conewise.program.tensors import Tensor
 from conewise.reading import parse_json
+from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.decoding import decoded
 
 STORY = "story.json"
@@ -182,3 +188,54 @@ def damaged(path: Path, error: Exception) -> SweepError:
         f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a sound copy "
         "in its place, or delete it: the result itself can be read."
     )
+
+
+class ResultLike(Protocol):
+    """What pages read of a `Result`: the metric in every cell, what it cost, and where it comes from.
+
+    Pages do not import results: results import pages, so that each can write its own.
+    """
+
+    @property
+    def plan(self) -> SweepPlan: ...  # noqa: D102
+
+    @property
+    def ledger(self) -> SweepLedger: ...  # noqa: D102
+
+    @property
+    def spreads(self) -> tuple[Spread, ...]: ...  # noqa: D102
+
+    @property
+    def cells(self) -> tuple[Cell, ...]: ...  # noqa: D102
+
+    @property
+    def metrics(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    @property
+    def table(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def per_prompt(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def base(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def source(self) -> Tensor | None: ...  # noqa: D102
+
+    @property
+    def base_per_prompt(self) -> Tensor | None: ...  # noqa: D102
+
+    @property
+    def source_per_prompt(self) -> Tensor | None: ...  # noqa: D102
+
+    @property
+    def provenance(self) -> Mapping[str, Any]: ...  # noqa: D102
+
+    @property
+    def verification(self) -> CellCheck | None: ...  # noqa: D102
+
+    @property
+    def method(self) -> str: ...  # noqa: D102
+
+    def parts(self) -> list[tuple[Spread, int]]: ...  # noqa: D102

@@ -302,7 +302,7 @@ class Result(ResultData):
         what was asked: the prompts, their tokens, the metric in words; that of a question has one already.
         Raises SweepError, and leaves what is there, where the file cannot be written or is no regular file.
         """
-        from conewise.drawing.folding import fold  # noqa: PLC0415  # for pages alone
+        from conewise.report.folding import fold  # noqa: PLC0415  # for pages alone
         from conewise.report.inside import inside_of  # noqa: PLC0415  # for pages alone
         from conewise.report.page import expect_page, write_page  # noqa: PLC0415  # needs plotly
 

@@ -22,10 +22,11 @@ from conewise.circuits.circuit.evaluation import Evaluation
 from conewise.cli.folders.circuit_folder import SEARCH, FoundCircuit
 from conewise.cli.folders.run_folder import write_run
 from conewise.cli.folders.stored import StoredRun
-from conewise.drawing.folding import Folded, fold
 from conewise.locations.selectors import Selectors
 from conewise.model import Model
-from conewise.report.curve import Curve, CurvePoint
+from conewise.report.circuit_page import Curve, CurvePoint
+from conewise.report.folded import Folded
+from conewise.report.folding import fold
 from conewise.report.inside import Inside, LensTable, Likely, Pattern
 from conewise.report.story import Story, TokenizedPair
 from conewise.sweeps.sweep import Sweep

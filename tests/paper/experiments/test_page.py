@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from plotly.offline import get_plotlyjs
 
-from conewise.drawing.document import policy
 from conewise.paper.experiments import registry
 from conewise.paper.experiments.figures import figure
 from conewise.paper.experiments.page import as_csv, figure_page, measured, page, taken
 from conewise.paper.experiments.result import Result, Row
+from conewise.report.document import policy
 from tests.paper.experiments.quick import quick
 
 

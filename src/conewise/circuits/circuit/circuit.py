@@ -29,11 +29,11 @@ from conewise.circuits.circuit.eap_graph import eap_json
 from conewise.circuits.circuit.evaluation import Evaluation, evaluate, faithfulness_of
 from conewise.circuits.circuit.selection import chosen, largest_first, levels, pruned, stops
 from conewise.circuits.forwards.forwards import WorldsExecutor, graph_of
-from conewise.drawing.circuit_dot import dot
 from conewise.errors import CircuitError, describe
 from conewise.markup import heading, table
 from conewise.reading import as_path
-from conewise.report.curve import Curve, CurvePoint
+from conewise.report.circuit_layout import dot
+from conewise.report.circuit_page import Curve, CurvePoint
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import as_metric
 from conewise.structure.components.edge_graph import EdgeGraph, Wired
@@ -255,7 +255,7 @@ class Circuit(CircuitData):
 
     def plot(self) -> Figure:
         """A Plotly figure: components by layer, edges by the sign and the size of their scores."""
-        from conewise.drawing.circuit_figure import figure  # noqa: PLC0415  # needs plotly
+        from conewise.report.circuit_figure import figure  # noqa: PLC0415  # needs plotly
 
         return figure(self.of, self.graph, self.edges, self.scores)
 

@@ -18,7 +18,7 @@ from conewise.cli.terminal.failing import CommandError
 from conewise.cli.terminal.output import Status, expect_writable_file, print_json, stdout
 
 if TYPE_CHECKING:
-    from conewise.drawing.folding import Cone, Folded
+    from conewise.report.folded import Cone, Folded
 
 HELP = """Draw the cone of a site: all that a patch there recomputes, on the model's layers.
 
@@ -61,7 +61,7 @@ def cone(
     status = Status(output.quiet)
     loaded, found = ModelName(model, loading).capture(status)
     place = placed(site, found)
-    from conewise.drawing.folding import fold
+    from conewise.report.folding import fold
     from conewise.runs.answers import token_rows
     from conewise.sweeps.planning.model_facts import facts_of
 
@@ -76,14 +76,14 @@ def cone(
         body = _as_json(folded, one)
         print_json("cone", {"model": loaded.name, "site": str(place), **body, "file": file and str(file)})
         return
-    from conewise.drawing.wave import cone_text
+    from conewise.report.wave import cone_text
 
     stdout().print(cone_text(folded, str(place)), markup=False)
 
 
 def _draw(path: Path, folded: Folded, site: str) -> None:
-    from conewise.drawing.wave import cone_svg, wave_page
     from conewise.files import write_whole
+    from conewise.report.wave import cone_svg, wave_page
 
     text = cone_svg(folded, site) if path.suffix.lower() == ".svg" else wave_page(folded)
     try:

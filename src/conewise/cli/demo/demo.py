@@ -17,10 +17,10 @@ from conewise.errors import FormatError, LoadError, SweepError
 from conewise.files import is_leftover
 
 if TYPE_CHECKING:
-    from conewise.drawing.folding import Folded
     from conewise.models.loaded import Loaded
     from conewise.prompts.pairs import Pair
     from conewise.prompts.questions import Question
+    from conewise.report.folded import Folded
     from conewise.report.story import Story
     from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result

@@ -17,7 +17,7 @@ from conewise.sweeps.storage.decoding import decoded
 if TYPE_CHECKING:
     from conewise.circuits.circuit.circuit import Circuit
     from conewise.circuits.circuit.evaluation import Evaluation
-    from conewise.report.curve import Curve
+    from conewise.report.circuit_page import Curve
     from conewise.report.story import Story
 
 CIRCUIT, SEARCH, EDGES, MEASURED, STORY = (
@@ -72,7 +72,7 @@ def read_circuit(folder: Path) -> FoundCircuit:
     """The circuit in a folder. Raises CircuitError where something of it is missing or damaged."""
     from conewise.circuits.circuit.circuit import Circuit
     from conewise.circuits.circuit.evaluation import Evaluation
-    from conewise.report.curve import Curve
+    from conewise.report.circuit_page import Curve
     from conewise.report.story import Story
 
     circuit = Circuit.load(folder / CIRCUIT)

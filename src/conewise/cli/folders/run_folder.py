@@ -13,7 +13,7 @@ from conewise.sweeps.saved import load_result
 from conewise.sweeps.storage.archive import MANIFEST, VALUES, save
 
 if TYPE_CHECKING:
-    from conewise.drawing.folding import Folded
+    from conewise.report.folded import Folded
     from conewise.report.inside import Inside
 
 FOLDED, INSIDE = "folded.json", "inside.json"
@@ -79,7 +79,7 @@ def read_inside(folder: str | Path) -> Inside | None:
 def _folded(path: Path) -> Folded | None:
     if not path.exists():
         return None
-    from conewise.drawing.folding import Folded
+    from conewise.report.folded import Folded
 
     try:
         return Folded.from_json(path.read_text(encoding="utf-8"), str(path))

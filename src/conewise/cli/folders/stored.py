@@ -17,7 +17,7 @@ from conewise.formats import Format
 from conewise.reading import is_there, read_json
 
 if TYPE_CHECKING:
-    from conewise.drawing.folding import Folded
+    from conewise.report.folded import Folded
     from conewise.report.inside import Inside
     from conewise.report.story import Story
     from conewise.sweeps.result import Result

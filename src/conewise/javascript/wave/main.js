@@ -1,4 +1,4 @@
-// Cones on a model's layers, and waves of patches step by step. Names of elements: drawing/wave.py.
+// Cones on a model's layers, and waves of patches step by step. Names of elements: report/wave.py.
 import { sentIn } from "../page/elements.js";
 import { startCone } from "./cone.js";
 import { startPlayer } from "./player.js";

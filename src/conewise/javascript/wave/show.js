@@ -56,7 +56,7 @@
 export const showOf = sent => (sent.kind === "conewise waves" ? ofGraph(sent) : ofFolded(sent));
 
 /**
- * The name of a place, or of several, without the part of the value: the same as `without_part` of drawing/folded.py.
+ * The name of a place, or of several, without the part of the value: the same as `without_part` of report/folded.py.
  * @param {string} name
  */
 export const withoutPart = name => name.split(" + ").map(placeOf).join(" + ");

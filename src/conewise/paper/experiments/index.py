@@ -14,8 +14,6 @@ from fractions import Fraction
 from typing import Any
 
 from conewise.capturing.quiet import quiet
-from conewise.drawing.folding import fold, node_flops
-from conewise.drawing.parts import group
 from conewise.locations.selectors import SelectorLike, sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
@@ -27,6 +25,7 @@ from conewise.paper.theory.weights import Weight
 from conewise.program.records import Program
 from conewise.program.tensors import computing
 from conewise.reactive.graph import Graph, Site
+from conewise.report.folding import fold, group, node_flops
 from conewise.runs.run import Run
 from conewise.sweeps.sweep import Sweep
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from conewise.drawing.document import document
 from conewise.extras import needs
 from conewise.files import write_whole
 from conewise.paper.experiments.figures import figure
 from conewise.paper.experiments.result import Number, Result, Row, plain
-from conewise.scripts import script
+from conewise.report.document import document, script
 from conewise.templates import asset
 
 with needs("plots"):
@@ -93,7 +92,7 @@ def _document(template: str, title: str, results: Sequence[Result], **values: ob
     return document(
         template,
         title,
-        styles=[asset("drawing/theme.css"), asset("paper/experiments/page.css")],
+        styles=[asset("report/theme.css"), asset("paper/experiments/page.css")],
         early=[get_plotlyjs()],
         scripts=[script(SCRIPT)],
         data={"conewise-figures": {result.name: json.loads(figure(result).to_json()) for result in results}},

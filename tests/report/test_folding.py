@@ -15,13 +15,12 @@ from torch import Tensor
 
 import conewise as cw
 from conewise.capturing.export import export
-from conewise.drawing.folded import without_part
-from conewise.drawing.folding import Folded, fold
-from conewise.drawing.parts import LABELS, MEANINGS, group
 from conewise.errors import MissingSiteError, SweepError
 from conewise.locations.selectors import Cell
 from conewise.model import Model
 from conewise.program.streaming import output_names
+from conewise.report.folded import Folded, without_part
+from conewise.report.folding import LABELS, MEANINGS, fold, group
 from conewise.runs.baseline import baseline
 from conewise.sweeps.sweep import Sweep
 from tests.capturing.zoo import ZOO

@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 
 import conewise as cw
-from conewise.drawing import layouts
-from conewise.drawing.folding import Folded, fold
-from conewise.drawing.wave import (
+from conewise.errors import GraphError, MissingSiteError
+from conewise.report import sketch
+from conewise.report.folded import Folded
+from conewise.report.folding import fold
+from conewise.report.graph_wave import GraphWave, value_text
+from conewise.report.wave import (
     cone_section,
     cone_svg,
     cone_text,
@@ -28,8 +31,6 @@ from conewise.drawing.wave import (
     wave_section,
     wave_svg,
 )
-from conewise.drawing.waves import GraphWave, value_text
-from conewise.errors import GraphError, MissingSiteError
 from tests.report.figure import FIGURE, figure
 from tests.sweeps import small
 
@@ -141,9 +142,9 @@ def test_values_in_a_few_characters(value: Any, text: str) -> None:
 @pytest.mark.parametrize("kind", ["folded", "graph"])
 def test_no_two_boxes_overlap_and_all_are_in_view(kind: str) -> None:
     drawn = (
-        layouts.of_folded(folded())
+        sketch.of_folded(folded())
         if kind == "folded"
-        else layouts.of_graph(GraphWave.record(chain(), {"h": 1.0}, "y"))
+        else sketch.of_graph(GraphWave.record(chain(), {"h": 1.0}, "y"))
     )
     for at, box in enumerate(drawn.boxes):
         assert box.x >= 0
@@ -158,7 +159,7 @@ def test_no_two_boxes_overlap_and_all_are_in_view(kind: str) -> None:
 
 def test_every_edge_of_a_small_graph_is_a_wire() -> None:
     graph = chain()
-    drawn = layouts.of_graph(GraphWave.record(graph, {"h": 1.0}, "y"))
+    drawn = sketch.of_graph(GraphWave.record(graph, {"h": 1.0}, "y"))
     names = list(graph.sites)
     assert {(names[a], names[b]) for a, b, _ in drawn.wires} == set(graph.edges)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from conewise.structure.components.edge_graph import EdgeGraph, GraphReader
 
@@ -163,3 +164,67 @@ def _row(layer: int | None, kind: str, mlps_first: Container[int | None]) -> tup
         return (2, 0, 0)
     order = ("mlp", "kv", "head") if layer in mlps_first else ("kv", "head", "mlp")
     return (1, -1 if layer is None else layer, order.index(kind))
+
+
+MORE, LESS, PLAIN = "#2166ac", "#b2182b", "#6b7280"
+THIN, WIDE = 0.6, 5.0
+
+
+def colour(score: float | None) -> str:
+    """Red below zero, blue above, grey where there is no score; told apart by colour-blind readers."""
+    if score is None or score == 0:
+        return PLAIN
+    return LESS if score < 0 else MORE
+
+
+def width(score: float | None, largest: float) -> float:
+    """From thin to wide, by the size of a score as a share of the largest."""
+    if score is None:
+        return 1.2
+    return THIN + (WIDE - THIN) * (abs(score) / largest if largest else 0.0)
+
+
+SHAPES = {"input": "plain", "head": "circle", "kv": "box", "mlp": "box", "logits": "plain"}
+
+
+def dot(of: str, graph: EdgeGraph, edges: Collection[str], scores: Mapping[str, float] | None) -> str:
+    """The circuit as a digraph: a node for each component, an edge for each edge, its score as tooltip."""
+    drawn = layered(graph, edges, scores)
+    largest = max((abs(line.score or 0.0) for line in drawn.lines), default=0.0)
+    lines = [
+        f"digraph {_quoted(of or 'circuit')} {{",
+        "  rankdir=TB;",
+        '  node [fontname="Helvetica", fontsize=10];',
+        '  edge [fontname="Helvetica", fontsize=8, arrowsize=0.5];',
+    ]
+    for _, row in groupby(drawn.boxes, key=lambda box: box.y):
+        names = [f"{_quoted(box.name)} [shape={SHAPES[box.kind]}];" for box in row]
+        lines.append(f"  {{ rank=same; {' '.join(names)} }}")
+    for line in drawn.lines:
+        shown = {
+            "color": colour(line.score),
+            "penwidth": f"{width(line.score, largest):.2f}",
+            "tooltip": line.edge if line.score is None else f"{line.edge} {line.score:+.6g}",
+        }
+        if line.slot in ("q", "k", "v"):
+            shown["label"] = line.slot
+        lines.append(
+            f"  {_joined(drawn.boxes[line.start].name, drawn.boxes[line.stop].name)} {_written(shown)};"
+        )
+    for kv, head in drawn.links:
+        shown = {"style": "dashed", "color": colour(None), "arrowhead": "none"}
+        lines.append(f"  {_joined(drawn.boxes[kv].name, drawn.boxes[head].name)} {_written(shown)};")
+    return "\n".join([*lines, "}", ""])
+
+
+def _joined(start: str, stop: str) -> str:
+    return f"{_quoted(start)} -> {_quoted(stop)}"
+
+
+def _written(shown: Mapping[str, str]) -> str:
+    return f"[{', '.join(f'{name}={_quoted(text)}' for name, text in shown.items())}]"
+
+
+def _quoted(text: str) -> str:
+    """A text as an ID: in quotes, of which those inside are escaped. A backslash is one, and not a code."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

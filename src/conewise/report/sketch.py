@@ -1,14 +1,189 @@
-"""Where the boxes and wires of a sketch stand: a model folded by layer in rows, a small graph in columns."""
+"""A sketch: boxes and wires as SVG, for a model folded by layer or for a small graph.
+
+Every box has the same elements, whatever it stands for, and is painted by classes and widths alone: here for
+a file, in the browser by `javascript/wave`. What a box means is told by shape as well as by colour.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from conewise.drawing.folded import Folded
-from conewise.drawing.parts import LABELS
-from conewise.drawing.sketch import Box, Kind, Sketch
-from conewise.drawing.waves import GraphWave
+from conewise.extras import needs
+from conewise.report.folded import Folded
+from conewise.report.folding import LABELS
+from conewise.report.graph_wave import GraphWave
+from conewise.templates import asset, macro
+
+with needs("plots"):
+    from markupsafe import Markup
+
+TEMPLATE = "report/sketch.svg"
+
+KEYS = (
+    ("site", "is-site", "patched"),
+    ("lost", "is-lost", "invalid"),
+    ("wanted", "is-lost is-wanted", "demanded"),
+    ("done", "is-done is-full", "recomputed"),
+    ("reused", "is-reused", "reused"),
+    ("kept", "", "kept"),
+    ("source", "cw-source", "given"),
+)
+"""What a box may be painted as: a name, its classes, and what that means."""
+
+CONE_KEYS = ("site", "done", "reused", "kept")
+WAVE_KEYS = ("site", "lost", "wanted", "done", "reused", "kept")
+
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "ink": ("#1a1e24", "#e8ebef"),
+    "soft": ("#57606c", "#a4adb8"),
+    "page": ("#ffffff", "#14171b"),
+    "card": ("#f6f7f9", "#1b1f25"),
+    "line": ("#dde1e6", "#313741"),
+    "link": ("#0060a8", "#71b9f4"),
+    "box": ("#eceff3", "#262c34"),
+    "wire": ("#b9c1cb", "#465060"),
+    "site": ("#d98900", "#ffb224"),
+    "done": ("#0072b2", "#56b4e9"),
+    "on-done": ("#ffffff", "#06131c"),
+    "lost": ("#d55e00", "#ff8a3d"),
+    "wanted": ("#8a3d76", "#e79fcb"),
+    "reused": ("#007d5b", "#3ecf9f"),
+}
+"""Light and dark, after Okabe and Ito's palette: told apart by colour-blind readers too."""
+
+OF_THE_PAGE: Mapping[str, tuple[str, ...]] = {
+    "ink": ("ink", "fg"),
+    "soft": ("soft", "muted"),
+    "page": ("page", "bg"),
+    "card": ("card",),
+    "line": ("line",),
+    "link": ("link", "accent"),
+}
+"""The colours that a page around a drawing may have already, by the names of its variables."""
+
+Kind = Literal["part", "sum", "source"]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One item of a drawing, where it stands, and what is written in it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+    title: str
+    kind: Kind = "part"
+
+    @property
+    def corner(self) -> float:
+        """The radius of its corners."""
+        return self.height / 2 if self.kind == "sum" else 4
+
+    @property
+    def middle(self) -> float:
+        """Where a line of text stands that is in the middle of it."""
+        return self.y + self.height / 2 + 3.8
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """How a box is painted: shares of its width from 0 to 1, a short text, and marks."""
+
+    lost: float = 0.0
+    done: float = 0.0
+    text: str = ""
+    is_site: bool = False
+    is_reused: bool = False
+
+    @property
+    def classes(self) -> str:
+        """The classes that a box of this paint has; `javascript/wave/painter.js` uses the same."""
+        found = ["is-site"] if self.is_site else []
+        found += ["is-done"] if self.done else []
+        found += ["is-full"] if self.done > 0.5 else []  # what is written on it has to be seen
+        found += ["is-lost"] if self.lost else []
+        found += ["is-reused"] if self.is_reused else []
+        return " ".join(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """Boxes, the wires between them as paths, and texts beside them: (x, y, text, class)."""
+
+    width: float
+    height: float
+    boxes: tuple[Box, ...]
+    wires: tuple[tuple[int, int, str], ...]
+    texts: tuple[tuple[float, float, str, str], ...] = ()
+
+    def svg(
+        self,
+        prefix: str,
+        label: str,
+        paints: Mapping[int, Paint] | None = None,
+        *,
+        style: str = "",
+        caption: str = "",
+        keys: Sequence[tuple[str, str]] = (),
+    ) -> Markup:
+        """The drawing; `prefix` keeps the names of its patterns apart from those of other drawings.
+
+        One that stands alone brings its style, and has a caption and keys (classes, meaning) below.
+        """
+        painted = [(paints or {}).get(at, Paint()) for at in range(len(self.boxes))]
+        lit = {at for at, paint in enumerate(painted) if paint.done or paint.is_site}
+        x, placed = min(box.x for box in self.boxes) - 5, []
+        for classes, meaning in keys:
+            placed.append({"x": x, "meaning": meaning, **_sample(classes)})
+            x += 52 + 5.2 * len(meaning)
+        # The style is a sheet of ours; all else is text.
+        return macro(
+            TEMPLATE, "drawing", self, prefix, label, painted, lit, Markup(style), caption, placed
+        )  # fmt: skip
+
+
+def key(prefix: str, classes: str) -> Markup:
+    """One box of a legend, painted by these classes."""
+    sample = _sample(classes)
+    return macro(TEMPLATE, "key", sample["box"], classes, sample["paint"], prefix)
+
+
+def _sample(classes: str) -> dict[str, Any]:
+    """A box of a legend: painted like an item, but none of them."""
+    paint = Paint(float("is-lost" in classes), float("is-done" in classes))
+    return {"box": Box(5, 5, 24, 16, "", ""), "classes": classes, "paint": paint}
+
+
+def variables() -> str:
+    """The colours as variables of a style sheet: the page's own where it has them."""
+    lines = []
+    for name, (light, dark) in COLOURS.items():
+        value = f"light-dark({light}, {dark})"
+        for outer in reversed(OF_THE_PAGE.get(name, ())):
+            value = f"var(--{outer}, {value})"
+        lines.append(f"--cw-{name}:{value};")
+    return f".cw-cone, .cw-wave {{ {' '.join(lines)} }}\n"
+
+
+def literal_style() -> str:
+    """The style of a drawing that stands alone: no variables, which few programs but browsers know."""
+    rules = asset("report/sketch.css")
+
+    def in_colours(shade: int) -> str:
+        return re.sub(r"var\(--cw-([a-z-]+)\)", lambda found: COLOURS[found[1]][shade], rules)
+
+    ground = ".cw-ground { fill:%s }\n"
+    return (
+        f"{ground % COLOURS['page'][0]}{in_colours(0)}"
+        f"@media (prefers-color-scheme: dark) {{\n{ground % COLOURS['page'][1]}{in_colours(1)}}}\n"
+    )
+
 
 LEFT, TOP, CELL, HEIGHT, SUM, GAP, LANE = 44, 8, 44, 20, 20, 8, 14
 WIDE = 300

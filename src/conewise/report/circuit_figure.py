@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from conewise.drawing.circuit_layers import Layered, Line, layered
-from conewise.drawing.circuit_style import PLAIN, colour, width
+from conewise.decomposing.figures import escaped
 from conewise.extras import needs
+from conewise.report.circuit_layout import PLAIN, Layered, Line, colour, layered, width
 from conewise.structure.components.edge_graph import EdgeGraph
 
 with needs("plots"):
@@ -52,7 +52,7 @@ def figure(
     left = len(edges) - len(shown)
     rest = f" (the {len(shown):,} strongest of {len(edges):,} edges)" if left else ""
     made.update_layout(
-        title=f"Circuit of {_plain(of or 'a model')}: {len(edges):,} of {graph.count:,} edges{rest}",
+        title=f"Circuit of {escaped(of or 'a model')}: {len(edges):,} of {graph.count:,} edges{rest}",
         showlegend=False,
         plot_bgcolor="rgba(0,0,0,0)",
         height=max(320, 120 + 46 * drawn.rows),
@@ -106,7 +106,7 @@ def _middles(drawn: Layered) -> go.Scatter:
     """Invisible points in the middle of the edges: what the pointer finds."""
     middles = [_point(drawn, line, 0.5) for line in drawn.lines]
     told = [
-        [_plain(line.edge), "no score" if line.score is None else f"score {line.score:+.6g}"]
+        [escaped(line.edge), "no score" if line.score is None else f"score {line.score:+.6g}"]
         for line in drawn.lines
     ]
     return go.Scatter(
@@ -135,7 +135,7 @@ def _boxes(drawn: Layered) -> go.Scatter:
             "color": [COLOURS[box.kind] for box in drawn.boxes],
             "line": {"color": "white", "width": 1},
         },
-        text=[_plain(box.name) for box in drawn.boxes],
+        text=[escaped(box.name) for box in drawn.boxes],
         textposition="middle right",
         textfont={"size": 10},
         customdata=[counts[at] for at in range(len(drawn.boxes))],
@@ -162,8 +162,3 @@ def _rows(drawn: Layered) -> list[tuple[float, str]]:
         text = box.kind if box.layer is None else f"layer {box.layer}"
         found.setdefault(text, box.y)
     return [(row, text) for text, row in found.items()]
-
-
-def _plain(text: str) -> str:
-    """Text for Plotly, which reads some HTML in what it draws."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

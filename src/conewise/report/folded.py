@@ -13,10 +13,10 @@ from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
 
-from conewise.drawing.sent import SentCone, SentFolded
 from conewise.errors import MissingSiteError, SweepError
 from conewise.formats import Format
 from conewise.reading import parse_json
+from conewise.report.sent import SentCone, SentFolded
 from conewise.sweeps.storage.decoding import decoded
 
 FORMAT = Format("conewise folded", 1)

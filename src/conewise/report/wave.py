@@ -24,18 +24,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from conewise.drawing import layouts, sketch
-from conewise.drawing.document import document, inert
-from conewise.drawing.folded import Folded
-from conewise.drawing.pictures import cone_svg, cone_text, wave_svg
-from conewise.drawing.sent import SentFolded, SentWaves
-from conewise.drawing.sketch import CONE_KEYS, KEYS, WAVE_KEYS
-from conewise.drawing.waves import GraphWave
+from conewise.errors import MissingSiteError
 from conewise.extras import needs
 from conewise.files import expect_replaceable, write_whole
 from conewise.reactive.graph import Graph, Site
 from conewise.reactive.world import World
-from conewise.scripts import script as joined
+from conewise.report import sketch
+from conewise.report.document import document, inert
+from conewise.report.document import script as joined
+from conewise.report.folded import Cone, Folded
+from conewise.report.graph_wave import GraphWave
+from conewise.report.sent import SentFolded, SentWaves
+from conewise.report.sketch import CONE_KEYS, KEYS, WAVE_KEYS, Paint
 from conewise.templates import asset, rendered
 
 with needs("plots"):
@@ -63,7 +63,7 @@ Drawable = Folded | GraphWave
 
 def style() -> str:
     """The style sheet of both sections; all of it is under `.cw-cone` and `.cw-wave`, or named `cw-…`."""
-    return sketch.variables() + asset("drawing/sketch.css") + asset("drawing/wave.css")
+    return sketch.variables() + asset("report/sketch.css") + asset("report/wave.css")
 
 
 def script() -> str:
@@ -79,9 +79,9 @@ def data(drawable: Drawable) -> dict[str, SentFolded | SentWaves]:
 def cone_section(folded: Folded, *, assets: bool = True) -> str:
     """The drawing of a model's layers with one site's cone in it, and what that costs, as HTML."""
     section = rendered(
-        "drawing/cone.html",
+        "report/cone.html",
         source=_source(folded),
-        drawing=layouts.of_folded(folded).svg("cw-cone", f"The layers of {folded.model}"),
+        drawing=sketch.of_folded(folded).svg("cw-cone", f"The layers of {folded.model}"),
         legend=_legend("cw-cone-key", CONE_KEYS),
         assets=_assets(folded) if assets else "",
     )
@@ -91,10 +91,10 @@ def cone_section(folded: Folded, *, assets: bool = True) -> str:
 def wave_section(drawable: Drawable, *, assets: bool = True) -> str:
     """The player of a wave as HTML: through a small graph node by node, through a model layer by layer."""
     is_graph = isinstance(drawable, GraphWave)
-    drawn = layouts.of_graph(drawable) if isinstance(drawable, GraphWave) else layouts.of_folded(drawable)
+    drawn = sketch.of_graph(drawable) if isinstance(drawable, GraphWave) else sketch.of_folded(drawable)
     label = "The graph" if isinstance(drawable, GraphWave) else f"The layers of {drawable.model}"
     section = rendered(
-        "drawing/wave.html",
+        "report/wave.html",
         source=_source(drawable),
         is_graph=is_graph,
         natural=f"{drawn.width * 0.8:.0f}",
@@ -125,9 +125,9 @@ def wave_page(
         )
         drawable = GraphWave.record(drawable, patches or {}, ends)
     page = document(
-        "drawing/wave_page.html",
+        "report/wave_page.html",
         title,
-        styles=[asset("drawing/theme.css"), PAGE, style()],
+        styles=[asset("report/theme.css"), PAGE, style()],
         scripts=[script(), READY],
         data=data(drawable),
         model=drawable.model if isinstance(drawable, Folded) else "",
@@ -148,7 +148,7 @@ class Framed:
         self.height = height
 
     def _repr_html_(self) -> str:
-        return str(rendered("drawing/frame.html", page=self.page, height=self.height))
+        return str(rendered("report/frame.html", page=self.page, height=self.height))
 
 
 def show(
@@ -178,7 +178,7 @@ def _legend(prefix: str, names: Iterable[str]) -> Markup:
     keys = [
         (sketch.key(f"{prefix}-{name}", classes), meaning) for name, classes, meaning in KEYS if name in names
     ]
-    return rendered("drawing/legend.html", keys=keys)
+    return rendered("report/legend.html", keys=keys)
 
 
 def _source(drawable: Drawable) -> str:
@@ -187,7 +187,7 @@ def _source(drawable: Drawable) -> str:
 
 def _assets(drawable: Drawable) -> Markup:
     return rendered(
-        "drawing/assets.html",
+        "report/assets.html",
         style=Markup(style()),
         script=Markup(script()),
         data={name: inert(value) for name, value in data(drawable).items()},
@@ -215,3 +215,76 @@ def _graph_data(wave: GraphWave) -> SentWaves:
             for one in wave.waves
         ],
     }
+
+
+def cone_svg(folded: Folded, site: str) -> str:
+    """The cone of a site on the model's layers as an SVG file of its own, light and dark."""
+    cone = folded.cone(site)
+    paints = {at: _paint(folded, cone, at) for at in range(len(folded.parts))}
+    caption = f"{site}: {_summary(folded, cone)}"
+    keys = [(classes, meaning) for name, classes, meaning in KEYS if name in CONE_KEYS]
+    drawn = sketch.of_folded(folded).svg(
+        "cone",
+        f"The cone of {site} in {folded.model}: {_summary(folded, cone)}",
+        paints,
+        style=sketch.literal_style(),
+        caption=caption,
+        keys=keys,
+    )
+    return str(drawn)
+
+
+def wave_svg(wave: GraphWave, site: Site) -> str:
+    """What a recorded patch at a site of a small graph recomputed and reused, as an SVG file of its own."""
+    found = next((one for one in wave.waves if one.site == site), None)
+    if found is None:
+        recorded = ", ".join(one.site for one in wave.waves)
+        raise MissingSiteError(f"no wave of {site!r} was recorded, only of {recorded}.")
+    paints = {
+        at: Paint(done=float(name in found.recomputed), is_site=name == site, is_reused=name in found.reused)
+        for at, name in enumerate(wave.nodes)
+    }
+    done = len(found.recomputed)
+    caption = f"{site} is patched: {done} of {wave.full_evaluations} nodes are recomputed"
+    keys = [(classes, meaning) for name, classes, meaning in KEYS if name in (*CONE_KEYS, "source")]
+    drawn = sketch.of_graph(wave)
+    return str(drawn.svg("wave", caption, paints, style=sketch.literal_style(), caption=caption, keys=keys))
+
+
+def cone_text(folded: Folded, site: str) -> str:
+    """The cone of a site as lines of text: a bar for each row of the drawing."""
+    cone = folded.cone(site)
+    lines = [f"{site}: {_summary(folded, cone)}", ""]
+    width = max(len(_row_name(folded, members[0])) for _, members in folded.rows)
+    for _, members in folded.rows:
+        nodes, done = (sum(counts[at] for at in members) for counts in (_nodes(folded), cone.recomputed))
+        mark = "◆" if any(at in cone.at for at in members) else " "
+        filled = round(24 * done / nodes) if nodes else 0
+        bar = "█" * (max(1, filled) if done else 0)
+        lines.append(f"{mark} {_row_name(folded, members[0]):<{width}}  {bar:·<24}  {done:>4} of {nodes}")
+    return "\n".join(lines)
+
+
+def _nodes(folded: Folded) -> list[int]:
+    return [part.nodes for part in folded.parts]
+
+
+def _row_name(folded: Folded, at: int) -> str:
+    part = folded.parts[at]
+    return part.row if part.layer is None else f"layer {part.row}"
+
+
+def _summary(folded: Folded, cone: Cone) -> str:
+    done, full = cone.node_evaluations, folded.full_evaluations
+    cost = f", {sum(cone.flops) / folded.full_flops:.1%} of the FLOPs" if folded.full_flops else ""
+    return f"{done:,} of {full:,} nodes recomputed ({done / full if full else 0:.1%}){cost}"
+
+
+def _paint(folded: Folded, cone: Cone, at: int) -> Paint:
+    done = cone.recomputed[at]
+    return Paint(
+        done=done / folded.parts[at].nodes if done else 0.0,
+        text=str(done) if done else "",
+        is_site=at in cone.at,
+        is_reused=cone.reused[at] > 0,
+    )

@@ -1,1 +1,0 @@
-"""Models, cones and waves as pictures."""
