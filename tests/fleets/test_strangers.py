@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import ray
 
 import conewise as cw
 from conewise.errors import FleetError
@@ -165,14 +164,14 @@ def keys_of(address: str, **settings: str) -> str:
 
 @pytest.mark.parametrize("mode", ["disabled", "Disabled", "k8s"])
 def test_a_cluster_that_asks_for_no_token_is_not_started(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with pytest.raises(FleetError, match=f"RAY_AUTH_MODE is '{mode}'.*Unset it"):
         _ = cw.Ray().workers
 
 
 def test_a_ray_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "__version__", "2.51.2")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.__version__", "2.51.2")
     with pytest.raises(FleetError, match=r"Ray 2\.51\.2 is installed.*needs 2\.52 or later"):
         _ = cw.Ray().workers
