@@ -73,7 +73,7 @@ test-tracr: setup $(TRACR)/.made ## compile the RASP programs anew, compare with
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/ground_truth/test_tracr.py
 
 test-architectures: setup ## every architecture, attention and precision, against hooks; named sites of 80; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/structure/test_named_architectures.py tests/capturing/test_coverage.py tests/locations/test_sites.py tests/runs/test_architectures.py tests/edges/test_stream_parts.py tests/sweeps/test_sweep_zoo.py tests/report/test_folding.py tests/decomposing tests/splicing tests/generating tests/cli/test_interrupting.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/anatomy/test_named_architectures.py tests/program/test_coverage.py tests/anatomy/test_sites.py tests/runs/test_architectures.py tests/circuits/test_stream_parts.py tests/sweeps/test_sweep_zoo.py tests/report/test_folding.py tests/runs tests/runs tests/runs tests/cli/test_interrupting.py
 
 test-laws: setup ## random networks against hooks, all two hundred, and all that mixes positions; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/laws tests/sweeps/test_sweep_regions.py tests/paper/experiments
@@ -82,7 +82,7 @@ test-pages: setup ## run the code of every page of the docs, the examples and th
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m pages tests/docs tests/examples
 
 test-ray: $(VENV)/.ray ## sweeps by workers: processes, and a local cluster of Ray; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/fleets
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/jobs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/docs/test_blocks.py -k workers
 
 # What is no Python package comes from Debian. Nobody is asked anything, and a host out of reach is not waited for.
@@ -116,7 +116,7 @@ test-gpu: ## the tests that need a CUDA device; run from source, with torch, tra
 	PYTHONPATH=src:$(PEERS) $(PYTHON) -m pytest -m gpu --confcutdir=tests/gpu -p no:cacheprovider tests/gpu
 
 coverage: setup ## write docs/coverage.md: what works on which architecture; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.capturing.coverage_table
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.program.coverage_table
 
 # Node and npm: those that are there, else Debian's.
 node:

@@ -23,9 +23,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import conewise as cw
-from conewise.circuits.search.acdc import Search
-from conewise.edges.edge_facts import edge_facts
-from conewise.structure.components.edge_graph import EdgeGraph
+from conewise.anatomy.edge_graph import EdgeGraph
+from conewise.circuits.acdc import Search
+from conewise.circuits.replaced_parts import edge_facts
 
 
 class FullForward:

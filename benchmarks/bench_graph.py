@@ -11,7 +11,7 @@ from collections.abc import Callable
 import conewise as cw
 from benchmarks.graphs import add_one, chain, layered
 from benchmarks.harness import Line, at_most, interleaved, seconds
-from conewise.reactive.cones import cone_sizes
+from conewise.reactive.graph import cone_sizes
 
 
 def graft_bookkeeping() -> Line:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from conewise.program import split_products
-from conewise.program.precision import multiplying
 from conewise.program.split_products import (
     IN_ONE,
     IN_THREE,
@@ -29,7 +28,8 @@ from conewise.program.split_products import (
     split_product,
     split_weight,
 )
-from conewise.sweeps.planning.shapes.costs import split_pays
+from conewise.program.tensors import multiplying
+from conewise.sweeps.planning.costs import split_pays
 
 DEVICE = torch.device("cuda")
 ARRANGEMENTS = {"in_one": IN_ONE, "in_two": IN_TWO, "in_three": IN_THREE}

@@ -20,40 +20,47 @@ import transformers
 from rich.console import Console
 
 import conewise as cw
-from conewise.capturing.foreign import brief, translating
-from conewise.capturing.quiet import quiet
-from conewise.circuits.circuit.decision import Decision
-from conewise.circuits.circuit.evaluation import Evaluation
-from conewise.cli.folders.circuit_folder import FoundCircuit, read_circuit
-from conewise.cli.folders.run_folder import FOLDED, INSIDE, read_inside, read_run, write_run
-from conewise.cli.folders.stored import QUESTION, read_question
-from conewise.cli.questions.loading import ModelName
-from conewise.cli.showing.results import show_cost
-from conewise.cli.terminal.output import Status
+from conewise.circuits.circuit_data import Decision
+from conewise.circuits.evaluation import Evaluation
+from conewise.cli.folders import (
+    FOLDED,
+    INSIDE,
+    QUESTION,
+    FoundCircuit,
+    read_circuit,
+    read_inside,
+    read_question,
+    read_run,
+    write_run,
+)
+from conewise.cli.output import Status
+from conewise.cli.questions import ModelName
+from conewise.cli.showing import show_cost
 from conewise.errors import LoadError
 from conewise.models import tiny
 from conewise.models.gguf import read_header
 from conewise.models.load import load
 from conewise.models.weight_files import INDEX, WEIGHTS
-from conewise.prompts.pairs import Pair, read_pairs
-from conewise.prompts.questions import Question
-from conewise.prompts.tokenized import tokenize
+from conewise.program.foreign import brief, quiet, translating
 from conewise.report.circuit_page import Curve, CurvePoint
 from conewise.report.page import sweep_page
 from conewise.report.story import STORY, Story
 from conewise.sweeps.storage import store
 from conewise.sweeps.storage.archive import MANIFEST, VALUES
 from conewise.sweeps.sweep import Sweep
-from tests.capturing.small_llama import small_llama, small_tokenizer, write_gguf
+from conewise.text.pairs import Pair, read_pairs
+from conewise.text.questions import Question
+from conewise.text.tokenized import tokenize
 from tests.circuits.graphs import graph, random_scores
 from tests.cli.commands import CLEAN, CORRUPTED
 from tests.damage import count, damaged_bytes, damaged_json
 from tests.doors import all_ours
 from tests.golden.formats import made as golden
-from tests.prompts.written import write_pairs
+from tests.program.small_llama import small_llama, small_tokenizer, write_gguf
 from tests.sweeps.small import model as small_model
 from tests.sweeps.small import sweep_over
 from tests.sweeps.storage.resealed import body_of, reseal
+from tests.text.written import write_pairs
 
 PAIRS = [Pair(CLEAN, CORRUPTED, ("Mary",), ("John",))]
 

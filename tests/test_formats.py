@@ -18,11 +18,9 @@ import pytest
 
 import conewise
 import conewise as cw
-from conewise.cli.folders.circuit_folder import read_circuit
-from conewise.cli.folders.run_folder import read_inside, read_run
-from conewise.cli.folders.stored import read_question
+from conewise.cli.folders import read_circuit, read_inside, read_question, read_run
 from conewise.errors import ConewiseError, FormatError
-from conewise.formats import Format
+from conewise.files import Format
 from conewise.model import Model
 from conewise.sweeps.planning.plan import SweepPlan
 from tests.golden.formats import made

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.circuits.circuit.decision import Decision
+from conewise.anatomy.places import Place
+from conewise.circuits.circuit_data import Decision
 from conewise.errors import ArgumentError, ConewiseError, MetricError
-from conewise.locations.places import Place
 
 ENDLESS = range(10**12)
 TEXT = "When Mary and John went to the store, John gave a drink to"

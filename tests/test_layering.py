@@ -1,4 +1,8 @@
-"""The folders are the architecture: who may import whom, read from the sources with `ast`."""
+"""The folders are the architecture: who may import whom, read from the sources with `ast`.
+
+Two rules. No two files import each other, directly or through others. And each folder imports only folders
+that it may: the reactive core and the theory know no torch, and the program knows nothing of sweeps.
+"""
 
 import ast
 import subprocess
@@ -14,90 +18,60 @@ from conewise.paper.experiments import registry
 PACKAGE = Path(__file__).parents[1] / "src" / "conewise"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# What each room may import of the rest, besides itself. A new room is a decision, and is made here. The root,
-# `""`, is the public face: only the command line imports it, for it imports the package.
-FOUNDATION = {
-    *("errors", "arguments", "amounts", "phases", "garbage", "threads", "status_line", "reading", "files"),
-    *("templates", "markup"),
-    *("colours", "extras", "formats", "version"),
-    *("reactive", "paper.theory", "paper.ops"),
-}
+# The modules at the root that everything may import. The root itself, `""`, is the public face.
+COMMON = {"errors", "arguments", "status", "threads", "files", "templates", "extras", "version"}
 # The modules of the core that compute values. The graph does not import them, and neither does the theory, so
 # that prediction and measurement stay independent.
-ENGINE = {
-    f"reactive.{module}" for module in ("changes", "demand", "ledger", "plan", "state", "store", "world")
-}
-FOUNDATION |= ENGINE
+ENGINE = {f"reactive.{module}" for module in ("changes", "demand", "ledger", "state", "world")}
 MAY_IMPORT: dict[str, set[str]] = {
+    "version": set(),
     "errors": set(),
     "arguments": {"errors"},
-    "amounts": {"errors"},
-    "phases": set(),
-    "status_line": {"phases"},
-    "reading": set(),
-    "files": {"errors"},
-    "version": set(),
-    "formats": {"errors", "version"},
-    "garbage": set(),
     "threads": {"errors"},
-    "colours": set(),
+    "status": set(),
     "extras": {"errors"},
+    "files": {"errors", "version"},
     "templates": {"extras"},
-    "markup": {"templates"},
     "reactive": {"errors", "arguments"},
-    **{room: {"errors", "arguments", "reactive", *ENGINE} for room in ENGINE},
+    **{module: {"errors", "arguments", "reactive", *ENGINE} for module in ENGINE},
     "paper": set(),
     "paper.theory": {"errors", "reactive"},
     "paper.ops": {"errors", "reactive"},
     "models.tiny": set(),
 }
-# From here on torch may be imported, and a room may import all those before it.
-WITH_TORCH = (
-    "program",
-    "structure",
-    "capturing",
-    "locations",
-    "identity",
-    "texts",
-    "sweeps.planning.shapes",
-    "edges",
-    "decomposing",
-    "runs",
-    "checks",
-    "splicing",
-    "generating",
-    "models",
-    "sweeps.planning",
-    "sweeps.execution",
-    "sweeps.storage",
-    "report",
-    "circuits",
-    "sweeps.batches",
-    "sweeps.calibration",
-    "sweeps.running",
-    "fleets",
-    "sweeps",
-    "circuits.search",
-    "circuits.tracing",
-    "attributing",
-    "prompts",
-    "model",
-    "loading",
-    "asking",
-    "compat",
-    "paper.experiments",
-    "cli",
-)
-for place, room in enumerate(WITH_TORCH):
-    MAY_IMPORT[room] = {*FOUNDATION, "models.tiny", *WITH_TORCH[:place]} - {"compat"}
-MAY_IMPORT["cli"] |= {""}
-MAY_IMPORT["__main__"] = {"cli"}
+# From here on torch may be imported. Of these folders, a file may import any but those named as forbidden.
+WITH_TORCH = {
+    "program": {"runs", "checks", "sweeps", "circuits", "attributing", "jobs", "text", "models", "report"},
+    "anatomy": {"runs", "checks", "sweeps", "circuits", "attributing", "jobs", "text", "models", "report"},
+    "runs": {"models"},
+    "checks": {"sweeps", "sweeps.result", "circuits", "attributing", "text", "models", "report"},
+    "sweeps": {"attributing", "models"},
+    "circuits": {"models"},
+    "attributing": {"models", "text"},
+    "jobs": {"text"},
+    "models": {"runs", "checks", "sweeps", "circuits", "attributing", "text", "report"},
+    "report": {"circuits", "attributing", "jobs", "text", "models", "sweeps.result"},
+    "model": {"attributing", "jobs", "report"},
+    "loading": {"attributing", "jobs", "report", "circuits", "text"},
+    "text": set(),
+    "compat": {"paper"},
+    "paper.experiments": {"text", "attributing"},
+    "cli": set(),
+}
+BELOW = {*COMMON, "reactive", *ENGINE, "paper.theory", "paper.ops", "models.tiny"}
+HIGH = {"model", "loading", "text", "compat", "paper.experiments", "cli"}
+"""Only these import each other: `text` imports the model, and not the other way round."""
+for _folder, _forbidden in WITH_TORCH.items():
+    may = BELOW | (WITH_TORCH.keys() - {"cli", "compat", "paper.experiments"}) | {"sweeps.result"}
+    MAY_IMPORT[_folder] = may - _forbidden - (set() if _folder in HIGH else HIGH - {"text"})
+MAY_IMPORT["sweeps.result"] = MAY_IMPORT["sweeps"]
+MAY_IMPORT["cli"] |= {"", "paper.experiments"}
+MAY_IMPORT["compat"] |= {""}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {"cli", "report", "compat"}
 
-# Packages that only some rooms may import. All others are free.
+# Packages that only some folders may import. All others are free.
 ONLY_IN: dict[str, set[str]] = {
-    "torch": {*WITH_TORCH},
-    "pandas": {*WITH_TORCH},
+    package: {*WITH_TORCH, "sweeps.result"} for package in ("torch", "pandas", "transformers")
 }
 
 
@@ -112,8 +86,8 @@ PACKAGES = frozenset(name_of(path) for path in MODULES if path.name == "__init__
 """`from conewise.cli.commands import cones` imports the package too, and with it what that imports."""
 
 
-def room_of(module: str) -> str:
-    """The room of a module: the innermost folder that the table has."""
+def folder_of(module: str) -> str:
+    """The row of the table that a module belongs to: the innermost one."""
     while module and module not in MAY_IMPORT:
         module = module.rpartition(".")[0]
     return module
@@ -132,15 +106,15 @@ def imported(source: str) -> Iterator[str]:
             yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
 
 
-def breaches(room: str, source: str) -> list[str]:
-    """The imports of `source`, a module of `room`, that the tables forbid."""
+def breaches(folder: str, source: str) -> list[str]:
+    """The imports of `source`, a module of `folder`, that the tables forbid."""
     found = []
     for name in imported(source):
         top, _, inside = name.partition(".")
         if top == "conewise":
-            if room_of(inside) not in MAY_IMPORT[room] | {room}:
+            if folder_of(inside) not in MAY_IMPORT[folder] | {folder}:
                 found.append(name)
-        elif room not in ONLY_IN.get(top, {room}):
+        elif folder not in ONLY_IN.get(top, {folder}):
             found.append(name)
     return found
 
@@ -175,20 +149,6 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def subfolders(imports: Mapping[str, set[str]]) -> dict[str, dict[str, set[str]]]:
-    """By folder, which of its sub-folders imports which. What lies in the folder itself is in none."""
-    graphs: dict[str, dict[str, set[str]]] = {}
-    for module, reads in imports.items():
-        for read in reads:
-            one, other = module.split("."), read.split(".")
-            shared = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-            if shared and shared < min(len(one), len(other)) - 1:
-                graph = graphs.setdefault(".".join(one[:shared]), {})
-                graph.setdefault(one[shared], set()).add(other[shared])
-                graph.setdefault(other[shared], set())
-    return graphs
-
-
 def _reached(start: str, graph: Mapping[str, set[str]]) -> set[str]:
     found: set[str] = set()
     waiting = [start]
@@ -203,10 +163,10 @@ def _turned(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
     return {node: {other for other, reads in graph.items() if node in reads} for node in graph}
 
 
-def test_every_module_imports_only_what_its_room_may() -> None:
-    rooms = {path: room_of(name_of(path)) for path in MODULES}
-    assert [path for path, room in rooms.items() if not room and path.parent != PACKAGE] == []
-    found = {path.name: breaches(room, path.read_text("utf-8")) for path, room in rooms.items()}
+def test_every_module_imports_only_what_its_folder_may() -> None:
+    folders = {path: folder_of(name_of(path)) for path in MODULES}
+    assert [path for path, folder in folders.items() if not folder and path.parent != PACKAGE] == []
+    found = {name_of(path): breaches(folder, path.read_text("utf-8")) for path, folder in folders.items()}
     assert {name: forbidden for name, forbidden in found.items() if forbidden} == {}
 
 
@@ -214,20 +174,14 @@ def test_no_modules_import_each_other() -> None:
     assert cycles({name_of(path): own_imports(path.read_text("utf-8")) for path in MODULES}) == []
 
 
-def test_no_subfolders_import_each_other() -> None:
-    graphs = subfolders({name_of(path): own_imports(path.read_text("utf-8")) for path in MODULES})
-    assert {"circuits", "cli", "structure", "sweeps", "paper"} <= graphs.keys()
-    assert {folder: cycles(graph) for folder, graph in graphs.items() if cycles(graph)} == {}
-
-
 def test_every_module_is_used() -> None:
     """By another one, or by those who use the package: commands, drop-ins, experiments by name."""
     used = {name for path in MODULES for name in own_imports(path.read_text("utf-8")) - {name_of(path)}}
     used |= {home.removeprefix("conewise.") for home in conewise._HOMES.values()}
     used |= {home.removeprefix("conewise.") for home in registry.HOMES.values()}
-    used |= {"cli.__main__", "compat.transformer_lens", "fleets.process_worker"}
-    rooms = {name for name in NAMES if (PACKAGE / name.replace(".", "/")).is_dir()}
-    assert NAMES - used - rooms == set()
+    used |= {"cli.__main__", "compat.transformer_lens", "jobs.process_worker"}
+    folders = {name for name in NAMES if (PACKAGE / name.replace(".", "/")).is_dir()}
+    assert NAMES - used - folders == set()
 
 
 def test_a_module_taken_from_a_package_imports_the_package() -> None:
@@ -240,14 +194,9 @@ def test_a_cycle_is_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_subfolders_that_import_each_other_are_found() -> None:
-    imports = {"r.a.x": {"r.b.y", "r.a.w", "r.z"}, "r.b.v": {"r.a.w", "s.c.u"}, "r.z": {"r.a.x"}}
-    assert subfolders(imports) == {"r": {"a": {"b"}, "b": {"a"}}}
-
-
 FORBIDDEN = [
     ("errors", "from conewise.reactive.graph import Graph"),
-    ("reading", "from conewise.errors import ConewiseError"),
+    ("status", "from conewise.errors import ConewiseError"),
     ("models.tiny", "import torch"),
     ("models.tiny", "from conewise.models.load import load"),
     ("reactive", "from conewise.reactive.world import World"),
@@ -261,24 +210,25 @@ FORBIDDEN = [
     ("paper.theory", "from conewise.reactive.ledger import Ledger"),
     ("paper.theory", "if TYPE_CHECKING:\n    from conewise.reactive.world import World"),
     ("paper.ops", "import torch"),
-    ("program", "from conewise.structure.attention import find"),
-    ("runs", "from conewise.sweeps.sweep import Sweep"),
-    ("sweeps.planning", "from conewise.sweeps.sweep import Sweep"),
-    ("sweeps.planning.shapes", "from conewise.sweeps.planning.plan import Compiled"),
-    ("sweeps.planning", "if TYPE_CHECKING:\n    from conewise.sweeps.execution.replay import Wave"),
+    ("program", "from conewise.sweeps.sweep import Sweep"),
+    ("anatomy", "from conewise.runs.run import Run"),
+    ("runs", "from conewise.model import Model"),
+    ("checks", "from conewise.sweeps.result import Result"),
+    ("sweeps.planning", "from conewise.model import Model"),
+    ("circuits", "if TYPE_CHECKING:\n    from conewise.model import Model"),
     ("paper.experiments", "from conewise.cli import app"),
     ("", "from conewise.cli import app"),
     ("", "from conewise.compat import transformer_lens"),
     ("sweeps", "from conewise.compat import transformer_lens"),
     ("compat", "from conewise.paper.experiments import page"),
     ("report", "from conewise.sweeps.result import Result"),
-    ("report", "from conewise.circuits.circuit.circuit import Circuit"),
+    ("report", "from conewise.circuits.circuit import Circuit"),
 ]
 ALLOWED = [
     ("reactive", "import numpy as np\nfrom conewise.errors import ConewiseError"),
     ("reactive", "from conewise.reactive.graph import Node"),
     ("reactive.world", "from conewise import errors, reactive"),
-    ("capturing", "import torch.export"),
+    ("program", "import torch.export"),
     ("sweeps", "from conewise.sweeps.planning.schedule import Schedule"),
     ("compat", "import torch\nfrom conewise.sweeps.sweep import Sweep"),
     ("cli", "import conewise as cw\nfrom conewise.paper.experiments import e4"),
@@ -286,8 +236,10 @@ ALLOWED = [
 
 
 def test_forbidden_imports_are_found_and_allowed_ones_are_not() -> None:
-    assert [(room, source) for room, source in FORBIDDEN if len(breaches(room, source)) != 1] == []
-    assert [(room, source) for room, source in ALLOWED if breaches(room, source)] == []
+    rows = [(folder_of(folder), folder, source) for folder, source in FORBIDDEN]
+    assert [(folder, source) for row, folder, source in rows if len(breaches(row, source)) != 1] == []
+    allowed = [(folder_of(folder), source) for folder, source in ALLOWED]
+    assert [(row, source) for row, source in allowed if breaches(row, source)] == []
 
 
 def test_a_relative_import_is_refused() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conewise import phases
-from conewise.phases import Phases, shown_phases
+from conewise import status as phases
+from conewise.status import Phases, shown_phases
 
 
 class Clock:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conewise.reading import DEEPEST, as_path, is_there, lone_surrogate, parse_json, read_bounded, read_json
+from conewise.files import DEEPEST, as_path, is_there, lone_surrogate, parse_json, read_bounded, read_json
 from tests.damage import DEEP, LONG
 
 

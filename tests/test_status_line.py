@@ -8,9 +8,10 @@ import threading
 import pytest
 
 import conewise as cw
-from conewise import phases, status_line
+from conewise import status as phases
+from conewise import status as status_line
 from conewise.models.load import load
-from conewise.status_line import StatusLine, _TerminalLine, said_by
+from conewise.status import StatusLine, _TerminalLine, said_by
 from tests.sweeps.small import module, prompts
 from tests.sweeps.test_progress import Terminal
 from tests.test_phases import Clock

@@ -19,7 +19,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from conewise.capturing.quiet import quiet
+from conewise.program.foreign import quiet
 from training.card import write_card
 from training.held_out import default_prompts, rows
 from training.language import BOS, EOS, PAD, UNK, Prompt, Teller, training_split

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.exact_or_approximate.pieces import Effects, Numbers
-from conewise.attributing.checking import LEVEL, SampleError
-from conewise.attributing.comparison import Comparison
-from conewise.attributing.ranks import largest, pearson, share_bound, spearman
+from conewise.attributing.approximation import LEVEL, SampleError
+from conewise.attributing.comparison import Comparison, largest, pearson, share_bound, spearman
 
 Chosen = npt.NDArray[np.int64]
 

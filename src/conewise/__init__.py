@@ -13,35 +13,32 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from conewise.asking.ask import ask
+    from conewise.anatomy.places import Place, site
+    from conewise.anatomy.selectors import cell, cells, pairs, sites
     from conewise.attributing.attribution import attribution, attribution_plan
     from conewise.attributing.comparison import compare
-    from conewise.circuits.circuit.circuit import Circuit
-    from conewise.circuits.search.acdc import acdc, acdc_plan
+    from conewise.circuits.acdc import acdc, acdc_plan
+    from conewise.circuits.circuit import Circuit
     from conewise.circuits.tracing import causal_trace
     from conewise.errors import ConewiseError
-    from conewise.fleets.processes import Processes
-    from conewise.fleets.ray_fleet import Ray
+    from conewise.jobs.processes import Processes
+    from conewise.jobs.ray_workers import Ray
     from conewise.loading import load
-    from conewise.locations.places import Place, site
-    from conewise.locations.selectors import sites
-    from conewise.locations.sourced import cell, cells, pairs
     from conewise.model import Model, capture
     from conewise.paper import ops
-    from conewise.reactive.block import Block, Graft
-    from conewise.reactive.building_blocks import block, chain
+    from conewise.reactive.demand import Plan
     from conewise.reactive.gradients import gradients
-    from conewise.reactive.graph import Graph, Node
+    from conewise.reactive.graph import Block, Graft, Graph, Node, block, chain
     from conewise.reactive.ledger import Ledger
-    from conewise.reactive.plan import Plan
     from conewise.reactive.world import Event, World
-    from conewise.runs.interventions.interventions import add, intervention, masked, mean, noise, resample
+    from conewise.runs.dictionaries import dictionary
+    from conewise.runs.interventions import add, intervention, masked, mean, noise, resample
     from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.runs.run import Run
-    from conewise.splicing.dictionary import dictionary
     from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
     from conewise.sweeps.sweep import Sweep
+    from conewise.text.ask import ask
 
 __all__ = [
     "Block",
@@ -96,55 +93,55 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Block": "conewise.reactive.block",
-    "Circuit": "conewise.circuits.circuit.circuit",
+    "Block": "conewise.reactive.graph",
+    "Circuit": "conewise.circuits.circuit",
     "ConewiseError": "conewise.errors",
     "Event": "conewise.reactive.world",
-    "Graft": "conewise.reactive.block",
+    "Graft": "conewise.reactive.graph",
     "Graph": "conewise.reactive.graph",
     "Ledger": "conewise.reactive.ledger",
     "Model": "conewise.model",
     "Node": "conewise.reactive.graph",
-    "Place": "conewise.locations.places",
-    "Plan": "conewise.reactive.plan",
-    "Processes": "conewise.fleets.processes",
-    "Ray": "conewise.fleets.ray_fleet",
+    "Place": "conewise.anatomy.places",
+    "Plan": "conewise.reactive.demand",
+    "Processes": "conewise.jobs.processes",
+    "Ray": "conewise.jobs.ray_workers",
     "Result": "conewise.sweeps.result",
     "Run": "conewise.runs.run",
     "Sweep": "conewise.sweeps.sweep",
     "SweepPlan": "conewise.sweeps.planning.plan",
     "World": "conewise.reactive.world",
-    "acdc": "conewise.circuits.search.acdc",
-    "acdc_plan": "conewise.circuits.search.acdc",
-    "add": "conewise.runs.interventions.interventions",
-    "ask": "conewise.asking.ask",
+    "acdc": "conewise.circuits.acdc",
+    "acdc_plan": "conewise.circuits.acdc",
+    "add": "conewise.runs.interventions",
+    "ask": "conewise.text.ask",
     "attribution": "conewise.attributing.attribution",
     "attribution_plan": "conewise.attributing.attribution",
-    "block": "conewise.reactive.building_blocks",
+    "block": "conewise.reactive.graph",
     "capture": "conewise.model",
     "causal_trace": "conewise.circuits.tracing",
-    "cell": "conewise.locations.sourced",
-    "cells": "conewise.locations.sourced",
-    "chain": "conewise.reactive.building_blocks",
+    "cell": "conewise.anatomy.selectors",
+    "cells": "conewise.anatomy.selectors",
+    "chain": "conewise.reactive.graph",
     "compare": "conewise.attributing.comparison",
     "cross_entropy": "conewise.runs.metrics",
-    "dictionary": "conewise.splicing.dictionary",
+    "dictionary": "conewise.runs.dictionaries",
     "gradients": "conewise.reactive.gradients",
-    "intervention": "conewise.runs.interventions.interventions",
+    "intervention": "conewise.runs.interventions",
     "kl_to": "conewise.runs.metrics",
     "load": "conewise.loading",
     "logit": "conewise.runs.metrics",
     "logit_diff": "conewise.runs.metrics",
-    "masked": "conewise.runs.interventions.interventions",
-    "mean": "conewise.runs.interventions.interventions",
+    "masked": "conewise.runs.interventions",
+    "mean": "conewise.runs.interventions",
     "metric": "conewise.runs.metrics",
-    "noise": "conewise.runs.interventions.interventions",
+    "noise": "conewise.runs.interventions",
     "ops": "conewise.paper.ops",
-    "pairs": "conewise.locations.sourced",
+    "pairs": "conewise.anatomy.selectors",
     "prob": "conewise.runs.metrics",
-    "resample": "conewise.runs.interventions.interventions",
-    "site": "conewise.locations.places",
-    "sites": "conewise.locations.selectors",
+    "resample": "conewise.runs.interventions",
+    "site": "conewise.anatomy.places",
+    "sites": "conewise.anatomy.selectors",
 }
 
 

@@ -1,11 +1,4 @@
-"""Arguments of public functions, checked by their annotations before anything is done with them.
-
-`@checked` on a function, or on a class for its public methods, reads the annotation of each parameter: `int`,
-`float`, `bool`, `str`, `str | Path`, `None`, `Callable[...]`, `Sequence[...]` and the like,
-classes and protocols. `Annotated` types say a range, such as `Positive` below. Numbers of other libraries
-become Python's. A parameter whose annotation says nothing that can be checked (`Any`, an alias of a union) is
-left to the function.
-"""
+"""Arguments of public functions, checked by their annotations, and amounts of memory as text."""
 
 from __future__ import annotations
 
@@ -19,12 +12,45 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from types import FunctionType
 from typing import Annotated, Any, TypeGuard, TypeVar, get_args, get_origin
 
-from conewise.errors import ArgumentError, describe
+from conewise.errors import ArgumentError, SweepError, describe
+
+UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def as_bytes(given: int | str | None) -> int | None:
+    """A number of bytes, or text like "2GiB" or "500 MB"."""
+    if given is None:
+        return None
+    amount = 0
+    if isinstance(given, int) and not isinstance(given, bool):
+        amount = given
+    elif isinstance(given, str):
+        text = given.strip().lower().replace(" ", "")
+        number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+        with suppress(ValueError, KeyError, OverflowError):
+            amount = int(float(number) * UNITS[text[len(number) :] or "b"])
+    if amount < 1:
+        raise SweepError(f"{given!r} is no amount of memory; write a number of bytes, or '2GiB', '500MB'.")
+    return amount
+
+
+def shown_bytes(count: int | None) -> str:
+    """Bytes as people read them."""
+    if count is None:
+        return "no limit"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

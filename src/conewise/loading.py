@@ -7,10 +7,9 @@ from typing import Any, Literal, overload
 
 from conewise.arguments import checked
 from conewise.errors import SweepError
-from conewise.models.loaded import KNOWN, Loaded
-from conewise.reading import as_path, is_there
-from conewise.sweeps.result import Result
-from conewise.sweeps.saved import load_result
+from conewise.files import as_path, is_there
+from conewise.models.load import KNOWN, Loaded
+from conewise.sweeps.result import Result, load_result
 from conewise.sweeps.storage.archive import is_result
 
 
@@ -26,7 +25,7 @@ def load(name: str | Path, **how: Any) -> Loaded | Result:
     ("cuda"), `revision` of a name on the hub, `attn_implementation` ("eager" has attention scores as values),
     `trust_remote_code` (code beside the weights is run; off), `progress`, called with what is being done.
     A result is loaded as it is. Where a type checker should know which of the two it is, call
-    `conewise.models.load.load` or `conewise.sweeps.saved.load_result`.
+    `conewise.models.load.load` or `conewise.sweeps.result.load_result`.
     """
     folder = as_path(name)
     if str(name) in KNOWN or not is_there(folder, Path.is_dir) or not is_result(folder):

@@ -10,39 +10,33 @@ from typing import Any
 
 import torch
 
+from conewise.anatomy.components import Components
+from conewise.anatomy.edges import Edges, Receivers, Senders, as_positions, edges_of, paths_of
+from conewise.anatomy.places import Index, PlaceLike
+from conewise.anatomy.selectors import SelectorLike, with_named
 from conewise.arguments import Samples, checked, expect
-from conewise.capturing.export import unwrapped
-from conewise.capturing.foreign import within_memory
 from conewise.checks.verify import Verification, verify
-from conewise.edges.edge_facts import edge_facts
+from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import CaptureError, InexactCaptureWarning, PromptError, describe
-from conewise.garbage import uncollected
-from conewise.generating.generate import Patches, Positions, Prompt, Written, generate
-from conewise.locations.edge_sets import with_named
-from conewise.locations.edges import Edges, as_positions, edges_of
-from conewise.locations.paths import Receivers, Senders, paths_of
-from conewise.locations.places import Index, PlaceLike
-from conewise.locations.selectors import SelectorLike
-from conewise.models.loaded import Loaded
+from conewise.models.load import Loaded
+from conewise.program.export import unwrapped
+from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor
-from conewise.runs.answers import token_rows
-from conewise.runs.baseline import Keep, baseline
 from conewise.runs.captured import Captured
+from conewise.runs.dictionaries import Dictionary
+from conewise.runs.generate import Patches, Positions, Prompt, Written, generate
+from conewise.runs.inputs import is_text, token_rows, tokens_of
 from conewise.runs.reading import Reading
-from conewise.runs.run import Run
-from conewise.runs.text_inputs import is_text, tokens_of
-from conewise.splicing.active import active
-from conewise.splicing.dictionary import Dictionary
-from conewise.splicing.splice import halves, splicing
-from conewise.status_line import status_line
-from conewise.structure.components.components import Components
+from conewise.runs.run import Keep, Run, baseline
+from conewise.runs.splicing import active, halves, splicing
+from conewise.status import status_line
 from conewise.sweeps.batches import Base
 from conewise.sweeps.execution.kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep
-from conewise.texts.tokenizing import expect_decodes
-from conewise.threads import one_module, one_thread
+from conewise.text.tokens import expect_decodes
+from conewise.threads import one_module, one_thread, uncollected
 
 
 @checked

@@ -1,11 +1,8 @@
-"""Templates: HTML and SVG with values put in, each of them escaped unless it is markup already.
-
-They are files of the package, named by their path in it ("report/cone.html"), and so are style sheets and
-scripts. Jinja2 is imported where something is made of them.
-"""
+"""HTML and SVG from templates with every value escaped, notebook tables, and the colours of effects."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -15,6 +12,25 @@ from conewise.extras import needs
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
+
+LIGHT = "RdBu"
+"""ColorBrewer's red to blue, white between, by the name that plotly has for it."""
+
+# From the colour of a dark page outwards: 0 is dark, both ends are light. Red and blue, as on a light page.
+DARK = (
+    (255, 210, 194),
+    (247, 155, 128),
+    (214, 95, 77),
+    (141, 55, 51),
+    (35, 39, 46),
+    (43, 84, 120),
+    (63, 138, 192),
+    (131, 191, 227),
+    (207, 232, 247),
+)
+
+RISING = "Blues"
+"""White to blue, for shares between 0 and 1."""
 
 
 def asset(path: str) -> str:
@@ -50,3 +66,32 @@ def _environment() -> Environment:
     )
     found.filters["g"] = "{:g}".format
     return found
+
+
+VERDICTS = {True: ("#2e9e5b", "✓"), False: ("#e0483e", "✗")}
+"""Colour and sign of what held and of what did not; both colours stand out on white and on black."""
+
+TEMPLATE = "markup.html"
+
+
+def heading(title: str, words: str = "") -> str:
+    """A line of what is shown: its title in bold, if it has one, then the rest in plain words."""
+    return str(macro(TEMPLATE, "heading", title, words))
+
+
+def verdict(ok: bool, words: str) -> str:
+    """A line that says whether something held; the sign says it to those who do not see the colour."""
+    return str(macro(TEMPLATE, "verdict", *VERDICTS[ok], words))
+
+
+def progress(done: int, total: int, words: str) -> str:
+    """A bar that is so far, and where that is in words."""
+    return str(macro(TEMPLATE, "progress", done, total, words))
+
+
+def table(rows: Iterable[Sequence[str]], columns: Sequence[str] = (), *, numbers: Iterable[int] = ()) -> str:
+    """Rows of text as a table. `columns` are its headings; `numbers` says which columns are aligned right.
+
+    Without headings, the first text of a row is what the row is about.
+    """
+    return str(macro(TEMPLATE, "table", rows, columns, frozenset(numbers)))

@@ -1,11 +1,9 @@
-"""Threads: one at a time uses a model, and one at a time traces a module or runs it with hooks.
-
-A job computes in the dtypes that its model has: the caller's `torch.autocast` is off meanwhile.
-"""
+"""Threads: one at a time uses a model or runs its module with hooks; garbage collection can be paused."""
 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +12,19 @@ from types import FunctionType
 from typing import Any, Final, TypeVar
 
 from conewise.errors import BusyError
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause the collector of cycles: it would look at all objects of the process again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
 
 C = TypeVar("C")
 

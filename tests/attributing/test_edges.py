@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.attributing import edge_scores
 from conewise.errors import SweepError
-from tests.edges.hook_oracle import Forward, HookOracle, _World
-from tests.edges.small_models import inputs_of, model_of, module_of, run_of
+from tests.circuits.edge_models import inputs_of, model_of, module_of, run_of
+from tests.circuits.hook_oracle import Forward, HookOracle, _World
 from tests.runs.test_gradients import squares
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import conewise as cw
-from conewise.attributing.methods import Method
+from conewise.attributing.pieces import Method
 from conewise.program.rehearsal import is_rehearsal
-from tests.edges.small_models import inputs_of, model_of
+from tests.circuits.edge_models import inputs_of, model_of
 from tests.sweeps.execution.test_memory_of_passes import Held
 
 HEADS = cw.sites("z", layer=":", head=":")

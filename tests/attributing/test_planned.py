@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.attributing.methods import Method
+from conewise.attributing.pieces import Method
 from conewise.attributing.work import Work
 from conewise.errors import SweepError
-from conewise.runs.answers import answer_diff, answer_prob
-from tests.edges.small_models import inputs_of, model_of, module_of, run_of
+from conewise.runs.inputs import answer_diff, answer_prob
+from tests.circuits.edge_models import inputs_of, model_of, module_of, run_of
 from tests.runs.test_gradients import squares
 
 HEADS = cw.sites("z", layer=":", head=":")
@@ -66,7 +66,7 @@ def test_nothing_is_computed_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     def computed(*_: Any, **__: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("conewise.runs.input_run.computed", computed)
+    monkeypatch.setattr("conewise.runs.run.computed", computed)
     monkeypatch.setattr(Work, "record", computed)
     plan = cw.attribution_plan(model, model.edges(), **inputs, metric=cw.logit(3), method="eap-ig", steps=4)
     assert (plan.forwards, plan.backwards, plan.batches, plan.pieces) == (4, 4, 1, 1)
@@ -230,7 +230,7 @@ def test_inputs_are_attributed_to_as_their_runs_are(name: str, method: str) -> N
 def test_the_base_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the source that is two forwards; nothing is read of another one."""
     model = model_of("gpt2", torch.float32)
-    monkeypatch.setattr("conewise.runs.input_run.computed", None)
+    monkeypatch.setattr("conewise.runs.run.computed", None)
     for method, sites in (("atp", HEADS), ("eap", model.edges())):
         found = cw.attribution(
             model,

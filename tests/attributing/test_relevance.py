@@ -14,8 +14,8 @@ import conewise as cw
 from conewise.errors import GradientError
 from tests.attributing.test_edges import Differentiated
 from tests.attributing.test_sites import by_heads, flat_z, forward, projections
-from tests.edges.hook_oracle import Forward, HookOracle
-from tests.edges.small_models import inputs_of, model_of, module_of, run_of
+from tests.circuits.edge_models import inputs_of, model_of, module_of, run_of
+from tests.circuits.hook_oracle import Forward, HookOracle
 from tests.ground_truth.stack import Stack
 from tests.runs.test_gradients import squares
 

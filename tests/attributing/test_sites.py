@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import GradientError, MissingSiteError, SweepError
-from tests.edges.small_models import inputs_of, model_of, module_of, run_of
+from tests.circuits.edge_models import inputs_of, model_of, module_of, run_of
 from tests.ground_truth.stack import Stack
 from tests.runs.test_gradients import OUT_PROJECTIONS, squares
 

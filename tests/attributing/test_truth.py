@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.attributing.checking import SampleError
-from conewise.attributing.comparison import Comparison
-from conewise.attributing.ranks import kendall, pearson, share_bound, spearman
+from conewise.attributing.approximation import SampleError
+from conewise.attributing.comparison import Comparison, kendall, pearson, share_bound, spearman
 from conewise.errors import SweepError
 from conewise.sweeps.statistics import student_quantile
 from tests.attributing.test_sites import looking
-from tests.edges.small_models import model_of, run_of
+from tests.circuits.edge_models import model_of, run_of
 from tests.runs.test_gradients import squares
 from tests.test_readme import BLOCKS
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from playwright.sync_api import expect
 
-from conewise.locations.places import Place
-from conewise.locations.selectors import Cell, Spread
+from conewise.anatomy.places import Place
+from conewise.anatomy.selectors import Cell, Spread
 from conewise.report.page import write_page
 from conewise.sweeps.result import Result
 from tests.browser.conftest import Opener

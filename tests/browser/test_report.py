@@ -16,7 +16,7 @@ import pytest
 import torch
 from playwright.sync_api import Locator, Page, expect
 
-from conewise.locations.selectors import Cell
+from conewise.anatomy.selectors import Cell
 from conewise.report.page import write_page
 from conewise.report.story import Story, TokenizedPair
 from tests.browser.conftest import Opener

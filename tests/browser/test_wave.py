@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import conewise as cw
-from conewise.locations.selectors import Cell
+from conewise.anatomy.selectors import Cell
 from conewise.report.folded import Cone, Folded
 from conewise.report.folding import fold
 from conewise.report.graph_wave import GraphWave

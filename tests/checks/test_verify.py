@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.capturing.sampling import Sampler
-from conewise.checks import reference
+from conewise.checks import verify as reference
 from conewise.errors import InexactCaptureWarning
 from conewise.model import Model
-from tests.capturing.zoo import ZOO
+from conewise.program.export import Sampler
+from tests.program.zoo import ZOO
 from tests.sweeps.captured import inputs, small
 
 

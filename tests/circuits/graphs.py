@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from conewise.structure.components.edge_graph import EdgeGraph, GraphReader, GraphWriter
+from conewise.anatomy.edge_graph import EdgeGraph, GraphReader, GraphWriter
 
 
 def graph(

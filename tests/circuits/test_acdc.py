@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.circuits.circuit.circuit import Circuit
-from conewise.circuits.circuit.decision import Decision
-from conewise.circuits.search.acdc import Search, acdc, acdc_plan
-from conewise.circuits.search.search_file import SearchFile
-from conewise.edges.edge_facts import edge_facts
+from conewise.circuits.acdc import Search, acdc, acdc_plan
+from conewise.circuits.circuit import Circuit
+from conewise.circuits.circuit_data import Decision
+from conewise.circuits.replaced_parts import edge_facts
+from conewise.circuits.search_file import SearchFile
 from conewise.errors import ArgumentError, CircuitError, SweepError
 from conewise.model import Model
 from conewise.paper import theory
@@ -26,7 +26,7 @@ from conewise.paper.theory.grafts import GraftAt
 from conewise.runs.run import Run
 from tests.circuits.removed_oracle import KINDS, published_acdc
 from tests.circuits.small_models import Small, small
-from tests.fleets.search_cases import Here
+from tests.jobs.search_cases import Here
 
 METRIC = cw.logit_diff(answer=3, wrong=5)
 AT_LAST = cw.logit_diff(answer=3, wrong=5, pos=-1)
@@ -254,8 +254,8 @@ def test_a_search_of_other_versions_or_threads_does_not_go_on(
     given, path = small("gpt2"), tmp_path / "search.json"
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.5}
     acdc(given.model, **asked, out=path)
-    monkeypatch.setattr("conewise.identity.machine.numerics", lambda _: {"threads": 64})
-    monkeypatch.setattr("conewise.circuits.search.acdc.versions", lambda: {"torch": "9.9"})
+    monkeypatch.setattr("conewise.jobs.digests.numerics", lambda _: {"threads": 64})
+    monkeypatch.setattr("conewise.circuits.acdc.versions", lambda: {"torch": "9.9"})
     with pytest.raises(CircuitError, match=r"(?s)versions\.torch: .* → 9\.9\n.*machine\.threads: .* → 64\n"):
         acdc(given.model, **asked, out=path, resume=True)
 
@@ -288,7 +288,7 @@ def test_a_second_search_in_a_file_is_refused_while_the_first_is_under_way(tmp_p
     first, second = Search(given.model, **asked, threshold=0.5), Search(given.model, **asked, threshold=0.4)
     elsewhere = (
         "import sys; from pathlib import Path\n"
-        "from conewise.circuits.search.search_file import SearchFile\n"
+        "from conewise.circuits.search_file import SearchFile\n"
         "with SearchFile.opened(Path(sys.argv[1]), False, dict): pass"
     )
 

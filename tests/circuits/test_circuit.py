@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from conewise.circuits.circuit.circuit import Circuit
-from conewise.circuits.circuit.circuit_json import from_json
-from conewise.circuits.circuit.decision import Decision
+from conewise.anatomy.edge_graph import EdgeGraph, GraphReader, GraphWriter
+from conewise.circuits.circuit import Circuit
+from conewise.circuits.circuit_data import Decision
+from conewise.circuits.circuit_files import from_json
 from conewise.errors import CircuitError
-from conewise.report.circuit_layout import layered
-from conewise.structure.components.edge_graph import EdgeGraph, GraphReader, GraphWriter
+from conewise.report.circuit_figure import layered
 from tests.circuits.graphs import graph, random_scores
 
 SMALL = graph(2, 2)

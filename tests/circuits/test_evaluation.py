@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import conewise as cw
-from conewise.circuits.circuit.evaluation import evaluate, faithfulness_of
+from conewise.circuits.evaluation import evaluate, faithfulness_of
 from conewise.errors import CircuitError
 from tests.circuits.small_models import small
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import conewise as cw
-from conewise.circuits.forwards.ablation import Ablated
-from conewise.circuits.forwards.following import FollowingForward, WorldsPart
-from conewise.circuits.forwards.masked_forward import Forward, Mask, MaskedForward
-from conewise.circuits.forwards.pruned_forward import PrunedForward
-from conewise.edges.edge_facts import edge_facts
+from conewise.circuits.forwards import FollowingForward, WorldsPart
+from conewise.circuits.masked_forward import Ablated, Forward, Mask, MaskedForward
+from conewise.circuits.pruned_forward import PrunedForward
+from conewise.circuits.replaced_parts import edge_facts
 from tests.circuits.small_models import Small, small
 
 METRIC = cw.logit_diff(answer=3, wrong=5)

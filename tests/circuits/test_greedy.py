@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conewise.circuits.search.greedy import Candidate, Greedy, Mask, Verdict
+from conewise.circuits.greedy import Candidate, Greedy, Mask, Verdict
 
 READERS, WRITERS = 3, 14
 LINE = [Candidate(r, w) for r in reversed(range(READERS)) for w in reversed(range(WRITERS))]
@@ -95,7 +95,7 @@ def test_changes_within_rounding_of_the_threshold_are_decided_exactly(seed: int)
 
 def test_rounding_does_decide_without_a_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the test above can fail: with no ties, some of its seeds decide otherwise."""
-    monkeypatch.setattr("conewise.circuits.search.greedy.TIE", 0.0)
+    monkeypatch.setattr("conewise.circuits.greedy.TIE", 0.0)
     seeds = range(30)
     same = [
         [v.kept for v in decided(MadeUp(s, noise=3e-3), 0.03, speculative=True)[0]]

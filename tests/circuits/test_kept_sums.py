@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.circuits.circuit.evaluation import evaluate
+from conewise.circuits.evaluation import evaluate
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from tests.circuits.removed_oracle import KINDS, Gemma3, Parts, Plain

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.circuits.forwards.ablation import Ablated
-from conewise.circuits.forwards.masked_forward import Forward, Mask, MaskedForward
-from conewise.circuits.forwards.pruned_forward import PrunedForward
-from conewise.edges.edge_facts import edge_facts
+from conewise.circuits.masked_forward import Ablated, Forward, Mask, MaskedForward
+from conewise.circuits.pruned_forward import PrunedForward
+from conewise.circuits.replaced_parts import edge_facts
 from tests.circuits.removed_oracle import KINDS
 from tests.circuits.small_models import Small, small
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import conewise as cw
-from conewise.circuits.forwards.ablation import Ablated
-from conewise.circuits.forwards.pruned_forward import PrunedForward
-from conewise.edges.edge_facts import edge_facts
+from conewise.circuits.masked_forward import Ablated
+from conewise.circuits.pruned_forward import PrunedForward
+from conewise.circuits.replaced_parts import edge_facts
 from tests.attributing.test_memory import OFF, Blocks
 from tests.circuits.small_models import small
 from tests.circuits.test_masked_forward import METRIC, random_masks

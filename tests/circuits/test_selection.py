@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conewise.circuits.circuit.circuit_data import score_array
-from conewise.circuits.circuit.selection import chosen, growing, levels, pruned
+from conewise.anatomy.edge_graph import EdgeGraph
+from conewise.circuits.circuit_data import chosen, growing, levels, pruned, score_array
 from conewise.errors import CircuitError
-from conewise.structure.components.edge_graph import EdgeGraph
 from tests.circuits.graphs import graph, on_a_path, random_scores
 
 GRAPHS = {

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise.circuits.forwards.forwards import asked
-from conewise.circuits.search.sharing import BatchRates, batch_rates
+from conewise.circuits.forwards import asked
+from conewise.circuits.greedy import BatchRates, batch_rates
 from tests.circuits.small_models import small
 
 

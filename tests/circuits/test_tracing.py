@@ -12,7 +12,7 @@ from torch import Tensor
 import conewise as cw
 from conewise.circuits.tracing import Trace
 from conewise.errors import MissingSiteError, SiteError, SweepError
-from conewise.runs.interventions.corruption import find_embedding, noisy
+from conewise.runs.fillings import find_embedding, noisy
 from tests.sweeps.tiny import LAYERS, LENGTH, Change, logits, prompts, tiny, value
 
 SUBJECT, SAMPLES, ANSWER = (1, 2), 3, 5

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from conewise import model
-from conewise.asking import ask
-from conewise.cli.questions.loading import ModelName
-from conewise.cli.terminal.output import Status
+from conewise.cli.output import Status
+from conewise.cli.questions import ModelName
+from conewise.text import ask
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.circuits.search.acdc import acdc
+from conewise.circuits.acdc import acdc
 from conewise.cli.commands import circuit_finding
 from conewise.models.load import load
-from conewise.prompts.pairs import Pair
-from conewise.prompts.tokenized import tokenize
+from conewise.text.pairs import Pair
+from conewise.text.tokenized import tokenize
 from tests.cli.captured_once import captured_once
 from tests.cli.commands import CLEAN, CORRUPTED, PAIR, Done, refused
-from tests.prompts.written import write_pairs
+from tests.text.written import write_pairs
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.cli.folders.run_folder import read_run
+from conewise.cli.folders import read_run
 from conewise.models.load import load
 from conewise.models.tiny import PROMPTS
-from conewise.prompts.pairs import read_pairs
-from conewise.prompts.questions import Question
-from conewise.prompts.tokenized import tokenize
+from conewise.text.pairs import read_pairs
+from conewise.text.questions import Question
+from conewise.text.tokenized import tokenize
 from tests.cli.commands import CLEAN, PAIR, forked, run, valid
 
 

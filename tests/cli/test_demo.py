@@ -14,19 +14,19 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from conewise.cli import demo
 from conewise.cli.app import app
 from conewise.cli.commands import demonstrating
-from conewise.cli.demo import demo
-from conewise.cli.demo.demo_text import show_cost
-from conewise.cli.folders.run_folder import read_run
-from conewise.cli.questions.loading import ModelName
+from conewise.cli.demo import show_cost
+from conewise.cli.folders import read_run
+from conewise.cli.questions import ModelName
 from conewise.errors import ConewiseError, LoadError
-from conewise.phases import shown_phases
-from conewise.prompts.answer import Answer
-from conewise.prompts.questions import Question
 from conewise.report.folded import Folded
 from conewise.report.story import Story
+from conewise.status import shown_phases
 from conewise.sweeps.result import Result
+from conewise.text.answer import Answer
+from conewise.text.questions import Question
 
 
 @dataclass(frozen=True)

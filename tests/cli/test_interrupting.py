@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from conewise.cli.folders import run_folder
-from conewise.cli.folders.run_folder import FILES
+from conewise.cli import folders as run_folder
+from conewise.cli.folders import FILES
 from conewise.files import write_whole
-from conewise.prompts.questions import Question
 from conewise.sweeps.storage import archive
+from conewise.text.questions import Question
 from tests.cli.commands import COMMAND, Done, environment, forked, refused, valid
 
 WORDS = ("sweep", "tiny", "--sites", "z,resid_pre", "--pos", ":", "--evaluator", "serial", "--json")

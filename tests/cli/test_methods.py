@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conewise.cli.folders.run_folder import read_run
+from conewise.cli.folders import read_run
 from tests.cli.captured_once import captured_once
 from tests.cli.commands import PAIR, Done, refused
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from conewise.cli.folders.run_folder import FOLDED, INSIDE, read_inside, read_run, write_run
+from conewise.cli.folders import FOLDED, INSIDE, read_inside, read_run, write_run
 from conewise.errors import SweepError
 from conewise.report.inside import inside_of
 from conewise.report.story import STORY

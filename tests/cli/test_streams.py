@@ -93,7 +93,7 @@ main(["schema", "plan"])
 @pytest.mark.parametrize(
     "name",
     [
-        "conewise.cli.terminal.streams",
+        "conewise.cli.streams",
         "conewise.cli.app",
         "typer",
         "conewise.cli.commands.sweeping",
@@ -121,7 +121,7 @@ def test_the_command_is_there_before_anything_large_is_imported() -> None:
         "conewise",
         "conewise.cli",
         "conewise.cli.terminal",
-        "conewise.cli.terminal.codes",
+        "conewise.cli.streams",
         "conewise.cli.entry",
         "conewise.version",
     }

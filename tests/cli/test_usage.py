@@ -20,14 +20,14 @@ import typer
 
 import conewise
 from conewise import model
-from conewise.checks.cell_check import CellCheck
+from conewise.checks.recheck import CellCheck
 from conewise.checks.verify import Verification
 from conewise.cli.app import app
 from conewise.cli.commands.schemas import names
-from conewise.cli.terminal.failing import as_option
+from conewise.cli.failing import as_option
 from conewise.errors import Argument, SweepError
-from conewise.prompts.pairs import Pair
-from conewise.prompts.questions import Question
+from conewise.text.pairs import Pair
+from conewise.text.questions import Question
 from tests.cli.captured_once import captured_once
 from tests.cli.commands import (
     CLEAN,
@@ -41,7 +41,7 @@ from tests.cli.commands import (
 )
 from tests.damage import LONG, count, drawn_from
 from tests.doors import all_ours
-from tests.prompts.written import write_pairs
+from tests.text.written import write_pairs
 
 TRACE = ("trace", "tiny", "--prompt", CLEAN, "--subject", "John", "--answer", " Mary", "--samples", "1")
 EVERY = (

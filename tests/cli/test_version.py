@@ -154,7 +154,7 @@ def test_sources_that_are_not_installed_know_their_version(tmp_path: Path) -> No
     code = """if True:
         from conewise.cli.entry import main
         from conewise.paper.experiments.result import versions
-        from conewise.formats import Format
+        from conewise.files import Format
 
         print(Format("any", 1).header()["conewise"], versions()["conewise"])
         main(["--version"])

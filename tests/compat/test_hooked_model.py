@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 import conewise.compat.transformer_lens as transformer_lens
-from conewise.compat.hooked.unsupported import INSTEAD
+from conewise.compat.hooked_model import INSTEAD
 from conewise.compat.transformer_lens import (
     ActivationCache,
     FactoredMatrix,
@@ -24,7 +24,7 @@ from conewise.compat.transformer_lens import (
 )
 from conewise.errors import MissingSiteError
 from conewise.models.architectures import ARCHITECTURES
-from tests.capturing.zoo import ZOO
+from tests.program.zoo import ZOO
 from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, VOCABULARY, hooks, logits, prompts, tiny, value
 
 NAMES = ["gpt2", "llama", "neox"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conewise.compat.last_position import LastPosition, ReadsMoreError, reads_only_last
+from conewise.compat.patching_result import LastPosition, ReadsMoreError, reads_only_last
 
 LOGITS = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0))
 

@@ -15,8 +15,8 @@ from torch import Tensor
 import conewise as cw
 import conewise.compat.patching as sweeps
 import conewise.compat.transformer_lens as patching
+from conewise.anatomy.places import Place
 from conewise.errors import MetricError, PatchError, SweepError
-from conewise.locations.places import Place
 from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, hooks, logits, prompts, tiny, value
 
 BATCHED = 1e-4

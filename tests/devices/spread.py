@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 import conewise as cw
 from conewise.errors import CaptureError, InputMismatchError, SweepError, WeightsChangedError
 from conewise.model import Model
-from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.result import Result
 from tests.runs.state import assert_untouched, state_of
 

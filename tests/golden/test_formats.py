@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.cli.folders.circuit_folder import CIRCUIT, SEARCH, read_circuit
-from conewise.cli.folders.run_folder import read_inside, read_run
-from conewise.cli.folders.stored import read_question
+from conewise.cli.folders import CIRCUIT, SEARCH, read_circuit, read_inside, read_question, read_run
 from conewise.errors import SweepError
 from conewise.model import Model
 from conewise.sweeps.planning.plan import SweepPlan
-from conewise.sweeps.saved import load_result
+from conewise.sweeps.result import load_result
 from conewise.sweeps.storage import provenance, store
 from conewise.sweeps.sweep import Sweep
 from tests.golden.formats import made
@@ -47,7 +45,7 @@ def _as_then(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Let this machine be the one that the store was begun on: what else it compares is the run itself."""
     then = json.loads((folder / store.MANIFEST).read_text("utf-8"))
     machine = {name: value for name, value in then["machine"].items() if name not in {"conewise", "python"}}
-    monkeypatch.setattr("conewise.identity.machine.numerics", lambda _: machine)
+    monkeypatch.setattr("conewise.jobs.digests.numerics", lambda _: machine)
     monkeypatch.setattr(platform, "python_version_tuple", lambda: then["machine"]["python"].split("."))
     monkeypatch.setattr(provenance, "versions", lambda: then["sweep"]["versions"])
 
@@ -127,7 +125,7 @@ def test_a_store_of_another_machine_says_what_differs(
 ) -> None:
     _as_then(monkeypatch, kept / made.STORE)
     monkeypatch.setattr(provenance, "versions", lambda: {"torch": "9.9"})
-    monkeypatch.setattr("conewise.identity.machine.numerics", lambda _: {"threads": 64})
+    monkeypatch.setattr("conewise.jobs.digests.numerics", lambda _: {"threads": 64})
     before = (kept / made.STORE / store.FILE).read_bytes()
     with pytest.raises(SweepError, match=r"(?s)versions\.torch: .* → 9\.9\n.*machine\.threads: 1 → 64\n"):
         made.long_sweep(model).run(out=kept / made.STORE, resume=True)

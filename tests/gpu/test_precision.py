@@ -10,7 +10,7 @@ import torch
 
 from conewise.errors import SweepError
 from conewise.program.walk import Interpreter
-from conewise.sweeps.planning.shapes.fusing import find_fusions
+from conewise.sweeps.planning.fusing import find_fusions
 from tests.gpu.scenes import DEVICE, Scene, deviation, gpt2, llama, needs_cuda, numbers, pair
 
 pytestmark = needs_cuda

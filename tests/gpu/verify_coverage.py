@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import conewise as cw
 from conewise.model import Model
-from tests.capturing.zoo import ZOO, Case
+from tests.program.zoo import ZOO, Case
 
 FOUND = Path(__file__).with_name("coverage.json")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

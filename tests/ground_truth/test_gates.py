@@ -12,7 +12,7 @@ import itertools
 import pytest
 from torch import Tensor
 
-from conewise.circuits.circuit.evaluation import faithfulness_of
+from conewise.circuits.evaluation import faithfulness_of
 from tests.ground_truth import by_conewise, by_hand
 from tests.ground_truth.gates import answer, bits, gate
 from tests.ground_truth.stack import Outputs

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import conewise as cw
+from conewise.anatomy.places import Place
 from conewise.errors import MetricError, PatchError, SweepError
-from conewise.locations.places import Place
 from conewise.model import Model
 from conewise.program.records import Ref
 from conewise.program.walk import Interpreter
-from conewise.runs.edit import Edit
 from conewise.runs.metrics import Metric, measured, measured_whole
 from conewise.runs.run import Run
+from conewise.runs.values import Edit
 from conewise.sweeps.sweep import Sweep
 
 VOCABULARY = 61

@@ -22,7 +22,7 @@ import pytest
 import conewise as cw
 from conewise.paper import ops
 from conewise.reactive.changes import Fixed, NewRule, NodeChange, Transformed
-from conewise.reactive.reverse import ReversePass
+from conewise.reactive.gradients import ReversePass
 from conewise.reactive.state import State, _maps
 from tests.laws.interrupting import interrupt, moments_of
 from tests.laws.oracle import NaiveGraph, NaiveWorld, cone

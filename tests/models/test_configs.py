@@ -13,14 +13,14 @@ import torch
 import transformers
 from torch import nn
 
-from conewise.capturing.foreign import brief, translating, within_memory
 from conewise.errors import ArgumentError, ConewiseError, LoadError, OutOfMemoryError, is_out_of_memory
 from conewise.models.configs import bounded
 from conewise.models.load import load
 from conewise.models.weight_files import WeightCount
-from tests.capturing.small_llama import small_llama
+from conewise.program.foreign import brief, translating, within_memory
 from tests.damage import DEEP, LONG
 from tests.doors import limited
+from tests.program.small_llama import small_llama
 
 
 @pytest.fixture

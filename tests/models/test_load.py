@@ -29,11 +29,10 @@ from conewise.errors import (
     NonFiniteWeightsWarning,
     UnusedWeightsWarning,
 )
-from conewise.identity.digests import fingerprint
-from conewise.models import cache
-from conewise.models.load import load
-from conewise.models.loaded import DEFAULT, Loaded
-from tests.capturing.small_llama import interleaved, small_llama, small_tokenizer, write_gguf
+from conewise.jobs.digests import fingerprint
+from conewise.models import weight_files as cache
+from conewise.models.load import DEFAULT, Loaded, load
+from tests.program.small_llama import interleaved, small_llama, small_tokenizer, write_gguf
 
 
 def assert_same_weights(module: nn.Module, expected: nn.Module) -> None:

@@ -14,11 +14,10 @@ import torch
 from huggingface_hub import constants, hf_api
 
 from conewise.errors import LoadError
-from conewise.models.hub import why_not_reached
 from conewise.models.load import load
-from conewise.models.weight_files import INDEX, WEIGHTS
-from tests.capturing.small_llama import small_llama, small_tokenizer
+from conewise.models.weight_files import INDEX, WEIGHTS, why_not_reached
 from tests.models.fake_hub import COMMIT, serving
+from tests.program.small_llama import small_llama, small_tokenizer
 
 
 @pytest.fixture
@@ -230,7 +229,7 @@ def test_whatever_else_is_wrong_with_the_hub_is_left_to_downloads(monkeypatch: p
             raise TimeoutError("reading took too long")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("conewise.models.hub.get_session", Session)
+    monkeypatch.setattr("conewise.models.weight_files.get_session", Session)
     assert why_not_reached() is None
 
 

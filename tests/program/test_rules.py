@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from conewise.program.rules import DIRECT
+from conewise.program.walk import DIRECT
 
 aten = torch.ops.aten
 VALUE = torch.arange(24.0).reshape(2, 3, 4)

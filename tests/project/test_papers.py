@@ -78,7 +78,7 @@ def test_what_security_promises_of_code_that_is_loaded_is_so() -> None:
             if re.fullmatch(r"(?:cloud)?pickle\.(?:loads?|Unpickler)|torch\.load|(?:np|numpy)\.load", name):
                 readers.add(path.relative_to(ROOT / "src" / "conewise").as_posix())
     # The one names these functions, to recognise them in a user's; it calls none.
-    assert readers == {"fleets/payload.py", "identity/code.py"}
+    assert readers == {"jobs/payload.py", "jobs/code_identity.py"}
     assert signature(load).parameters["trust_remote_code"].default is False
 
 

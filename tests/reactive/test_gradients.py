@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import conewise as cw
 from conewise.errors import BusyError, GradientError, InUseError, OpError, UnknownSiteError
 from conewise.paper import ops
-from conewise.reactive.reverse import total
+from conewise.reactive.gradients import total
 
 Array = np.ndarray[Any, Any]
 SIZE = 3

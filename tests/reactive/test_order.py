@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conewise.reactive.journal import Journal
-from conewise.reactive.order import Order
+from conewise.reactive.table import Order
 
 
 def order_of(count: int) -> Order:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from conewise.circuits.circuit.circuit import Circuit
-from conewise.circuits.circuit.selection import levels, stops
+from conewise.circuits.circuit import Circuit
+from conewise.circuits.circuit_data import levels, stops
 from conewise.report.circuit_page import Curve, CurvePoint
 from conewise.report.story import Story, TokenizedPair
 from tests.circuits.graphs import graph

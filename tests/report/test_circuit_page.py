@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conewise.circuits.circuit.circuit import Circuit
+from conewise.circuits.circuit import Circuit
 from conewise.errors import CircuitError
 from conewise.report import circuit_page
 from conewise.report.circuit_page import Curve

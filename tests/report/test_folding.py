@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.capturing.export import export
+from conewise.anatomy.selectors import Cell
 from conewise.errors import MissingSiteError, SweepError
-from conewise.locations.selectors import Cell
 from conewise.model import Model
-from conewise.program.streaming import output_names
+from conewise.program.export import export
+from conewise.program.walk import output_names
 from conewise.report.folded import Folded, without_part
 from conewise.report.folding import LABELS, MEANINGS, fold, group
-from conewise.runs.baseline import baseline
+from conewise.runs.run import baseline
 from conewise.sweeps.sweep import Sweep
-from tests.capturing.zoo import ZOO
-from tests.structure import made
+from tests.anatomy import made
+from tests.program.zoo import ZOO
 from tests.sweeps import small
 from tests.sweeps.captured import inputs
 from tests.sweeps.captured import small as zoo

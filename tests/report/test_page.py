@@ -16,10 +16,10 @@ import pytest
 import torch
 from plotly.offline import get_plotlyjs
 
-from conewise.checks.cell_check import CellCheck
+from conewise.anatomy.places import Place
+from conewise.anatomy.selectors import Cell, Spread
+from conewise.checks.recheck import CellCheck
 from conewise.errors import ConewiseError, SweepError
-from conewise.locations.places import Place
-from conewise.locations.selectors import Cell, Spread
 from conewise.report import page as packing
 from conewise.report.document import inert
 from conewise.report.inside import inside_of

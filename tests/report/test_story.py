@@ -4,7 +4,7 @@ import pytest
 
 from conewise.errors import SweepError
 from conewise.report.story import Story, TokenizedPair
-from conewise.texts.tokenizing import token_texts
+from conewise.text.tokens import token_texts
 
 PAIR = TokenizedPair(
     "Ann gave Bob", "Bob gave Bob", ("Ann", " gave", " Bob"), ("Bob", " gave", " Bob"), (" it",), (" him",)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conewise.errors import MetricError
-from conewise.runs.answers import answer_diff, answer_prob, token_rows
+from conewise.runs.inputs import answer_diff, answer_prob, token_rows
 from conewise.runs.metrics import logit_diff, prob
 
 ANSWERS = [[3], [1, 4], [0, 2, 5]]

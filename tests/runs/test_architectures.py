@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import conewise as cw
-from conewise.locations.places import Place
+from conewise.anatomy.places import Place
 from conewise.model import Model
-from tests.capturing.marks import marks
-from tests.capturing.zoo import ZOO
+from tests.program.marks import marks
+from tests.program.zoo import ZOO
 from tests.runs.state import assert_untouched, state_of
 from tests.sweeps.captured import assert_same, hook_of, hooked, inputs, module_outputs
 
@@ -23,7 +23,7 @@ EVERY = [
     for name, case in ZOO.items()
     for attention in (case.attention if name in BOTH else case.attention[-1:])
 ]
-"""The fused attention where there is one. That sites lie right in the other is tests/structure's business."""
+"""The fused attention where there is one. That sites lie right in the other is tests/anatomy's business."""
 
 MODULES = {"mamba": "backbone.layers.1.mixer", "skips": "blocks.1", "two_and_two": "right"}
 """Where a hook patches a model that has no heads."""

@@ -10,7 +10,7 @@ import conewise as cw
 from conewise.model import Model
 from conewise.paper import theory
 from conewise.paper.theory import GraftAt
-from conewise.program.build import run_sources
+from conewise.program.walk import run_sources
 from tests.sweeps.small import model, prompts
 
 

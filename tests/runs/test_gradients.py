@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
+from conewise.anatomy.selectors import SelectorLike
 from conewise.errors import GradientError, MetricError, MissingSiteError
-from conewise.locations.selectors import SelectorLike
-from conewise.program.streaming import output_names
-from tests.edges.small_models import inputs_of, model_of, module_of, run_of
+from conewise.program.walk import output_names
+from tests.circuits.edge_models import inputs_of, model_of, module_of, run_of
 
 OUT_PROJECTIONS = {"gpt2": "attn.c_proj", "llama": "self_attn.o_proj", "bert": "attention.output.dense"}
 MLPS = {"gpt2": "mlp.c_proj", "llama": "mlp.down_proj", "bert": "output.dense"}

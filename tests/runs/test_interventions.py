@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 import conewise as cw
+from conewise.anatomy.places import Place
 from conewise.errors import PatchError, SweepError
-from conewise.locations.places import Place
-from conewise.runs.baseline import baseline
-from conewise.runs.input_run import InputRun
-from conewise.runs.interventions import interventions
-from conewise.runs.run import Run
+from conewise.runs import interventions
+from conewise.runs.run import InputRun, Run, baseline
 from tests.sweeps.tiny import LAYERS, LENGTH, Change, logits, prompts, tiny, value
 
 BATCHED = 1e-4

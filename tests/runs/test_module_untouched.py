@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import PatchError
-from tests.capturing.zoo import ZOO
+from tests.program.zoo import ZOO
 from tests.runs.state import assert_untouched, state_of
 from tests.sweeps.captured import inputs
 

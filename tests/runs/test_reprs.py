@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise import markup
+from conewise import templates as markup
 from conewise.checks.verify import Verification
 from conewise.model import Model
-from conewise.models.loaded import Loaded
+from conewise.models.load import Loaded
 from conewise.sweeps.result import Result
 from tests.sweeps.small import HEADS, LAYERS, model, prompts, sweep_over
 

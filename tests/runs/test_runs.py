@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import conewise as cw
-from conewise.amounts import as_bytes
+from conewise.arguments import as_bytes
 from conewise.errors import GradientError, InputMismatchError, PatchError
-from conewise.program.streaming import output_names
-from tests.capturing.zoo import ZOO
+from conewise.program.walk import output_names
+from tests.program.zoo import ZOO
 from tests.sweeps.captured import assert_same, inputs, module_outputs, small
 
 MODELS = ["gpt2", "llama", "bert", "t5", "skips", "two_and_two"]
@@ -413,7 +413,7 @@ def test_a_model_too_large_to_keep_all_keeps_what_its_named_sites_need(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = small()
-    monkeypatch.setattr("conewise.runs.baseline.KEEP_ALL_BYTES", 1000)
+    monkeypatch.setattr("conewise.runs.run.KEEP_ALL_BYTES", 1000)
     run = model.run(**inputs())
     computed = set(model.graph.computed)
     assert held(run) < computed

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.locations.places import Place
+from conewise.anatomy.places import Place
 from conewise.model import Model
 from tests.runs.state import assert_untouched, state_of
 from tests.sweeps.captured import hooked

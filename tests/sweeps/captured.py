@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import conewise as cw
 from conewise.model import Model
 from conewise.runs.captured import Captured
-from tests.capturing.zoo import ZOO, Case
+from tests.program.zoo import ZOO, Case
 
 Change = Callable[[Tensor], Tensor]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_structure
 
 from conewise.program.records import SIZES, Dimensions, Input, Program, Record, Ref, SizeRef, Source
-from conewise.program.rules import compile_rule
 from conewise.program.sizes import Size, SizeTable
+from conewise.program.walk import compile_rule
 
 B, T = sympy.Symbol("b", integer=True, positive=True), sympy.Symbol("t", integer=True, positive=True)
 """The batch and the positions of a handmade program's inputs."""

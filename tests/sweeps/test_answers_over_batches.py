@@ -9,7 +9,7 @@ import torch
 
 import conewise as cw
 from conewise.errors import MetricError
-from conewise.runs.answers import answer_diff, answer_prob
+from conewise.runs.inputs import answer_diff, answer_prob
 from conewise.runs.metrics import Metric
 from tests.sweeps.tiny import LENGTH, logits, prompts, tiny, value
 
@@ -81,7 +81,7 @@ def test_a_metric_of_some_prompts_reads_just_these(metric: Metric) -> None:
 def test_a_list_that_does_not_fit_is_refused_when_the_sweep_is_made(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conewise.runs.input_run.computed", None)
+    monkeypatch.setattr("conewise.runs.run.computed", None)
     batches = [{"input_ids": ids} for ids in BATCHES]
     said = f"is made for {count} prompts, and batch . of base has .*one for each of the 6 in all batches"
     with pytest.raises(MetricError, match=said):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conewise.sweeps.calibration import Calibration
+from conewise.sweeps.running import Calibration
 
 
 def test_nothing_is_known_before_anything_was_timed() -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 import conewise as cw
 from conewise.errors import EdgeError
 from conewise.sweeps.planning.plan import SweepPlan
-from tests.edges.hook_oracle import HookOracle
-from tests.edges.small_models import inputs_of, module_of, run_of
+from tests.circuits.edge_models import inputs_of, module_of, run_of
+from tests.circuits.hook_oracle import HookOracle
 
 NAMES = ["llama", "gemma2"]
 METRIC = cw.logit_diff(answer=3, wrong=5)

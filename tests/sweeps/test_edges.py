@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 import conewise as cw
+from conewise.anatomy.places import EdgePlace
 from conewise.errors import ArgumentError, EdgeError, PatchError, SiteError, UnhookedWarning
-from conewise.locations.places import EdgePlace
 from conewise.paper import theory
 from conewise.paper.experiments.edges import readers_of
 from conewise.runs.run import Run
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
-from tests.edges.hook_oracle import HookOracle
-from tests.edges.small_models import LENGTH, inputs_of, module_of, run_of
+from tests.circuits.edge_models import LENGTH, inputs_of, module_of, run_of
+from tests.circuits.hook_oracle import HookOracle
 from tests.ground_truth.stack import Outputs, Stack
 
 NAMES = ["gpt2", "llama", "gpt_neox", "gemma2"]
@@ -145,7 +145,7 @@ def test_inputs_are_computed_once(name: str, monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: Any) -> None:
         raise AssertionError("a baseline is computed again")
 
-    monkeypatch.setattr("conewise.runs.input_run.computed", refuse)
+    monkeypatch.setattr("conewise.runs.run.computed", refuse)
     result = sweep.run()
     torch.testing.assert_close(result.values, swept(name)[1].values[::11], rtol=0, atol=2e-5)
 

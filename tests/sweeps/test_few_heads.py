@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.model import Model
-from tests.structure.made import LENGTH, WORDS, Heads, Mlp, OneHead, OneKey, norm, pre_norm, stacked
+from tests.anatomy.made import LENGTH, WORDS, Heads, Mlp, OneHead, OneKey, norm, pre_norm, stacked
 from tests.sweeps.captured import hooked
 
 ONE: dict[str, Callable[[], nn.Module]] = {

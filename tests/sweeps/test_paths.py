@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import EdgeError
-from tests.edges.hook_oracle import HookOracle
-from tests.edges.small_models import inputs_of, module_of, run_of
+from tests.circuits.edge_models import inputs_of, module_of, run_of
+from tests.circuits.hook_oracle import HookOracle
 from tests.sweeps.test_edges import METRIC, difference
 
 HEADS = 4

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from conewise import phases
-from conewise.phases import Phases
-from conewise.sweeps import progress
-from conewise.sweeps.execution.ledger import PHASES
+from conewise import status as phases
+from conewise.jobs import progress
+from conewise.jobs.progress import PassedOn, _Bar, _Lines, _State, bar
+from conewise.status import Phases
+from conewise.sweeps.execution.reading import PHASES
 from conewise.sweeps.planning.planner import Planner
-from conewise.sweeps.progress import PassedOn, _Bar, _Lines, _State, bar
 from tests.sweeps.small import model, sweep_over
 from tests.test_phases import Clock
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.capturing.quiet import quiet
-from conewise.circuits.search.acdc import acdc_plan
+from conewise.circuits.acdc import acdc_plan
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper import theory
 from conewise.paper.experiments.edges import readers_of
 from conewise.paper.experiments.positions import swept
-from conewise.sweeps.planning.model_facts import facts_of
+from conewise.program.foreign import quiet
+from conewise.sweeps.planning.planner import facts_of
 
 METRIC = cw.logit_diff(1, 2)
 HEADS = {"gpt2": "n_head", "llama": "num_attention_heads", "gpt_neox": "num_attention_heads"}

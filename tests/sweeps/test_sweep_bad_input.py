@@ -26,8 +26,8 @@ from conewise.errors import (
     SweepError,
 )
 from conewise.model import Model
-from conewise.program.precision import multiplying
-from conewise.runs.answers import answer_diff, answer_prob
+from conewise.program.tensors import multiplying
+from conewise.runs.inputs import answer_diff, answer_prob
 from conewise.runs.metrics import Metric
 from conewise.sweeps.planning.planner import Planner
 from tests.sweeps.small import model as small_model
@@ -134,7 +134,7 @@ def test_answers_that_do_not_fit_are_found_out_when_the_sweep_is_made(
     ]
     base = captured.run(input_ids=prompts(1, 2))
     fitting, other = ({"input_ids": prompts(1, count)} for count in (3, 2))
-    monkeypatch.setattr("conewise.runs.input_run.computed", None)  # nothing has to be run to know this
+    monkeypatch.setattr("conewise.runs.run.computed", None)  # nothing has to be run to know this
     for metric in three:
         said = rf"the metric '{metric.name}' is made for 3 prompts, and {{}} has 2\. Give one answer for all"
         for given in (base, other, [other]):

@@ -25,7 +25,7 @@ from conewise.errors import BudgetError, SweepError
 from conewise.model import Model
 from conewise.sweeps.execution.executors import RUNNERS, PassRunner
 from conewise.sweeps.execution.growth import SMALL, process_meter
-from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps import small

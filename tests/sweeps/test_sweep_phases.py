@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise import phases
+from conewise import status as phases
 from conewise.program.weights import Weights
 from conewise.sweeps.execution.executors import SerialExecutor, WavefrontExecution, WavefrontExecutor
-from conewise.sweeps.execution.ledger import PHASES
+from conewise.sweeps.execution.reading import PHASES
 from conewise.sweeps.planning.planner import Planner
 from conewise.sweeps.storage.archive import MANIFEST
 from tests.sweeps.small import model, prompts, sweep_over

@@ -16,10 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import conewise as cw
 from conewise.model import Model
-from conewise.program.operations import PRODUCTS
+from conewise.program.records import PRODUCTS
 from conewise.runs.metrics import Metric
-from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.shapes.costs import Costs
+from conewise.sweeps.planning.costs import Costs
+from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.sweep import Sweep
 
 WeakStorage: Any = StorageWeakRef

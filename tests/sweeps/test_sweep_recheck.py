@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.checks import reference
+from conewise.checks import verify as reference
 from conewise.checks.hooking import HookedModule, _nearest, boundaries
-from conewise.checks.reference import MULTIPLE
+from conewise.checks.verify import MULTIPLE
 from conewise.errors import InexactCaptureWarning, SweepError, UnhookedWarning
 from conewise.model import Model
 from conewise.program.tensors import cell_tolerance
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
-from tests.capturing.zoo import ZOO
+from tests.program.zoo import ZOO
 from tests.sweeps.small import model as small_model
 from tests.sweeps.small import prompts, sweep_over
 

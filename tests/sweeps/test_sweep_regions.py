@@ -16,7 +16,7 @@ from conewise.model import Model
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
 from conewise.runs.run import Run
-from conewise.sweeps.planning import ordering
+from conewise.sweeps.planning import schedule
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps.mixers import ATTENTION, BATCHES, POSITIONS, VOCABULARY, Attention, ids, module
 
@@ -28,8 +28,8 @@ ROUNDING = 1e-4
 @pytest.fixture(autouse=True)
 def _every_beginning_has_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """In small models a pass costs more than it saves: let it cost nothing, so that regions are used."""
-    for device in ordering.LAUNCH_FLOPS:
-        monkeypatch.setitem(ordering.LAUNCH_FLOPS, device, 0)
+    for device in schedule.LAUNCH_FLOPS:
+        monkeypatch.setitem(schedule.LAUNCH_FLOPS, device, 0)
 
 
 def every_position(name: str = "all") -> Metric:

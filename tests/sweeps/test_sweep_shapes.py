@@ -16,8 +16,8 @@ from conewise.errors import MissingSiteError, SiteError, UnhookedWarning
 from conewise.model import Model
 from conewise.program.tensors import cell_tolerance
 from conewise.sweeps.sweep import Sweep
-from tests.capturing.zoo import VOCABULARY, ZOO
 from tests.laws.swept import read_all, read_last
+from tests.program.zoo import VOCABULARY, ZOO
 from tests.sweeps import tiny
 
 HEADS = cw.sites("z", layer=":", head=":")

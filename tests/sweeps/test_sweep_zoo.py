@@ -8,11 +8,11 @@ import pytest
 from torch import Tensor
 
 import conewise as cw
-from conewise.locations.places import Place
+from conewise.anatomy.places import Place
 from conewise.model import Model
-from conewise.program.streaming import field_names
-from tests.capturing.marks import marks
-from tests.capturing.zoo import ZOO
+from conewise.program.walk import field_names
+from tests.program.marks import marks
+from tests.program.zoo import ZOO
 
 # One implementation of attention for each: sdpa where it has it, eager else and for every third.
 EVERY = [

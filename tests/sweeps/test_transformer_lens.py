@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from tests.capturing.coverage_table import KINDS
-from tests.capturing.zoo import ZOO
+from tests.program.coverage_table import KINDS
+from tests.program.zoo import ZOO
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -4,34 +4,141 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from conewise.anatomy.places import EdgePlace
+from conewise.anatomy.selectors import SelectorLike, with_named
 from conewise.arguments import checked
-from conewise.attributing.approximation import Approximation
-from conewise.attributing.asked import Asked
-from conewise.attributing.hybrid import hybrid
-from conewise.attributing.methods import HYBRID
-from conewise.attributing.plan import AttributionPlan
+from conewise.attributing.approximation import Approximation, SampleError, drawn, expect_whole
+from conewise.attributing.comparison import largest
+from conewise.attributing.pieces import HYBRID, Asked, AttributionPlan
 from conewise.attributing.running import AttributionRun
 from conewise.attributing.worked import estimate_together
-from conewise.capturing.foreign import within_memory
-from conewise.edges.edge_facts import edge_facts
+from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import Argument, SweepError
-from conewise.fleets.jobs import Fleet
-from conewise.locations.edge_sets import with_named
-from conewise.locations.places import EdgePlace
-from conewise.locations.selectors import SelectorLike
-from conewise.phases import Phases
-from conewise.program.tensors import recording
+from conewise.jobs.progress import Shown, bar
+from conewise.jobs.scheduling import Fleet
+from conewise.program.foreign import within_memory
+from conewise.program.tensors import Tensor, recording
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
-from conewise.sweeps.execution.ledger import PHASES
-from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.progress import Shown, bar
+from conewise.status import Phases
+from conewise.sweeps.execution.reading import PHASES, SweepLedger, most
+from conewise.sweeps.planning.plan import Lazy
+from conewise.sweeps.planning.planner import facts_of
+from conewise.sweeps.result import Result
 from conewise.sweeps.storage.store import recorder
 from conewise.sweeps.sweep import Sweep
 from conewise.threads import one_thread
+
+AT_ONCE = 256
+"""So many cells are computed exactly at a time, at most."""
+
+
+@dataclass
+class _Exact:
+    """The cells that were computed exactly: effects of the first metric, and values of all."""
+
+    approx: Approximation
+    max_memory: int | str | None = None
+    executor: Fleet | None = None
+    effects: dict[int, float] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+
+    def compute(self, numbers: Sequence[int]) -> None:
+        """One sweep over some cells."""
+        if not numbers:
+            return
+        assert self.approx.sweep is not None
+        sweep = self.approx.sweep.of_cells(numbers)
+        result = sweep.run(progress=False, max_memory=self.max_memory, executor=self.executor)
+        expect_whole(result)
+        self.results.append(result)
+        for at, number in enumerate(numbers):
+            self.effects[number] = float(result.table[0, at] - result.base[0])
+            self.values[number] = result.per_prompt[:, at]
+
+
+def hybrid(
+    approx: Approximation,
+    top: int,
+    sample: int,
+    seed: int,
+    max_memory: int | str | None = None,
+    executor: Fleet | None = None,
+) -> Approximation:
+    """`approx` with exact values of `sample` random cells, and of all that may be among the `top` largest.
+
+    Cells are computed in the order of their approximate effects, until the `top`-th largest exact effect
+    exceeds the next approximate one by more than the sample's error reaches. By the first metric.
+    """
+    effects = np.asarray((approx.table[0] - approx.base[0]).tolist())
+    order, exact = largest(effects, len(effects)), _Exact(approx, max_memory, executor)
+    _, first = drawn(effects, 0, sample, seed)
+    exact.compute(first)
+    error = SampleError.of([exact.effects[number] - float(effects[number]) for number in first])
+    margin, size = abs(error.bias) + error.reach, top
+    while rest := [number for number in order if number not in exact.effects]:
+        known = sorted(map(abs, exact.effects.values()), reverse=True)
+        if len(known) >= top and known[top - 1] >= abs(float(effects[rest[0]])) + margin:
+            break
+        exact.compute(rest[:size])
+        size = min(2 * size, AT_ONCE)
+    return _replaced(approx, exact, f"the {top} largest unless another is off by more than {margin:.3g}")
+
+
+def _replaced(approx: Approximation, exact: _Exact, known: str) -> Approximation:
+    """The approximation with exact values in the place of those that were computed, and the cost of both."""
+    per_prompt = approx.per_prompt.clone()
+    for number, values in exact.values.items():
+        per_prompt[:, number] = values
+    names = tuple(approx.cells[number].name for number in sorted(exact.values))
+    method = f"hybrid of {approx.method}, {len(names):,} of {len(approx.cells):,} cells exact, {known}"
+    plans, ledgers = [one.plan for one in exact.results], [one.ledger for one in exact.results]
+    plan = replace(
+        approx.plan,
+        node_evaluations=approx.plan.node_evaluations + sum(one.node_evaluations for one in plans),
+        launches=approx.plan.launches + sum(one.launches for one in plans),
+        flops=approx.plan.flops + sum(one.flops for one in plans),
+        peak_bytes=max([approx.plan.peak_bytes, *(one.peak_bytes for one in plans)]),
+        why=f"{approx.plan.why}; {len(names):,} worlds exactly, in {len(plans)} sweeps",
+    )
+    own = approx.ledger
+    ledger = SweepLedger(
+        own.node_evaluations + sum(one.node_evaluations for one in ledgers),
+        own.launches + sum(one.launches for one in ledgers),
+        0,
+        own.seconds + sum(one.seconds for one in ledgers),
+        own.compute_seconds + sum(one.compute_seconds for one in ledgers),
+        most([own.peak_bytes, *(one.peak_bytes for one in ledgers)]),
+        most([own.reserved_bytes, *(one.reserved_bytes for one in ledgers)]),
+        {
+            phase: sum(one.phases.get(phase, 0.0) for one in (own, *ledgers))
+            for phase in dict.fromkeys(phase for one in (own, *ledgers) for phase in one.phases)
+        },
+    )
+    origin = approx.origin
+    return replace(
+        approx,
+        plan=plan,
+        ledger=ledger,
+        table=per_prompt.mean(-1),
+        per_prompt=per_prompt,
+        origin=Lazy(
+            lambda: {
+                **origin,
+                "attribution": {**origin["attribution"], "method": "hybrid", "exact": list(names)},
+            }
+        ),
+        method=method,
+        exact=names,
+    )
+
 
 TOP, SAMPLE = 10, 20
 """How many of the largest cells `hybrid` looks for, and of how many it learns how far gradients are off."""

@@ -1,14 +1,204 @@
-"""First-order effects of patches at sites: attribution patching, and integrated gradients."""
+"""First-order effects of patches at sites: attribution patching, AtP*, integrated gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
 import torch
 
-from conewise.attributing.differences import CellSums, Differences, PatchedSites, site_of
+from conewise.anatomy.axes import resolved
+from conewise.anatomy.places import Place
+from conewise.anatomy.selectors import Cell
+from conewise.anatomy.sites import Located
+from conewise.attributing.relevance import Relevance
 from conewise.attributing.work import Work
-from conewise.errors import GradientError
-from conewise.program.tensors import Tensor
-from conewise.structure.relevance import Relevance
+from conewise.errors import GradientError, MissingSiteError
+from conewise.program.tensors import Tensor, computing
+from conewise.runs.captured import Captured
+from conewise.runs.gradients import Recorded, located_places
+from conewise.runs.values import new_part
+
+Site = tuple[str, int | None, str]
+Sums = tuple[Site, tuple[str, ...]]
+"""What products are summed to: a site, and the axes that stay."""
+
+
+def site_of(place: Place) -> Site:
+    """The site of a place, without its part."""
+    return place.name, place.layer, place.stack
+
+
+def each_call(model: Captured, cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """The cells with all that they patch: every call of a module that is called several times."""
+    if not model.site_table.has_repeated_calls:
+        return tuple(cells)
+    return tuple(replace(cell, places=model.each_call(cell.places)) for cell in cells)
+
+
+class PatchedSites:
+    """The sites that some cells patch: a sweep has looked that each is a node of the graph."""
+
+    def __init__(self, model: Captured, cells: Sequence[Cell]) -> None:
+        self.model, self.cells = model, each_call(model, cells)
+        places = (place for cell in self.cells for place in cell.places)
+        self.located = located_places(model, places)
+        self.sites: dict[Site, Located] = {
+            site_of(place): model.locate(Place(*site_of(place))) for place in self.located
+        }
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes by whose values is differentiated."""
+        return tuple(dict.fromkeys(found.node for found in self.sites.values()))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The values of a run that patches are made of."""
+        inside = self.model.program.record_of
+        return tuple(node for node in self.nodes if node in inside)
+
+
+class Differences:
+    """What the patches of some sites change in one batch."""
+
+    def __init__(self, work: Work, sites: PatchedSites) -> None:
+        self._work, self.model = work, work.model
+        self.cells, self.located, self.sites, self.nodes = (
+            sites.cells,
+            sites.located,
+            sites.sites,
+            sites.nodes,
+        )
+        self._changes: dict[Site, Tensor] = {}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the base."""
+        return self._work.base._sizes
+
+    def part(self, place: Place) -> Tensor:
+        """What the patch at one place changes, in its natural axes."""
+        present = self._work.base.read(place)
+        given = self._work.batch.part(place)
+        found = self.located.get(place, self.model.locate(place))
+        return new_part(given, present.detach(), found, place) - present
+
+    def whole(self, site: Site) -> Tensor:
+        """What a patch of a whole site changes, in its natural axes."""
+        if site not in self._changes:
+            self._changes[site] = self.part(Place(*site))
+        return self._changes[site]
+
+    def is_of_wholes(self) -> bool:
+        """Whether the patch of a part is that part of the whole site's patch."""
+        return self._work.batch.intervention.whole is not None
+
+    def in_node(self, site: Site) -> tuple[str, Tensor]:
+        """The node of a site, and what a patch of the whole site changes of its value."""
+        found, change = self.sites[site], self.whole(site)
+        (value,) = self._work.base.demand([found.node])
+        return found.node, found.view.replace(torch.zeros_like(value), {}, change, self.sizes)
+
+
+class CellSums:
+    """First-order effects by cell: change times gradient, summed over what each cell patches."""
+
+    def __init__(self, differences: Differences, prompts: int) -> None:
+        self._differences, self._prompts = differences, prompts
+
+    def effects(self, gradients: Mapping[str, Tensor], cells: Iterable[Cell] | None = None) -> Tensor:
+        """[cell, prompt] in float64, of gradients by node."""
+        products: dict[Site, Tensor] = {}
+        rows = []
+        chosen = self._differences.cells if cells is None else tuple(cells)
+        with computing():
+            sums = self._sums([place for cell in chosen for place in cell.places], gradients, products)
+            for cell in chosen:
+                parts = [self._effect(place, gradients, products, sums) for place in cell.places]
+                rows.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
+            return torch.stack(rows).cpu() if rows else torch.zeros(0, self._prompts, dtype=torch.float64)
+
+    def gradient(self, site: Site, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The gradient by a whole site, in natural axes."""
+        found = self._differences.sites[site]
+        return found.view.read(gradients[found.node], {}, self._differences.sizes)
+
+    def _sums(
+        self, places: Sequence[Place], gradients: Mapping[str, Tensor], products: dict[Site, Tensor]
+    ) -> dict[Sums, Tensor]:
+        """Products summed over all axes but the batch and those along which places are single parts.
+
+        All of them come from a device at once: each that came alone would be waited for.
+        """
+        found: dict[Sums, Tensor] = {}
+        if not self._differences.is_of_wholes():
+            return found
+        for place in places:
+            kept = self._kept(place)
+            key = None if kept is None else (site_of(place), kept)
+            if key is not None and key not in found:
+                product = self._product(key[0], gradients, products)
+                axes = self._differences.located[place].view.axes
+                over = [dim for dim, axis in enumerate(axes) if axis not in key[1]]
+                wide = product.double()
+                found[key] = wide.sum(over) if over else wide
+        if not found or len({one.device for one in found.values()}) > 1:
+            return {key: one.cpu() for key, one in found.items()}
+        numbers = torch.cat([one.reshape(-1) for one in found.values()]).cpu()
+        pieces = torch.split_with_sizes(numbers, [one.numel() for one in found.values()])
+        return {key: piece.reshape(found[key].shape) for key, piece in zip(found, pieces, strict=True)}
+
+    def _kept(self, place: Place) -> tuple[str, ...] | None:
+        """The axes along which a place is a single part, and the batch; None where it is no single part."""
+        if "batch" in place.part or not all(isinstance(index, int) for index in place.part.values()):
+            return None
+        axes = self._differences.located[place].view.axes
+        return tuple(axis for axis in axes if axis in place.part or axis == "batch")
+
+    def _product(self, site: Site, gradients: Mapping[str, Tensor], products: dict[Site, Tensor]) -> Tensor:
+        if site not in products:
+            products[site] = self._differences.whole(site) * self.gradient(site, gradients)
+        return products[site]
+
+    def _effect(
+        self,
+        place: Place,
+        gradients: Mapping[str, Tensor],
+        products: dict[Site, Tensor],
+        sums: Mapping[Sums, Tensor],
+    ) -> Tensor:
+        """[prompt]: the effect of the patch at one place."""
+        differences, site = self._differences, site_of(place)
+        axes = differences.located[place].view.axes
+        if "batch" not in axes and self._prompts != 1:
+            raise GradientError(
+                f"{place} has no prompts (its axes are {', '.join(axes)}), so that its gradient is not of "
+                "one prompt alone. Give the prompts one by one: a list of bases, and a list of sources."
+            )
+        if not differences.is_of_wholes():
+            gradient = self.gradient(site, gradients)
+            index = resolved(axes, place.part, gradient.shape)
+            product = torch.zeros_like(gradient)
+            product[index] = differences.part(place) * gradient[index]
+            return self._summed(product, axes)
+        kept = self._kept(place)
+        if kept is not None:
+            index = tuple(slice(None) if axis == "batch" else place.part[axis] for axis in kept)
+            found = sums[site, kept][index]
+            return found if "batch" in kept else found[None]
+        product = self._product(site, gradients, products)
+        alone = torch.zeros_like(product)
+        index = resolved(axes, place.part, product.shape)
+        alone[index] = product[index]
+        return self._summed(alone, axes)
+
+    def _summed(self, product: Tensor, axes: Sequence[str]) -> Tensor:
+        over = [dim for dim, axis in enumerate(axes) if axis != "batch"]
+        found = product.double().sum(over).cpu() if over else product.double().cpu()
+        return found if "batch" in axes else found[None]
 
 
 def atp(work: Work, sites: PatchedSites) -> Tensor:
@@ -73,3 +263,182 @@ def integrated(work: Work, sites: PatchedSites, steps: int) -> Tensor:
                 part = work.by_prompt(measured, sums.effects({node: found}, some))
                 effects[row, own] += part / steps
     return effects
+
+
+THROUGH_SOFTMAX = ("q", "k", "rot_q", "rot_k", "attn_scores")
+"""The kinds of sites whose whole effect goes through the softmax of their layer's attention."""
+
+TERMS = ("attn_out", "cross_attn_out", "mlp_out")
+"""What a layer adds to the stream."""
+
+
+def atp_star(work: Work, sites: PatchedSites) -> Tensor:
+    """[metric, cell, prompt]: the sign of the corrected first-order effect, the size of its dropped ones.
+
+    With a gradient dropped at layer l, nothing that layer l adds to the stream passes it on. The size is the
+    mean over layers of the absolute effects with the gradient dropped there; layers without which a cell has
+    no way to the metric, its own above all, are left out. A model of one layer has no other to drop.
+    """
+    star = _Star(work, StarCells(work.model, sites.cells))
+    values = work.record(star.nodes, keep=star.terms)
+    drop = _Drop(values, star.layers)
+    rows = []
+    for number, metric in enumerate(work.metrics):
+        measured = work.measure(metric, values)
+        is_last = number == len(work.metrics) - 1
+        wanted = [values[node] for node in star.nodes]
+        signed = star.effects(work.gradients(measured, wanted, is_last=is_last and not star.layers))
+        size = torch.zeros_like(signed)
+        with drop.hooked():
+            for layer in range(len(star.layers)):
+                drop.layer = layer
+                ends = is_last and layer == len(star.layers) - 1
+                size += star.effects(work.gradients(measured, wanted, is_last=ends)).abs()
+        left = star.left[:, None].expand_as(size)
+        size = torch.where(left > 0, size / left.clamp(min=1), signed.abs())
+        effects = torch.where(signed < 0, -size, size)
+        rows.append(work.by_prompt(measured, effects))
+    return torch.stack(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Softmaxed:
+    """Places of one cell whose effect goes through one softmax, and what it makes of them: z."""
+
+    cell: int
+    z: Place
+    places: tuple[Place, ...]
+
+
+class StarCells:
+    """The cells by what of them goes through a softmax, and the layers at which gradients are dropped."""
+
+    def __init__(self, model: Captured, cells: Sequence[Cell]) -> None:
+        self.model, self.cells = model, each_call(model, cells)
+        layers = [
+            tuple(layer.nodes[kind] for kind in TERMS if kind in layer.nodes)
+            for layer in model.site_table.model_layers
+        ]
+        self.layers = [terms for terms in layers if terms]
+        if not self.layers:
+            raise GradientError(
+                "'atp*' drops gradients layer by layer, and no layers that add to a stream were found in "
+                "this model. Take method='atp'."
+            )
+        self.terms = [term for terms in self.layers for term in terms]
+        self.softmaxed: list[Softmaxed] = []
+        plain = [self._through_softmax(number, cell) for number, cell in enumerate(self.cells)]
+        self.plain_numbers = [number for number, cell in enumerate(plain) if cell is not None]
+        self.plain = PatchedSites(model, [cell for cell in plain if cell is not None])
+        z_nodes = [model.locate(one.z).node for one in self.softmaxed]
+        self.nodes = tuple(dict.fromkeys([*self.plain.nodes, *z_nodes]))
+
+    def _through_softmax(self, number: int, cell: Cell) -> Cell | None:
+        """Note a cell's queries and keys; the cell with its other places, if it has any."""
+        others = []
+        by_attention: dict[tuple[str, int | None, str], list[Place]] = {}
+        for place in cell.places:
+            site = self.model.locate(place).site
+            cross = "cross_" if site.kind.startswith("cross_") else ""
+            if site.kind.removeprefix("cross_") in THROUGH_SOFTMAX:
+                by_attention.setdefault((f"{cross}z", site.layer, site.stack), []).append(place)
+            else:
+                others.append(place)
+        for z, places in by_attention.items():
+            self._expect_result(Place(*z), places)
+            self.softmaxed.append(Softmaxed(number, Place(*z), tuple(places)))
+        return Cell(tuple(others), cell.selector, cell.at) if others else None
+
+    def _expect_result(self, z: Place, places: Sequence[Place]) -> None:
+        try:
+            self.model.locate(z)
+        except MissingSiteError as error:
+            raise GradientError(
+                f"{places[0]} goes through a softmax, whose result is not known here: {error}"
+            ) from error
+
+    def computed_for(self, one: Softmaxed) -> int:
+        """How many nodes are computed to know what z is where these places are patched."""
+        model = self.model
+        patched = frozenset(model.graph.numbers([model.locate(place).node for place in one.places]))
+        cone = model.graph.table.cone(patched) - patched
+        return len(cone & model.support((model.locate(one.z).node,), model.graph.names(patched)))
+
+
+class _Star:
+    """The effects of cells in one batch."""
+
+    def __init__(self, work: Work, cells: StarCells) -> None:
+        self._work, self._cells = work, cells
+        self.layers, self.terms, self.nodes = cells.layers, cells.terms, cells.nodes
+        self._support: dict[tuple[str, ...], frozenset[int]] = {}
+        self._changes = [(one.cell, one.z, self._change_of_z(one)) for one in cells.softmaxed]
+        self._sums = CellSums(Differences(work, cells.plain), work.prompts)
+        self._z = {str(one.z): work.model.locate(one.z) for one in cells.softmaxed}
+        self.left = torch.tensor([self._layers_left(cell) for cell in cells.cells])
+
+    def _change_of_z(self, one: Softmaxed) -> Tensor:
+        """What z is more than in the base when these places are patched, in natural axes."""
+        work = self._work
+        before = work.base.read(one.z)
+        with work.base.fork() as world, computing():
+            for place in one.places:
+                world.patch(place, work.batch.part(place))
+            change = world.read(one.z) - before
+            work.count(world.ledger.count("recomputed"))
+        return change
+
+    def _layers_left(self, cell: Cell) -> int:
+        """At how many layers a gradient can be dropped with a way to the metric left."""
+        model, count = self._work.model, 0
+        numbers = model.graph.numbers([model.locate(place).node for place in cell.places])
+        for terms in self.layers:
+            needed = self._needed(terms) - set(model.graph.numbers(terms))
+            count += any(number in needed for number in numbers)
+        return count
+
+    def _needed(self, terms: tuple[str, ...]) -> frozenset[int]:
+        if terms not in self._support:
+            self._support[terms] = self._work.model.support(self._work.targets, terms)
+        return self._support[terms]
+
+    def effects(self, gradients: Sequence[Tensor]) -> Tensor:
+        """[cell, prompt] in float64, of gradients by `nodes`."""
+        by_node = dict(zip(self.nodes, gradients, strict=True))
+        found = torch.zeros(len(self._cells.cells), max(self._work.prompts, 1), dtype=torch.float64)
+        if self._cells.plain_numbers:
+            found[self._cells.plain_numbers] = self._sums.effects(by_node)
+        with computing():
+            for number, place, change in self._changes:
+                located = self._z[str(place)]
+                gradient = located.read(by_node[located.node], self._work.base._sizes)
+                over = [dim for dim, axis in enumerate(located.view.axes) if axis != "batch"]
+                found[number] += (change * gradient).double().sum(over).cpu()
+        return found
+
+
+class _Drop:
+    """Keeps gradients from passing what one layer adds to the stream: `layer` says which."""
+
+    def __init__(self, values: Recorded, layers: Sequence[Sequence[str]]) -> None:
+        self.layer = -1
+        self._terms: Mapping[int, list[Tensor]] = {
+            number: [values[term] for term in terms if values[term].requires_grad]
+            for number, terms in enumerate(layers)
+        }
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """While it lasts, gradients are dropped."""
+        with ExitStack() as hooks:
+            for number, terms in self._terms.items():
+                for term in terms:
+                    handle = term.register_hook(self._dropping(number))  # type: ignore[no-untyped-call]
+                    hooks.callback(handle.remove)
+            yield
+
+    def _dropping(self, number: int) -> Any:
+        def hook(gradient: Tensor) -> Tensor | None:
+            return torch.zeros_like(gradient) if self.layer == number else None
+
+        return hook

@@ -1,34 +1,315 @@
-"""Pieces of an attribution: prompts that are computed at a time, as many as fit the memory budget."""
+"""The plan of an attribution: methods, costs, and the pieces in which it is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from conewise.attributing.costs import Counts, counts_of
-from conewise.attributing.edge_table import EdgeTable
-from conewise.attributing.methods import Cells, Method
-from conewise.attributing.work import Work
+from conewise.anatomy.places import EdgePlace
+from conewise.anatomy.selectors import Cell
+from conewise.arguments import as_bytes, shown_bytes
+from conewise.attributing.edge_scores import (
+    EdgeTable,
+    eap,
+    eap_activations,
+    eap_inputs,
+    edge_table,
+    is_known,
+    lines,
+    relp_edges,
+)
+from conewise.attributing.node_scores import PatchedSites, StarCells, atp, atp_star, integrated, relp
+from conewise.attributing.work import Work, flops_backward, flops_forward
 from conewise.errors import BudgetError, SweepError
-from conewise.program.build import run_sources
 from conewise.program.rehearsal import peak_of
 from conewise.program.tensors import Tensor
-from conewise.program.weights import Sums
+from conewise.program.walk import run_sources
+from conewise.program.weights import Contents, Sums
 from conewise.reactive.world import World
 from conewise.runs.captured import Captured
-from conewise.runs.input_run import InputRun
-from conewise.runs.interventions.interventions import as_intervention
+from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
-from conewise.runs.run import Run
+from conewise.runs.run import InputRun, Run
 from conewise.sweeps.execution.batch import Batch
-from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.planner import tail_of
+from conewise.sweeps.execution.reading import SweepLedger
+from conewise.sweeps.planning.planner import facts_of, tail_of
 from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.storage.provenance import provenance
+from conewise.sweeps.storage.store import StoredSweep
 from conewise.sweeps.sweep import Sweep
+from conewise.templates import table
+
+Cells = PatchedSites | EdgeTable
+"""The cells of an attribution, by the sites that they patch or by the ends of their edges."""
+
+Scores = Callable[[Work, Any, int], Tensor]
+
+HYBRID = "hybrid"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to estimate effects: `of_sites` and `of_edges` score cells of a kind, [metric, cell, prompt].
+
+    `default_steps` where it takes several. `is_one_pass`: one forward is recorded, whatever the cells.
+    """
+
+    name: str
+    of_sites: Scores | None = None
+    of_edges: Scores | None = None
+    default_steps: int | None = None
+    is_one_pass: bool = False
+
+    def described(self, steps: int) -> str:
+        """The method in words."""
+        return self.name if self.default_steps is None else f"{self.name}, {steps} steps"
+
+    def scores(self, work: Work, cells: Cells, steps: int) -> Tensor:
+        """[metric, cell, prompt]: the estimated effects of one batch."""
+        own = self.of_edges if isinstance(cells, EdgeTable) else self.of_sites
+        assert own is not None
+        return own(work, cells, steps)
+
+    def steps(self, given: int | None) -> int:
+        """How many steps are taken. Raises SweepError where none are, or for what is no number of them."""
+        if self.default_steps is None:
+            if given is not None:
+                raise SweepError(
+                    f"{self.name!r} takes one gradient, and no steps: leave out steps={given!r}."
+                )
+            return 1
+        if given is None:
+            return self.default_steps
+        if not 1 <= given <= MOST_STEPS:
+            raise SweepError(f"steps is a number from 1 to {MOST_STEPS:,}, and not {given!r}.")
+        return given
+
+    def cells(self, model: Captured, cells: tuple[Cell, ...]) -> Cells:
+        """The cells as it reads them. Raises SweepError for a kind of cells that it does not attribute to."""
+        if is_known(model, cells) and self.of_edges is not None:
+            return edge_table(model, cells)
+        are_edges = self._are_edges(cells)
+        return edge_table(model, cells) if are_edges else PatchedSites(model, cells)
+
+    def _are_edges(self, cells: Sequence[Cell]) -> bool:
+        for cell in cells:
+            is_edge = any(isinstance(place, EdgePlace) for place in cell.places)
+            if (self.of_edges if is_edge else self.of_sites) is None:
+                these = "edges" if is_edge else "sites"
+                of_these = [
+                    one.name for one in METHODS.values() if (one.of_edges if is_edge else one.of_sites)
+                ]
+                raise SweepError(
+                    f"{self.name!r} attributes to {'sites' if is_edge else 'edges'}, and {cell.name} "
+                    f"is {'an edge' if is_edge else 'a site'}: for {these} there are {', '.join(of_these)}."
+                )
+            if is_edge != isinstance(cells[0].places[0], EdgePlace):
+                raise SweepError(
+                    f"{cells[0].name} and {cell.name} are an edge and a site: attribute to edges and to "
+                    "sites one after the other."
+                )
+        return isinstance(cells[0].places[0], EdgePlace)
+
+
+def _plain(scores: Callable[[Work, Any], Tensor]) -> Scores:
+    return lambda work, cells, _: scores(work, cells)
+
+
+MOST_STEPS = 1_000_000
+"""More steps than that would not end."""
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method("atp", of_sites=_plain(atp), is_one_pass=True),
+        Method("atp*", of_sites=_plain(atp_star)),
+        Method("ig", of_sites=integrated, default_steps=10),
+        Method("relp", of_sites=_plain(relp), of_edges=_plain(relp_edges), is_one_pass=True),
+        Method("eap", of_edges=_plain(eap), is_one_pass=True),
+        Method("eap-ig", of_edges=eap_inputs, default_steps=5),
+        Method("eap-ig-activations", of_edges=eap_activations, default_steps=5),
+    )
+}
+"""The methods, by name."""
+
+
+def method_of(name: str) -> Method:
+    """The method of that name. Raises SweepError with those that there are."""
+    if name not in METHODS:
+        raise SweepError(f"no method {name!r} of attribution; there are {', '.join((*METHODS, HYBRID))}.")
+    return METHODS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A recorded forward, from `nodes` on with `given` ones replaced, and the backward passes through it.
+
+    `beside` are nodes that are computed beside passes.
+    """
+
+    nodes: tuple[str, ...]
+    backwards: int
+    given: tuple[str, ...] = ()
+    beside: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What some passes take."""
+
+    forwards: int = 0
+    backwards: int = 0
+    node_evaluations: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.forwards + other.forwards,
+            self.backwards + other.backwards,
+            self.node_evaluations + other.node_evaluations,
+            self.flops + other.flops,
+        )
+
+
+def counts_of(
+    method: Method, cells: Cells, spec: SweepSpec, inputs: Mapping[str, Tensor], steps: int
+) -> Counts:
+    """What one batch takes but for memory; of `inputs` the shapes alone are looked at."""
+    model = cells.model
+    facts = facts_of(model)
+    shape, targets = facts.shape(inputs), facts.targets(spec.metrics)
+    total, known = Counts(), dict[Pass, Counts]()
+    for one in _passes(method, cells, len(spec.metrics), steps):
+        if one not in known:
+            behind = [name for name in model.behind(one.nodes, targets) if name not in one.given]
+            flops = flops_forward(shape, behind) + one.backwards * flops_backward(shape, behind)
+            evaluations = (1 + one.backwards) * len(behind) + one.beside
+            known[one] = Counts(1, one.backwards, evaluations, flops)
+        total += known[one]
+    return total
+
+
+def _passes(method: Method, cells: Cells, metrics: int, steps: int) -> Iterator[Pass]:
+    """Every recorded pass."""
+    if isinstance(cells, EdgeTable):
+        yield from _edge_passes(method, cells, metrics, steps)
+    elif method.name == "atp*":
+        star = StarCells(cells.model, cells.cells)
+        beside = sum(map(star.computed_for, star.softmaxed))
+        yield Pass(star.nodes, metrics * (1 + len(star.layers)), beside=beside)
+    elif method.name == "ig":
+        for found in cells.sites.values():
+            for _ in range(steps):
+                yield Pass((found.node,), metrics, (found.node,))
+    else:
+        yield Pass(cells.nodes, metrics)
+
+
+def _edge_passes(method: Method, table: EdgeTable, metrics: int, steps: int) -> Iterator[Pass]:
+    def one(given: tuple[str, ...] = (), of: range | None = None) -> Pass:
+        entries = [entry for entry in table.facts if of is None or of.start < table.writers(entry)]
+        others = [slot for slot in table.others if slot.entry in entries]
+        beside = sum(
+            2 * slot.heads * table.facts[slot.entry].readers.count(slot.entry, (slot.slot,))
+            for slot in others
+        )
+        nodes = (*given, *entries, *(slot.node for slot in others))
+        return Pass(nodes, metrics, given, metrics * beside)
+
+    yield one()
+    if method.name == "eap-ig":
+        line = lines(table, method.name)[0]
+        for _ in range(1, steps):
+            yield one((line.node,))
+    elif method.name == "eap-ig-activations":
+        for line in lines(table, method.name):
+            for _ in range(1, steps):
+                yield one((line.node,), line.writers)
+
+
+@dataclass(frozen=True, slots=True)
+class AttributionPlan:
+    """What an attribution takes: `forwards` and `backwards` are passes that are recorded, each over a part.
+
+    Base and source are computed beside them, where they are inputs and not runs. `node_evaluations` counts a
+    node once for each pass that computes it and once for each backward pass through it, as the ledger of the
+    result does. `pieces` are how many times some prompts are computed together: as many as there are batches,
+    more where `max_memory` cuts these into `prompts_at_once`. `peak_bytes` is the most that is held at once,
+    beside the model and the runs that were given: when it is first asked for, the passes are rehearsed over
+    tensors without numbers.
+    """
+
+    method: str
+    cells: int
+    batches: int
+    pieces: int
+    prompts_at_once: int | None
+    max_memory: int | None
+    counts: Counts
+    _peak: Callable[[], int] = field(repr=False, compare=False)
+
+    @property
+    def forwards(self) -> int:
+        """Recorded forward passes, all batches together."""
+        return self.counts.forwards
+
+    @property
+    def backwards(self) -> int:
+        """Backward passes."""
+        return self.counts.backwards
+
+    @property
+    def node_evaluations(self) -> int:
+        """Nodes that passes compute, or go back through."""
+        return self.counts.node_evaluations
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the passes."""
+        return self.counts.flops
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at a time."""
+        return self._peak()
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The plan as lines of a table."""
+        batches = (
+            f"{self.batches:,}"
+            if self.pieces == self.batches
+            else f"{self.batches:,} in {self.pieces:,} pieces"
+        )
+        at_once = f", up to {self.prompts_at_once:,} prompts at a time" if self.prompts_at_once else ""
+        budget = f" of {shown_bytes(self.max_memory)}" if self.max_memory else ""
+        return [
+            ("method", self.method),
+            ("cells", f"{self.cells:,}"),
+            ("batches", batches + at_once),
+            (
+                "passes",
+                f"{counted_words(self.forwards, 'forward')}, {counted_words(self.backwards, 'backward')}",
+            ),
+            ("node evaluations", f"{self.node_evaluations:,}"),
+            ("FLOPs", f"{self.flops:.3g}"),
+            ("peak memory", f"{shown_bytes(self.peak_bytes)}{budget}"),
+        ]
+
+    def __str__(self) -> str:
+        width = max(len(label) for label, _ in self.rows())
+        return "\n".join(f"{label:<{width}}  {value}" for label, value in self.rows())
+
+    def _repr_html_(self) -> str:
+        return table(self.rows())
+
+
+def counted_words(count: int, what: str) -> str:
+    """So many passes, in words."""
+    return f"{count:,} {what} pass{'' if count == 1 else 'es'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +554,72 @@ def rows_in(sweep: Sweep, piece: Piece) -> range:
 def prompts_at_once(pieces: Sequence[Piece]) -> int | None:
     """The most prompts of a piece that is a part of a batch; None where batches are whole."""
     return max((len(one.rows) for one in pieces if one.rows is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is estimated, how, and in which pieces."""
+
+    sweep: Sweep
+    method: Method
+    cells: Cells
+    steps: int
+    max_memory: int | None
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, sweep: Sweep, method: str, steps: int | None, max_memory: int | str | None) -> Asked:
+        """What a sweep would find, to be estimated by a method. Raises SweepError for what cannot be."""
+        sweep.model.expect_program("attribute effects")
+        chosen, budget = method_of(method), as_bytes(max_memory)
+        count = chosen.steps(steps)
+        cells = chosen.cells(sweep.model, sweep.cells)
+        return cls(sweep, chosen, cells, count, budget, pieces_of(sweep, chosen, cells, count, budget))
+
+    @property
+    def described(self) -> str:
+        """The method in words."""
+        return self.method.described(self.steps)
+
+    @property
+    def plan(self) -> AttributionPlan:
+        """What it takes."""
+        return AttributionPlan(
+            self.described,
+            len(self.sweep.cells),
+            self.sweep.batches,
+            len(self.pieces),
+            prompts_at_once(self.pieces),
+            self.max_memory,
+            sum((piece.counts for piece in self.pieces), Counts()),
+            self.peak_bytes,
+        )
+
+    def peak_bytes(self) -> int:
+        """Return the most that a piece holds at a time."""
+        return max(self.peak_of(piece) for piece in self.pieces)
+
+    def peak_of(self, piece: Piece) -> int:
+        """Return the most that this piece holds at a time."""
+        return peak_bytes(self.sweep, self.method, self.cells, self.steps, piece)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The method, as provenance says it."""
+        steps = {} if self.method.default_steps is None else {"steps": self.steps}
+        return {"method": self.method.name, **steps}
+
+    def stored(self, weights: Contents) -> StoredSweep:
+        """What a store has to know of it."""
+        sweep = self.sweep
+
+        def identity() -> dict[str, Any]:
+            own = provenance(sweep.model, sweep.spec, sweep._given, weights.whole, strict=True)
+            at_once = prompts_at_once(self.pieces)
+            return {**own, "attribution": self.said, "prompts at once": at_once or "all"}
+
+        def order() -> list[str]:
+            return [cell.name for cell in sweep.cells]
+
+        device = facts_of(sweep.model).device
+        return StoredSweep(len(sweep.cells), len(self.pieces), identity, order, device)

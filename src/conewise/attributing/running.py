@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from conewise.attributing.approximation import Approximation, Later
-from conewise.attributing.asked import Asked
-from conewise.attributing.costs import Counts
-from conewise.attributing.pieces import Piece, full_counts
-from conewise.attributing.plan import counted_words
+from conewise.attributing.pieces import Asked, Counts, Piece, counted_words, full_counts
 from conewise.attributing.work import Work
 from conewise.errors import WeightsChangedError
-from conewise.phases import Phases
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
-from conewise.runs.interventions.filling import joined
+from conewise.runs.fillings import joined
+from conewise.status import Phases
 from conewise.sweeps.execution.growth import SMALL, watching
-from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import Lazy, SweepPlan
+from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.running import trusting
 from conewise.sweeps.storage.provenance import lazy_provenance
 from conewise.sweeps.storage.store import Recorder

@@ -9,24 +9,22 @@ from typing import Any
 
 import torch
 
+from conewise.attributing.relevance import Relevance
 from conewise.errors import GradientError
 from conewise.program.records import SIZES
 from conewise.program.rehearsal import is_rehearsal
 from conewise.program.tensors import Tensor, recordable
 from conewise.program.weights import Sums
-from conewise.runs.backward.tape import Branch, Measured, Narrow, Recorded, Tape
 from conewise.runs.captured import Captured
-from conewise.runs.input_run import InputRun, PassRun
-from conewise.runs.interventions.interventions import as_intervention
+from conewise.runs.gradients import Branch, Measured, Narrow, Recorded, Tape
+from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import Metric, fetched
 from conewise.runs.reading import Reading
-from conewise.structure.relevance import Relevance
+from conewise.runs.run import InputRun, PassRun
 from conewise.sweeps.execution.batch import Batch
-from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.execution.reading import MetricReader
-from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.planner import is_product, readout, tail_of
-from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.execution.reading import MetricReader, SweepLedger
+from conewise.sweeps.planning.planner import facts_of, is_product, readout, tail_of
+from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 _RELEVANCE = "_relevance"

@@ -9,24 +9,19 @@ from typing import Any
 
 import torch
 
-from conewise.amounts import shown_bytes
+from conewise.arguments import shown_bytes
 from conewise.attributing.approximation import Approximation
-from conewise.attributing.asked import Asked
-from conewise.attributing.costs import Counts
-from conewise.attributing.methods import method_of
-from conewise.attributing.pieces import Piece, part_of, rows_in
+from conewise.attributing.pieces import Asked, Counts, Piece, method_of, part_of, rows_in
 from conewise.attributing.running import AttributionRun, Estimated, estimate
 from conewise.errors import SweepError
-from conewise.fleets.jobs import Fleet, Work
-from conewise.fleets.outcomes import Done, Failed
-from conewise.fleets.payload import packed
-from conewise.fleets.shares import ChunkCost, Share
-from conewise.phases import Phases
+from conewise.jobs.payload import packed
+from conewise.jobs.progress import Told, follow_workers
+from conewise.jobs.scheduling import ChunkCost, Done, Failed, Fleet, Share, Work
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
-from conewise.sweeps.execution.ledger import PHASES, SweepLedger
-from conewise.sweeps.progress import Told, follow_workers
+from conewise.status import Phases
+from conewise.sweeps.execution.reading import PHASES, SweepLedger
 from conewise.sweeps.storage.store import Recorder, recorder
 from conewise.sweeps.sweep import Sweep
 

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from conewise.capturing.export import eager
-from conewise.program.build import bitwise_same
+from conewise.anatomy.wiring import ModulePaths
 from conewise.program.calls import Signature
+from conewise.program.export import eager
 from conewise.program.records import ModuleCall, Program, Ref
-from conewise.structure.wiring.ports import ModulePaths
+from conewise.program.walk import bitwise_same
 from conewise.threads import one_module
 
 Tensor = torch.Tensor

@@ -11,22 +11,21 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
 
-from conewise.capturing.sampling import tensor_leaves
+from conewise.anatomy.placements import Outputs
+from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
+from conewise.anatomy.selectors import Cell
 from conewise.checks.hooking import Hook, HookedModule
-from conewise.checks.reference import Reference
+from conewise.checks.verify import Reference
 from conewise.errors import SweepError
-from conewise.locations.places import EdgePlace, Place, SourcedPlace
-from conewise.locations.selectors import Cell
-from conewise.program.precision import multiplying
-from conewise.program.tensors import Tensor, computing, same_bits
+from conewise.program.export import tensor_leaves
+from conewise.program.tensors import Tensor, computing, multiplying, same_bits
 from conewise.program.walk import Interpreter
 from conewise.runs.captured import Captured
-from conewise.runs.edit import Edit, applied_in_turn
-from conewise.runs.interventions.filling import stacked
-from conewise.runs.interventions.interventions import Intervention
+from conewise.runs.fillings import stacked
+from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric, at_run, measured, measured_whole
 from conewise.runs.reading import Reading
-from conewise.structure.axes.outputs import Outputs
+from conewise.runs.values import Edit, applied_in_turn
 
 
 class Batch(Protocol):

@@ -14,22 +14,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from conewise.amounts import as_bytes
-from conewise.arguments import checked
-from conewise.checks.cell_check import CellCheck
+from conewise.anatomy.padding import shown_positions
+from conewise.anatomy.places import Place
+from conewise.anatomy.selectors import Cell, Choice, Spread, chosen
+from conewise.arguments import as_bytes, checked
+from conewise.checks.recheck import CellCheck
 from conewise.errors import BudgetError, PromptError, SweepError, describe
-from conewise.fleets.jobs import Fleet
-from conewise.locations.places import Place
-from conewise.locations.selectors import Cell, Choice, Spread, chosen
-from conewise.markup import heading
-from conewise.program.build import run_sources
+from conewise.jobs.scheduling import Fleet
 from conewise.program.records import SIZES
 from conewise.program.tensors import Tensor
+from conewise.program.walk import run_sources
 from conewise.reactive.world import World
 from conewise.report.story import Story
-from conewise.runs.baseline import baseline
 from conewise.runs.captured import Captured
-from conewise.runs.interventions.corruption import (
+from conewise.runs.fillings import (
     Embedding,
     find_embedding,
     groups,
@@ -39,20 +37,19 @@ from conewise.runs.interventions.corruption import (
     repeated_rows,
     sampled,
 )
-from conewise.runs.interventions.interventions import Intervention
+from conewise.runs.inputs import expect_tokenizer, is_text
+from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric, as_metric, last_logits, prob
 from conewise.runs.reading import Reading, RunWorld
-from conewise.runs.run import Run
-from conewise.runs.text_inputs import expect_tokenizer, is_text
-from conewise.structure.axes.padding import shown_positions
-from conewise.sweeps.base_story import base_story
-from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.runs.run import Run, baseline
+from conewise.sweeps.batches import base_story
+from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
-from conewise.texts.answers import AnswerReader
-from conewise.texts.subjects import subject_positions
+from conewise.templates import heading
+from conewise.text.tokens import AnswerReader, subject_positions
 from conewise.threads import one_thread
 
 DEVIATIONS = 3.0

@@ -22,8 +22,8 @@ from conewise.cli.commands import (
     tracing,
     verifying,
 )
-from conewise.cli.options.help_texts import MARKUP, help_text
-from conewise.cli.terminal.failing import Commands
+from conewise.cli.failing import Commands
+from conewise.cli.options import MARKUP, help_text
 
 HELP = """Take a trained network apart, and pay only for what each change touches.
 

@@ -6,13 +6,13 @@ Imports next to nothing, so that Ctrl-C is met from the first moment on.
 import os
 import sys
 
-from conewise.cli.terminal.codes import CHECK_FAILED, FINE, INTERNAL, INTERRUPTED, UNREAD, UNWRITTEN, USAGE
+from conewise.cli.streams import CHECK_FAILED, FINE, INTERNAL, INTERRUPTED, UNREAD, UNWRITTEN, USAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from conewise.cli.terminal.streams import Stdout
+    from conewise.cli.streams import Stdout
 
 
 def main(words: list[str] | None = None) -> "NoReturn":
@@ -24,7 +24,7 @@ def main(words: list[str] | None = None) -> "NoReturn":
     try:
         import signal
 
-        from conewise.cli.terminal.streams import open_streams
+        from conewise.cli.streams import open_streams
 
         code = _ended(words, open_streams())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # What is left to do takes no time.
@@ -39,7 +39,7 @@ def main(words: list[str] | None = None) -> "NoReturn":
 
 def _ended(words: list[str] | None, stdout: "Stdout") -> int:
     """Run the command; returns its code."""
-    from conewise.cli.terminal.streams import UnwrittenError
+    from conewise.cli.streams import UnwrittenError
 
     try:
         code = _run(words)
@@ -55,7 +55,7 @@ def _ended(words: list[str] | None, stdout: "Stdout") -> int:
 
 
 def _run(words: list[str] | None) -> int:
-    from conewise.cli.terminal.streams import UnwrittenError
+    from conewise.cli.streams import UnwrittenError
     from conewise.errors import MissingPackageError
     from conewise.extras import expect
 

@@ -16,19 +16,25 @@ from typing import Any
 
 import torch
 
-from conewise.compat.hooked.activation_cache import ActivationCache, RunValues
-from conewise.compat.hooked.hooked_model import HookedModel
-from conewise.compat.hooks.act_names import OTHER_NAMES
-from conewise.compat.last_position import LastPosition, ReadsMoreError, reads_only_last
-from conewise.compat.patching_result import PatchingResult, ranges_frame, stacked_types
+from conewise.anatomy.axes import resolved
+from conewise.anatomy.places import Place
+from conewise.compat.activation_cache import ActivationCache, RunValues
+from conewise.compat.hook_table import OTHER_NAMES
+from conewise.compat.hooked_model import HookedModel
+from conewise.compat.patching_result import (
+    LastPosition,
+    PatchingResult,
+    ReadsMoreError,
+    ranges_frame,
+    reads_only_last,
+    stacked_types,
+)
 from conewise.errors import MetricError, NoEffectWarning, PatchError
-from conewise.locations.places import Place
 from conewise.model import Model
 from conewise.runs.captured import Captured
-from conewise.runs.interventions.interventions import Intervention, as_intervention
+from conewise.runs.interventions import Intervention, as_intervention
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
-from conewise.structure.axes.selections import resolved
 from conewise.sweeps.sweep import Sweep
 
 __all__ = [

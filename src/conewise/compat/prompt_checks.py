@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conewise.compat.hooked.hooked_model import HookedModel
+from conewise.compat.hooked_model import HookedModel
 
 
 def test_prompt(

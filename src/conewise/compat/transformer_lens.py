@@ -13,15 +13,13 @@ The names are those of `transformer_lens`, `transformer_lens.patching` and `tran
 
 from __future__ import annotations
 
-from conewise.compat.arrays import to_numpy
-from conewise.compat.hooked.activation_cache import ActivationCache
-from conewise.compat.hooked.hooked_config import HookedConfig
-from conewise.compat.hooked.hooked_model import HookedModel
-from conewise.compat.hooked.language_loss import lm_accuracy, lm_cross_entropy_loss
-from conewise.compat.hooked.slices import Slice
-from conewise.compat.hooks.act_names import get_act_name
-from conewise.compat.hooks.factored_matrix import FactoredMatrix
-from conewise.compat.hooks.hook_points import HookPoint
+from conewise.compat.activation_cache import ActivationCache
+from conewise.compat.hook_points import HookPoint
+from conewise.compat.hook_table import get_act_name
+from conewise.compat.hooked_model import HookedModel
+from conewise.compat.hooked_text import lm_accuracy, lm_cross_entropy_loss
+from conewise.compat.hooked_weights import HookedConfig
+from conewise.compat.matrices import FactoredMatrix
 from conewise.compat.patching import (
     generic_activation_patch,
     get_act_patch_attn_head_all_pos_every,
@@ -52,6 +50,7 @@ from conewise.compat.patching import (
 )
 from conewise.compat.patching_result import PatchingResult
 from conewise.compat.prompt_checks import test_prompt
+from conewise.compat.slices import Slice, to_numpy
 
 __all__ = [
     "ActivationCache",

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from conewise.capturing.quiet import quiet
 from conewise.extras import needs
+from conewise.program.foreign import quiet
 
 with needs("hf"):
     import transformers

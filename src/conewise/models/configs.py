@@ -22,10 +22,10 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from conewise.capturing.foreign import brief
 from conewise.errors import LoadError
+from conewise.files import read_json
 from conewise.models.weight_files import WeightCount
-from conewise.reading import read_json
+from conewise.program.foreign import brief
 
 # Settings of which a configuration makes lists as long as they say, and more than any model has.
 _COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|labels|classes|embeddings|queries|heads?|blocks|experts)")

@@ -18,13 +18,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from conewise.capturing.foreign import brief, translating
-from conewise.capturing.quiet import quiet
 from conewise.errors import LoadError
 from conewise.extras import expect, needs
-from conewise.models.cache import cached
 from conewise.models.configs import bounded, check_counts
-from conewise.models.weight_files import WeightCount
+from conewise.models.weight_files import WeightCount, cached
+from conewise.program.foreign import brief, quiet, translating
 
 with needs("hf"):
     import transformers

@@ -14,24 +14,74 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from conewise.arguments import checked
-from conewise.capturing.foreign import brief, translating
-from conewise.capturing.quiet import quiet
 from conewise.errors import Argument, LoadError, NonFiniteWeightsWarning, UnusedWeightsWarning, nearest_names
 from conewise.extras import needs
+from conewise.files import as_path, is_there
+from conewise.jobs.digests import fingerprint
 from conewise.models import tiny
 from conewise.models.configs import bounded, check_counts, check_settings
 from conewise.models.gguf import check_complete, converted
-from conewise.models.hub import answer, file_of, why_not_reached
-from conewise.models.loaded import ALIASES, DEFAULT, KNOWN, TINY, Loaded
-from conewise.models.weight_files import Find, check_adapter, check_dtypes, check_weights, files_in
-from conewise.reading import as_path, is_there
-from conewise.status_line import StatusLine, status_line
+from conewise.models.weight_files import (
+    Find,
+    answer,
+    check_adapter,
+    check_dtypes,
+    check_weights,
+    file_of,
+    files_in,
+    why_not_reached,
+)
+from conewise.program.foreign import brief, quiet, translating
+from conewise.status import StatusLine, status_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT = "smollm2-135m"
+"""The embedded model, which the command line asks by default."""
+
+TINY = "tiny"
+"""The model that lies in this package, and needs nothing else."""
+
+KNOWN = (DEFAULT, TINY)
+"""The names that stand for a model before any folder or hub is looked at."""
+
+ALIASES = {"smollm2": DEFAULT}
+"""Shorter names, for where no folder or file has that name."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to be captured.
+
+    `module` is in eval mode. `tokenizer` is None where the model has none. `source` says in words
+    where the weights came from.
+    """
+
+    module: nn.Module
+    tokenizer: PreTrainedTokenizerBase | None
+    name: str
+    source: str
+
+    def fingerprint(self) -> str:
+        """A sha256 of the module's architecture and weights as they are now: `fingerprint(module)`."""
+        return fingerprint(self.module)
+
+    def __repr__(self) -> str:
+        weights = sum(weight.numel() for weight in self.module.parameters())
+        tokenizer = "no tokenizer" if self.tokenizer is None else "its tokenizer"
+        return (
+            f"Loaded {self.name}: {type(self.module).__name__} of {weights:,} weights, and {tokenizer} "
+            f"({self.source})"
+        )
+
 
 with needs("hf"):
     import transformers

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from conewise.errors import CaptureError, ModuleChangedError
-from conewise.program.build import bitwise_same
+from conewise.program.walk import bitwise_same
 from conewise.threads import one_module
 
 MOST_VALUES = 50_000

@@ -204,7 +204,7 @@ def _fused(device: torch.device) -> Splitting | None:
     if device.type != "cuda":
         return None
     try:
-        from conewise.program import cuda_split  # noqa: PLC0415  # needs Triton
+        from conewise.program import triton_kernels as cuda_split  # noqa: PLC0415  # needs Triton
 
         sample = _sample(device)
         found = cuda_split.split(sample, IN_THREE.left)

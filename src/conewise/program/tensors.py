@@ -1,4 +1,4 @@
-"""Tensors: how they are computed, copied and compared, and how far two of them may differ."""
+"""Tensors: how they are computed, copied and compared, and in which precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from conewise.program.build import bitwise_same
+from conewise.errors import Argument, SweepError
+from conewise.program.walk import bitwise_same
 
 Tensor = torch.Tensor
 
@@ -147,3 +148,82 @@ def cell_tolerance(dtype: torch.dtype) -> float:
     float32. In half precision that would allow anything; see `is_half`.
     """
     return 840 * torch.finfo(dtype).eps
+
+
+TF32 = "tf32"
+SPLIT = "split"
+"""Each factor in three bfloat16 parts; see `split_products`."""
+
+_NAMES = {TF32: "TF32 is a way", SPLIT: "Splitting into bfloat16 parts is a way"}
+
+
+def expect_precision(precision: str | None, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a precision that is not there."""
+    if precision is None:
+        return
+    if precision not in _NAMES:
+        raise SweepError(
+            f"no precision {precision!r}: there are 'tf32', 'split', and None for the model's own. For "
+            "bfloat16, load the model with ",
+            Argument("dtype", "bfloat16"),
+            ".",
+        )
+    if device.type != "cuda" or dtype != torch.float32:
+        raise SweepError(
+            f"{_NAMES[precision]} of multiplying float32 on a CUDA device, and this model is in {dtype} on "
+            f"{device}. Leave ",
+            Argument("precision", precision),
+            " out.",
+        )
+    if precision == SPLIT and torch.cuda.get_device_capability(device) < (8, 0):
+        raise SweepError(
+            f"{torch.cuda.get_device_name(device)} has no fast products of bfloat16, which those of float32 "
+            "would be split into. Leave ",
+            Argument("precision", precision),
+            " out.",
+        )
+
+
+@contextmanager
+def multiplying(precision: str | None) -> Iterator[None]:
+    """Matrix products of float32 in this precision; the process's own is put back."""
+    if precision != TF32:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        yield
+    finally:
+        try:
+            torch.set_float32_matmul_precision(before)
+        except BaseException:  # interrupted: once more, for all that follows would be rounded otherwise
+            torch.set_float32_matmul_precision(before)
+            raise
+
+
+def precision_tolerance(precision: str | None, own: float) -> float:
+    """How far a cell may be from a full forward: TF32 keeps 10 bits of a factor, parts keep all."""
+    return max(own, 1e-2) if precision == TF32 else own
+
+
+def wants_reference(precision: str | None) -> bool:
+    """Whether cells are held against the module in a higher precision, however small the tolerance is."""
+    return precision == SPLIT
+
+
+@contextmanager
+def without_cudnn_attention(device: torch.device) -> Iterator[None]:
+    """Attention by torch's own kernels; what the process had is put back.
+
+    cuDNN plans anew for each number of rows, some 20 ms each time, and a pass has another in each layer.
+    """
+    is_on = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    if not is_on:
+        yield
+        return
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled=True)

@@ -8,17 +8,216 @@ grow from step to step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from conewise.program.build import run_sources
-from conewise.program.records import SIZES, Program, Record
-from conewise.program.rules import Rule, compile_rule
-from conewise.program.streaming import assembled
+from conewise.program.records import SIZES, Program, Record, Ref, SizeRef
+from conewise.program.untraced import as_run
 from conewise.reactive.graph import Graph
+
+Rule = Callable[..., Any]
+
+
+def compile_rule(record: Record) -> Rule:
+    """A function that takes the values at `record.inputs`, in order, and returns the record's.
+
+    It writes to none of them, and it may return a view of one. Records of one form share it.
+    """
+    target, code, constants = form_of(record)
+    if isinstance(target, torch._ops.OpOverload):
+        target = (None if record.kwargs else DIRECT.get(target)) or as_run(target)
+    if all(isinstance(constant, PLAIN) for constant in constants):
+        return _compiled(target, code, tuple(map(_Exact, constants)))
+    return _evaluated(target, code, constants)
+
+
+_aten = torch.ops.aten
+DIRECT: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    _aten.view.default: torch.Tensor.view,
+    _aten.reshape.default: torch.reshape,
+    _aten.transpose.int: torch.transpose,
+    _aten.permute.default: torch.permute,
+    _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.layer_norm.default: torch.layer_norm,
+}
+"""The same operations, where torch has a shorter way to them: for views the way is most of their cost."""
+
+
+def form_of(record: Record) -> tuple[Callable[..., Any], str, tuple[Any, ...]]:
+    """What a record computes from its inputs, whatever their names: target, source text, its constants."""
+    names = {name: f"v{i}" for i, name in enumerate(record.inputs)}
+    constants: list[Any] = []
+    arguments = [_text(arg, names, constants) for arg in record.args]
+    arguments += [f"{key}={_text(arg, names, constants)}" for key, arg in record.kwargs.items()]
+    code = f"lambda {', '.join(names.values())}: op({', '.join(arguments)})"
+    return record.target, code, tuple(constants)
+
+
+PLAIN = (float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""Constants that say all of themselves when they are shown, and hold no memory."""
+
+
+class _Exact:
+    """A plain constant, equal to those alone that are shown alike: 0.0 is not -0.0."""
+
+    __slots__ = ("shown", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.shown = value, repr(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Exact) and self.shown == other.shown
+
+    def __hash__(self) -> int:
+        return hash(self.shown)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(target: Callable[..., Any], code: str, constants: tuple[_Exact, ...]) -> Rule:
+    return _evaluated(target, code, [constant.value for constant in constants])
+
+
+def _evaluated(target: Callable[..., Any], code: str, constants: Sequence[Any]) -> Rule:
+    namespace = {"op": target} | {f"c{place}": constant for place, constant in enumerate(constants)}
+    rule: Rule = eval(code, namespace)
+    return rule
+
+
+def _text(template: Any, names: dict[str, str], constants: list[Any]) -> str:
+    """`template` as source text; what has no exact literal is put into `constants`."""
+    match template:
+        case Ref(name):
+            return names[name]
+        case SizeRef(index):
+            return f"{names[SIZES]}[{index}]"
+        case None | bool() | int() | str():
+            return repr(template)
+        case list():
+            return f"[{', '.join(_text(item, names, constants) for item in template)}]"
+        case tuple():
+            return f"({''.join(_text(item, names, constants) + ', ' for item in template)})"
+        case dict():
+            items = (f"{key!r}: {_text(item, names, constants)}" for key, item in template.items())
+            return f"{{{', '.join(items)}}}"
+        case slice():
+            parts = (template.start, template.stop, template.step)
+            return f"slice({', '.join(_text(part, names, constants) for part in parts)})"
+        case _:
+            constants.append(template)
+            return f"c{len(constants) - 1}"
+
+
+def build_graph(program: Program) -> Graph:
+    """The graph of `program`, under the program's own names.
+
+    Parameters, buffers and constants are sources with their values; inputs and `SIZES` are
+    sources without one, which each run sets. Demand under `torch.no_grad()`: the sources are the
+    module's own tensors.
+    """
+    graph = Graph()
+    for source in program.sources:
+        graph.source(source.name, source.value, param=source.is_parameter)
+    for leaf in program.inputs:
+        graph.source(leaf.name)
+    graph.source(SIZES)
+    for record in program.records:
+        graph.node(record.name, compile_rule(record), record.inputs)
+    return graph
+
+
+def run_sources(program: Program, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What a run sets: its inputs and its sizes, by source name.
+
+    Raises InputMismatchError when the shapes do not fit what was captured.
+    """
+    given = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+    return {**inputs, SIZES: program.sizes.of(program.symbols_of(given))}
+
+
+def bitwise_same(old: object, new: object) -> bool:
+    """Whether two values are equal bit for bit: dtype, shape and every element, NaN equal to NaN."""
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        if old.dtype != new.dtype or old.shape != new.shape or old.device != new.device:
+            return False
+        return torch.equal(_bits(old), _bits(new))
+    if isinstance(old, tuple | list) and isinstance(new, tuple | list):
+        return len(old) == len(new) and all(map(bitwise_same, old, new))
+    return type(old) is type(new) and bool(old == new)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:
+        # One element of a larger tensor counts as contiguous, whatever its stride.
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
+
+
+def assembled(program: Program, values: Mapping[str, Any], sizes: Sequence[Any]) -> Any:
+    """The module's output in its own structure, from the values of the program's outputs.
+
+    `sizes` are those of the run: a module may return one of them as a number.
+    """
+    missing = [name for name in output_names(program) if name not in values]
+    assert not missing, missing
+    return partly_assembled(program, values, sizes)
+
+
+def output_names(program: Program) -> tuple[str, ...]:
+    """The sites that the module's outputs are made of."""
+    return tuple(dict.fromkeys(out.name for out in program.outputs if isinstance(out, Ref)))
+
+
+def field_names(program: Program, field: str) -> tuple[str, ...] | None:
+    """The sites that one field of the outputs is made of; None where the outputs have no such field."""
+    numbered = tree_unflatten(list(range(len(program.outputs))), program.output_spec)
+    if field not in _fields(numbered):
+        return None
+    found = program.outputs
+    leaves = [found[i] for i in tree_flatten(field_of(numbered, field))[0] if isinstance(i, int)]
+    return tuple(dict.fromkeys(out.name for out in leaves if isinstance(out, Ref)))
+
+
+def field_of(outputs: Any, field: str) -> Any:
+    """One field of the outputs: an entry of a dictionary, an attribute of a dataclass or named tuple."""
+    return outputs[field] if isinstance(outputs, Mapping) else getattr(outputs, field)
+
+
+def partly_assembled(program: Program, values: Mapping[str, Any], sizes: Sequence[Any]) -> Any:
+    """The module's output with None for what is not among `values`."""
+
+    def leaf(out: Any) -> Any:
+        match out:
+            case Ref(name):
+                return values.get(name)
+            case SizeRef(index):
+                return sizes[index]
+            case _:
+                return out
+
+    return tree_unflatten([leaf(out) for out in program.outputs], program.output_spec)
+
+
+def described_fields(program: Program) -> str:
+    """The outputs' fields in words, for messages."""
+    numbered = tree_unflatten(list(range(len(program.outputs))), program.output_spec)
+    return (
+        ", ".join(_fields(numbered))
+        or f"one {'tensor' if isinstance(numbered, int) else type(numbered).__name__}"
+    )
+
+
+def _fields(outputs: Any) -> tuple[str, ...]:
+    if isinstance(outputs, Mapping):
+        return tuple(str(key) for key in outputs)
+    names: Iterable[str] = getattr(outputs, "_fields", getattr(outputs, "__dataclass_fields__", ()))
+    return tuple(names)
+
 
 Read = Callable[[str], Any]
 """The value of a name that a walk does not compute: a weight, an input, a value of the run it starts from."""

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from conewise.errors import WeightsChangedError
-from conewise.program.build import bitwise_same
 from conewise.program.module_state import ModuleState
 from conewise.program.records import Program
 from conewise.program.rehearsal import with_numbers
 from conewise.program.tensors import writes_to
+from conewise.program.walk import bitwise_same
 from conewise.threads import one_module
 
 READ_WHOLE_BYTES = 8 << 20
@@ -299,7 +299,7 @@ class _KernelReader:
     """Reads the tensors of a CUDA device that lie there as words of 32 bits, by one kernel."""
 
     def __init__(self, device: torch.device, tensors: Sequence[tuple[int, Tensor]]) -> None:
-        from conewise.program import cuda_sums  # noqa: PLC0415  # needs Triton
+        from conewise.program import triton_kernels as cuda_sums  # noqa: PLC0415  # needs Triton
 
         self.device = device
         self._numbers = torch.tensor([number for number, _ in tensors])

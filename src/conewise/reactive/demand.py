@@ -6,12 +6,40 @@ Both halves walk invalid nodes and what those read, never the whole graph.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from conewise.reactive.store import INVALID, SHARED, Overlay, Store
+from conewise.reactive.changes import INVALID, SHARED, Overlay, Store
 from conewise.reactive.table import Rule
+
+SHOWN = 6
+"""How many sites a plan names when it is printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The sites to compute, inputs first.
+
+    `own` are the last of them: those that the world itself computes. The ones before belong to
+    its ancestors, which share the result with all of their forks.
+    """
+
+    sites: tuple[str, ...]
+    own: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sites)
+
+    def __repr__(self) -> str:
+        if not self.sites:
+            return "Plan(nothing to compute)"
+        shown = ", ".join(self.sites[:SHOWN]) + (", ..." if len(self) > SHOWN else "")
+        return f"Plan({len(self)} sites to compute, {len(self.own)} of them in the world itself: {shown})"
+
 
 Rules = Sequence[Rule | None] | Overlay
 Inputs = Sequence[tuple[int, ...]] | Overlay

@@ -23,9 +23,51 @@ from conewise.errors import (
     UnknownEdgeError,
     UnknownSiteError,
 )
-from conewise.reactive.block import Block, Graft
 from conewise.reactive.journal import Journal, truncate
 from conewise.reactive.table import Rule, Table
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNode:
+    """One node of a block. `inputs` are indices: -1 is the block's input, 0.. are earlier nodes.
+
+    A node without a rule is a source that the block brings along, `value` and all.
+    """
+
+    name: str
+    rule: Callable[..., Any] | None
+    inputs: tuple[int, ...]
+    value: Any = None
+    param: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A function of one value as a list of nodes, inputs first; `output` is the index of its value."""
+
+    nodes: tuple[BlockNode, ...]
+    output: int
+
+    @property
+    def size(self) -> int:
+        """h: how many computed nodes a graft of this block adds."""
+        return sum(node.rule is not None for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graft:
+    """A block that stands in a graph. `graph.remove(graft)` takes it out again.
+
+    `sites` are the fresh computed nodes, inputs first; `rerouted` the readers that now read `output`.
+    """
+
+    name: str
+    at: str
+    rerouted: tuple[str, ...]
+    sites: tuple[str, ...]
+    sources: tuple[str, ...]
+    output: str
+
 
 Site = str
 Edge = tuple[Site, Site]
@@ -568,3 +610,106 @@ def arity(rule: Callable[..., Any]) -> tuple[int, int]:
     if isinstance(declared, int):
         return declared, declared
     return 0, _ANY
+
+
+def cone_sizes(graph: Graph, sites: Iterable[Site] | None = None) -> dict[Site, int]:
+    """|V⁺| of every site (or of `sites`), exactly."""
+    numbered = _numbered(graph, sites)
+    sizes = {node: cone.bit_count() for node, cone in _cones(graph) if node in numbered}
+    return {site: sizes[node] for node, site in numbered.items()}
+
+
+def _numbered(graph: Graph, sites: Iterable[Site] | None) -> dict[int, Site]:
+    names = graph.sites if sites is None else tuple(sites)
+    return dict(zip(graph.numbers(names), names, strict=True))
+
+
+def _cones(graph: Graph) -> Iterator[tuple[int, int]]:
+    """Every node with its cone as a bit set, the last node of the order first.
+
+    The cone of a node is the union of its readers' cones and of the readers themselves. Bit k is
+    the k-th computed node from the end, so a bit set is only as long as what can still lie
+    downstream; and a cone is forgotten as soon as the last input of its node has been visited.
+    """
+    table = graph.table
+    cones: dict[int, int] = {}
+    bits = 0
+    waiting: dict[int, int] = {}
+    for node in reversed(list(table.order)):
+        cone = 0
+        for reader in table.consumers[node]:
+            cone |= cones[reader]
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                del cones[reader], waiting[reader]
+        yield node, cone
+        if table.rules[node] is not None:
+            inputs = len(set(table.inputs[node]))
+            if inputs:
+                # Kept with the node itself in it: that is what its inputs need.
+                cones[node], waiting[node] = cone | 1 << bits, inputs
+            bits += 1
+
+
+def chain(*rules: Callable[[Any], Any]) -> Block:
+    """The block that applies `rules` one after the other."""
+    if not rules:
+        raise BlockError("chain() got no rule; a block needs at least one: `chain(lambda v: v)`.")
+    for index, rule in enumerate(rules):
+        if not callable(rule):
+            raise BlockError(
+                f"chain() takes functions of one value; argument {index} is {rule!r}. "
+                "For a block with branches, build a Graph and use `block(graph)`."
+            )
+    nodes = tuple(BlockNode(str(index), rule, (index - 1,)) for index, rule in enumerate(rules))
+    return Block(nodes, output=len(nodes) - 1)
+
+
+@checked
+def block(graph: Graph, entry: str | None = None, output: str | None = None) -> Block:
+    """The block that computes what `graph` computes, as a function of its one free source.
+
+    `entry` may be left out when exactly one source is not a parameter, `output` when exactly one
+    computed node is read by nobody. All other sources come along with their values. Every node
+    must lead to the output, and the output must depend on the input.
+    """
+    free = [site for site in graph.sources if site not in graph.params]
+    if entry is None:
+        if len(free) != 1:
+            raise BlockError(
+                f"a block has one input, and this graph has {len(free)} sources that are not parameters"
+                f"{': ' + ', '.join(free) if free else ''}. Name the one: `block(graph, entry=...)`."
+            )
+        entry = free[0]
+    if not graph.is_source(entry):
+        raise BlockError(f"the input of a block is a source, and {entry!r} is computed.")
+    ends = [site for site in graph.computed if not graph.consumers(site)]
+    if output is None:
+        if len(ends) != 1:
+            found = ", ".join(ends[:6]) if ends else "none: no node is computed"
+            raise BlockError(
+                f"a block has one output, and this graph has {len(ends)} ({found}). Join them, or "
+                "build a graph that ends in one node."
+            )
+        output = ends[0]
+    dangling = [site for site in ends if site != output]
+    if dangling or graph.is_source(output) or graph.consumers(output):
+        raise BlockError(
+            f"{output!r} cannot be the one output of this block: a block's output is its one computed "
+            f"node that no node reads, and here those are {', '.join(ends) or 'none'}."
+        )
+    if output not in graph.cone(entry):
+        raise BlockError(f"the output {output!r} of this block does not depend on its input {entry!r}.")
+    inside = [site for site in graph.sites if site != entry]
+    index = {entry: -1} | {site: number for number, site in enumerate(inside)}
+    nodes = tuple(
+        BlockNode(
+            site,
+            None if graph.is_source(site) else graph.rule(site),
+            tuple(index[read] for read in graph.inputs(site)),
+            graph.default(graph.number(site)),
+            site in graph.params,
+        )
+        for site in inside
+    )
+    return Block(nodes, output=index[output])

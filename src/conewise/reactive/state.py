@@ -12,12 +12,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from dataclasses import dataclass, field
 from typing import Any
 
-from conewise.reactive.changes import NO_CHANGE, Definition, Fixed, NodeChange, definition, effective
+from conewise.reactive.changes import (
+    INVALID,
+    NO_CHANGE,
+    SHARED,
+    Definition,
+    Fixed,
+    NodeChange,
+    Overlay,
+    Store,
+    definition,
+    effective,
+)
 from conewise.reactive.demand import Inputs, Memo, Rules, Same
 from conewise.reactive.graph import MISSING, Graph
 from conewise.reactive.journal import truncate
 from conewise.reactive.ledger import Kind
-from conewise.reactive.store import INVALID, SHARED, Overlay, Store
 from conewise.reactive.table import Rule
 
 Emit = Callable[[Kind, Sequence[int]], None]

@@ -18,6 +18,7 @@ from conewise.errors import (
     WorldError,
 )
 from conewise.reactive.changes import (
+    INVALID,
     NATIVE,
     NO_CHANGE,
     Fixed,
@@ -29,6 +30,7 @@ from conewise.reactive.changes import (
 )
 from conewise.reactive.demand import (
     Inputs,
+    Plan,
     RuleFailedError,
     Rules,
     Same,
@@ -40,9 +42,7 @@ from conewise.reactive.demand import (
 )
 from conewise.reactive.graph import Edge, Graph, Site, StructureChange
 from conewise.reactive.ledger import Kind, Ledger
-from conewise.reactive.plan import Plan
 from conewise.reactive.state import State
-from conewise.reactive.store import INVALID
 from conewise.reactive.table import Rule
 
 

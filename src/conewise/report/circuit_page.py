@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.errors import CircuitError
-from conewise.report.circuit_layout import layered
+from conewise.report.circuit_figure import layered
 from conewise.report.document import document, script, write_document
 from conewise.report.sections import number, prompt_pairs
 from conewise.report.sent import SentCircuit
 from conewise.report.story import Story
-from conewise.structure.components.edge_graph import EdgeGraph
 from conewise.templates import asset
 from conewise.version import __version__
 

@@ -14,10 +14,9 @@ from itertools import groupby
 from types import MappingProxyType
 
 from conewise.errors import MissingSiteError, SweepError
-from conewise.formats import Format
-from conewise.reading import parse_json
+from conewise.files import Format, parse_json
 from conewise.report.sent import SentCone, SentFolded
-from conewise.sweeps.storage.decoding import decoded
+from conewise.sweeps.storage.result_data import decoded
 
 FORMAT = Format("conewise folded", 1)
 

@@ -9,22 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from conewise.anatomy.attention import Attention, find_attention
+from conewise.anatomy.places import Place, PlaceLike, SourcedPlace, as_place
+from conewise.anatomy.residual_names import Layer, find_layers
+from conewise.anatomy.selectors import Cell
+from conewise.anatomy.wiring import Wiring
 from conewise.errors import SweepError
-from conewise.locations.places import Place, PlaceLike, SourcedPlace, as_place
-from conewise.locations.selectors import Cell
-from conewise.program.operations import CASTS, REARRANGEMENTS
-from conewise.program.records import ModuleCall, Program
-from conewise.program.streaming import output_names
+from conewise.program.records import CASTS, REARRANGEMENTS, ModuleCall, Program
+from conewise.program.walk import output_names
 from conewise.reactive.graph import Graph
 from conewise.report.folded import Cone, Folded, Part
 from conewise.runs.captured import Captured
 from conewise.runs.reading import Reading
-from conewise.structure.attention.attention import Attention, find_attention
-from conewise.structure.residual.layers import Layer, find_layers
-from conewise.structure.wiring.wiring import Wiring
+from conewise.sweeps.planning.costs import Costs
+from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.schedule import schedule
-from conewise.sweeps.planning.shapes.costs import Costs
-from conewise.sweeps.planning.shapes.layout import Layout
 
 
 def fold(

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from conewise.decomposing.labels import visible
+from conewise.anatomy.places import EdgePlace
 from conewise.errors import ConewiseError, SweepError
-from conewise.formats import Format
-from conewise.locations.places import EdgePlace
-from conewise.reading import parse_json
+from conewise.files import Format, parse_json
 from conewise.report.story import ResultLike, Story
-from conewise.runs.input_run import InputRun
+from conewise.runs.figures import visible
 from conewise.runs.reading import Reading
-from conewise.sweeps.storage.decoding import decoded
+from conewise.runs.run import InputRun
+from conewise.sweeps.storage.result_data import decoded
 
 FORMAT = Format("conewise inside", 1)
 

@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from conewise.colours import DARK, LIGHT
+from conewise.anatomy.places import Place
+from conewise.anatomy.selectors import Spread
 from conewise.errors import SweepError
 from conewise.extras import needs
 from conewise.files import expect_file
-from conewise.locations.places import Place
-from conewise.locations.selectors import Spread
 from conewise.program.tensors import Tensor
 from conewise.report import wave
 from conewise.report.document import document, script, write_document, writing_page
@@ -42,7 +41,7 @@ from conewise.report.sections import (
 from conewise.report.sent import Colour, SentAlong, SentCosts, SentFixed, SentListed, SentPart, SentSweep
 from conewise.report.story import ResultLike, Story
 from conewise.report.wave import cone_section, wave_section
-from conewise.templates import asset
+from conewise.templates import DARK, LIGHT, asset
 
 with needs("plots"):
     from markupsafe import Markup

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from conewise.amounts import shown_bytes
-from conewise.checks.cell_check import CellCheck
-from conewise.phases import shown_phases
+from conewise.arguments import shown_bytes
+from conewise.checks.recheck import CellCheck
 from conewise.report.inside import Inside, Likely, Pattern
 from conewise.report.sent import SentInside, SentPattern
 from conewise.report.story import ResultLike, Story, TokenizedPair
+from conewise.status import shown_phases
 
 FIRST = 2
 """How many prompts are shown at once; the others are a click away."""

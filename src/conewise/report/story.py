@@ -12,16 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from conewise.checks.cell_check import CellCheck
+from conewise.anatomy.selectors import Cell, Spread
+from conewise.checks.recheck import CellCheck
 from conewise.errors import SweepError
-from conewise.files import write_whole
-from conewise.formats import Format
-from conewise.locations.selectors import Cell, Spread
+from conewise.files import Format, parse_json, write_whole
 from conewise.program.tensors import Tensor
-from conewise.reading import parse_json
-from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan
-from conewise.sweeps.storage.decoding import decoded
+from conewise.sweeps.storage.result_data import decoded
 
 STORY = "story.json"
 """The file of a story, in the folder of its result."""

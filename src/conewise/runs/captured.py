@@ -11,8 +11,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from conewise.capturing.export import Exported, export, unwrapped
-from conewise.capturing.fidelity import compare
+from conewise.anatomy.axes import View
+from conewise.anatomy.listing import Listing
+from conewise.anatomy.places import Place, PlaceLike, Spliced, as_place
+from conewise.anatomy.sites import AXES as RESULT_AXES
+from conewise.anatomy.sites import Located, SiteTable
 from conewise.errors import (
     GraphChangedError,
     InexactCaptureWarning,
@@ -20,25 +23,17 @@ from conewise.errors import (
     OtherModelError,
     PatchError,
 )
-from conewise.identity.digests import program_digest
-from conewise.locations.head_result import AXES as RESULT_AXES
-from conewise.locations.listing import Listing
-from conewise.locations.located import Located
-from conewise.locations.places import Place, PlaceLike, as_place
-from conewise.locations.sites import SiteTable
-from conewise.locations.spliced import Spliced
-from conewise.markup import heading, table
-from conewise.phases import shown_phases
-from conewise.program.build import bitwise_same, build_graph
+from conewise.jobs.digests import program_digest
+from conewise.program.export import Exported, export, unwrapped
+from conewise.program.fidelity import compare
 from conewise.program.module_state import ModuleState
-from conewise.program.operations import TOKEN_KEEPING
-from conewise.program.records import Program, Ref
+from conewise.program.records import TOKEN_KEEPING, Program, Ref
 from conewise.program.sizes import has_unbacked
-from conewise.program.streaming import described_fields, output_names
 from conewise.program.tensors import Tensor
+from conewise.program.walk import bitwise_same, build_graph, described_fields, output_names
 from conewise.program.weights import Weights
-from conewise.status_line import status_line
-from conewise.structure.axes.views import View
+from conewise.status import shown_phases, status_line
+from conewise.templates import heading, table
 from conewise.threads import Turn, one_module
 
 BEHIND_KEPT = 256

@@ -13,19 +13,18 @@ from typing import Any
 
 import torch
 
+from conewise.anatomy.attention import attention_argument
+from conewise.anatomy.padding import aligned, length_of, reads_ahead, shown_positions
+from conewise.anatomy.placements import Outputs
+from conewise.anatomy.places import expect_few
 from conewise.arguments import checked
 from conewise.errors import MetricError, WeightsChangedError, describe
-from conewise.identity.digests import inputs_digest
-from conewise.identity.values import Keyed, expect_key
-from conewise.locations.places import expect_few
-from conewise.program.operations import ATTENTION
-from conewise.program.records import Program
+from conewise.jobs.digests import inputs_digest
+from conewise.jobs.identity import Keyed, expect_key
+from conewise.program.records import ATTENTION, Program
 from conewise.program.rehearsal import with_numbers
-from conewise.program.streaming import described_fields, field_names, output_names
 from conewise.program.tensors import brought, copy_of
-from conewise.structure.attention.sizes import attention_argument
-from conewise.structure.axes.outputs import Outputs
-from conewise.structure.axes.padding import aligned, length_of, reads_ahead, shown_positions
+from conewise.program.walk import described_fields, field_names, output_names
 
 Tensor = torch.Tensor
 

@@ -1,17 +1,22 @@
-"""A run: the baseline world of a captured model for one input; a run's fork is where patches are made."""
+"""A run: the baseline of a captured model for one input, and what is read off it as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from conewise.errors import WeightsChangedError
-from conewise.markup import heading, table
-from conewise.program.streaming import described_fields
-from conewise.program.tensors import Tensor
+from conewise.anatomy.places import Place, PlaceLike
+from conewise.arguments import as_bytes, has_items
+from conewise.errors import PatchError, SweepError, WeightsChangedError
+from conewise.program.records import SIZES
+from conewise.program.tensors import Tensor, computing, copy_of
+from conewise.program.walk import described_fields, output_names, run_sources, stream
 from conewise.program.weights import Contents, Sums
 from conewise.reactive.world import World
 from conewise.runs.captured import Captured
+from conewise.runs.inputs import with_tokens
 from conewise.runs.reading import Reading
+from conewise.templates import heading, table
 
 
 class Run(Reading):
@@ -73,3 +78,185 @@ class Run(Reading):
             "", f"Outputs: {described_fields(self.model.program)}. A site's value: run[kind, layer]"
         )
         return heading(f"Run of {self.model.name}") + table(rows, ("input", "shape", "dtype")) + known
+
+
+KEEP_ALL_BYTES = 1 << 30
+"""A run keeps every value while they are estimated to take no more than this; see `Model.run`."""
+
+Keep = Iterable[PlaceLike] | str | int | None
+
+
+def baseline(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], keep: Keep = None) -> Run:
+    """The module's outputs for one input, and every site's value; see `Model.run` for `keep`."""
+    model.weights.expect_captured()
+    inputs = bound(model, args, kwargs)
+    return Run(model, computed(model, inputs, keep), sizes_of(model, inputs), inputs)
+
+
+def bound(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Inputs by name, as copies of what was given; texts as tokens.
+
+    Raises InputMismatchError where they do not fit, PromptError where texts cannot be read.
+    """
+    args, kwargs = with_tokens(model, args, kwargs)
+    inputs = {name: copy_of(value) for name, value in model.signature.bind(args, kwargs).items()}
+    sizes_of(model, inputs)
+    model.expect_known_ids(inputs)
+    return inputs
+
+
+def sizes_of(model: Captured, inputs: dict[str, Tensor]) -> tuple[int, ...]:
+    """The sizes of a run with these inputs."""
+    sizes: tuple[int, ...] = run_sources(model.program, inputs)[SIZES]
+    return sizes
+
+
+def computed(model: Captured, inputs: dict[str, Tensor], keep: Keep = None) -> World:
+    """The world of these inputs, its outputs computed; it holds what `keep` says."""
+    sources = run_sources(model.program, inputs)
+    outputs = output_names(model.program)
+    budget = _budget(keep)
+    if keep is None or budget is not None:
+        fits = sum(model.estimated_bytes(inputs).values()) <= (budget or KEEP_ALL_BYTES)
+        keep = "all" if fits else keep or list(model.site_table.kinds) or "all"
+    if isinstance(keep, str) and keep == "all":
+        world = World(model.graph)
+        for name, value in sources.items():
+            world.set(name, value)
+        with computing():
+            world.demand(outputs)
+        return world
+    if budget is not None:
+        wanted = _that_fit(model, budget, inputs) | set(outputs)
+    else:
+        wanted = model.read_by_patches_at(_kept(model, keep)) | set(outputs)
+    with computing():
+        values = stream(model.graph, sources, wanted)
+    return World.partial(model.graph, values | sources)
+
+
+def _that_fit(model: Captured, budget: int, inputs: Mapping[str, Tensor]) -> set[str]:
+    """Nodes whose values are estimated to take no more than `budget`, what patches read first."""
+    first = model.read_by_patches_at(_kept(model, list(model.site_table.kinds)))
+    wanted: set[str] = set()
+    for name, size in sorted(model.estimated_bytes(inputs).items(), key=lambda item: item[0] not in first):
+        if size <= budget:
+            budget -= size
+            wanted.add(name)
+    return wanted
+
+
+def _kept(model: Captured, keep: object) -> list[PlaceLike]:
+    """The places of `keep`, kinds spelled out."""
+    keep = keep.tolist() if type(keep).__name__ == "ndarray" else keep  # type: ignore[attr-defined]
+    if isinstance(keep, str | bytes | Place | Tensor | Mapping) or not has_items(keep):
+        raise PatchError(
+            f"keep is 'all', a list of places, an amount of memory or None, and {keep!r} is none of them."
+        )
+    listed = list(keep)
+    if len(listed) == 2 and isinstance(listed[1], int):
+        raise PatchError(f"keep is a list of places: write keep=[{tuple(listed)!r}].")
+    kinds = model.site_table.kinds
+    places: list[PlaceLike] = []
+    for place in listed:
+        if isinstance(place, str) and place in kinds:
+            places += [site.name for site in model.site_table if site.kind == place]
+        else:
+            places.append(place)
+    return places
+
+
+def _budget(keep: object) -> int | None:
+    """The bytes that `keep` allows, or None where it is no amount of memory."""
+    if isinstance(keep, int) and not isinstance(keep, bool):
+        return as_bytes(keep)
+    if not isinstance(keep, str) or keep == "all":
+        return None
+    try:
+        return as_bytes(keep)
+    except SweepError:
+        return None
+
+
+FEW = 0.2
+"""What depends on no more than this share of the operations is computed alone: masks, first positions."""
+
+
+class InputRun(Run):
+    """The baseline for one input, which is computed when a value of it is first read, bit for bit."""
+
+    def __init__(self, model: Captured, inputs: dict[str, Tensor]) -> None:
+        self._given = inputs
+        self._early: dict[str, Any] = {}
+        self._early_of = 0
+        super().__init__(model, None, sizes_of(model, inputs), inputs)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether all of it was computed."""
+        return self._world is not None
+
+    def is_of(self, weights: Sums) -> bool:
+        """Whether nothing was read of it that was computed with other weights than these."""
+        return (not self._early and self._world is None) or self._weights.whole == weights
+
+    @property
+    def made_with(self) -> Contents:
+        """What the weights held when the run was computed; it is computed where it was not."""
+        if not self._early and self._world is None:
+            _ = self.world
+        return self._weights
+
+    @property
+    def world(self) -> World:
+        """The world of the run, all of whose outputs are computed."""
+        if self._world is None:
+            if not self._early:
+                self._begin()
+            self._world = computed(self.model, self._given)
+        return self._world
+
+    def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
+        if self._early_of != self.model.graph.changes:
+            self._early, self._early_of = {}, self.model.graph.changes
+        if self._world is None and len(self.model.support(nodes)) < FEW * len(self.model.program.records):
+            if not all(node in self._early for node in nodes):
+                if not self._early:
+                    self._begin()
+                sources = run_sources(self.model.program, self._given)
+                with computing():
+                    found = stream(self.model.graph, sources, nodes)
+                self._early |= {node: found[node] for node in nodes if node in found}
+            if all(node in self._early for node in nodes):
+                return tuple(self._early[node] for node in nodes)
+        return super()._values(nodes)
+
+    def _check_bits(self, weights: Contents | None = None) -> None:
+        if self.is_computed or self._early:
+            super()._check_bits(weights)
+
+    def _check_lent(self) -> None:
+        if self.is_computed or self._early:
+            super()._check_lent()
+
+
+class PassRun(Reading):
+    """A run whose values a pass computed, together with others: equal to its own up to rounding.
+
+    `values` are these, by the graph's own names; what is not among them is read of `run`.
+    """
+
+    def __init__(self, run: InputRun, values: Mapping[str, Any]) -> None:
+        super().__init__(run.model, None, run._sizes, run)
+        self._run, self.values = run, values
+
+    @property
+    def world(self) -> World:
+        """The world of the run itself."""
+        return self._run.world
+
+    def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
+        known = self.values
+        if all(node in known for node in nodes):
+            return tuple([known[node] for node in nodes])
+        return tuple(known[node] if node in known else self._run._values((node,))[0] for node in nodes)

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from conewise.errors import EdgeError, SiteError, SweepError
-from conewise.locations.edge_sets import has_one_writer, joined
-from conewise.locations.edges import Edges
-from conewise.locations.located import Located
-from conewise.locations.places import Place, SourcedPlace
-from conewise.locations.selectors import (
+from conewise.anatomy.edges import Edges
+from conewise.anatomy.places import Place, SourcedPlace
+from conewise.anatomy.selectors import (
     AXES,
     FEATURES,
     POSITIONS,
@@ -29,7 +26,11 @@ from conewise.locations.selectors import (
     SourcedCells,
     Spread,
     chosen,
+    has_one_writer,
+    joined,
 )
+from conewise.anatomy.sites import Located
+from conewise.errors import EdgeError, SiteError, SweepError
 from conewise.runs.captured import Captured
 
 Lengths = Callable[[Located], Mapping[str, int]]

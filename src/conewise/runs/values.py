@@ -1,16 +1,18 @@
-"""Values of a captured model for one input, by site, as a world of the engine holds them."""
+"""Values of a captured model for one input, by site; nobody may write to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from conewise.anatomy.places import Place, PlaceLike, as_place
+from conewise.anatomy.sites import Located
 from conewise.arguments import expect
-from conewise.errors import WeightsChangedError
-from conewise.locations.located import Located
-from conewise.locations.places import PlaceLike, as_place
-from conewise.program.streaming import (
+from conewise.errors import PatchError, WeightsChangedError
+from conewise.program.tensors import Tensor, computing, same_bits, writes_to
+from conewise.program.walk import (
     assembled,
     described_fields,
     field_names,
@@ -18,14 +20,123 @@ from conewise.program.streaming import (
     output_names,
     partly_assembled,
 )
-from conewise.program.tensors import Tensor, computing
-from conewise.program.weights import Contents
+from conewise.program.weights import Contents, Sums, bits_of
 from conewise.reactive.ledger import Ledger
 from conewise.reactive.world import World
 from conewise.runs.captured import Captured
-from conewise.runs.edit import Edit
-from conewise.runs.lent import Lent
 from conewise.threads import one_thread
+
+Part = Tensor | Callable[[Tensor], Tensor]
+
+
+def new_part(part: Part, present: Tensor, found: Located, place: Place) -> Tensor:
+    """Return what replaces `present`: the tensor `part`, or the result of the function `part`.
+
+    A function gets a copy, which it may write to. Raise PatchError where the shape, dtype or device differs.
+    """
+    made = part if isinstance(part, Tensor) else part(present.clone())
+    found.expect(made, present, place)
+    return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edit:
+    """One patch: a part of a site's value, and what replaces it."""
+
+    place: Place
+    found: Located
+    part: Part
+
+    @property
+    def node(self) -> str:
+        """The node of the graph whose value or rule the edit changes."""
+        result = self.found.result
+        return self.found.node if result is None else result.projection.name
+
+    @property
+    def covers(self) -> bool:
+        """True if nothing of the node's own value is left."""
+        return isinstance(self.part, Tensor) and not self.place.part and self.found.result is None
+
+    @property
+    def described(self) -> str:
+        """What replaces the part, in words."""
+        if isinstance(self.part, Tensor):
+            return f"a tensor of shape {tuple(self.part.shape)}"
+        return f"the function {getattr(self.part, '__name__', self.part)}"
+
+    def applied(self, value: Tensor, sizes: tuple[int, ...], idle: set[Edit] | None = None) -> Tensor:
+        """Return a copy of `value` with the part replaced; add the edit to `idle` if that changes nothing.
+
+        Where torch records, gradients go through it.
+        """
+        present = self.found.read(value, sizes)
+        part = new_part(self.part, present, self.found, self.place)
+        if idle is not None:
+            (idle.add if same_bits(part, present) else idle.discard)(self)
+        return self.found.view.replace(value, self.found.part, part, sizes)
+
+
+def of_values(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """Return the edits that change the value of their node, and not what is computed from it."""
+    return tuple(edit for edit in edits if edit.found.result is None)
+
+
+def applied_in_turn(
+    edits: Iterable[Edit], value: Tensor, sizes: tuple[int, ...], idle: set[Edit] | None = None
+) -> Tensor:
+    """Return a copy of `value` with the parts replaced, one after another.
+
+    A plain function of its arguments: a rule that held its world would keep it from being dropped.
+    """
+    for edit in edits:
+        value = edit.applied(value, sizes, idle)
+    return value
+
+
+class Lent:
+    """Values by name, with what they held when they were lent.
+
+    Raises PatchError for one that was written to since.
+    """
+
+    def __init__(self) -> None:
+        self._lent: dict[str, tuple[Any, int, Sums, int]] = {}
+
+    def lend(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        """Note what these hold now."""
+        sums = bits_of(values)
+        for place, (name, value) in enumerate(zip(names, values, strict=True)):
+            known = self._lent.get(name)
+            if known is not None and known[0] is value and known[2][known[3]] != sums[place]:
+                raise _written(name)
+            self._lent[name] = value, writes_to(value), sums, place
+
+    def check_writes(self) -> None:
+        """Look for writes that torch counts."""
+        for name, (value, writes, _, _) in self._lent.items():
+            if writes_to(value) != writes:
+                raise _written(name)
+
+    def check_bits(self) -> None:
+        """Look for any writes: every bit is read."""
+        if self._lent:
+            now = bits_of([value for value, *_ in self._lent.values()])
+            for (name, (_, _, sums, place)), found in zip(self._lent.items(), now, strict=True):
+                if sums[place] != found:
+                    raise _written(name)
+
+    def clear(self) -> None:
+        """Forget what was lent."""
+        self._lent.clear()
+
+
+def _written(name: str) -> PatchError:
+    return PatchError(
+        f"the value of {name!r} was written to after it was read from here. It is the cached value that "
+        "others are computed from: run again, and write to a copy, `run[...].clone()`, or patch the site in "
+        "a fork."
+    )
 
 
 @one_thread

@@ -6,18 +6,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from conewise.errors import InputMismatchError, SweepError, describe, nearest_names
+from conewise.errors import InputMismatchError, PromptError, SweepError, describe, nearest_names
 from conewise.program.tensors import Tensor, copy_of
 from conewise.program.weights import Sums
-from conewise.runs.baseline import bound, sizes_of
+from conewise.report.story import Story, TokenizedPair
 from conewise.runs.captured import Captured
-from conewise.runs.input_run import InputRun
-from conewise.runs.interventions.interventions import WORDS, Intervention, as_intervention
+from conewise.runs.inputs import is_text, text_input, text_inputs
+from conewise.runs.interventions import WORDS, Intervention, as_intervention
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.reading import Reading
-from conewise.runs.text_inputs import is_text, text_inputs
+from conewise.runs.run import InputRun, bound, sizes_of
 from conewise.sweeps.execution.batch import Batch
-from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.planner import facts_of
+from conewise.text.tokens import token_texts
+
+
+def base_story(base: Reading) -> Story:
+    """The prompts of a base with their tokens; none where the model has no tokenizer, or reads no tokens."""
+    model = base.model
+    try:
+        name = text_input(model.program)
+    except PromptError:
+        return Story(model.label)
+    ids = base.inputs[name]
+    if model.tokenizer is None or ids.ndim != 2:
+        return Story(model.label)
+    rows = [token_texts(model.tokenizer, row) for row in ids.tolist()]
+    return Story(model.label, tuple(TokenizedPair("".join(row), "", row) for row in rows))
+
 
 Base = Reading | Mapping[str, Any] | str | Iterable[Mapping[str, Any] | Reading | str | Sequence[str]]
 

@@ -8,12 +8,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from conewise.colours import LIGHT
+from conewise.anatomy.selectors import Spread
 from conewise.extras import needs
-from conewise.locations.selectors import Spread
 from conewise.program.tensors import Tensor
 from conewise.sweeps.statistics import Statistics
 from conewise.sweeps.storage.result_data import ResultData
+from conewise.templates import LIGHT
 
 with needs("plots"):
     import plotly.graph_objects as go

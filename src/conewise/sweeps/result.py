@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conewise.amounts import shown_bytes
-from conewise.arguments import Count, Seed, checked
-from conewise.checks.cell_check import CellCheck
-from conewise.checks.recheck import recheck
+from conewise.anatomy.places import EdgePlace
+from conewise.anatomy.selectors import Cell, Spread
+from conewise.arguments import Count, Seed, checked, shown_bytes
+from conewise.checks.recheck import CellCheck, recheck
 from conewise.errors import SweepError, WeightsChangedError
-from conewise.locations.places import EdgePlace
-from conewise.locations.selectors import Cell, Spread
-from conewise.markup import heading, table, verdict
-from conewise.phases import shown_phases
 from conewise.program.tensors import Tensor, index_columns, nan_matrix, same_bits
-from conewise.report.story import write_story
-from conewise.sweeps.base_story import base_story
+from conewise.report.story import read_story, write_story
+from conewise.status import shown_phases
+from conewise.sweeps.batches import base_story
 from conewise.sweeps.statistics import LEVEL, RESAMPLES, Statistics, statistics_of
+from conewise.sweeps.storage.archive import read_result
 from conewise.sweeps.storage.result_data import ResultData
+from conewise.templates import heading, table, verdict
 from conewise.threads import Turn, one_thread
 
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
-    from conewise.circuits.circuit.circuit import Circuit
+    from conewise.circuits.circuit import Circuit
     from conewise.report.story import Story
     from conewise.runs.captured import Captured
 
@@ -234,7 +233,7 @@ class Result(ResultData):
 
     def save_image(self, path: str | Path, *, metric: str | None = None) -> Path:
         """Write the picture as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
-        from conewise.decomposing.figures import save_image  # noqa: PLC0415  # needs plotly
+        from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
 
         return save_image(self.plot(metric=metric), path)
 
@@ -262,7 +261,7 @@ class Result(ResultData):
         effects of a metric, the first unless it is named, are its scores. A result that was loaded has no
         model at hand: give it as `model`.
         """
-        from conewise.circuits.circuit.circuit import Circuit  # noqa: PLC0415  # for circuits alone
+        from conewise.circuits.circuit import Circuit  # noqa: PLC0415  # for circuits alone
 
         own = model if model is not None or self.sweep is None else self.sweep.model
         if own is None:
@@ -414,3 +413,14 @@ class Result(ResultData):
         there = [number for number in range(len(cells)) if number not in gone]
         order = sorted(there, key=lambda number: -abs(values[number] - base))
         return [(cells[number], values[number] - base, values[number]) for number in order[:count]]
+
+
+def load_result(folder: str | Path) -> Result:
+    """The result that was saved in a folder, equal to it bit for bit, with its story where it has one.
+
+    It has no model at hand. Raises SweepError when there is none, or when it is damaged; FormatError for one
+    of a newer version.
+    """
+    found = read_result(folder)
+    held = {one.name: getattr(found, one.name) for one in fields(found)}
+    return Result(**{**held, "story": read_story(Path(folder))})

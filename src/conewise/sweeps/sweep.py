@@ -10,20 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conewise.amounts import as_bytes
-from conewise.arguments import Count, checked, expect
-from conewise.capturing.foreign import within_memory
-from conewise.checks.witness import Rerun
-from conewise.errors import BudgetError, NoEffectWarning, SweepError
-from conewise.fleets.jobs import Fleet
-from conewise.fleets.ledger import FleetLedger
-from conewise.fleets.processes import Processes
-from conewise.fleets.running import SweepJob
-from conewise.garbage import uncollected
-from conewise.locations.edges import Edges
-from conewise.locations.located import Located
-from conewise.locations.places import EdgePlace, Place, SourcedPlace
-from conewise.locations.selectors import (
+from conewise.anatomy.axes import selected
+from conewise.anatomy.edges import Edges
+from conewise.anatomy.padding import has_mask, hides_some, shown_positions
+from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
+from conewise.anatomy.selectors import (
     Cell,
     Pairs,
     Selector,
@@ -33,36 +24,38 @@ from conewise.locations.selectors import (
     Spread,
     as_selectors,
 )
-from conewise.markup import heading
-from conewise.phases import Phases
-from conewise.program.precision import expect_precision
-from conewise.program.tensors import Tensor
+from conewise.anatomy.sites import Located
+from conewise.arguments import Count, as_bytes, checked, expect
+from conewise.checks.witness import Rerun
+from conewise.errors import BudgetError, NoEffectWarning, SweepError
+from conewise.jobs.processes import Processes
+from conewise.jobs.progress import Told, bar, follow_workers
+from conewise.jobs.scheduling import Fleet, FleetLedger
+from conewise.jobs.sweep_job import SweepJob
+from conewise.program.foreign import within_memory
+from conewise.program.tensors import Tensor, expect_precision
 from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
-from conewise.runs.interventions.own_sources import OwnSources
+from conewise.runs.interventions import OwnSources
 from conewise.runs.metrics import Metric, as_metric
 from conewise.runs.spreading import spread
-from conewise.structure.axes.padding import has_mask, hides_some, shown_positions
-from conewise.structure.axes.selections import selected
+from conewise.status import Phases
 from conewise.sweeps.batches import Base, Batches
-from conewise.sweeps.calibration import calibration_of
 from conewise.sweeps.execution.batch import Batch
-from conewise.sweeps.execution.ledger import PHASES
-from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.execution.reading import PHASES, MetricReader
 from conewise.sweeps.planning.fill_tables import counted_from_front, expect_swept, place_groups
-from conewise.sweeps.planning.model_facts import facts_of
 from conewise.sweeps.planning.patching import axis_lengths
 from conewise.sweeps.planning.plan import Lazy, SweepPlan
-from conewise.sweeps.planning.planner import Planner
-from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.planner import Planner, facts_of
+from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
-from conewise.sweeps.progress import Told, bar, follow_workers
 from conewise.sweeps.result import Result
-from conewise.sweeps.running import Numbers, Options, Running, expect_unchanged
+from conewise.sweeps.running import Numbers, Options, Running, calibration_of, expect_unchanged
 from conewise.sweeps.storage.plan_spec import plain_spec
 from conewise.sweeps.storage.provenance import Given, lazy_provenance, provenance
 from conewise.sweeps.storage.store import StoredSweep, recorder
-from conewise.threads import Turn, one_thread
+from conewise.templates import heading
+from conewise.threads import Turn, one_thread, uncollected
 
 
 @contextmanager

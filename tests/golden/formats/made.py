@@ -16,13 +16,11 @@ from typing import Any
 import torch
 
 import conewise as cw
+from conewise.anatomy.selectors import Selectors
 from conewise.attributing.approximation import Approximation
-from conewise.circuits.circuit.circuit import Circuit
-from conewise.circuits.circuit.evaluation import Evaluation
-from conewise.cli.folders.circuit_folder import SEARCH, FoundCircuit
-from conewise.cli.folders.run_folder import write_run
-from conewise.cli.folders.stored import StoredRun
-from conewise.locations.selectors import Selectors
+from conewise.circuits.circuit import Circuit
+from conewise.circuits.evaluation import Evaluation
+from conewise.cli.folders import SEARCH, FoundCircuit, StoredRun, write_run
 from conewise.model import Model
 from conewise.report.circuit_page import Curve, CurvePoint
 from conewise.report.folded import Folded

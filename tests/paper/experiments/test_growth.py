@@ -4,7 +4,7 @@ import pytest
 from conewise.paper import theory
 from conewise.paper.experiments import growth
 from conewise.paper.theory import GraftAt
-from conewise.reactive.block import Block
+from conewise.reactive.graph import Block
 from tests.paper.experiments.quick import quick
 
 

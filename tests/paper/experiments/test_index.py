@@ -7,8 +7,8 @@ import conewise as cw
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper.experiments import index
-from tests.capturing.zoo import ZOO
 from tests.paper.experiments.quick import quick
+from tests.program.zoo import ZOO
 
 
 @cache

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import conewise as cw
 from conewise.errors import TheoryError
 from conewise.paper import ops, theory
-from conewise.reactive.gradients import Gradients, gradients
-from conewise.reactive.vjp import Vjp, vjps_of
+from conewise.reactive.gradients import Gradients, Vjp, gradients, vjps_of
 from tests.laws.cost_scenes import bill, line
 from tests.laws.scenes import Mix
 from tests.paper.theory.test_sweeps import paper_profile

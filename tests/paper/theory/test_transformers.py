@@ -10,7 +10,7 @@ import conewise as cw
 from conewise.errors import TheoryError
 from conewise.paper import theory
 from conewise.paper.theory.transformers import Architecture
-from conewise.reactive.cones import cone_sizes
+from conewise.reactive.graph import cone_sizes
 from tests.laws.scenes import Mix
 
 FORMS: dict[Architecture, tuple[Callable[..., int], Callable[..., int], Callable[..., Fraction]]] = {

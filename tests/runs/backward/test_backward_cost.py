@@ -14,9 +14,9 @@ from conewise.paper.experiments.backward import counted, networks
 from conewise.paper.theory.backward import reverse_cost
 from conewise.program.tensors import computing
 from conewise.reactive.gradients import gradients
-from conewise.runs.backward.reverse_graph import METRIC, reverse_graph
+from conewise.runs.backward_cost import METRIC, reverse_graph
 from conewise.runs.metrics import as_metric
-from tests.edges.small_models import inputs_of, module_of, run_of
+from tests.circuits.edge_models import inputs_of, module_of, run_of
 
 
 def ranks(outputs: Any) -> Tensor:

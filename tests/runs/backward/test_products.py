@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conewise.reactive.vjp import GRADIENT, OUTPUT
-from conewise.runs.backward.products import Parts, TorchRule, reads_of
+from conewise.reactive.gradients import GRADIENT, OUTPUT
+from conewise.runs.backward_cost import Parts, TorchRule, reads_of
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.program.operations import ATTENTION
-from conewise.sweeps.execution import loading_kernels
+from conewise.program.records import ATTENTION
+from conewise.sweeps.execution import kernels
 from conewise.sweeps.execution.kernels import load_kernels
-from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.shapes.fusing import find_fusions
+from conewise.sweeps.planning.fusing import find_fusions
+from conewise.sweeps.planning.planner import facts_of
 from tests.sweeps.tiny import tiny
 
 
@@ -20,7 +20,7 @@ def test_every_fused_kernel_is_tried_on_small_values(name: str) -> None:
     fusions = find_fusions(program, torch.device("cuda"))
     assert fusions
     for fusion in fusions:
-        found = fusion.rule(*loading_kernels._inputs(program, fusion.inputs))
+        found = fusion.rule(*kernels._inputs(program, fusion.inputs))
         assert found.dtype == program.record_of[fusion.node].dtype
 
 
@@ -38,12 +38,12 @@ class Attending(torch.nn.Module):
 def test_on_a_gpu_all_kinds_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, done = cw.capture(Attending(), torch.randn(2, 5, 8)), list[str]()
     facts = facts_of(model)
-    monkeypatch.setattr(loading_kernels, "_LOADED", set())
-    monkeypatch.setattr(loading_kernels, "_fill", lambda *_: done.append("fills"))
-    monkeypatch.setattr(loading_kernels, "_attend", lambda _, record: done.append(record.op))
+    monkeypatch.setattr(kernels, "_LOADED", set())
+    monkeypatch.setattr(kernels, "_fill", lambda *_: done.append("fills"))
+    monkeypatch.setattr(kernels, "_attend", lambda _, record: done.append(record.op))
     load_kernels(model)
     assert done == []
-    monkeypatch.setattr(loading_kernels, "home", lambda _: (torch.device("cuda"), facts.dtype))
+    monkeypatch.setattr(kernels, "home", lambda _: (torch.device("cuda"), facts.dtype))
     for _ in range(2):
         load_kernels(model)
         assert sorted(done) == sorted(["fills", ATTENTION])

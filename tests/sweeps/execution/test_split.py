@@ -11,22 +11,22 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.model import Model
 from conewise.program import split_products
-from conewise.program.precision import SPLIT
+from conewise.program.tensors import SPLIT
 from conewise.sweeps import sweep as sweeps
 from conewise.sweeps.execution.growth import watching
-from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning import costs
 from conewise.sweeps.planning.plan import SweepPlan
-from conewise.sweeps.planning.shapes import split_rules, splitting
+from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps.tiny import LENGTH, VOCABULARY, tiny
 
-SPLIT_PAYS = splitting.split_pays
+SPLIT_PAYS = costs.split_pays
 
 
 @pytest.fixture(autouse=True)
 def _on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps, "expect_precision", lambda *_: None)
-    monkeypatch.setattr(splitting, "split_pays", lambda rows, inner, columns: rows >= 2 * LENGTH)
+    monkeypatch.setattr(costs, "split_pays", lambda rows, inner, columns: rows >= 2 * LENGTH)
 
 
 def sweep_of(model: Model, precision: str | None = SPLIT, sites: Any = None) -> Sweep:
@@ -66,9 +66,7 @@ def test_a_wrong_part_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     without = split_products.Arrangement(
         split_products.IN_ONE.left, split_products.IN_ONE.right, ((3, 3, 3),)
     )
-    monkeypatch.setattr(
-        split_rules, "split_weight", lambda weight: split_products.split_weight(weight, without)
-    )
+    monkeypatch.setattr(costs, "split_weight", lambda weight: split_products.split_weight(weight, without))
     facts_of(model).executors.clear()
     result = sweep_of(model).run()
     assert not result.verify(n=8).passed
@@ -85,7 +83,7 @@ def test_weights_are_split_once_and_forgotten_with_them(monkeypatch: pytest.Monk
 
     facts = facts_of(model)
     facts.split_weights.clear()
-    monkeypatch.setattr(split_rules, "split_weight", counted)
+    monkeypatch.setattr(costs, "split_weight", counted)
     sweep = sweep_of(model)
     first = sweep.run()
     count = len(made)
@@ -153,13 +151,13 @@ def test_a_value_is_split_once_for_all_that_multiply_it(monkeypatch: pytest.Monk
         made.append(tuple(value.shape))
         return split_products.split_factor(value, arrangement)
 
-    monkeypatch.setattr(split_rules, "split_factor", counted)
+    monkeypatch.setattr(costs, "split_factor", counted)
     result = sweep_of(model, sites=cw.sites("resid_pre", layer=":")).run()
     split = split_nodes(result.plan)
     assert len(made) < len(split)
     assert not facts_of(model).split_weights._last
     value, weight = torch.randn(4, 8), torch.randn(8, 8)
-    weights = split_rules.SplitWeights(model.program)
+    weights = costs.SplitWeights(model.program)
     parts = split_products.split_weight(weight)
     assert parts is not None
     first = weights._product(value, parts, None)
@@ -173,7 +171,7 @@ def test_a_value_is_split_once_for_all_that_multiply_it(monkeypatch: pytest.Monk
 
 
 def test_small_products_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitting, "split_pays", lambda *_: False)
+    monkeypatch.setattr(costs, "split_pays", lambda *_: False)
     model = tiny("gpt2")
     result, plain = (
         sweep_of(model, precision, cw.sites("resid_mid", layer=":")).run() for precision in (SPLIT, None)

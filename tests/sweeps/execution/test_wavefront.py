@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conewise.program.records import SIZES, Program, Ref
-from conewise.program.rules import compile_rule
+from conewise.program.walk import compile_rule
 from conewise.reactive.graph import Graph
 from conewise.sweeps.execution.fills import PassFills, Values
 from conewise.sweeps.execution.wavefront import Wavefront
+from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.passes import Alignment, PassProgram, Put, Read, Step, build_pass
+from conewise.sweeps.planning.regions import Regions
 from conewise.sweeps.planning.schedule import Ranges, members, schedule
-from conewise.sweeps.planning.shapes.layout import Layout
-from conewise.sweeps.planning.shapes.regions import Regions
 from tests.sweeps.handmade import WIDTH, B, Handmade, T, numbers, run_by_hand
 
 aten = torch.ops.aten

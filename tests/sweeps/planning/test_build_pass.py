@@ -23,8 +23,8 @@ from conewise.sweeps.planning.passes import (
     pass_program,
     to_plain,
 )
+from conewise.sweeps.planning.regions import WHOLE, Regions
 from conewise.sweeps.planning.schedule import Ranges, Schedule, members, schedule
-from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
 
 
 def combined(name: str) -> Any:

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from conewise.anatomy.axes import View
+from conewise.anatomy.places import Place
+from conewise.anatomy.sites import Located, Site
 from conewise.errors import SweepError
-from conewise.locations.located import Located
-from conewise.locations.places import Place
-from conewise.locations.sites import Site
 from conewise.program.records import SIZES, Program, Ref
 from conewise.reactive.graph import Graph
-from conewise.structure.axes.views import View
 from conewise.sweeps.planning.compiler import Compilation
+from conewise.sweeps.planning.patching import SpecFacts
 from conewise.sweeps.planning.plan import Compiled
-from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import Conditions, ReadOut, StandingEdit, StoredCut
-from conewise.sweeps.planning.spec_facts import SpecFacts
 from tests.sweeps.handmade import WIDTH, B, Handmade, T, numbers
 
 aten = torch.ops.aten

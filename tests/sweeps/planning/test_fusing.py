@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.model import Model
 from conewise.program.walk import Interpreter
-from conewise.sweeps.planning import model_facts
-from conewise.sweeps.planning.shapes.fusing import CUBE, SCALE, Fusion, find_fusions, fitting
+from conewise.sweeps.planning import planner as model_facts
+from conewise.sweeps.planning.fusing import CUBE, SCALE, Fusion, find_fusions, fitting
 from conewise.sweeps.result import Result
-from tests.capturing.zoo import ZOO
+from tests.program.zoo import ZOO
 
 WIDTH = 8
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

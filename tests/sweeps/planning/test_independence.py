@@ -16,8 +16,8 @@ import conewise as cw
 from conewise.model import Model
 from conewise.program.records import SIZES, Record
 from conewise.program.walk import Interpreter
-from conewise.sweeps.planning.shapes.independence import Independence, Trial
-from conewise.sweeps.planning.shapes.layout import Constants, Layout, compile_stacked_rule
+from conewise.sweeps.planning.independence import Independence, Trial
+from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule
 from tests.sweeps.mixers import ATTENTION, BATCHES, POSITIONS, WIDTH, ids, module
 
 MIXERS: dict[str, Any] = {**{name: make() for name, make in ATTENTION.items()}, **POSITIONS, **BATCHES}

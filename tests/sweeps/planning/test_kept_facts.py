@@ -10,10 +10,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import conewise as cw
-from conewise.program.rules import compile_rule
-from conewise.sweeps.planning.shapes import memory_layout as walking
-from conewise.sweeps.planning.shapes.independence import Independence
-from conewise.sweeps.planning.shapes.layout import Layout
+from conewise.program.walk import compile_rule
+from conewise.sweeps.planning import memory_layout as walking
+from conewise.sweeps.planning.independence import Independence
+from conewise.sweeps.planning.layout import Layout
 
 SHAPES = ((1, 20), (2, 20), (1, 4), (3, 1), (1, 1), (4, 4), (12, 12), (2, 9))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conewise.program.records import Program, Ref
-from conewise.sweeps.planning.shapes.layout import Constants, Layout, compile_stacked_rule, repeated
+from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule, repeated
 from tests.sweeps.handmade import WIDTH, B, Handmade, T, numbers, run_by_hand
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conewise.sweeps.planning.shapes.attention import mask_of
+from conewise.sweeps.planning.regions import mask_of
 
 LOW = torch.finfo(torch.float32).min
 

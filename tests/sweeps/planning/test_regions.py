@@ -14,12 +14,17 @@ from torch import Tensor
 
 import conewise as cw
 from conewise.model import Model
-from conewise.program.rules import compile_rule
-from conewise.program.walk import Interpreter
-from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.shapes.attention import causal_rule, masks_of, read_masks, unmasked_rule
-from conewise.sweeps.planning.shapes.layout import Layout
-from conewise.sweeps.planning.shapes.regions import RegionFinder, Regions
+from conewise.program.walk import Interpreter, compile_rule
+from conewise.sweeps.planning.layout import Layout
+from conewise.sweeps.planning.planner import facts_of
+from conewise.sweeps.planning.regions import (
+    RegionFinder,
+    Regions,
+    causal_rule,
+    masks_of,
+    read_masks,
+    unmasked_rule,
+)
 from conewise.sweeps.planning.spec import first_difference
 from tests.sweeps.mixers import ATTENTION, Attention, causal, ids, module
 

@@ -17,11 +17,10 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.checks.cell_check import CellCheck
+from conewise.checks.recheck import CellCheck
 from conewise.errors import FormatError, LoadError, SweepError
 from conewise.model import Model
-from conewise.sweeps.result import Result
-from conewise.sweeps.saved import load_result
+from conewise.sweeps.result import Result, load_result
 from conewise.sweeps.storage.archive import FORMAT, MANIFEST, VALUES
 from tests.sweeps.small import model, prompts, sweep_over
 

@@ -573,12 +573,12 @@ def test_a_store_of_another_format_is_refused(sweep: Sweep, tmp_path: Path, vers
 def test_releases_of_one_series_go_on_with_each_others_stores(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conewise.identity.machine.__version__", "0.1.0")
+    monkeypatch.setattr("conewise.jobs.digests.__version__", "0.1.0")
     result = sweep.run(out=tmp_path)
-    monkeypatch.setattr("conewise.identity.machine.__version__", "0.1.17")
+    monkeypatch.setattr("conewise.jobs.digests.__version__", "0.1.17")
     assert sweep.run(out=tmp_path, resume=True).equals(result)
     for other in ("0.2.0", "0.1.1.dev3"):
-        monkeypatch.setattr("conewise.identity.machine.__version__", other)
+        monkeypatch.setattr("conewise.jobs.digests.__version__", other)
         with pytest.raises(SweepError, match=rf"machine\.conewise: 0\.1 → {other.removesuffix('.0')}\n"):
             sweep.run(out=tmp_path, resume=True)
 

@@ -12,49 +12,50 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conewise.cli.folders.stored import StoredRun
-from conewise.cli.options import options as opt
-from conewise.cli.options.choices import Ablation, Method
-from conewise.cli.options.find_options import FindOptions
-from conewise.cli.options.groups import flat
-from conewise.cli.options.help_texts import help_text
-from conewise.cli.options.load_options import LoadOptions
-from conewise.cli.options.output_options import OutputOptions, StoreOptions
-from conewise.cli.options.prompt_options import PairOptions
-from conewise.cli.options.run_options import FleetOptions, RunOptions
-from conewise.cli.questions.fleets import (
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError, Interrupted, command_of, shell_command
+from conewise.cli.folders import StoredRun
+from conewise.cli.option_groups import (
+    FindOptions,
+    FleetOptions,
+    LoadOptions,
+    OutputOptions,
+    PairOptions,
+    RunOptions,
+    StoreOptions,
+)
+from conewise.cli.options import Ablation, Method, flat, help_text
+from conewise.cli.output import Status, expect_writable_file, print_json, progress_for, stdout
+from conewise.cli.questions import (
+    ModelName,
     expect_on_paper,
     fleet_of,
+    needed_options,
+    pairs_of,
+    question_json,
+    read_prompts,
     search_shown,
+    show_prompts,
     shown,
     simulated,
     simulated_search,
     without_workers,
 )
-from conewise.cli.questions.loading import ModelName
-from conewise.cli.questions.questions import (
-    needed_options,
-    pairs_of,
-    question_json,
-    read_prompts,
-    show_prompts,
-)
-from conewise.cli.showing.circuit_results import (
+from conewise.cli.showing import (
     circuit_json,
+    plan_json,
     plan_of_search_json,
     show_circuit,
+    show_plan,
     show_search_plan,
 )
-from conewise.cli.showing.results import plan_json, show_plan
-from conewise.cli.terminal.failing import CommandError, Interrupted, command_of, shell_command
-from conewise.cli.terminal.output import Status, expect_writable_file, print_json, progress_for, stdout
 
 if TYPE_CHECKING:
-    from conewise.circuits.circuit.circuit import Circuit
-    from conewise.cli.folders.circuit_folder import FoundCircuit
-    from conewise.fleets.jobs import Fleet
-    from conewise.models.loaded import Loaded
-    from conewise.prompts.questions import Question
+    from conewise.circuits.circuit import Circuit
+    from conewise.cli.folders import FoundCircuit
+    from conewise.jobs.scheduling import Fleet
+    from conewise.models.load import Loaded
+    from conewise.text.questions import Question
 
 HELP = """Find the circuit of a task: the edges between components that the model needs for it.
 
@@ -175,7 +176,7 @@ def _ask(
             f"the prompts have {' or '.join(map(str, lengths))} tokens, and a circuit is found over one "
             "batch. Give prompts of one length."
         )
-    from conewise.prompts.questions import Question
+    from conewise.text.questions import Question
 
     edges = graph.edges()
     if finding.top is not None and finding.top > len(edges):
@@ -210,8 +211,8 @@ def _print_plan(
         if simulation is not None:
             console.print(shown(simulation))
         return
-    from conewise.circuits.forwards.forwards import asked
-    from conewise.circuits.search.acdc import acdc_plan
+    from conewise.circuits.acdc import acdc_plan
+    from conewise.circuits.forwards import asked
 
     with status.doing("planning"):
         found = acdc_plan(question.model, metric=question.sweep(0).metrics[0])
@@ -257,7 +258,7 @@ class _Search:
 
     def threshold(self) -> float | None:
         """The threshold that was given, or the usual one; None where edges are counted."""
-        from conewise.circuits.circuit.evaluation import evaluate
+        from conewise.circuits.evaluation import evaluate
 
         known = evaluate(self.question.model, (), **self.runs, minimality=False)
         span = abs(known.full - known.ablated)
@@ -290,13 +291,13 @@ class _Search:
 
     def run(self, threshold: float | None, stored: StoredRun | None) -> Circuit:
         """Search; what is done goes to the folder as it is."""
-        from conewise.cli.folders.circuit_folder import EDGES, SEARCH
+        from conewise.cli.folders import EDGES, SEARCH
 
         is_acdc = self.finding.method is Method.ACDC
         out = None if stored is None else stored.folder / (SEARCH if is_acdc else EDGES)
         resume = stored is not None and stored.resume
         if is_acdc:
-            from conewise.circuits.search.acdc import acdc
+            from conewise.circuits.acdc import acdc
 
             assert threshold is not None
             return acdc(
@@ -324,7 +325,7 @@ class _Search:
 
     def evaluated(self, circuit: Circuit, loaded: Loaded, command: str) -> FoundCircuit:
         """The circuit with its evaluation, its curve and its story."""
-        from conewise.cli.folders.circuit_folder import FoundCircuit
+        from conewise.cli.folders import FoundCircuit
 
         how = {**self.runs, "executor": self.executor}
         evaluation = circuit.evaluate(**how, minimality=self.finding.minimality)
@@ -337,7 +338,7 @@ def _why_empty(circuit: Circuit) -> str:
     sizes = [abs(score) for score in (circuit.scores or {}).values()]
     if not circuit.threshold or max(sizes, default=0.0) < circuit.threshold:
         return "no edge changes the metric by as much as --threshold; give a smaller one."
-    from conewise.circuits.circuit.selection import levels
+    from conewise.circuits.circuit_data import levels
 
     best = float(levels(circuit.graph, circuit.score_array()).max(initial=0.0))
     return (

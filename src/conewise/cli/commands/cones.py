@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conewise.cli.options import options as opt
-from conewise.cli.options.groups import flat
-from conewise.cli.options.help_texts import help_text, literal
-from conewise.cli.options.load_options import LoadOptions
-from conewise.cli.options.output_options import OutputOptions
-from conewise.cli.questions.loading import EXAMPLE, ModelName
-from conewise.cli.questions.selecting import placed
-from conewise.cli.terminal.failing import CommandError
-from conewise.cli.terminal.output import Status, expect_writable_file, print_json, stdout
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError
+from conewise.cli.option_groups import LoadOptions, OutputOptions
+from conewise.cli.options import flat, help_text, literal
+from conewise.cli.output import Status, expect_writable_file, print_json, stdout
+from conewise.cli.questions import EXAMPLE, ModelName, placed
 
 if TYPE_CHECKING:
     from conewise.report.folded import Cone, Folded
@@ -62,8 +59,8 @@ def cone(
     loaded, found = ModelName(model, loading).capture(status)
     place = placed(site, found)
     from conewise.report.folding import fold
-    from conewise.runs.answers import token_rows
-    from conewise.sweeps.planning.model_facts import facts_of
+    from conewise.runs.inputs import token_rows
+    from conewise.sweeps.planning.planner import facts_of
 
     base = found.run(input_ids=token_rows([EXAMPLE], facts_of(found).input_device))
     base[place]  # says what is wrong with its part

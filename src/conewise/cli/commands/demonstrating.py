@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from conewise.cli.options import options as opt
-from conewise.cli.options.help_texts import help_text
-from conewise.cli.questions.questions import question_json
-from conewise.cli.showing.results import result_json
-from conewise.cli.terminal.codes import CHECK_FAILED
-from conewise.cli.terminal.output import Status, expect_writable, print_json
+from conewise.cli import options as opt
+from conewise.cli.options import help_text
+from conewise.cli.output import Status, expect_writable, print_json
+from conewise.cli.questions import question_json
+from conewise.cli.showing import result_json
+from conewise.cli.streams import CHECK_FAILED
 
 HELP = """Take a language model apart: who gets the drink? Every head and MLP patched, and a page written.
 
@@ -44,8 +44,22 @@ def demo(
     as `conewise sweep --json` prints it. Exits with 1 when the numbers do not stand up to the check.
     """
     expect_writable(out, "--out")
-    from conewise.cli.demo.demo import MODEL, TINY, TITLE, ask, budget, command, expect_ours, run, write
-    from conewise.cli.demo.demo_text import show_cost, show_files, show_question, show_sites, stdout
+    from conewise.cli.demo import (
+        MODEL,
+        TINY,
+        TITLE,
+        ask,
+        budget,
+        command,
+        expect_ours,
+        run,
+        show_cost,
+        show_files,
+        show_question,
+        show_sites,
+        stdout,
+        write,
+    )
 
     expect_ours(out)
     started = time.perf_counter()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import typer
 
+from conewise.cli import options as opt
 from conewise.cli.commands.sweeping import plan_question, run_question
-from conewise.cli.options import options as opt
-from conewise.cli.options.groups import flat
-from conewise.cli.options.help_texts import help_text
-from conewise.cli.options.load_options import LoadOptions
-from conewise.cli.options.output_options import OutputOptions, ResultOptions, StoreOptions
-from conewise.cli.options.question_options import EdgeOptions
-from conewise.cli.options.run_options import FleetOptions, MethodOptions, RunOptions
-from conewise.cli.terminal.failing import CommandError
+from conewise.cli.failing import CommandError
+from conewise.cli.option_groups import (
+    EdgeOptions,
+    FleetOptions,
+    LoadOptions,
+    MethodOptions,
+    OutputOptions,
+    ResultOptions,
+    RunOptions,
+    StoreOptions,
+)
+from conewise.cli.options import flat, help_text
 
 HELP = """Patch every edge between components, each in a world of its own, and say what it does to the metric.
 

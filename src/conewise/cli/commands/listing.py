@@ -6,14 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from conewise.cli.options import options as opt
-from conewise.cli.options.groups import flat
-from conewise.cli.options.help_texts import help_text
-from conewise.cli.options.load_options import LoadOptions
-from conewise.cli.options.output_options import OutputOptions
-from conewise.cli.questions.loading import ModelName
-from conewise.cli.terminal.failing import CommandError, as_option
-from conewise.cli.terminal.output import Status, add_row, print_json, stdout, table
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError, as_option
+from conewise.cli.option_groups import LoadOptions, OutputOptions
+from conewise.cli.options import flat, help_text
+from conewise.cli.output import Status, add_row, print_json, stdout, table
+from conewise.cli.questions import ModelName
 from conewise.errors import Piece
 
 HELP = """List what can be patched in a model: its kinds of sites, their layers, heads, axes and cones.

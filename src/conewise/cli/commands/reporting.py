@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from conewise.cli.folders.stored import read_question
-from conewise.cli.options import options as opt
-from conewise.cli.options.help_texts import help_text
-from conewise.cli.showing.results import plan_json, show_cost
-from conewise.cli.terminal.failing import CommandError, shell_command
-from conewise.cli.terminal.output import print_json, stdout
-from conewise.reading import is_there
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError, shell_command
+from conewise.cli.folders import read_question
+from conewise.cli.options import help_text
+from conewise.cli.output import print_json, stdout
+from conewise.cli.showing import plan_json, show_cost
+from conewise.files import is_there
 
 HELP = """Make a page of a run that was kept with --out (or with `result.save`): one file, without a network.
 
@@ -48,7 +48,7 @@ def report(
         raise CommandError(
             f"there is no folder {run_dir}. A run is kept with `conewise sweep ... --out DIR`."
         )
-    from conewise.cli.folders.circuit_folder import is_circuit, read_circuit
+    from conewise.cli.folders import is_circuit, read_circuit
 
     path = output or run_dir / PAGE
     if is_circuit(run_dir):
@@ -69,7 +69,7 @@ def report(
             return
         stdout().print(f"wrote {path}: {found.circuit!r}", markup=False)
         return
-    from conewise.cli.folders.run_folder import read_inside, read_run
+    from conewise.cli.folders import read_inside, read_run
     from conewise.report.page import write_page
     from conewise.sweeps.storage.archive import is_result
 

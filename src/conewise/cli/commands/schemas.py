@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from conewise.cli.options.help_texts import help_text
-from conewise.cli.terminal.failing import CommandError
-from conewise.cli.terminal.output import print_as_json
+from conewise.cli.failing import CommandError
+from conewise.cli.options import help_text
+from conewise.cli.output import print_as_json
 from conewise.errors import nearest_names
 
 HELP = """Print the JSON Schema (draft 2020-12) of what a command prints with --json.

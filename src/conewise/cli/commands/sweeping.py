@@ -10,27 +10,40 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conewise.cli.folders.stored import StoredRun
-from conewise.cli.options import options as opt
-from conewise.cli.options.choices import Evaluator
-from conewise.cli.options.groups import flat
-from conewise.cli.options.help_texts import help_text
-from conewise.cli.options.load_options import LoadOptions
-from conewise.cli.options.output_options import OutputOptions, ResultOptions, StoreOptions
-from conewise.cli.options.question_options import EdgeOptions, QuestionOptions
-from conewise.cli.options.run_options import FleetOptions, MethodOptions, RunOptions
-from conewise.cli.questions.fleets import expect_on_paper, fleet_of, shown, simulated, without_workers
-from conewise.cli.questions.loading import ModelName
-from conewise.cli.questions.questions import ask, question_json, show_question
-from conewise.cli.showing.results import plan_json, result_json, show_plan, show_result
-from conewise.cli.terminal.codes import CHECK_FAILED
-from conewise.cli.terminal.failing import CommandError, Interrupted, command_of, shell_command
-from conewise.cli.terminal.output import CellCounter, Status, expect_writable_file, print_json, stdout
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError, Interrupted, command_of, shell_command
+from conewise.cli.folders import StoredRun
+from conewise.cli.option_groups import (
+    EdgeOptions,
+    FleetOptions,
+    LoadOptions,
+    MethodOptions,
+    OutputOptions,
+    QuestionOptions,
+    ResultOptions,
+    RunOptions,
+    StoreOptions,
+)
+from conewise.cli.options import Evaluator, flat, help_text
+from conewise.cli.output import CellCounter, Status, expect_writable_file, print_json, stdout
+from conewise.cli.questions import (
+    ModelName,
+    ask,
+    expect_on_paper,
+    fleet_of,
+    question_json,
+    show_question,
+    shown,
+    simulated,
+    without_workers,
+)
+from conewise.cli.showing import plan_json, result_json, show_plan, show_result
+from conewise.cli.streams import CHECK_FAILED
 
 if TYPE_CHECKING:
-    from conewise.models.loaded import Loaded
-    from conewise.prompts.questions import Question
+    from conewise.models.load import Loaded
     from conewise.sweeps.result import Result
+    from conewise.text.questions import Question
 
 FORWARDS = 3
 """How many full forwards are timed, for the comparison with full re-runs."""
@@ -244,8 +257,8 @@ def _run(
     is_drawn: bool,
 ) -> Result:
     """Run the question with progress."""
-    from conewise.sweeps.planning.model_facts import facts_of
-    from conewise.sweeps.progress import bar
+    from conewise.jobs.progress import bar
+    from conewise.sweeps.planning.planner import facts_of
 
     drawn = bar(None, _cells(question), facts_of(question.model).device) if is_drawn else nullcontext()
     with drawn as advance:

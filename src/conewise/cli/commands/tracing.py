@@ -7,18 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conewise.asking.written_sites import as_choice
-from conewise.cli.options import options as opt
-from conewise.cli.options.groups import flat
-from conewise.cli.options.help_texts import help_text
-from conewise.cli.options.load_options import LoadOptions
-from conewise.cli.options.output_options import OutputOptions, ResultOptions
-from conewise.cli.options.run_options import RunOptions
-from conewise.cli.questions.loading import ModelName, captured, model_json
-from conewise.cli.showing.results import plan_json, show_cost
-from conewise.cli.terminal.codes import CHECK_FAILED
-from conewise.cli.terminal.failing import CommandError, command_of, shell_command
-from conewise.cli.terminal.output import (
+from conewise.cli import options as opt
+from conewise.cli.failing import CommandError, command_of, shell_command
+from conewise.cli.option_groups import LoadOptions, OutputOptions, ResultOptions, RunOptions
+from conewise.cli.options import flat, help_text
+from conewise.cli.output import (
     Status,
     add_row,
     expect_writable_file,
@@ -27,14 +20,18 @@ from conewise.cli.terminal.output import (
     stdout,
     table,
 )
+from conewise.cli.questions import ModelName, captured, model_json
+from conewise.cli.showing import plan_json, show_cost
+from conewise.cli.streams import CHECK_FAILED
+from conewise.text.ask import as_choice
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from conewise.circuits.tracing import Trace
-    from conewise.models.loaded import Loaded
-    from conewise.prompts.tokenized import TokenizedPrompts
+    from conewise.models.load import Loaded
     from conewise.report.story import Story
+    from conewise.text.tokenized import TokenizedPrompts
 
 HELP = """Trace which states carry what the model knows of a subject (Meng et al., 2022).
 
@@ -103,9 +100,9 @@ def trace(
     status = Status(output.quiet)
     loaded = ModelName(model, loading).load(status)
     from conewise.circuits.tracing import causal_trace
-    from conewise.prompts.pairs import Pair
-    from conewise.prompts.tokenized import tokenize
-    from conewise.texts.subjects import subject_positions
+    from conewise.text.pairs import Pair
+    from conewise.text.tokenized import tokenize
+    from conewise.text.tokens import subject_positions
 
     answers, wrong_answers = tuple(answer or ()), tuple(wrong or ())
     prompts = tokenize([Pair(prompt, prompt, answers, wrong_answers, "the options")], loaded.tokenizer)
@@ -150,7 +147,7 @@ def trace(
 def _story(
     loaded: Loaded, prompts: TokenizedPrompts, traced: Trace, metric: str, command: str, seed: int
 ) -> Story:
-    from conewise.prompts.tokenized import METRICS
+    from conewise.text.tokenized import METRICS
 
     traced_story: Story = traced.result.story
     (pair,), (answers,) = traced_story.prompts, prompts.tokenized_pairs()

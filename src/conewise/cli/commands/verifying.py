@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from conewise.cli.options import options as opt
-from conewise.cli.options.groups import flat
-from conewise.cli.options.help_texts import help_text
-from conewise.cli.options.load_options import LoadOptions
-from conewise.cli.options.output_options import OutputOptions
-from conewise.cli.questions.loading import ModelName
-from conewise.cli.terminal.codes import CHECK_FAILED
-from conewise.cli.terminal.output import Status, print_json, stdout
+from conewise.cli import options as opt
+from conewise.cli.option_groups import LoadOptions, OutputOptions
+from conewise.cli.options import flat, help_text
+from conewise.cli.output import Status, print_json, stdout
+from conewise.cli.questions import ModelName
+from conewise.cli.streams import CHECK_FAILED
 
 HELP = """Check the captured graph against the model itself, on random inputs: bit for bit, every output.
 

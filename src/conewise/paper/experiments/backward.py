@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from conewise.capturing.quiet import quiet
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES, Architecture
 from conewise.paper.experiments.result import Progress, Result, Row, silent, versions
@@ -22,11 +21,12 @@ from conewise.paper.theory.backward import (
     sites_with_gradients,
     training_ratio,
 )
+from conewise.program.foreign import quiet
 from conewise.program.tensors import computing
 from conewise.reactive.gradients import gradients
 from conewise.reactive.graph import Graph
 from conewise.reactive.world import World
-from conewise.runs.backward.reverse_graph import METRIC, reverse_graph
+from conewise.runs.backward_cost import METRIC, reverse_graph
 from conewise.runs.metrics import as_metric
 
 WIDTH: Final = 4

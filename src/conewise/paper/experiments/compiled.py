@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from conewise.capturing.quiet import quiet
-from conewise.locations.selectors import sites
+from conewise.anatomy.selectors import sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper.experiments.llama import one_thread
@@ -29,9 +28,10 @@ from conewise.paper.experiments.result import (
 )
 from conewise.paper.theory.clocks import compiled_ratio
 from conewise.paper.theory.sweeps import full_cost, stale, sweep_costs
-from conewise.runs.baseline import baseline
+from conewise.program.foreign import quiet
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import logit_diff
+from conewise.runs.run import baseline
 from conewise.sweeps.sweep import Sweep
 
 SEED = 0

@@ -29,7 +29,7 @@ from conewise.paper.experiments.result import (
 from conewise.paper.theory.changes import ChangeAt, changed_cost
 from conewise.paper.theory.clocks import Estimate
 from conewise.paper.theory.grafts import GraftAt, batched_cost
-from conewise.reactive.building_blocks import chain
+from conewise.reactive.graph import chain
 
 NODES = 400
 BELOW = 10

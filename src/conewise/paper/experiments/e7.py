@@ -22,9 +22,7 @@ from conewise.paper.theory.grafts import (
     order_extremes,
 )
 from conewise.paper.theory.sweeps import sweep_cost
-from conewise.reactive.block import Block, Graft
-from conewise.reactive.building_blocks import chain
-from conewise.reactive.graph import Edge, Graph, Site
+from conewise.reactive.graph import Block, Edge, Graft, Graph, Site, chain
 
 NODES, SITES, FRESH = 400, 6, 20
 Order = tuple[int, ...]

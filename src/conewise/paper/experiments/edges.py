@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from conewise.capturing.quiet import quiet
-from conewise.edges.edge_facts import edge_facts
+from conewise.anatomy.components import Components
+from conewise.circuits.replaced_parts import edge_facts
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper.experiments.result import Progress, Result, Row, silent, versions
 from conewise.paper.theory.parts import EdgeCost, ReaderAt, edge_cost, edge_limit, stack_edge_cost
 from conewise.paper.theory.sweeps import full_cost
+from conewise.program.foreign import quiet
 from conewise.runs.metrics import logit_diff
-from conewise.structure.components.components import Components
 from conewise.sweeps.sweep import Sweep
 
 SEED, POSITIONS, HEADS = 0, 5, 4

@@ -16,22 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conewise.capturing.quiet import quiet
-from conewise.circuits.circuit.circuit import Circuit
-from conewise.circuits.search.acdc import Search, acdc_plan
-from conewise.circuits.search.greedy import Candidate, Greedy, Mask, Spent
-from conewise.edges.edge_facts import edge_facts
+from conewise.anatomy.components import Reader
+from conewise.circuits.acdc import Search, acdc_plan
+from conewise.circuits.circuit import Circuit
+from conewise.circuits.greedy import Candidate, Greedy, Mask, Spent
+from conewise.circuits.replaced_parts import edge_facts
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper.experiments.result import Progress, Result, Row, silent, versions
 from conewise.paper.theory.greedy import best_width, greedy_cost, speculation, speculation_gain
-from conewise.reactive.block import Graft
-from conewise.reactive.building_blocks import chain
-from conewise.reactive.graph import Graph
+from conewise.program.foreign import quiet
+from conewise.reactive.graph import Graft, Graph, chain
 from conewise.reactive.world import World
 from conewise.runs.metrics import logit_diff
-from conewise.structure.components.components import Reader
-from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.planner import facts_of
 
 SEED, POSITIONS, LAYERS = 0, 5, 2
 NAMES, LINES = ("gpt2", "llama", "gpt_neox"), ((6, 2), (6, 3), (7, 4))

@@ -20,10 +20,8 @@ from conewise.paper import ops
 from conewise.paper.experiments.result import Progress, Result, Row, silent, versions
 from conewise.paper.theory.grafts import GraftAt, interleaved_cost
 from conewise.paper.theory.sweeps import sweep_cost
-from conewise.reactive.block import Block
-from conewise.reactive.building_blocks import block
 from conewise.reactive.gradients import Gradients, gradients
-from conewise.reactive.graph import Graph, Site
+from conewise.reactive.graph import Block, Graph, Site, block
 from conewise.reactive.world import World
 
 Array = npt.NDArray[np.float64]

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from conewise.capturing.quiet import quiet
-from conewise.locations.selectors import SelectorLike, sites
+from conewise.anatomy.selectors import SelectorLike, sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper.experiments.llama import one_thread
@@ -22,6 +21,7 @@ from conewise.paper.experiments.result import Number, Progress, Result, Row, sil
 from conewise.paper.theory.profiles import KaramataIndex, karamata_index, layered_ratio
 from conewise.paper.theory.sweeps import effective_index, sweep_ratio
 from conewise.paper.theory.weights import Weight
+from conewise.program.foreign import quiet
 from conewise.program.records import Program
 from conewise.program.tensors import computing
 from conewise.reactive.graph import Graph, Site

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from conewise.capturing.quiet import quiet
-from conewise.locations.selectors import sites
+from conewise.anatomy.selectors import sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper.experiments.result import Progress, Result, Row, patch_cost, silent, versions, warm
 from conewise.paper.theory.parts import Computed, Rows, RowStack, position_limit, row_costs
-from conewise.program.operations import ATTENTION
-from conewise.program.rules import Rule
+from conewise.program.foreign import quiet
+from conewise.program.records import ATTENTION
+from conewise.program.walk import Rule
 from conewise.reactive.graph import Graph
 from conewise.runs.metrics import logit_diff
 from conewise.runs.run import Run

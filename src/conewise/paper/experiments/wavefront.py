@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 
-from conewise.capturing.quiet import quiet
-from conewise.locations.selectors import SelectorLike, sites
+from conewise.anatomy.selectors import SelectorLike, sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper.experiments.llama import one_thread
@@ -22,6 +21,7 @@ from conewise.paper.experiments.result import Progress, Result, Row, silent, ver
 from conewise.paper.theory.clocks import calibrate_stacks
 from conewise.paper.theory.sweeps import sweep_cost
 from conewise.paper.theory.wavefront import saturating_worlds, stack_launches, stack_peak
+from conewise.program.foreign import quiet
 from conewise.reactive.graph import Graph
 from conewise.runs.metrics import logit_diff
 from conewise.runs.run import Run

@@ -48,7 +48,7 @@ from conewise.paper.ops.op import (
     total,
     transpose,
 )
-from conewise.reactive.vjp import GRADIENT, OUTPUT, Vjp
+from conewise.reactive.gradients import GRADIENT, OUTPUT, Vjp
 
 __all__ = [
     "GRADIENT",

@@ -15,7 +15,7 @@ from conewise.paper.ops.op import (
     parametric,
     sum_to_last,
 )
-from conewise.reactive.vjp import GRADIENT, OUTPUT, Vjp
+from conewise.reactive.gradients import GRADIENT, OUTPUT, Vjp
 
 _SLOPE = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715

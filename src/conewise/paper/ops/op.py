@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conewise.errors import GraphError
-from conewise.reactive.vjp import GRADIENT, Vjp, Vjps
+from conewise.reactive.gradients import GRADIENT, Vjp, Vjps
 
 Params = tuple[tuple[str, Any], ...]
 

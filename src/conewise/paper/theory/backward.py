@@ -33,8 +33,8 @@ from conewise.paper.theory.weights import (
     shown,
     total,
 )
+from conewise.reactive.gradients import GRADIENT, vjps_of
 from conewise.reactive.graph import Graph, Site
-from conewise.reactive.vjp import GRADIENT, vjps_of
 
 
 def training_cone(graph: Graph, site: Site, loss: Site | None = None) -> frozenset[Site]:

@@ -30,8 +30,7 @@ from conewise.paper.theory.weights import (
     total,
     wanted,
 )
-from conewise.reactive.block import Block, BlockNode
-from conewise.reactive.graph import Edge, Graph, Site
+from conewise.reactive.graph import Block, BlockNode, Edge, Graph, Site
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,7 @@ from conewise.paper.theory.weights import (
     shown,
     total,
 )
-from conewise.reactive.cones import cone_sizes
-from conewise.reactive.graph import Graph
+from conewise.reactive.graph import Graph, cone_sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,24 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from conewise.edges.edge_facts import EdgeFacts, edge_facts
-from conewise.edges.replaced_parts import Norms, mixed, mostly_kept, part_norms
-from conewise.edges.stream_views import StreamViews
+from conewise.anatomy.components import Reader
+from conewise.anatomy.places import EdgePlace, Place, SourcedPlace, Writers
+from conewise.anatomy.sites import Located
+from conewise.circuits.readers import StreamViews
+from conewise.circuits.replaced_parts import EdgeFacts, Norms, edge_facts, mixed, mostly_kept, part_norms
 from conewise.errors import NAN_OF_PADDING, EdgeError, PatchError
-from conewise.locations.located import Located
-from conewise.locations.places import EdgePlace, Place, SourcedPlace, Writers
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
-from conewise.runs.edit import Edit
-from conewise.runs.interventions.filling import has_nan, stacked_values
-from conewise.runs.interventions.interventions import Intervention
+from conewise.runs.fillings import has_nan, stacked_values
+from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric
-from conewise.runs.reader import reader
-from conewise.runs.reading import Reading
-from conewise.structure.components.components import Reader
+from conewise.runs.reading import Reading, reader
+from conewise.runs.values import Edit
 from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, nan_flags
-from conewise.sweeps.planning.model_facts import facts_of
-from conewise.sweeps.planning.shapes.layout import Layout
+from conewise.sweeps.planning.layout import Layout
+from conewise.sweeps.planning.planner import facts_of
 
 
 @dataclass(frozen=True)

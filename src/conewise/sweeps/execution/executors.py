@@ -13,33 +13,31 @@ from typing import Any, Protocol
 
 import torch
 
+from conewise.anatomy.places import Place, Writers
+from conewise.anatomy.sites import Located
 from conewise.errors import MetricError
-from conewise.locations.located import Located
-from conewise.locations.places import Place, Writers
-from conewise.program.precision import SPLIT
-from conewise.program.rules import Rule
-from conewise.program.tensors import Tensor, computing
+from conewise.program.tensors import SPLIT, Tensor, computing
+from conewise.program.walk import Rule
 from conewise.runs.captured import Captured
-from conewise.runs.edit import Edit
-from conewise.runs.input_run import InputRun, PassRun
-from conewise.runs.interventions.filling import stacked
-from conewise.runs.interventions.interventions import as_intervention
+from conewise.runs.fillings import stacked
+from conewise.runs.interventions import as_intervention
 from conewise.runs.reading import Reading
+from conewise.runs.run import InputRun, PassRun
+from conewise.runs.values import Edit
 from conewise.sweeps.execution.batch import Batch, BatchValues, edge_stacks
 from conewise.sweeps.execution.cuda_graph import GraphPool, Record, Replayed, replay_pays
 from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, Values
 from conewise.sweeps.execution.growth import ARENA, Watch, is_roomy
 from conewise.sweeps.execution.kernels import kernels_of_passes
-from conewise.sweeps.execution.ledger import SweepLedger
-from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.execution.reading import MetricReader, SweepLedger
 from conewise.sweeps.execution.wavefront import ReadValue, Wavefront
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.fill_tables import read_in
-from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.layout import Constants, index_tensor
 from conewise.sweeps.planning.passes import PassProgram, baseline_pass, can_stack, read_of_base
 from conewise.sweeps.planning.plan import Compiled
-from conewise.sweeps.planning.shapes.layout import Constants, index_tensor
-from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.planner import facts_of
+from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 

@@ -1,6 +1,6 @@
 """What worlds put into values: a few gathers and indexed writes for each node, by the plan's fill tables.
 
-This is the vectorised form of `runs/edit.py`, which replaces a part of one value.
+This is the vectorised form of `runs/values.py`, which replaces a part of one value.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import torch
 
+from conewise.anatomy.axes import resolved
+from conewise.anatomy.places import Place, Writers
+from conewise.anatomy.sites import Located
 from conewise.errors import NAN_OF_PADDING, PatchError
-from conewise.locations.located import Located
-from conewise.locations.places import Place, Writers
 from conewise.program.tensors import brought
-from conewise.runs.edit import Edit
-from conewise.structure.axes.selections import resolved
+from conewise.runs.values import Edit
 from conewise.sweeps.planning.fill_tables import FillTable
 from conewise.sweeps.planning.plan import Compiled, Pass
 from conewise.sweeps.planning.schedule import Ranges, members

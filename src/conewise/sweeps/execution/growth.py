@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from conewise.identity.machine import memory_held
+from conewise.jobs.digests import memory_held
 
 SMALL = 16 << 20
 """A process grows by this much for reasons of its own: what is planned to take less is measured, not held."""

@@ -9,15 +9,12 @@ from typing import Any
 import torch
 
 from conewise.errors import ConewiseError
-from conewise.identity.digests import device_and_dtype
-from conewise.program.kernels import without_cudnn_attention
-from conewise.program.operations import ATTENTION
-from conewise.program.precision import multiplying
-from conewise.program.records import Program, Record
-from conewise.program.tensors import Tensor
+from conewise.jobs.digests import device_and_dtype
+from conewise.program.records import ATTENTION, Program, Record
+from conewise.program.tensors import Tensor, multiplying, without_cudnn_attention
 from conewise.runs.captured import Captured
 from conewise.sweeps.execution.fills import nan_flags
-from conewise.sweeps.planning.model_facts import ModelFacts, facts_of
+from conewise.sweeps.planning.planner import ModelFacts, facts_of
 
 
 @contextmanager

@@ -15,22 +15,21 @@ from typing import Any
 
 import torch
 
-from conewise.program.operations import ATTENTION
-from conewise.program.precision import SPLIT
-from conewise.program.records import SIZES, Program, Record
-from conewise.program.rules import Rule, compile_rule
+from conewise.program.records import ATTENTION, SIZES, Program, Record
+from conewise.program.tensors import SPLIT
+from conewise.program.walk import Rule, compile_rule
 from conewise.sweeps.execution.fills import PassFills, Values
-from conewise.sweeps.planning.passes import Alignment, PassProgram, Put, Read, Step
-from conewise.sweeps.planning.schedule import Ranges, count_of
-from conewise.sweeps.planning.shapes.attention import causal_rule, repeated_rule, unmasked_rule
-from conewise.sweeps.planning.shapes.costs import SplitWeights
-from conewise.sweeps.planning.shapes.fusing import Fusion, product_then_bias
-from conewise.sweeps.planning.shapes.layout import (
+from conewise.sweeps.planning.costs import SplitWeights
+from conewise.sweeps.planning.fusing import Fusion, product_then_bias
+from conewise.sweeps.planning.layout import (
     Constants,
     Layout,
     compile_stacked_rule,
     repeated,
 )
+from conewise.sweeps.planning.passes import Alignment, PassProgram, Put, Read, Step
+from conewise.sweeps.planning.regions import causal_rule, repeated_rule, unmasked_rule
+from conewise.sweeps.planning.schedule import Ranges, count_of
 
 Tensor = torch.Tensor
 ReadValue = Callable[[str], Any]

@@ -11,15 +11,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from conewise.amounts import shown_bytes
+from conewise.arguments import shown_bytes
 from conewise.errors import Argument, SweepError
-from conewise.program.precision import SPLIT
+from conewise.program.tensors import SPLIT
 from conewise.reactive.graph import Graph
+from conewise.sweeps.planning.costs import Costs, Splitting
 from conewise.sweeps.planning.fill_tables import FillTable, ReaderRead, read_in
+from conewise.sweeps.planning.fusing import fitting
 from conewise.sweeps.planning.memory import NodeSizes, measured
 from conewise.sweeps.planning.passes import Chain, PassProgram, build_pass
-from conewise.sweeps.planning.patching import Patching, turned
+from conewise.sweeps.planning.patching import Patching, SpecFacts, turned
 from conewise.sweeps.planning.plan import Compiled, Costing, Pass
+from conewise.sweeps.planning.regions import WHOLE, Masks, Regions, attention_kernel
 from conewise.sweeps.planning.schedule import (
     LAUNCH_FLOPS,
     Piece,
@@ -31,13 +34,8 @@ from conewise.sweeps.planning.schedule import (
     ranges_of,
     stored_pieces,
 )
-from conewise.sweeps.planning.shapes.attention import Masks, attention_kernel
-from conewise.sweeps.planning.shapes.costs import Costs, Splitting
-from conewise.sweeps.planning.shapes.fusing import fitting
-from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
-from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import Conditions, ReadOut, first_changes
-from conewise.sweeps.planning.spec_facts import SpecFacts
 
 DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from conewise.anatomy.axes import resolved, selected
+from conewise.anatomy.places import EdgePlace, Place, SourcedPlace, Writers
+from conewise.anatomy.sites import Located
 from conewise.errors import SweepError
-from conewise.locations.located import Located
-from conewise.locations.places import EdgePlace, Place, SourcedPlace, Writers
 from conewise.reactive.graph import Graph
-from conewise.structure.axes.selections import resolved, selected
 
 Fixed = tuple[tuple[str, Any], ...]
 """What is selected alike in a whole group: axes, and the list or the slice as (start, stop, step)."""

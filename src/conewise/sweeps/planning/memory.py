@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from conewise.program.precision import SPLIT
+from conewise.program.tensors import SPLIT
+from conewise.sweeps.planning.costs import Costs, Splitting
 from conewise.sweeps.planning.passes import Alignment, PassProgram, Put, Read, Step
+from conewise.sweeps.planning.regions import Regions
 from conewise.sweeps.planning.schedule import count_of
-from conewise.sweeps.planning.shapes.costs import Costs, Splitting
-from conewise.sweeps.planning.shapes.regions import Regions
-from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shape_facts import ShapeFacts
 
 
 class Sizes(Protocol):

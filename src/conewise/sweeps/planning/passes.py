@@ -15,6 +15,8 @@ from typing import Any
 
 from conewise.program.records import SIZES, Program
 from conewise.reactive.graph import Graph
+from conewise.sweeps.planning.fusing import fitting
+from conewise.sweeps.planning.regions import WHOLE, Masks, Regions, attention_kernel
 from conewise.sweeps.planning.schedule import (
     Ranges,
     Schedule,
@@ -24,10 +26,7 @@ from conewise.sweeps.planning.schedule import (
     ranges_of,
     schedule,
 )
-from conewise.sweeps.planning.shapes.attention import Masks, attention_kernel
-from conewise.sweeps.planning.shapes.fusing import fitting
-from conewise.sweeps.planning.shapes.regions import WHOLE, Regions
-from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shape_facts import ShapeFacts
 
 
 @dataclass(frozen=True, slots=True)

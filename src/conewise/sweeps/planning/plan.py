@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-from conewise.amounts import shown_bytes
-from conewise.arguments import checked
+from conewise.anatomy.places import Writers
+from conewise.arguments import checked, shown_bytes
 from conewise.errors import SweepError
-from conewise.formats import Format
-from conewise.locations.places import Writers
-from conewise.markup import table
-from conewise.reading import parse_json
+from conewise.files import Format, parse_json
 from conewise.sweeps.planning.fill_tables import EdgeFill, FillTable, OwnFill, read_in
 from conewise.sweeps.planning.passes import PassProgram, pass_program, to_plain
 from conewise.sweeps.planning.schedule import Ranges, count_of
+from conewise.templates import table
 
 FORMAT = Format("conewise plan", 1)
 

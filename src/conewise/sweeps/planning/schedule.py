@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from conewise.amounts import shown_bytes
+from conewise.arguments import shown_bytes
 from conewise.errors import BudgetError
 from conewise.reactive.graph import Graph
 

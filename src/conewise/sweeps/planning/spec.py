@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from conewise.locations.places import Place, SourcedPlace
+from conewise.anatomy.axes import View
+from conewise.anatomy.places import Place, SourcedPlace
 from conewise.program.tensors import Tensor, computing
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
-from conewise.structure.axes.views import View
 from conewise.sweeps.planning.fill_tables import PlaceGroup
-from conewise.sweeps.planning.shapes.layout import Layout
-from conewise.sweeps.planning.shapes.regions import RegionFinder
-from conewise.sweeps.planning.shapes.shape_facts import ShapeFacts
+from conewise.sweeps.planning.layout import Layout
+from conewise.sweeps.planning.regions import RegionFinder
+from conewise.sweeps.planning.shape_facts import ShapeFacts
 
 
 @functools.lru_cache(maxsize=256)

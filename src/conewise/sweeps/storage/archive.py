@@ -19,21 +19,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from conewise.capturing.foreign import within_memory
-from conewise.checks.cell_check import CellCheck
+from conewise.anatomy.places import EdgePlace, Index, Place, SourcedPlace
+from conewise.anatomy.selectors import Cell, Spread
+from conewise.checks.recheck import CellCheck
 from conewise.errors import Argument, SweepError
-from conewise.files import write_whole
-from conewise.formats import KIND, Format
-from conewise.locations.places import EdgePlace, Index, Place, SourcedPlace
-from conewise.locations.selectors import Cell, Spread
+from conewise.files import KIND, Format, read_json, write_whole
+from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor
-from conewise.reading import read_json
-from conewise.sweeps.execution.ledger import SweepLedger
+from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import PlanCosts, SweepPlan
 from conewise.sweeps.storage import store
-from conewise.sweeps.storage.decoding import decoded
-from conewise.sweeps.storage.result_data import Missing, ResultData
-from conewise.sweeps.storage.tensor_packing import from_rows
+from conewise.sweeps.storage.result_data import Missing, ResultData, decoded, from_rows
 
 MANIFEST, VALUES = "manifest.json", "values.parquet"
 FORMAT = Format("conewise result", 1)
@@ -54,7 +50,7 @@ def save(result: ResultData, folder: Path, *, unfinished: bool = False) -> Path:
     The manifest is written last. Values without one were left by a process that died while it saved: they
     are replaced where they are the same, or where `unfinished` says that they are.
     """
-    from conewise.sweeps.storage.parquet import values_of  # noqa: PLC0415  # needs pyarrow
+    from conewise.sweeps.storage.frames import values_of  # noqa: PLC0415  # needs pyarrow
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +172,7 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> ResultData:
     """The result; every count and type is looked at. Raises KeyError and ValueError for what cannot be."""
-    from conewise.sweeps.storage.parquet import read_values  # noqa: PLC0415  # needs pyarrow
+    from conewise.sweeps.storage.frames import read_values  # noqa: PLC0415  # needs pyarrow
 
     parts = manifest["parts"]
     if not isinstance(parts, list) or not parts:

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
+from conewise.anatomy.edges import Edges
+from conewise.anatomy.places import EdgePlace, Place
+from conewise.anatomy.selectors import Pairs, Part, Selector, Selectors, SourcedCell, SourcedCells
 from conewise.errors import SweepError
-from conewise.locations.edges import Edges
-from conewise.locations.places import EdgePlace, Place
-from conewise.locations.selectors import Pairs, Part, Selector, Selectors, SourcedCell, SourcedCells
 from conewise.runs import metrics as known_metrics
-from conewise.runs.interventions.interventions import Intervention, add, masked, noise
-from conewise.runs.interventions.own_sources import OwnSources
+from conewise.runs.interventions import Intervention, OwnSources, add, masked, noise
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
 

@@ -2,23 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import re
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from conewise.identity.digests import inputs_digest
+from conewise.errors import Argument, IdentityError
+from conewise.jobs.digests import fingerprint, inputs_digest, program_digest
+from conewise.jobs.identity import identified
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
-from conewise.runs.interventions.interventions import Intervention, as_intervention
+from conewise.runs.interventions import Intervention, as_intervention
+from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
-from conewise.sweeps.planning.model_facts import facts_of
+from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.plan import Lazy
-from conewise.sweeps.planning.shapes.costs import versions
+from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.planning.spec import SweepSpec
-from conewise.sweeps.storage.identifying import Identifying
-from conewise.sweeps.storage.model_digest import model_digest
+
+if TYPE_CHECKING:
+    from conewise.runs.values import Edit
+
+LONGEST, MOST = 60, 8
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """A line `where: old → new` for each place at which two nested dicts and lists differ; at most eight.
+
+    Lists of different length differ as a whole: shown are both, or where they first differ if they are long.
+    """
+    found = list(_differences(old, new, ""))
+    return found if len(found) <= MOST else [*found[:MOST], f"and {len(found) - MOST} more"]
+
+
+def _differences(old: Any, new: Any, where: str) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines: list[str] = []
+        for key in {**old, **new}:
+            place = f"{where}.{key}" if where else str(key)
+            if key not in old or key not in new:
+                lines.append(f"{place}: {_short(old.get(key))} → {_short(new.get(key))}")
+            else:
+                lines += _differences(old[key], new[key], place)
+        return lines
+    if old == new:
+        return []
+    if isinstance(old, list) and isinstance(new, list):
+        if len(old) == len(new):
+            pairs = enumerate(zip(old, new, strict=True))
+            return [line for place, (a, b) in pairs for line in _differences(a, b, f"{where}[{place}]")]
+        if len(repr(old)) <= LONGEST and len(repr(new)) <= LONGEST:
+            return [f"{where}: {old} → {new}"]
+        first = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
+        if first is None:
+            first = min(len(old), len(new))
+        a, b = (_short(side[first]) if first < len(side) else "nothing" for side in (old, new))
+        return [f"{where}: {len(old)} of them → {len(new)}, from number {first} on: {a} → {b}"]
+    return [f"{where}: {_short(old)} → {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    if re.fullmatch("[0-9a-f]{64}", text):
+        return f"{text[:12]}..."
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+Identity = str | dict[str, str]
+
+
+class Identifying:
+    """Identities of the parts of a sweep. One that cannot be known says so, or with `strict` is refused."""
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+
+    def patch(self, put: Intervention) -> list[Identity]:
+        """What a sweep puts into a site."""
+        name = f"the intervention {put.name!r}"
+        return self._parts(put.described or (put.name, put.part), name, "cw.intervention(function, key=...)")
+
+    def metric(self, metric: Metric) -> list[Identity]:
+        """What it reads."""
+        described = metric.described or (metric.compute, metric.output, metric.last)
+        at = () if metric.pos is None or not metric.described else ("pos", metric.pos)
+        return self._parts(
+            (metric.name, *described, *at), f"the metric {metric.name!r}", "cw.metric(function, key=...)"
+        )
+
+    def edit(self, edit: Edit) -> str:
+        """What a function that is patched in a base makes of a value."""
+        found = self._part(edit.part, f"the patch at {edit.place}", "cw.intervention(function, key=...)")
+        return (
+            found if isinstance(found, str) else ", ".join(f"{name}: {text}" for name, text in found.items())
+        )
+
+    def _parts(self, parts: Iterable[Any], name: str, remedy: str) -> list[Identity]:
+        return [part if isinstance(part, str) else self._part(part, name, remedy) for part in parts]
+
+    def _part(self, part: object, name: str, remedy: str) -> Identity:
+        try:
+            return identified(part)
+        except IdentityError as error:
+            if not self._strict:
+                return f"not identified: {error}"
+            raise IdentityError(
+                error.where,
+                error.what,
+                f"{name} cannot be stored and resumed: it depends on something of which a change would go "
+                f"unseen ({error}). Give it a name of your own, `{remedy}`, and another one whenever it "
+                "means something else; or run without ",
+                Argument("out"),
+                ".",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDigest:
+    """`weights`: a digest of architecture and weights. `constants`: of what is no part of these.
+
+    `program`: of what is computed, whatever the weights are.
+    """
+
+    weights: str
+    constants: str
+    program: str
+
+
+_KNOWN: weakref.WeakKeyDictionary[Captured, tuple[Sums, ModelDigest]] = weakref.WeakKeyDictionary()
+
+
+def model_digest(model: Captured, weights: Sums | None = None) -> ModelDigest:
+    """The digests of a model, as it was when its weights had these sums over their bits; None: as it is.
+
+    Of weights that were written to since, no digest can be made any more: then the sums themselves are given.
+    """
+    known, found = _KNOWN.get(model, (None, None))
+    if found is not None and weights is not None and known == weights:
+        return found
+    now = model.weights.whole_contents().whole
+    if weights is not None and weights != now:
+        sums = hashlib.sha256(repr(weights).encode()).hexdigest()
+        return ModelDigest(f"bits {sums}", f"bits {sums}", program_digest(model.program))
+    if found is None or known != now:
+        saved = model.module.state_dict()
+        rest = {
+            source.name: source.value
+            for source in model.program.sources
+            if saved.keys().isdisjoint((source.name, *source.aliases))
+        }
+        constants = inputs_digest(rest) if rest else ""
+        found = ModelDigest(fingerprint(model.module), constants, program_digest(model.program))
+        _KNOWN[model] = now, found
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from conewise.errors import Argument, SweepError
-from conewise.files import write_whole
-from conewise.formats import Format
-from conewise.identity.machine import machine
+from conewise.files import Format, parse_json, write_whole
+from conewise.jobs.digests import machine
 from conewise.program.tensors import Tensor
-from conewise.reading import parse_json
 from conewise.sweeps.planning.plan import SweepPlan, as_json
 from conewise.sweeps.planning.spec import StoredCut
-from conewise.sweeps.storage.decoding import decoded
-from conewise.sweeps.storage.differences import differences
-from conewise.sweeps.storage.tensor_packing import packed, unpacked
+from conewise.sweeps.storage.provenance import differences
+from conewise.sweeps.storage.result_data import decoded, packed, unpacked
 
 FILE, MANIFEST = "sweep.sqlite", "sweep.json"
 FORMAT = Format("conewise store", 2, oldest=2)

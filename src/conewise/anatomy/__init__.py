@@ -1,0 +1,1 @@
+"""What a program contains: attention, the residual stream, components, axes; and names for them."""

@@ -1,0 +1,413 @@
+"""Components: who writes into the residual stream, who reads it, and which writers each reader sees.
+
+Writers are the stream as it enters the first layer, the attention heads and the MLPs. Readers are the heads'
+queries, keys and values, the MLPs, and the unembedding. An edge joins a writer with a reader behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from conewise.anatomy.axes import View
+from conewise.anatomy.positionwise import is_light
+from conewise.anatomy.residual import Stream
+from conewise.anatomy.residual_names import Layer
+from conewise.anatomy.wiring import Wiring
+from conewise.errors import EdgeError, nearest_names, write
+from conewise.program.records import Program, Ref
+from conewise.program.walk import field_names
+
+EXAMPLE = "a0.h1->a3.h2<q>"
+"""An edge as people write it."""
+
+SLOTS = ("q", "k", "v")
+"""What a head reads of the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What writes into the stream: `input`, a head (`a3.h1`) or an MLP (`m3`).
+
+    `slot` is "input", "head" or "mlp". `node` is the stream as it enters the first layer, or the node of z,
+    or the term that the MLP adds. `number` is its row in stacks of parts, in the order of computation.
+    """
+
+    name: str
+    slot: str
+    node: str
+    layer: int | None
+    head: int | None
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What reads the stream: a head's queries, keys or values (`a3.h1<q>`), an MLP (`m3`), or `logits`.
+
+    `slot` is "q", "k", "v", "mlp" or "logits". It reads the value of the stream at `entry`, in which the
+    first `writers` writers have a part; what it makes of it lies at `node`, all of it or, along `axis`
+    ("head", or "kv_head" where there are fewer of them), the part `head`. `site` names that node: (name,
+    layer, stack).
+    """
+
+    name: str
+    slot: str
+    layer: int | None
+    head: int | None
+    axis: str | None
+    entry: str
+    node: str
+    site: tuple[str, int | None, str]
+    writers: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWriters:
+    """The heads of one layer as writers: z, how its heads lie, and the term that they add to the stream."""
+
+    layer: Layer
+    node: str
+    view: View
+    term: str
+    rows: range
+
+
+class Components:
+    """The writers and readers of one stack of layers, in the order of computation.
+
+    Nothing is computed: all is read off the program and its layers. Raises EdgeError where the model has no
+    such components, and says which feature of it is in the way. Without `reads_heads`, heads are writers
+    alone: what they read is not looked for.
+    """
+
+    def __init__(
+        self, program: Program, layers: Sequence[Layer], stack: str = "", *, reads_heads: bool = True
+    ) -> None:
+        self.program, self._reads_heads = program, reads_heads
+        self.wiring = Wiring(program)
+        self.stack = stack
+        self.layers = _of_stack(layers, stack)
+        self._cores = frozenset(layer.attention.core.name for layer in layers)
+        self._stream = Stream(self.wiring, frozenset(self.wiring.records))
+        self.heads: list[HeadWriters] = []
+        self.writers: tuple[Writer, ...] = tuple(self._writers())
+        self._terms = {one.term: one.rows for one in self.heads} | {
+            one.node: range(one.number, one.number + 1) for one in self.writers if one.slot != "head"
+        }
+        self._entries = self._values_of_stream()
+        self.readers: tuple[Reader, ...] = tuple(self._readers())
+        self._by_name = {one.name: one for one in self.writers}
+        self._readers_by_name = {one.name: one for one in self.readers}
+
+    def __repr__(self) -> str:
+        return f"{len(self.writers)} writers, {len(self.readers)} readers, {self.edges:,} edges"
+
+    @property
+    def edges(self) -> int:
+        """How many edges there are."""
+        return sum(reader.writers for reader in self.readers)
+
+    @property
+    def terms(self) -> dict[str, range]:
+        """The nodes that carry writers' parts into the stream, and the numbers of these writers."""
+        return dict(self._terms)
+
+    @cached_property
+    def entries(self) -> dict[str, tuple[Reader, ...]]:
+        """The values of the stream that are read, in order, each with its readers."""
+        found: dict[str, list[Reader]] = {}
+        for reader in self.readers:
+            found.setdefault(reader.entry, []).append(reader)
+        return {entry: tuple(readers) for entry, readers in found.items()}
+
+    def terms_before(self, count: int) -> tuple[str, ...]:
+        """The nodes that carry the first so many writers' parts into the stream, in that order."""
+        found = [(rows.start, term) for term, rows in self._terms.items() if rows.start < count]
+        return tuple(term for _, term in sorted(found))
+
+    def writer(self, name: str) -> Writer:
+        """The writer of that name. Raises EdgeError with the nearest names."""
+        if name not in self._by_name:
+            raise _unknown("writer", name, self._by_name, "input, a3.h1 and m3")
+        return self._by_name[name]
+
+    def reader(self, name: str) -> Reader:
+        """The reader of that name. Raises EdgeError with the nearest names."""
+        if name not in self._readers_by_name:
+            raise _unknown("reader", name, self._readers_by_name, "a3.h1<q>, m3 and logits")
+        return self._readers_by_name[name]
+
+    def edge(self, name: str) -> tuple[Writer, Reader]:
+        """The two ends of an edge, `a0.h1->a3.h2<q>`. Raises EdgeError where it joins nothing."""
+        before, arrow, behind = name.partition("->")
+        if not arrow:
+            raise EdgeError(f"{name!r} names no edge: an edge is a writer and a reader, as in {EXAMPLE!r}.")
+        writer, reader = self.writer(before.strip()), self.reader(behind.strip())
+        if writer.number >= reader.writers:
+            last = self.writers[reader.writers - 1].name
+            raise EdgeError(
+                f"no edge {name!r}: {reader.name} reads the stream before {writer.name} has written into it. "
+                f"It reads what was written up to {last}."
+            )
+        return writer, reader
+
+    def carrying(self, entry: str) -> frozenset[str]:
+        """The records between the writers' terms and a value of the stream, the latter included."""
+        return self.wiring.above(entry, frozenset(self.wiring.records), frozenset(self._terms))
+
+    def layer_of(self, node: str) -> str:
+        """The layer that a record is of, in words."""
+        for layer in self.layers:
+            if node in layer.members:
+                return f"layer {layer.number}"
+        return "what lies outside of the layers"
+
+    # -- writers -------------------------------------------------------------------------------
+
+    def _writers(self) -> Iterator[Writer]:
+        first = self.layers[0]
+        if first.number != 0:
+            raise EdgeError(
+                f"the first layer with attention is layer {first.number}: what the layers before it add to "
+                "the stream is no head's. Edges are known where every layer has attention."
+            )
+        yield Writer("input", "input", _named(first, "resid_pre"), None, None, 0)
+        number = 1
+        for layer in self.layers:
+            if layer.cross is not None:
+                raise EdgeError(
+                    f"layer {layer.number} reads another stack by cross-attention, which adds to the stream "
+                    "what no head or MLP of its own stack wrote. Edges are known within stacks that read no "
+                    "other one: say which with `stack`, as in stack='encoder'."
+                )
+            z, at = layer.attention.activations.get("z"), layer.number
+            if z is None:
+                why = write(layer.attention.missing.get("z", ("it was not found",)))
+                raise EdgeError(f"layer {at} has no heads that could be told apart: {why}.")
+            heads = _heads(z.view)
+            if not heads:
+                raise EdgeError(f"layer {at}: how many heads there are in {z.node!r} is not known.")
+            mlp = layer.nodes.get("mlp_out")
+            if mlp is not None and self._is_mlp_first(layer):
+                yield Writer(f"m{at}", "mlp", mlp, at, None, number)
+                number += 1
+            rows = range(number, number + heads)
+            self.heads.append(HeadWriters(layer, z.node, z.view, _named(layer, "attn_out"), rows))
+            for head in range(heads):
+                yield Writer(f"a{at}.h{head}", "head", z.node, at, head, number + head)
+            number += heads
+            if mlp is not None and not self._is_mlp_first(layer):
+                yield Writer(f"m{at}", "mlp", mlp, at, None, number)
+                number += 1
+
+    def _is_mlp_first(self, layer: Layer) -> bool:
+        """Whether the attention of a layer reads what its MLP wrote."""
+        return layer.attention.core.name in self.wiring.cone(layer.nodes["mlp_out"], layer.members)
+
+    # -- the stream ----------------------------------------------------------------------------
+
+    def _values_of_stream(self) -> frozenset[str]:
+        """The values that terms are added to, and the last sum: what readers read.
+
+        Where sums are normed before the next term is added (BERT), the normed values are among them.
+        """
+        last = _named(self.layers[-1], "resid_post")
+        carrying = self.carrying(last)
+        additions = [
+            found
+            for total in self._stream.totals
+            if total in carrying and (found := self._stream.addition(total)) is not None
+        ]
+        carried = {name for one in additions for name in self._made_of(one.carried)}
+        return frozenset({self.writers[0].node, *carried, last})
+
+    def _made_of(self, carried: str) -> Iterator[str]:
+        """What a term is added to, not yet rearranged or cast, and what that is a norm or multiple of."""
+        name = self._stream.unchanged(carried)
+        while name not in self._terms:
+            yield name
+            record = self.wiring.records.get(name)
+            if record is None or name in self._stream.sums or not is_light(record):
+                return
+            operands = self.wiring.operands(record)
+            if len(operands) != 1:
+                return
+            (name,) = operands
+
+    def _entry(self, node: str, what: str) -> str:
+        """The value of the stream that a node is made of."""
+        until = self._entries - {node}
+        hits = sorted(self._read_above(node, until) & until, key=lambda name: self.wiring.order.get(name, -1))
+        if len(hits) != 1:
+            shown = " and ".join(map(repr, hits)) or "none"
+            raise EdgeError(
+                f"{what} reads {len(hits)} values of the residual stream ({shown}), where one was expected. "
+                "Edges are known where each head and MLP reads the stream in one place."
+            )
+        return hits[0]
+
+    def _read_above(self, node: str, until: frozenset[str]) -> set[str]:
+        """All that a node depends on, not past the values of `until`."""
+        found = self.wiring.above(node, frozenset(self.wiring.records), until)
+        return {name for one in found for name in self.wiring.operands(self.wiring.records[one])}
+
+    def prefix(self, entry: str) -> int:
+        """How many writers have a part in a value of the stream: the first so many."""
+        if entry in self._terms:
+            rows = set(self._terms[entry])
+        else:
+            read = self._read_above(entry, frozenset(self._terms))
+            rows = {row for term in read & self._terms.keys() for row in self._terms[term]}
+        if rows != set(range(len(rows))):
+            missing = next(one.name for one in self.writers if one.number not in rows)
+            raise EdgeError(
+                f"the value of the stream at {entry!r} holds what later components wrote, but not what "
+                f"{missing} did: this is not one stream that every component adds to."
+            )
+        return len(rows)
+
+    # -- readers -------------------------------------------------------------------------------
+
+    def _readers(self) -> Iterator[Reader]:
+        for layer in self.layers:
+            is_first = "mlp_out" in layer.nodes and self._is_mlp_first(layer)
+            heads, mlp = self._readers_by_head(layer) if self._reads_heads else (), self._mlp_reader(layer)
+            yield from (*mlp, *heads) if is_first else (*heads, *mlp)
+        yield from self._last_reader()
+
+    def _readers_by_head(self, layer: Layer) -> Iterator[Reader]:
+        at, attention = layer.number, layer.attention
+        for slot in SLOTS:
+            found = attention.activations.get(slot)
+            if found is None:
+                why = write(attention.missing.get(slot, ("it was not found",)))
+                raise EdgeError(f"layer {at} has no {slot!r} that heads could be told apart in: {why}.")
+            entry = self._entry(found.node, f"{slot} of layer {at}")
+            axis = "kv_head" if "kv_head" in found.view.axes else "head"
+            short = "kv" if axis == "kv_head" else "h"
+            for head in range(_heads(found.view)):
+                yield Reader(
+                    f"a{at}.{short}{head}<{slot}>",
+                    slot,
+                    at,
+                    head,
+                    axis,
+                    entry,
+                    found.node,
+                    (slot, at, self.stack),
+                    self.prefix(entry),
+                )
+        self._expect_no_other_way(layer)
+
+    def _expect_no_other_way(self, layer: Layer) -> None:
+        """Raise EdgeError where attention depends on the stream by more than queries, keys and values."""
+        known = [one.attention.activations for one in self.layers]
+        until = frozenset(one[slot].node for one in known for slot in SLOTS if slot in one)
+        term = layer.nodes["attn_out"]
+        between = self.wiring.above(term, frozenset(self.wiring.records), until | self._entries)
+        for name in sorted(between, key=self.wiring.order.__getitem__):
+            for read in self.wiring.operands(self.wiring.records[name]):
+                if read in self._entries:
+                    raise EdgeError(
+                        f"the attention of layer {layer.number} depends on the stream by more than queries, "
+                        f"keys and values: {name!r} reads it on the way to {term!r}, as a gate does. Edges "
+                        "are known where these three are all that attention reads."
+                    )
+
+    def _mlp_reader(self, layer: Layer) -> Iterator[Reader]:
+        if "mlp_out" in layer.nodes:
+            node, at = layer.nodes["mlp_out"], layer.number
+            entry = self._entry(node, f"the MLP of layer {at}")
+            site = ("mlp_out", at, self.stack)
+            yield Reader(f"m{at}", "mlp", at, None, None, entry, node, site, self.prefix(entry))
+
+    def _expect_no_more_sums(self, last: str, output: str) -> None:
+        """Raise EdgeError where layers without attention add to the stream behind the last one with it."""
+        behind = self.wiring.above(output, frozenset(self.wiring.records), frozenset({last}))
+        if self._cores & behind:
+            return
+        for total in self._stream.totals:
+            if (
+                total in behind
+                and self._stream.addition(total) is not None
+                and total in self.wiring.cone(last)
+            ):
+                raise EdgeError(
+                    f"{total!r} adds to the stream behind the last layer with attention, and is neither a "
+                    "head's nor the MLP's of such a layer. Edges are known where every layer has attention."
+                )
+
+    def _last_reader(self) -> Iterator[Reader]:
+        """What the unembedding multiplies, or what a model without one returns; none for an inner stack."""
+        names = field_names(self.program, "logits")
+        outputs = names or [leaf.name for leaf in self.program.outputs if isinstance(leaf, Ref)][:1]
+        last = _named(self.layers[-1], "resid_post")
+        if len(outputs) != 1 or (outputs[0] != last and outputs[0] not in self.wiring.cone(last)):
+            return
+        everything, (output,) = frozenset(self.wiring.records), outputs
+        self._expect_no_more_sums(last, output)
+        if self._cores & self.wiring.above(output, everything, frozenset({last})) - self.carrying(last):
+            return
+        entry = self._leaving(last)
+        products = [
+            record
+            for record in self.wiring.upward(output, lambda r: r.name == entry or self.wiring.is_linear(r))
+            if self.wiring.is_linear(record) and record.name in self.wiring.cone(entry)
+        ]
+        node = self.wiring.operands(products[0])[0] if len(products) == 1 else output
+        node = self._stream.unchanged(node)
+        if entry in self._read_above(output, frozenset({node})):
+            node = output
+        name = "logits" if names or products else "output"
+        yield Reader(name, "logits", None, None, None, entry, node, (node, None, ""), self.prefix(entry))
+
+    def _leaving(self, last: str) -> str:
+        """What leaves the last layer: its last sum, or a norm of it that is the layer's own (BERT)."""
+        members, readers = self.layers[-1].members, self.wiring.readers
+        normed = [
+            name
+            for name in members & self.wiring.cone(last)
+            if self._stream.source(name) == last
+            and (
+                Ref(name) in self.program.outputs
+                or any(one.name not in members for one in readers.get(name, ()))
+            )
+        ]
+        return normed[0] if len(normed) == 1 else last
+
+
+def _of_stack(layers: Sequence[Layer], stack: str) -> list[Layer]:
+    if not layers:
+        raise EdgeError(
+            "this model has no layers with attention, so it has no heads and no edges between them. Its "
+            "values can be patched by site: `model.sites` lists them."
+        )
+    stacks = list(dict.fromkeys(layer.stack for layer in layers))
+    if stack not in stacks:
+        shown = ", ".join(map(repr, stacks))
+        raise EdgeError(f"this model has the stacks {shown}: say which one with `stack`, not {stack!r}.")
+    return sorted((layer for layer in layers if layer.stack == stack), key=lambda layer: layer.number)
+
+
+def _named(layer: Layer, kind: str) -> str:
+    if kind not in layer.nodes:
+        raise EdgeError(
+            f"layer {layer.number} has no {kind!r}: {layer.missing.get(kind, 'it was not found')}."
+        )
+    return layer.nodes[kind]
+
+
+def _heads(view: View) -> int:
+    axis = "kv_head" if "kv_head" in view.axes else "head"
+    length = view.lengths.get(axis, 0)
+    return length if isinstance(length, int) else 0
+
+
+def _unknown(what: str, name: str, known: Collection[str], forms: str) -> EdgeError:
+    near = nearest_names(name, known)
+    nearest = f" Nearest: {', '.join(near)}." if near else ""
+    return EdgeError(
+        f"no {what} {name!r} among the {len(known)} of this model.{nearest} They look like {forms}."
+    )

@@ -1,0 +1,593 @@
+"""Selectors: many places at once, as people write them; and cells: the places that one world patches."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from conewise.anatomy.components import Components
+from conewise.anatomy.edges import Edges, place_of
+from conewise.anatomy.places import EdgePlace, Place, PlaceLike, Places, as_numbers, as_place, as_written
+from conewise.anatomy.sites import Located
+from conewise.arguments import checked, has_items
+from conewise.errors import EdgeError, SiteError, SweepError, describe
+
+Choice = int | str | Sequence[int]
+
+AXES = ("layer", "head", "kv_head", "pos", "query_pos", "key_pos", "neuron", "latent", "d", "batch")
+"""The axes that can be spread out, in the order in which results show them.
+
+`d` are the features of the residual stream or of a head. Sites of modules have `dim1`, `dim2`, ... besides.
+"""
+
+POSITIONS = frozenset({"pos", "query_pos", "key_pos"})
+"""Axes whose numbers mean something else in prompts of another length, but where they count from the end."""
+
+FEATURES = ("d_model", "d_head")
+"""What a site calls the axis that people write as `d`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One world of a sweep: the places that it patches, and where it stands in its selector."""
+
+    places: tuple[Place, ...]
+    selector: int
+    at: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def name(self) -> str:
+        """The places, in words."""
+        return " + ".join(map(str, self.places))
+
+    @property
+    def kind(self) -> str:
+        """The kind of its site, or of its sites."""
+        return "+".join(dict.fromkeys(place.name for place in self.places))
+
+    def __repr__(self) -> str:
+        return f"Cell({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """All places of one kind that `choices` allow; an axis that is not named is not cut."""
+
+    name: str
+    stack: str
+    choices: Mapping[str, Choice]
+
+    def __add__(self, other: SelectorLike) -> Selectors:
+        return Selectors((self,)) + other
+
+    def __radd__(self, other: SelectorLike) -> Selectors:
+        return as_selectors(other) + self
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(f'{axis}={choice}' for axis, choice in self.choices.items())}]"
+
+    def __repr__(self) -> str:
+        return as_written("sites", self.name, {"stack": self.stack or None, **self.choices})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourcedCell:
+    """Places that one world patches with a source of their own. `label` is what it is called, or empty."""
+
+    places: tuple[Place, ...]
+    source: Any
+    label: str = ""
+
+    def __repr__(self) -> str:
+        named = f", label={self.label!r}" if self.label else ""
+        return f"cell({' + '.join(map(str, self.places))}{named})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourcedCells:
+    """A world for each of several sources, by label, at places or at each cell of a selector."""
+
+    of: Selector | tuple[Place, ...]
+    sources: Mapping[str, Any]
+    axis: str = "label"
+
+    def __add__(self, other: SelectorLike) -> Selectors:
+        return Selectors((self,)) + other
+
+    def __radd__(self, other: SelectorLike) -> Selectors:
+        return as_selectors(other) + self
+
+    def __repr__(self) -> str:
+        of = repr(self.of) if isinstance(self.of, Selector) else " + ".join(map(str, self.of))
+        return f"cells({of}, {len(self.sources)} sources by {self.axis})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """A world for each pair of the cells that `of` stands for; with `singles`, one for each of them too."""
+
+    of: Selectors
+    singles: bool = False
+
+    def __add__(self, other: SelectorLike) -> Selectors:
+        return Selectors((self,)) + other
+
+    def __radd__(self, other: SelectorLike) -> Selectors:
+        return as_selectors(other) + self
+
+    def __repr__(self) -> str:
+        return f"pairs({self.of!r}{', singles=True' if self.singles else ''})"
+
+
+Group = tuple[Place | SourcedCell, ...]
+"""What one world patches: places with the sweep's source, and others with their own."""
+
+Part = Selector | SourcedCells | Pairs | Edges | tuple[Group, ...]
+"""What stands for cells: a selector, sources at places, pairs, edges, or cells that were listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selectors:
+    """A sum of selectors: the cells of the first, then those of the second, and so on.
+
+    With `from_end`, the positions of cells are counted from the end: -1 is the last.
+    """
+
+    parts: tuple[Part, ...]
+    from_end: bool = False
+
+    def __repr__(self) -> str:
+        return " + ".join(
+            f"[{len(part)} cells by name]"
+            if isinstance(part, tuple)
+            else f"[{part!r}]"
+            if isinstance(part, Edges)
+            else repr(part)
+            for part in self.parts
+        )
+
+    def __add__(self, other: SelectorLike) -> Selectors:
+        return Selectors((*self.parts, *as_selectors(other).parts))
+
+    def __radd__(self, other: SelectorLike) -> Selectors:
+        return as_selectors(other) + self
+
+
+SelectorLike = (
+    Selector
+    | Selectors
+    | SourcedCell
+    | SourcedCells
+    | Pairs
+    | Edges
+    | PlaceLike
+    | Iterable[
+        "Selector | SourcedCell | SourcedCells | Pairs | PlaceLike | Iterable[PlaceLike | SourcedCell]"
+    ]
+)
+
+
+@checked
+def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> Selector:
+    """Places of one kind: `sites("z", layer=":", head=":")`, `sites("resid_pre", layer="4:8", pos=-1)`.
+
+    Each of layer, head, kv_head, pos, query_pos, key_pos, neuron, latent, d and batch (and dim1, dim2, ... of
+    a module's site) is a number, a list of numbers, a range, or a slice, which may be a string: ":" is all,
+    "2:5" is 2, 3, 4. Along an axis with a plain number lies no axis of the result. Selectors add up:
+    `sites(...) + sites(...)`.
+    """
+    unknown = [axis for axis in choices if axis not in AXES and not _is_axis(axis)]
+    if unknown:
+        raise SiteError(f"no axis {unknown[0]!r}: a selector chooses along {', '.join(AXES)}.")
+    plain = {_axis(axis): _as_choice(axis, choice) for axis, choice in choices.items()}
+    if len(plain) < len(choices):
+        raise SiteError(f"{', '.join(choices)} name an axis twice: `d` is d_model, or d_head.")
+    ordered = sorted(plain, key=lambda axis: AXES.index(axis) if axis in AXES else len(AXES))
+    return Selector(name, stack, MappingProxyType({axis: plain[axis] for axis in ordered}))
+
+
+def _is_axis(axis: str) -> bool:
+    """Whether some site may have an axis of this name that not every kind of model has."""
+    return axis in FEATURES or re.fullmatch("dim[0-9]+", axis) is not None
+
+
+def _axis(axis: str) -> str:
+    return "d" if axis in FEATURES else axis
+
+
+def _as_choice(axis: str, choice: object) -> Choice:
+    """A choice as a plain number, a string or a tuple of numbers, whatever kind of number was given."""
+    if isinstance(choice, str):
+        return choice
+    if isinstance(choice, slice):
+        bounds = (choice.start, choice.stop, choice.step)
+        return ":".join("" if bound is None else str(bound) for bound in bounds)
+    try:
+        return as_numbers(choice)
+    except TypeError:
+        raise SiteError(
+            f"{axis}={choice!r} is no choice. Write a number, a list, or a slice like ':' or '2:5'."
+        ) from None
+
+
+def as_selectors(given: SelectorLike | Any) -> Selectors:
+    """What people may write for `sites=`: a selector, a sum, a place, a list of places and sets of places.
+
+    With sources of their own, too: cells, or families of them; and pairs.
+    """
+    if isinstance(given, Selectors):
+        return given
+    if isinstance(given, _ALONE):
+        return Selectors((given,))
+    if isinstance(given, Edges):
+        if not len(given):
+            raise SiteError("a sweep over no edges: choose at least one.")
+        return Selectors((given,))
+    if is_place(given):
+        return Selectors((((as_place(given),),),))
+    if isinstance(given, SourcedCell):
+        return Selectors((((given,),),))
+    if isinstance(given, Places):
+        return Selectors(((tuple(given),),))
+    if not isinstance(given, Iterable) or isinstance(given, bytes) or hasattr(given, "dtype"):
+        raise SiteError(f"{describe(given)} is no place, no selector, and no list of them.")
+    parts: list[Selector | SourcedCells | Pairs | list[Group]] = []
+    for item in given:
+        if isinstance(item, _ALONE):
+            parts.append(item)
+            continue
+        if not parts or not isinstance(parts[-1], list):
+            parts.append([])
+        parts[-1].append(_as_group(item))  # type: ignore[union-attr]
+    if not parts:
+        raise SiteError("a sweep over no sites: give at least one place or selector.")
+    return Selectors(tuple(tuple(part) if isinstance(part, list) else part for part in parts))
+
+
+_ALONE = (Selector, SourcedCells, Pairs)
+
+
+def _as_group(item: object) -> Group:
+    """The places that one world patches: one, or several together."""
+    if isinstance(item, SourcedCell):
+        return (item,)
+    if is_place(item):
+        return (as_place(item),)
+    if not isinstance(item, Iterable) or isinstance(item, bytes) or hasattr(item, "dtype"):
+        raise SiteError(f"{describe(item)} is no place, and no set of places that are patched together.")
+    parts = [one if isinstance(one, Places) else (one,) for one in item]
+    places = tuple(
+        one if isinstance(one, SourcedCell) else as_place(one) for together in parts for one in together
+    )
+    if not places:
+        raise SiteError("a set of no places: a world of a sweep patches at least one.")
+    # A set has no order of its own, and a sweep has to have the same one each time.
+    return tuple(sorted(places, key=str)) if isinstance(item, Set) else places
+
+
+def is_place(item: object) -> bool:
+    """Whether this is one place, as people write it."""
+    return isinstance(item, Place | str) or (
+        isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A selector spread out in a model: its cells, and the axes along which they lie.
+
+    `labels` are those along axes that have names in place of numbers. Of pairs, `ends` are the names of the
+    single cells: the pairs come in order, (0, 1), (0, 2), ..., (1, 2), ...; with singles, (0, 0), (0, 1), ...
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    coordinates: tuple[tuple[int, ...], ...]
+    cells: tuple[Cell, ...]
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    ends: tuple[str, ...] = ()
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The two single cells of each cell, by number; twice the same one where it stands alone."""
+        count = len(self.ends)
+        alone = 0 if len(self.cells) == count * (count + 1) // 2 else 1
+        return [(one, other) for one in range(count) for other in range(one + alone, count)]
+
+    def labels_of(self, axis: int) -> list[str]:
+        """What stands along an axis, by its number: labels where it has some, else numbers."""
+        named = self.labels.get(self.axes[axis])
+        return list(named) if named is not None else [str(number) for number in self.coordinates[axis]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The natural shape of the results."""
+        return tuple(len(along) for along in self.coordinates)
+
+    def __repr__(self) -> str:
+        shape = " × ".join(map(str, self.shape)) or "1"
+        return f"Spread of {self.name} over {shape} cells ({', '.join(self.axes)})"
+
+
+def chosen(choice: Choice, length: int, axis: str, where: object) -> list[int]:
+    """The indices that a choice stands for, all of them from 0 up; `where` is what a message is about."""
+    choice = _as_choice(axis, choice)
+    if isinstance(choice, int):
+        picked = [choice]
+    elif isinstance(choice, str):
+        try:
+            bounds = [int(bound) if bound.strip() else None for bound in choice.split(":")]
+            picked = list(range(length))[slice(*bounds)] if len(bounds) > 1 else [int(choice)]
+        except (ValueError, TypeError):
+            raise SiteError(
+                f"{where}: {axis}={choice!r} is no choice. Write a number, a list, or a slice like "
+                "':' or '2:5'."
+            ) from None
+    else:
+        picked = list(choice)
+    outside = [index for index in picked if not -length <= index < length]
+    if outside:
+        raise SiteError(f"{where}: {axis} {outside[0]} is out of range; there are {length}, from 0.")
+    if not picked:
+        raise SiteError(f"{where}: {axis}={choice!r} chooses nothing; there are {length}, from 0.")
+    places = [index % length for index in picked]
+    if len(set(places)) < len(places):
+        raise SiteError(f"{where}: {axis}={choice!r} names an entry twice.")
+    return places
+
+
+COLUMNS = frozenset(
+    {"site", "kind", "metric", "value", "base", "source", "effect", "normalised", "prompt", "method"}
+)
+"""Names that a result's table has for other things, so that no axis can have them."""
+
+
+@checked
+def cell(place: PlaceLike | Iterable[PlaceLike], *, source: Any, label: str = "") -> SourcedCell:
+    """One world of a sweep with a source of its own: `cw.cell(place, source=cw.add(v, 2.0))`.
+
+    `place` is a place, or several that are patched together. `source` is what a sweep takes as its own (a
+    run, an intervention, "zero", "mean", a function of what is there), a tensor, or a number. A tensor has
+    the shape of the part that it replaces, or of the last axes of it, and is the same for all before.
+    `label` is what results call it; else it is called by what the source is.
+    """
+    if source is None:
+        raise SweepError("cw.cell without a source: a place alone, in the list, has the sweep's own source.")
+    return SourcedCell(_places(place), source, _label(label))
+
+
+@checked
+def cells(
+    place: PlaceLike | Iterable[PlaceLike] | Selector, *, sources: Mapping[Any, Any], axis: str = "label"
+) -> SourcedCells:
+    """A world for each of several sources at one place: `cw.cells(place, sources={"2×": cw.add(v, 2.0)})`.
+
+    The result has one axis for them, with their labels; with a selector in place of a place, the selector's
+    axes come before it. `axis` is what that axis is called. See `cell` for what a source can be.
+    """
+    if not isinstance(sources, Mapping):
+        raise SweepError(
+            f"sources are given by label, as in {{'2×': cw.add(v, 2.0)}}, and {describe(sources)} has no "
+            "labels."
+        )
+    if not sources:
+        raise SweepError("cw.cells without sources: give at least one, by label.")
+    labels = [str(label) for label in sources]
+    twice, count = Counter(labels).most_common(1)[0]
+    if count > 1:
+        raise SweepError(f"{count} sources have the label {twice!r}; give each its own.")
+    for label, source in zip(labels, sources.values(), strict=True):
+        _label(label)
+        if source is None:
+            raise SweepError(f"the source {label!r} is None: give a tensor, a run, or an intervention.")
+    if not str(axis).isidentifier() or axis in AXES or axis in COLUMNS:
+        raise SweepError(
+            f"axis={axis!r} cannot be what the axis of the sources is called: it is a name such as "
+            "'coefficient', and none that results have for something else."
+        )
+    of = place if isinstance(place, Selector) else _places(place)
+    return SourcedCells(of, MappingProxyType(dict(zip(labels, sources.values(), strict=True))), axis)
+
+
+@checked
+def pairs(sites: SelectorLike, *, singles: bool = False) -> Pairs:
+    """A world for each pair of cells, two places changed: `cw.pairs(cw.sites("z", layer=1, head=":"))`.
+
+    The pairs are unordered, and no cell is paired with itself. With `singles` there is a world for each
+    cell alone besides, in the same pass: `result.interactions()` needs them.
+    """
+    of = as_selectors(sites)
+    if any(isinstance(part, Pairs) for part in of.parts):
+        raise SiteError("pairs of pairs are worlds with up to four places: write them as a list of lists.")
+    if any(isinstance(part, Edges) for part in of.parts):
+        raise SiteError(
+            "pairs are of sites. Sets of edges are lists in a list: [['a0.h1->m2', 'm1->m2'], ...]."
+        )
+    return Pairs(of, bool(singles))
+
+
+def _places(given: PlaceLike | Iterable[PlaceLike]) -> tuple[Place, ...]:
+    """One place or several, none of them an edge, which has what its writer puts out."""
+    if isinstance(given, Selector):
+        raise SiteError(f"{given!r} is a selector, and a cell has one place. Use `cw.cells` with it.")
+    if is_place(given):
+        places: tuple[Place, ...] = (as_place(given),)
+    elif has_items(given):
+        places = tuple(as_place(one) for one in given)
+    else:
+        places = (as_place(given),)  # says what is wrong
+    if not places:
+        raise SiteError("a cell of no places: it patches at least one.")
+    for place in places:
+        if isinstance(place, EdgePlace) or "->" in place.name:
+            raise SweepError(
+                f"{place} is an edge, and edges have the sweep's source: give it to `model.sweep` as "
+                "`source`, and the edge as it is."
+            )
+    return places
+
+
+def _label(label: object) -> str:
+    if not isinstance(label, str) or (label and not label.strip()) or "\n" in label:
+        raise SweepError(f"a label is a short text on one line, not {label!r}.")
+    return label
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is asked of the model that is swept. `cones` are those that were looked at so far."""
+
+    components: Callable[[str], Components]
+    locate: Callable[[Place], Located]
+    each_call: Callable[[Sequence[Place]], Sequence[Place]]
+    cones: dict[str, frozenset[str]] = field(default_factory=dict)
+
+
+def with_named(
+    sites: Any,
+    components: Callable[[str], Components],
+    locate: Callable[[Place], Located],
+    each_call: Callable[[Sequence[Place]], Sequence[Place]],
+) -> Any:
+    """What was given for `sites`, with an edge for each name of one, and single edges for tables of some.
+
+    `components` gives those of a stack, `locate` the node that a place is a part of, `each_call` the places
+    that the path of a module means.
+    """
+    model = _Model(components, locate, each_call)
+    if isinstance(sites, str):
+        return _named(sites, model)
+    if (
+        is_place(sites)
+        or isinstance(sites, Selectors | Selector | Edges | Places)
+        or not isinstance(sites, Iterable)
+        or hasattr(sites, "dtype")
+    ):
+        return sites
+    return [_item(item, model) for item in sites]
+
+
+def _named(one: Any, model: _Model) -> Any:
+    return _edge(one, model.components("")) if isinstance(one, str) and "->" in one else one
+
+
+def _item(item: Any, model: _Model) -> Any:
+    """One world's places, or a selector."""
+    if isinstance(item, str):
+        return _named(item, model)
+    if isinstance(item, Edges):
+        item = item.places
+    elif not isinstance(item, list | tuple | set | frozenset) or not any(map(_is_edge, item)):
+        return item
+    own = next((one for one in item if isinstance(one, SourcedCell)), None)
+    if own is not None:
+        raise EdgeError(
+            f"{own!r} has a source of its own, and stands in one world with an edge: give each one."
+        )
+    found = [part for one in item for part in _parts(_named(one, model))]
+    if len(found) > 1:
+        _expect_apart(found, model)
+    # A set has no order of its own, and a sweep has to have the same one each time.
+    return sorted(found, key=str) if isinstance(item, set | frozenset) else found
+
+
+def _is_edge(one: object) -> bool:
+    return isinstance(one, Edges | EdgePlace) or (isinstance(one, str) and "->" in one)
+
+
+def _parts(found: Any) -> Sequence[Any]:
+    return found.places if isinstance(found, Edges) else (found,)
+
+
+def _expect_apart(places: Sequence[Any], model: _Model) -> None:
+    """Raise EdgeError where the reader of an edge would hide what is patched before it.
+
+    A reader is patched with what it would be in the base.
+    """
+    every = model.each_call([as_place(place) for place in places])
+    edges = [place for place in every if isinstance(place, EdgePlace)]
+    # The logits are of no stack: they are read behind the layers of whichever there are.
+    for stack in {edge.stack for edge in edges if edge.layer is not None}:
+        wiring = model.components(stack).wiring
+        for place, edge in itertools.product(every, edges):
+            node = model.locate(place).node
+            if node not in model.cones:
+                model.cones[node] = wiring.cone(node)
+            is_there = edge.entry == node and not isinstance(place, EdgePlace)
+            if is_there or edge.entry in model.cones[node]:
+                raise EdgeError(
+                    f"{place} and {edge} cannot be patched in one world: {edge.edge.partition('->')[2]} is "
+                    "patched with what it would be in the base, and would hide what the other changes. Give "
+                    "each a world of its own; or remove edges for good, every reader live, by evaluating the "
+                    "circuit of all others."
+                )
+
+
+def _edge(name: str, components: Components) -> EdgePlace:
+    """The edge of that name, `a0.h1->a3.h2<q>` or at one position `a0.h1->a3.h2<q>@7`."""
+    whole, at, pos = name.partition("@")
+    writer, reader = components.edge(whole)
+    place = place_of(reader)
+    part = dict(place.part)
+    if at:
+        if not re.fullmatch(r"-?[0-9]+", pos.strip()):
+            raise EdgeError(f"{name!r} names no edge: a position is a number, as in 'a0.h1->m3@7'.")
+        part["pos"] = int(pos)
+    shown = f"{writer.name}->{reader.name}{at}{pos.strip()}"
+    return EdgePlace(place.name, place.layer, place.stack, part, shown, writer.number, reader.entry)
+
+
+def joined(places: tuple[Place, ...]) -> tuple[Place, ...]:
+    """The places of one world, several edges into one reader as one place.
+
+    That reader sees the stream with another part of each of their writers. Raises EdgeError where they cannot
+    be patched together.
+    """
+    readers: dict[Any, list[EdgePlace]] = {}
+    for place in places:
+        if isinstance(place, EdgePlace):
+            readers.setdefault(_reader(place), []).append(place)
+    if all(len(own) == 1 for own in readers.values()):
+        return places
+    ones = {edge: one for own in readers.values() for one, edges in _by_position(own) for edge in edges}
+    return tuple(dict.fromkeys(ones[place] if isinstance(place, EdgePlace) else place for place in places))
+
+
+def _reader(place: EdgePlace) -> tuple[Any, ...]:
+    part = sorted((axis, str(index)) for axis, index in place.part.items() if axis != "pos")
+    return place.name, place.layer, place.stack, *part
+
+
+def _by_position(edges: Sequence[EdgePlace]) -> Iterator[tuple[EdgePlace, list[EdgePlace]]]:
+    """Edges into one reader: for each position one place, and the edges that it stands for."""
+    at: dict[Any, list[EdgePlace]] = {}
+    for edge in edges:
+        at.setdefault(edge.part.get("pos"), []).append(edge)
+    names = " and ".join(map(str, edges))
+    if len({None if pos is None else pos < 0 for pos in at}) > 1:
+        raise EdgeError(
+            f"{names} lead into one reader at positions that may be the same: name the positions of each, "
+            "counted from the front."
+        )
+    for own in at.values():
+        if len(own) > 1 and any(edge.live for edge in own):
+            raise EdgeError(
+                f"{names} lead through live components into one receiver, which can be patched for one of "
+                "them at a time: give each a world of its own."
+            )
+        if len({edge.writer for edge in own}) < len(own):
+            raise EdgeError(f"{names} are patched together, and one of them is named twice.")
+        first, *others = sorted(own, key=lambda edge: edge.writer)
+        also = tuple(edge.writer for edge in others)
+        name = " + ".join(edge.edge for edge in (first, *others))
+        yield replace(first, edge=name, also=also), own
+
+
+def has_one_writer(places: Sequence[Place]) -> bool:
+    """Whether the places of one world are an edge, or edges from one writer into several readers."""
+    edges = [place for place in places if isinstance(place, EdgePlace)]
+    return len(edges) == len(places) and len({edge.written_by for edge in edges}) == 1 and not edges[0].also

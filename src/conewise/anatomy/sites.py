@@ -1,0 +1,663 @@
+"""Sites: the named places of a captured model, found from its graph and its module tree."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from conewise.anatomy.attention import Attention, find_attention, weight_of
+from conewise.anatomy.attention_axes import natural_axes
+from conewise.anatomy.axes import Axes, Axis, Selection, View, regroup, resolved, view_of
+from conewise.anatomy.padding import shown_entries
+from conewise.anatomy.places import Place
+from conewise.anatomy.residual_names import FINAL_SCALE, SCALES, Layer, final_scale, find_layers, scale_of
+from conewise.anatomy.wiring import Wiring
+from conewise.errors import MissingSiteError, PatchError, Piece, describe
+from conewise.program.records import ModulePort, Program, Record
+from conewise.program.sizes import Size
+from conewise.program.tensors import Tensor, mean_of
+from conewise.program.walk import Rule, compile_rule
+
+AXES = ("batch", "pos", "head", "d_model")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadResult:
+    """How `result` is made of z: through which projection, and whether its weight is [out, in].
+
+    `is_pos_first`: what the projection reads has its positions in front of the batch.
+    """
+
+    projection: Record
+    weight: str
+    out_in: bool
+    is_pos_first: bool = False
+
+    def read(
+        self, z: torch.Tensor, weight: torch.Tensor, view: View, sizes: Sequence[int] = ()
+    ) -> torch.Tensor:
+        """[batch, pos, head, d_model], of the value of z's node and of the weight."""
+        heads = view.present(z, sizes)
+        by_head = (weight.T if self.out_in else weight).unflatten(0, heads.shape[-2:])  # type: ignore[no-untyped-call]
+        return torch.einsum("bphd,hdm->bphm", heads, by_head)
+
+    def replaced(self, selection: Selection, part: torch.Tensor, heads: int, shape: Sequence[int]) -> Rule:
+        """A rule for the projection under which the selected part of `result` is `part`."""
+
+        def change(result: torch.Tensor) -> torch.Tensor:
+            fresh = result.clone()
+            fresh[resolved(AXES, selection, result.shape)] = part
+            return fresh
+
+        return self.changed(compile_rule(self.projection), change, heads, shape)
+
+    def changed(
+        self, own: Rule, change: Callable[[torch.Tensor], torch.Tensor], heads: int, shape: Sequence[int]
+    ) -> Rule:
+        """A rule for the projection under which `result` is `change` of what it would have been.
+
+        It takes the inputs of `own`, which is the projection's rule. `shape` is (batch, pos) of the run.
+        """
+        weight_at = self.projection.inputs.index(self.weight)
+        view = View(AXES, tuple((axis,) for axis in AXES), {})
+
+        def rule(*inputs: torch.Tensor) -> torch.Tensor:
+            value: torch.Tensor = own(*inputs)
+            weight = inputs[weight_at]
+            wide = weight.shape[1] if self.out_in else weight.shape[0]
+            activation = next(
+                x for i, x in enumerate(inputs) if i != weight_at and x.shape[-1] == wide and x.ndim > 1
+            )
+            lead = tuple(reversed(shape)) if self.is_pos_first else tuple(shape)
+            z = activation.reshape(*lead, heads, wide // heads)
+            result = self.read(z.transpose(0, 1) if self.is_pos_first else z, weight, view)
+            added = (change(result) - result).sum(2)
+            return value + (added.transpose(0, 1) if self.is_pos_first else added).reshape(value.shape)
+
+        return rule
+
+
+DICTIONARY = "dictionary"
+"""The kind of the sites of a dictionary that was spliced in; these are found by their names."""
+
+STREAM = ("batch", "pos", "d_model")
+NEURONS = ("batch", "pos", "neuron")
+
+WHERE: Mapping[str, str] = {
+    "resid_pre": "the residual stream as it enters the layer, before the layer's first norm",
+    "resid_mid": "resid_pre + attn_out: the sum itself, before any norm of it",
+    "resid_mid_cross": "the stream plus cross_attn_out: the sum itself, before any norm of it",
+    "resid_post": "the last sum of the layer, usually the stream plus mlp_out: before any norm of it",
+    "attn_out": "what attention adds to the stream, after the output projection and any post-norm",
+    "cross_attn_out": "what cross-attention adds to the stream, after any post-norm",
+    "mlp_out": "what the MLP adds to the stream, after the down projection and any post-norm",
+    "q": "the queries as projected, bias included, before any q-norm, scaling and rotary embedding",
+    "k": "the keys as projected, before any k-norm and rotary embedding, not repeated",
+    "v": "the values as projected, not repeated",
+    "rot_q": "the queries that enter the scores, after q-norm and rotary embedding",
+    "rot_k": "the keys that enter the scores, after k-norm and rotary embedding, not repeated",
+    "attn_scores": "what the softmax reads: scaled, capped and masked",
+    "pattern": "the attention weights that multiply the values",
+    "z": "each head's result, in front of the output projection",
+    "result": "each head's share of the output projection, without its bias; computed from z",
+    "pre": "the neurons before the activation (of the gate, in a gated MLP)",
+    "pre_linear": "the neurons of a gated MLP that are not activated, before the product",
+    "ln1_scale": "what the norm that attention reads multiplies with: 1/√(mean square + ε); not in lists",
+    "ln2_scale": "what the norm that the MLP reads multiplies with, likewise",
+    "ln_final_scale": "what the norm that the unembedding reads multiplies with, likewise",
+    "post": "the neurons as the down projection reads them: activated, and gated",
+}
+"""Where each kind lies; the test suite checks every line against hooks on the module."""
+
+WHERE_IN_DICTIONARY: Mapping[str, str] = {
+    "latents": "what encode makes of the value; what is patched here leaves the error term alone",
+    "reconstruction": "what decode makes of the latents",
+    "error": "what the dictionary misses of the value, with the latents as they were encoded",
+    "output": "reconstruction + error: what the rest of the model reads",
+    "input": "the value itself, before the dictionary",
+}
+"""Where each site of a dictionary lies, by the end of its name."""
+
+_CALL = re.compile(r"(.+)[#@]([0-9]+)((?:\.(?:input|output)(?:\.[0-9]+)?)?)")
+"""One call of a module, as names write it, or as they were written once: `a#1`, `a@1`, `a#1.input`."""
+
+_HOOKS = {
+    **{kind: f"attn.hook_{kind}" for kind in ("q", "k", "v", "rot_q", "rot_k", "z", "result")},
+    **{kind: f"attn.hook_{kind}" for kind in ("attn_scores", "pattern")},
+    **{kind: f"mlp.hook_{kind}" for kind in ("pre", "pre_linear", "post")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place whose value can be read and replaced.
+
+    `view` shows the node's value in natural axes; None where the value is shown as it is. Where
+    `result` is given, the site is not a node's value but is computed from it; see `HeadResult`.
+    """
+
+    name: str
+    kind: str
+    node: str
+    view: View | None
+    layer: int | None = None
+    stack: str = ""
+    result: HeadResult | None = None
+
+
+class SiteTable:
+    """All sites of a program, by name and by (kind, layer).
+
+    Names are, in this order: the TransformerLens spelling of a transformer's kinds
+    (`blocks.9.attn.hook_z`), module paths (`transformer.h.9.mlp`, with `.input` for what goes
+    in), and the graph's own names, one for each operation.
+
+    A module's path means all of its calls, as a hook on the module does. Each call of a module that is
+    called several times has a site of its own, `path#0`, `path#1`, ... (`path#1.input`).
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._wiring = Wiring(program)
+        attentions = find_attention(self._wiring)
+        self.model_layers = find_layers(self._wiring, attentions)
+        self.why_no_kinds = "" if self.model_layers else _why_no_kinds(len(attentions))
+        self._by_name: dict[str, Site] = {}
+        self._by_kind: dict[tuple[str, str, int], Site] = {}
+        self._missing: dict[tuple[str, str, int], tuple[Piece, ...]] = {}
+        for layer in self.model_layers:
+            for site in _layer_sites(self._wiring, layer):
+                self._by_name[site.name] = site
+                self._by_kind[site.kind, site.stack, site.layer or 0] = site
+            self._note_missing(layer)
+        self._add_modules_and_operations(program)
+
+    def _add_modules_and_operations(self, program: Program) -> None:
+        self._calls: dict[str, tuple[Site, ...]] = {}
+        self._hidden: dict[str, str] = {}
+        by_module: dict[tuple[str, ...], list[ModulePort]] = {}
+        for port in program.ports:
+            by_module.setdefault(port.paths or (port.call.path,), []).append(port)
+        paths = {path for paths in by_module for path in paths}
+        for own, ports in by_module.items():
+            for path in own:
+                self._add_module(path, sorted(ports, key=lambda port: port.call.call), paths)
+        for name in (*(i.name for i in program.inputs), *(r.name for r in program.records)):
+            if name not in self._calls:
+                self._by_name.setdefault(name, Site(name, "op", name, None))
+
+    def _add_module(self, path: str, ports: Sequence[ModulePort], taken: Set[str]) -> None:
+        """Add the sites of a module: those of its one call, or those of every call, and of all of them."""
+        acting = [port for port in ports if port.outputs or port.hidden]
+        whole: dict[str, list[Site]] = {}
+        for port in ports:
+            called = path if len(ports) == 1 else f"{path}#{port.call.call}"
+            if port.hidden or not port.outputs:
+                why = port.hidden or "nothing that the model returns depends on it"
+                self._hidden[called] = f"{called!r} has no output of its own: {why}"
+            for site in _module_sites(self._wiring, port, called):
+                name = path + site.name.removeprefix(called)
+                if site.name not in taken - {path}:  # a module of that name comes first
+                    known = self._by_name.setdefault(site.name, site)
+                    if port in acting and len(ports) > 1 and name not in taken - {path}:
+                        whole.setdefault(name, []).append(known)
+        for name, sites in whole.items():
+            nodes = {site.node: site for site in sites}
+            is_input = sites[0].kind == "module input"
+            if name not in self._by_name:
+                self._calls[name] = tuple(nodes.values()) if is_input else tuple(sites)
+            if len(sites) < len(acting) or (len(nodes) < len(sites) and not is_input):
+                names = (f"{path}#{port.call.call}" for port in acting)
+                reasons = [self._hidden[one] for one in names if one in self._hidden]
+                self._hidden[name] = (
+                    reasons[0] if reasons else "its calls hand over values of different kinds"
+                )
+
+    @property
+    def has_repeated_calls(self) -> bool:
+        """Whether some module is called several times."""
+        return bool(self._calls)
+
+    def calls(self, name: str) -> tuple[str, ...]:
+        """The names of the sites that a name means: itself, or each call of a module that has several.
+
+        Raises MissingSiteError where some call of the module has no such site.
+        """
+        if name in self._by_name or name not in self._calls:
+            return (name,)
+        names = tuple(site.name for site in self._calls[name])
+        if name in self._hidden:
+            raise MissingSiteError(
+                f"{name!r} means all calls of a module, as a hook on it does, and not all have a site: "
+                f"{self._hidden[name]}. Those that have one are {_listed(names)}: name them one by one."
+            )
+        return names
+
+    def spliced(self, program: Program, value: str, output: str, own: Iterable[Site]) -> SiteTable:
+        """The table of a program into which a dictionary was spliced: every name is still there.
+
+        Whatever was called the `value` now is the `output`, which others read instead; `own` are the sites of
+        the dictionary.
+        """
+        made = object.__new__(SiteTable)
+        made._wiring = Wiring(program)
+        made.why_no_kinds, made._missing = self.why_no_kinds, dict(self._missing)
+        made.model_layers = [_spliced_layer(layer, program, value, output) for layer in self.model_layers]
+        made._by_name = {
+            site.name: _spliced_site(site, program, value, output) for site in self if site.kind != "op"
+        }
+        made._by_kind = {key: made._by_name[site.name] for key, site in self._by_kind.items()}
+        made._by_name |= {site.name: site for site in own}
+        made._add_modules_and_operations(program)
+        return made
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that this model has."""
+        return tuple(dict.fromkeys(kind for kind, _, _ in self._by_kind))
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """The names of the dictionaries that were spliced in."""
+        known = (site.name for site in self if site.kind == DICTIONARY)
+        return tuple(name.removesuffix(".latents") for name in known if name.endswith(".latents"))
+
+    def layers(self, kind: str, stack: str = "") -> tuple[int, ...]:
+        """The layers that have this kind."""
+        if kind in SCALES:
+            return tuple(sorted(at for k, s, at in self._scales if (k, s) == (kind, stack)))
+        return tuple(sorted(layer for k, s, layer in self._by_kind if (k, s) == (kind, stack)))
+
+    @property
+    def missing(self) -> Mapping[tuple[str, str, int], tuple[Piece, ...]]:
+        """Why kinds are not there, by (kind, stack, layer)."""
+        return self._missing
+
+    def find(self, kind_or_name: str, layer: int | None = None, stack: str = "") -> Site:
+        """The site of a name, or of a kind and a layer (negative ones count from the end).
+
+        Raises MissingSiteError with the reason where it is known, else with the nearest names.
+        """
+        if kind_or_name in {*SCALES, FINAL_SCALE}:
+            return self._scale(kind_or_name, layer, stack)
+        if layer is None:
+            if kind_or_name in self._by_name:
+                return self._by_name[kind_or_name]
+            names = self.calls(kind_or_name)
+            if len(names) > 1:
+                raise MissingSiteError(
+                    f"{kind_or_name!r} means {len(names)} calls of one module, each with a value of its own. "
+                    f"Say which: {_listed(names)}. Patches and sweeps take {kind_or_name!r} for all of them."
+                )
+            renamed = self._renamed(names[0])
+            if renamed in self._by_name:
+                return self._by_name[renamed]
+            if kind_or_name in self.kinds:
+                raise MissingSiteError(
+                    f"{kind_or_name!r} is a kind of site, one in each layer: say which, as in "
+                    f"`site({kind_or_name!r}, layer=0)`."
+                )
+            raise self._unknown(kind_or_name)
+        found = self._by_kind.get((kind_or_name, stack, layer))
+        if found is not None:
+            return found
+        stacks = list(dict.fromkeys(layer.stack for layer in self.model_layers))
+        if stack not in stacks and stacks:
+            raise MissingSiteError(
+                f"this model has the stacks {', '.join(map(repr, stacks))}; say which one with stack=."
+            )
+        known = sorted({layer.number for layer in self.model_layers if layer.stack == stack})
+        if layer < 0 and known:
+            layer += known[-1] + 1
+        site = self._by_kind.get((kind_or_name, stack, layer))
+        if site is not None:
+            return site
+        having = self.layers(kind_or_name, stack)
+        at = layer if layer in known or having else min(known, default=layer)
+        reason = self._missing.get((kind_or_name, stack, at))
+        if reason:
+            raise MissingSiteError(f"layer {at} has no {kind_or_name!r}: ", *reason, ".")
+        if having and layer not in known:
+            raise MissingSiteError(_no_layer(layer, known))
+        if having:
+            raise MissingSiteError(
+                f"layer {layer} has no {kind_or_name!r}; layers that have it: {spans(having)}."
+            )
+        raise self._unknown(kind_or_name)
+
+    @cached_property
+    def _scales(self) -> dict[tuple[str, str, int], Site]:
+        """The scales of norms, where nodes hold them. No list of kinds has them: few look for them."""
+        found: dict[tuple[str, str, int], Site] = {}
+        for layer in self.model_layers:
+            for kind in SCALES:
+                node, _ = scale_of(self._wiring, layer, kind)
+                if node is not None:
+                    name = _name(kind, layer.stack, layer.number)
+                    view = self._scale_view(layer, node)
+                    found[kind, layer.stack, layer.number] = Site(
+                        name, kind, node, view, layer.number, layer.stack
+                    )
+        return found
+
+    def _scale_view(self, layer: Layer, node: str) -> View | None:
+        """[batch, pos] of a value that lies as the stream does, with one number for all features."""
+        stream = layer.nodes.get("resid_pre") or layer.nodes.get("resid_post")
+        view = None if stream is None else _stream_view(self._wiring, layer, stream, STREAM)
+        own, shape = self._wiring.shape(node), None if stream is None else self._wiring.shape(stream)
+        if view is None or own is None or shape is None or own[:-1] != shape[:-1]:
+            return None
+        packing = tuple(tuple(axis for axis in packed if axis != "d_model") for packed in view.packing)
+        return View(tuple(axis for axis in view.axes if axis != "d_model"), packing, view.lengths)
+
+    def _scale(self, kind: str, layer: int | None, stack: str) -> Site:
+        """The scale of a norm. Raises MissingSiteError, and says why it is not there."""
+        own = sorted((one for one in self.model_layers if one.stack == stack), key=lambda one: one.number)
+        if not own:
+            raise MissingSiteError(f"no {kind!r} here: {self.why_no_kinds or 'no such stack'}.")
+        if kind == FINAL_SCALE:
+            node, why = final_scale(self._wiring, own[-1])
+            if node is None:
+                raise MissingSiteError(f"no {kind!r} here: {why}.")
+            return Site(kind, kind, node, self._scale_view(own[-1], node), None, stack)
+        if layer is None:
+            raise MissingSiteError(
+                f"{kind!r} is one in each layer: say which, as in `site({kind!r}, layer=0)`."
+            )
+        at = layer + own[-1].number + 1 if layer < 0 else layer
+        if (kind, stack, at) in self._scales:
+            return self._scales[kind, stack, at]
+        found = [one for one in own if one.number == at]
+        if not found:
+            raise MissingSiteError(_no_layer(at, [one.number for one in own]))
+        _, why = scale_of(self._wiring, found[0], kind)
+        raise MissingSiteError(f"layer {at} has no {kind!r}: {why}.")
+
+    def _renamed(self, name: str) -> str:
+        """The name of a call as the table has it: `a#1` for `a@1`; `a` for `a#0` where it is called once."""
+        match = _CALL.fullmatch(name)
+        if match is None:
+            return name
+        path, number, rest = match.groups()
+        called = f"{path}#{number}{rest}"
+        return called if called in self._by_name or int(number) else f"{path}{rest}"
+
+    def _unknown(self, name: str) -> MissingSiteError:
+        if self._renamed(name) in self._hidden:
+            return MissingSiteError(f"no site {name!r}: {self._hidden[self._renamed(name)]}.")
+        for (kind, stack, layer), reason in self._missing.items():
+            if name == _name(kind, stack, layer):
+                return MissingSiteError(f"no site {name!r}: ", *reason, ".")
+            if name == kind and kind not in self.kinds:
+                return MissingSiteError(f"no site {name!r} in layer {layer}: ", *reason, ".")
+        near = difflib.get_close_matches(name, [*self.kinds, *self._by_name], n=3, cutoff=0.5)
+        nearest = f" Nearest: {', '.join(near)}." if near else ""
+        kinds = ", ".join(self.kinds) or f"none: {self.why_no_kinds}"
+        return MissingSiteError(f"no site {name!r} in this model.{nearest} Its kinds are {kinds}.")
+
+    def _note_missing(self, layer: Layer) -> None:
+        reasons: dict[str, tuple[Piece, ...]] = {kind: (reason,) for kind, reason in layer.missing.items()}
+        reasons |= layer.attention.missing
+        if ("result", layer.stack, layer.number) not in self._by_kind:
+            reasons.setdefault("result", ("its output projection could not be determined from the graph",))
+        if layer.cross is not None:
+            reasons |= {f"cross_{kind}": reason for kind, reason in layer.cross.missing.items()}
+        for kind, reason in reasons.items():
+            self._missing[kind, layer.stack, layer.number] = reason
+
+
+def _name(kind: str, stack: str, layer: int) -> str:
+    prefix = f"{stack}.blocks.{layer}" if stack else f"blocks.{layer}"
+    if kind.startswith("cross_") and kind != "cross_attn_out":
+        return f"{prefix}.cross_attn.hook_{kind.removeprefix('cross_')}"
+    return f"{prefix}.{_HOOKS.get(kind, f'hook_{kind}')}"
+
+
+def _layer_sites(wiring: Wiring, layer: Layer) -> Iterator[Site]:
+    def site(kind: str, node: str, view: View | None, result: HeadResult | None = None) -> Site:
+        name = _name(kind, layer.stack, layer.number)
+        return Site(name, kind, node, view, layer.number, layer.stack, result)
+
+    for kind, node in layer.nodes.items():
+        natural = NEURONS if kind in {"pre", "pre_linear", "post"} else STREAM
+        yield site(kind, node, _stream_view(wiring, layer, node, natural))
+    for prefix, attention in (("", layer.attention), ("cross_", layer.cross)):
+        if attention is None:
+            continue
+        for kind, activation in attention.activations.items():
+            yield site(prefix + kind, activation.node, activation.view)
+        if attention.projection is None or "z" not in attention.activations:
+            continue
+        weight, z = weight_of(wiring, attention.projection), attention.activations["z"]
+        lead = _lead_of(attention.operand)
+        if weight is not None and lead and z.view.axes == ("batch", "pos", "head", "d_head"):
+            result = HeadResult(attention.projection, *weight, is_pos_first=lead[0] == "pos")
+            yield site(f"{prefix}result", z.node, z.view, result)
+
+
+def _spliced_site(site: Site, program: Program, value: str, output: str) -> Site:
+    """A site after a splice: where it was the value, it is the output."""
+    result = site.result
+    if result is not None:
+        result = replace(result, projection=program.record_of[result.projection.name])
+    return replace(site, node=output if site.node == value else site.node, result=result)
+
+
+def _spliced_layer(layer: Layer, program: Program, value: str, output: str) -> Layer:
+    """A layer after a splice: where a kind was the value, it is the output."""
+
+    def attention(own: Attention) -> Attention:
+        return replace(
+            own,
+            core=program.record_of[own.core.name],
+            projection=None if own.projection is None else program.record_of[own.projection.name],
+            activations={
+                kind: replace(one, node=output) if one.node == value else one
+                for kind, one in own.activations.items()
+            },
+        )
+
+    nodes = {kind: output if node == value else node for kind, node in layer.nodes.items()}
+    cross = None if layer.cross is None else attention(layer.cross)
+    return replace(layer, nodes=nodes, attention=attention(layer.attention), cross=cross)
+
+
+def _lead_of(operand: Axes | None) -> tuple[str, ...]:
+    """The order of batch and positions in what a projection reads; empty where it is another, or unknown."""
+    names = tuple(axis.name for packed in operand or () for axis in packed)
+    is_by_head = names[2:] in {("head", "d_head"), ("d_head",)}
+    return names[:2] if is_by_head and set(names[:2]) == {"batch", "pos"} else ()
+
+
+def _stream_view(wiring: Wiring, layer: Layer, node: str, natural: tuple[str, str, str]) -> View | None:
+    """The view of a stream's value, wherever batch and positions lie, flattened into one or not."""
+    shape, lead = wiring.shape(node), layer.attention.lead
+    if shape is None or not layer.has_features_last:
+        return None
+    if lead is None:
+        lead = _lead_by_sizes(wiring, _stream_shape(wiring, layer))
+    if lead is None:
+        return None
+    # Attention may turn what it reads (`nn.MultiheadAttention`): then the stream fits the other way only.
+    packed = _grouped(lead, natural[-1], shape) or _grouped(lead[::-1], natural[-1], shape)
+    return view_of(packed, natural_axes(wiring, packed or (), natural), wiring.program.sizes)
+
+
+def _grouped(lead: tuple[Axis, ...], features: str, shape: tuple[Size, ...]) -> Axes | None:
+    return regroup((*((axis,) for axis in lead), (Axis(features, shape[-1]),)), shape)
+
+
+def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis, ...] | None:
+    """The axes in front of a stream's features, known by their sizes; a fixed batch comes first."""
+    known = wiring.program.dimensions
+    if shape is None or len(shape) != 3 or known.doubt or known.is_unbatched:
+        return None
+    for dim in (0, 1):
+        role, other = ("batch", "pos") if str(shape[dim]) in known.batch else ("pos", "batch")
+        if str(shape[dim]) in known.batch | known.positions:
+            names = (role, other) if dim == 0 else (other, role)
+            return tuple(Axis(name, size) for name, size in zip(names, shape[:2], strict=True))
+    return None if known.batch else (Axis("batch", shape[0]), Axis("pos", shape[1]))
+
+
+def _stream_shape(wiring: Wiring, layer: Layer) -> tuple[Size, ...] | None:
+    """The shape of the stream, where a value of it is known."""
+    kinds = ("attn_out", "resid_pre", "resid_post", "mlp_out")
+    return next((wiring.shape(layer.nodes[kind]) for kind in kinds if kind in layer.nodes), None)
+
+
+def _module_sites(wiring: Wiring, port: ModulePort, path: str) -> Iterator[Site]:
+    """A module's output under the path, its first input under `path.input`; several are numbered.
+
+    Of several outputs, the one shaped like the first input has the bare path.
+    """
+    outputs = () if port.hidden else port.outputs
+    primary = outputs
+    if len(primary) > 1 and port.inputs:
+        shape = wiring.shape(port.inputs[0])
+        primary = tuple(name for name in primary if wiring.shape(name) == shape)
+    if len(primary) == 1:
+        yield Site(path, "module", primary[0], None)
+    if port.inputs:
+        yield Site(f"{path}.input", "module input", port.inputs[0], None)
+    for way, kind, names in (("output", "module", outputs), ("input", "module input", port.inputs)):
+        if len(names) > 1:
+            for i, node in enumerate(names):
+                yield Site(f"{path}.{way}.{i}", kind, node, None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in short."""
+    return ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
+
+
+def _why_no_kinds(attentions: int) -> str:
+    if not attentions:
+        return "no attention was found in its graph"
+    return (
+        f"{attentions} attentions were found, several in one module, so no path says which layer each is of"
+    )
+
+
+def _no_layer(layer: int, known: Sequence[int]) -> str:
+    if known == list(range(len(known))):
+        return f"no layer {layer}: this model's layers are {spans(known)}."
+    return (
+        f"no kinds in layer {layer}: the layers with attention are {spans(known)}. What other layers hold is "
+        "there by module path."
+    )
+
+
+def runs_of(numbers: Sequence[int]) -> list[list[int]]:
+    """Ascending numbers as runs of such that follow each other."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers in words: 0 to 3, 5 and 7 to 9."""
+    said = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs_of(numbers)]
+    return " and ".join(filter(None, (", ".join(said[:-1]), said[-1]))) if said else "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A place found in a model: the node, the view of its value, and which part is meant."""
+
+    site: Site
+    view: View
+    part: Mapping[str, Any]
+
+    @property
+    def node(self) -> str:
+        """The node of the graph whose value it is, or from which it is computed."""
+        return self.site.node
+
+    @property
+    def result(self) -> HeadResult | None:
+        """How it is computed, where no node holds it."""
+        return self.site.result
+
+    @property
+    def z_view(self) -> View:
+        """The view of the node's own value, where the site is computed from it."""
+        assert self.site.view is not None
+        return self.site.view
+
+    @property
+    def part_axes(self) -> tuple[str, ...]:
+        """The axes that are left of the part: those that no single number selects."""
+        return tuple(axis for axis in self.view.axes if not isinstance(self.part.get(axis), int))
+
+    def read(self, value: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The part that is meant of the node's value, in natural axes."""
+        return self.view.read(value, self.part, sizes)
+
+    def mean(
+        self,
+        value: Tensor,
+        sizes: Sequence[int],
+        place: Place,
+        program: Program,
+        inputs: Mapping[str, Tensor],
+    ) -> Tensor:
+        """The site's mean over batch and positions, at every place of the part that is meant.
+
+        Positions that the attention mask among the `inputs` hides are left out.
+        """
+        present = self.view.present(value, sizes)
+        try:
+            shown = mean_of(present, self.view.axes, self.shown(present, program, inputs))
+        except ValueError as error:
+            raise PatchError(
+                f"{place} has no mean over batch and positions: it holds {error}. Give the value itself."
+            ) from None
+        plain = View(self.view.axes, tuple((axis,) for axis in self.view.axes), {})
+        return plain.read(shown, self.part).clone()
+
+    def shown(self, present: Tensor, program: Program, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """Which entries of the whole site, in natural axes, are no padding: see `shown_entries`."""
+        is_cross, stack = self.site.kind.startswith("cross_"), self.site.stack or self.site.name
+        return shown_entries(
+            program, inputs, self.view.axes, present.shape, self.node, stack, is_cross=is_cross
+        )
+
+    def is_same_place(self, other: Located) -> bool:
+        """Whether both are the same part of the same site, whatever name it was found by."""
+        return self.site is other.site and dict(self.part) == dict(other.part)
+
+    def expect(self, part: object, present: Tensor, place: Place) -> None:
+        """Refuse a part of another shape, dtype or device: nothing is cast, moved or broadcast."""
+        if isinstance(part, Tensor):
+            made = part.shape, part.dtype, part.device, part.layout
+            if made == (present.shape, present.dtype, present.device, present.layout):
+                return
+        expected = f"shape {tuple(present.shape)}, {present.dtype}, on {present.device}"
+        axes = ", ".join(self.part_axes)
+        if not isinstance(part, Tensor):
+            raise PatchError(
+                f"the function for {place} returned {describe(part)}; it has to return a tensor of "
+                f"{expected} ({axes})."
+            )
+        if part.layout is not present.layout:
+            raise PatchError(f"the value for {place} is {part.layout}; give a dense tensor, `.to_dense()`.")
+        raise PatchError(
+            f"the value for {place} has shape {tuple(part.shape)}, {part.dtype}, on {part.device}; the "
+            f"place has {expected} ({axes}). Convert it first: nothing is cast, moved or broadcast."
+        )

@@ -1,1 +1,0 @@
-"""Questions in text: a model and prompts as people give them, made into a `Question`."""

@@ -1,1 +1,0 @@
-"""A module and an example become a program."""

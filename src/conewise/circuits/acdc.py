@@ -1,0 +1,404 @@
+"""ACDC (Conmy et al., 2023): edges are removed one by one, each for good if the metric can do without it.
+
+Readers are visited from the last to the first, and for each the edges into it from the last writer to the
+first. A removed edge carries its writer's ablated part from then on, so the worlds are a sequence of
+persistent changes: the interleaved regime of the theory of grafts. Candidates in line are evaluated many at
+once, each assuming that those before it were decided as guessed; the result is that of one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conewise.arguments import checked
+from conewise.circuits.circuit import Circuit
+from conewise.circuits.circuit_data import Decision, is_number
+from conewise.circuits.forwards import WorldsExecutor, asked, graph_of
+from conewise.circuits.greedy import Candidate, Greedy, Spent
+from conewise.circuits.masked_forward import Forward, Mask, Stage, stages_of
+from conewise.circuits.replaced_parts import edge_facts
+from conewise.circuits.search_file import SearchFile
+from conewise.errors import Argument, CircuitError
+from conewise.jobs.digests import machine
+from conewise.jobs.progress import bar
+from conewise.runs.captured import Captured
+from conewise.runs.metrics import Metric, as_metric
+from conewise.runs.reading import Reading
+from conewise.sweeps.planning.costs import versions
+from conewise.sweeps.planning.planner import facts_of
+from conewise.sweeps.storage.provenance import Identifying, model_digest, run_digest
+from conewise.threads import one_thread
+
+HARMS: dict[str, Callable[[float], float]] = {
+    "increase": lambda change: change,
+    "decrease": lambda change: -change,
+    "either": abs,
+}
+"""How much a change of the metric harms: what is compared with the threshold."""
+
+LOSSES = ("kl_to", "cross_entropy")
+"""Metrics that are the better the smaller they are: with harm="auto" only an increase of them counts."""
+
+SAVE_EVERY = 5.0
+"""Seconds from one writing of a search's file to the next."""
+
+
+@checked
+@one_thread
+def acdc(
+    model: Captured,
+    *,
+    base: Any,
+    source: Any = None,
+    metric: Any,
+    threshold: float,
+    ablation: str = "resample",
+    harm: str = "auto",
+    heads: str = "descending",
+    speculative: bool = True,
+    max_memory: int | str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | Callable[[int, int], None] | None = None,
+    executor: WorldsExecutor | None = None,
+) -> Circuit:
+    """The circuit that ACDC finds: the edges without which the metric changes by `threshold` or more.
+
+    `base` is the run whose behaviour is to be kept, `source` has what removed edges carry; see `evaluate`
+    for `ablation`. Edges are visited as published: readers from the last to the first (the logits; then of
+    each layer the MLP, values, keys, queries, heads from the last to the first), for each its writers from
+    the last to the first. With heads="ascending", the writers that are heads of one layer come from the
+    first to the last: the published class's own default, where the published program's is the other one. An
+    edge into a component that nothing reads any more is removed without being looked at.
+
+    An edge is removed if what removing it does to the metric, averaged over prompts, is below `threshold`.
+    For `cw.kl_to(base)` and `cw.cross_entropy(...)` that is the increase, as published; for any other metric
+    it is the change either way, as the published option of absolute values has it. `harm` says so:
+    "increase", "decrease", "either", or "auto".
+
+    With `speculative`, candidates are evaluated many at once; the edges, and the order of decisions, are
+    those of one at a time. `max_memory` bounds the worlds that are stacked: what they take is rehearsed.
+    `out`: a file where decisions are kept as they are made; with `resume` the search goes on
+    from there. It begins again with the layer's attention, MLP or logits that it was at, so that decisions
+    and scores are those of a search that was never cut off, bit for bit where `max_memory` and workers are
+    the same. `progress` as in `Sweep.run`: edges decided, of all.
+
+    `executor`: workers that evaluate candidates beyond this process, such as `cw.Processes(2)` or
+    `cw.Ray(workers=4)`, each a part of those that are evaluated at once. What is decided is the same; this
+    process decides, and keeps the file.
+    """
+    search = Search(
+        model,
+        base=base,
+        source=source,
+        metric=metric,
+        threshold=threshold,
+        ablation=ablation,
+        harm=harm,
+        heads=heads,
+        speculative=speculative,
+        max_memory=max_memory,
+    )
+    return search.run(out=out, resume=resume, progress=progress, executor=executor)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """What a search takes at most: one world for each edge, none of them shared, none left out.
+
+    `node_evaluations` are those of one at a time over the whole graph, as the theory of interleaved grafts
+    has them: for each edge what lies behind its reader, the reader's correction, and those of readers behind
+    it. What nothing reads any more, and what no kept edge reaches, is not computed, so a search takes the
+    less, the more it removes; worlds that are guessed in vain come on top. `stages` has how many edges and
+    node evaluations there are in each stage, in the order of visits.
+    """
+
+    edges: int
+    worlds: int
+    node_evaluations: int
+    stages: tuple[tuple[str, int, int], ...]
+
+    def __str__(self) -> str:
+        worlds = f"at most {self.worlds:,} worlds one at a time"
+        lines = [f"ACDC over {self.edges:,} edges: {worlds}, {self.node_evaluations:,} node evaluations"]
+        lines += [
+            f"  {name:24} {edges:8,} edges {cost:14,} node evaluations" for name, edges, cost in self.stages
+        ]
+        return "\n".join(lines)
+
+
+@checked
+@one_thread
+def acdc_plan(model: Captured, *, metric: Any = None) -> SearchPlan:
+    """What a search for a circuit takes at most; nothing is computed."""
+    graph_of(model)
+    components, program = edge_facts(model).parts.components, model.program
+    facts = facts_of(model)
+    targets = facts.outputs if metric is None else facts.targets((as_metric(metric),))
+    support = set(model.graph.names(model.support(tuple(targets)))) & set(program.record_of)
+    costs: list[tuple[str, int, int]] = []
+    corrected: list[str] = []
+    for stage in reversed(stages_of(components.readers)):
+        edges = total = 0
+        for one in reversed(stage.readers):
+            cone = components.wiring.cone(one.node)
+            again = sum(node == one.node or node in cone for node in corrected)
+            edges += one.writers
+            total += one.writers * (len(cone & support) + 1 + again)
+            corrected.append(one.node)
+        costs.append((stage.name, edges, total))
+    edges = sum(count for _, count, _ in costs)
+    return SearchPlan(edges, edges, sum(cost for *_, cost in costs), tuple(costs))
+
+
+class Search:
+    """One search for a circuit. `spent` says what it took, after it ran."""
+
+    def __init__(
+        self,
+        model: Captured,
+        *,
+        base: Any,
+        source: Any = None,
+        metric: Any,
+        threshold: float,
+        ablation: str = "resample",
+        harm: str = "auto",
+        heads: str = "descending",
+        speculative: bool = True,
+        max_memory: int | str | None = None,
+    ) -> None:
+        self.asked = asked(
+            model, base=base, source=source, metric=metric, ablation=ablation, max_memory=max_memory
+        )
+        self.threshold = _threshold(threshold)
+        self.harm = _harm(harm, self.asked.metric)
+        _expect(heads, "heads", ("descending", "ascending"))
+        self.heads = heads
+        if not isinstance(speculative, bool):
+            raise CircuitError(f"speculative={speculative!r} is neither True nor False.")
+        self.speculative = speculative
+        self.spent = Spent()
+        self.node_evaluations = 0
+
+    def run(
+        self,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+        progress: bool | Callable[[int, int], None] | None = None,
+        executor: WorldsExecutor | None = None,
+    ) -> Circuit:
+        """Search; see `acdc`."""
+        if executor is not None and not self.speculative:
+            raise CircuitError(
+                "with speculative=False candidates are evaluated one at a time, and there is nothing that "
+                "workers could share. Leave `executor` out, or speculative=False."
+            )
+        graph = self.asked.graph
+        file: SearchFile | None = None
+        log: list[Decision] = []
+        with ExitStack() as under_way:
+            if out is not None or resume:
+                file = under_way.enter_context(SearchFile.opened(out, resume, self._identity))
+            tell = under_way.enter_context(bar(progress, graph.count, facts_of(self.asked.model).device))
+            if file is not None:
+                under_way.enter_context(file.keeping(log))
+            forward = under_way.enter_context(self.asked.forward(executor))
+            saved_at = time.monotonic()
+            for some in self._decisions(forward, [] if file is None else file.decisions):
+                log += some
+                tell(len(some))
+                if file is not None and time.monotonic() - saved_at > SAVE_EVERY:
+                    file.write(log)
+                    saved_at = time.monotonic()
+            self.node_evaluations = forward.node_evaluations
+        return Circuit.made(
+            graph,
+            [one.edge for one in log if one.kept],
+            of=self.asked.model.name,
+            method="acdc",
+            threshold=self.threshold,
+            scores={one.edge: one.change for one in log},
+            log=log,
+            model=self.asked.model,
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """All that the decisions depend on, by name. Raises IdentityError for what cannot be identified."""
+        given, identify = self.asked, Identifying(strict=True)
+        digest, facts = model_digest(given.model), facts_of(given.model)
+
+        def run(one: Reading | None) -> str | None:
+            return None if one is None else str(run_digest(given.model, one, identify))
+
+        return {
+            "method": "acdc",
+            "model": given.model.name,
+            "program": digest.program,
+            "weights": digest.weights,
+            "constants": digest.constants,
+            "base": run(given.base),
+            "source": run(given.source),
+            "metric": identify.metric(given.metric),
+            "threshold": self.threshold,
+            "ablation": given.ablation,
+            "harm": self.harm,
+            "heads": self.heads,
+            "dtype": str(facts.dtype),
+            "device": ", ".join(map(str, facts.devices)),
+            "versions": versions(),
+            "machine": machine(facts.device),
+        }
+
+    def _decisions(self, forward: Forward, known: Sequence[Decision]) -> Iterator[list[Decision]]:
+        """All decisions in the order of visits, some at a time; `known` are those made before."""
+        removed: Mask = np.zeros(forward.shape, dtype=bool)
+        for stage in reversed(forward.stages):
+            visits = self._visits(stage, removed, forward.moved)
+            again = _matching(known, visits)
+            known = known[len(again) :]
+            if len(again) == len(visits):
+                for visit, decision in zip(visits, again, strict=True):
+                    removed[visit.reader, visit.writer] = not decision.kept
+                yield again
+                continue
+            for visit in visits:
+                removed[visit.reader, visit.writer] |= not visit.is_read
+            line = [Candidate(one.reader - stage.first, one.writer) for one in visits if one.is_read]
+            # Every stage begins from the base and with guesses of its own: its last bits depend on nothing
+            # but what is removed, so that a search that goes on has those of one that was not cut off.
+            greedy = Greedy(self.threshold, HARMS[self.harm], self.speculative, spent=self.spent)
+            if line:
+                greedy.value = float(forward.begin(removed).mean())
+            yield from self._stage(forward, stage, greedy, line, visits, removed)
+
+    def _stage(
+        self,
+        forward: Forward,
+        stage: Stage,
+        greedy: Greedy,
+        line: Sequence[Candidate],
+        visits: Sequence[_Visit],
+        removed: Mask,
+    ) -> Iterator[list[Decision]]:
+        """The decisions of one stage; those about what nothing reads stand in their places."""
+        worlds = _StageWorlds(forward, stage, removed)
+        waiting = iter(visits)
+        rows = removed[stage.rows]  # a view: it follows the decisions
+        for verdicts in greedy.decide(worlds, line, rows):
+            worlds.adopt(rows)
+            made: list[Decision] = []
+            pending = iter(verdicts)
+            left = len(verdicts)
+            while left:
+                visit = next(waiting)
+                if visit.is_read:
+                    verdict = next(pending)
+                    left -= 1
+                    made.append(Decision(visit.edge, verdict.kept, verdict.change))
+                else:
+                    made.append(Decision(visit.edge, False, 0.0))
+            yield made
+        rest = [Decision(visit.edge, False, 0.0) for visit in waiting]
+        if rest:
+            yield rest
+
+    def _visits(self, stage: Stage, removed: Mask, moved: Sequence[Sequence[int]]) -> list[_Visit]:
+        """The edges into the readers of a stage in the order in which they are visited."""
+        graph = self.asked.graph
+        kept = self.asked.there & ~removed
+        found: list[_Visit] = []
+        for number in range(stage.first + len(stage.readers) - 1, stage.first - 1, -1):
+            is_read = not moved[number] or bool(kept[:, list(moved[number])].any())
+            for writer in self._order(graph.readers[number].writers):
+                edge = graph.edges[int(graph.starts[number]) + writer]
+                found.append(_Visit(number, writer, edge, is_read))
+        return found
+
+    def _order(self, count: int) -> list[int]:
+        """Writers in the order in which edges from them are visited."""
+        order = list(range(count - 1, -1, -1))
+        if self.heads == "descending":
+            return order
+        writers = self.asked.graph.writers
+        last = {(one.layer, one.head is None): n for n, one in enumerate(writers[:count])}
+        return sorted(order, key=lambda n: (-last[writers[n].layer, writers[n].head is None], n))
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """An edge in line; `is_read`: what it leads into is read by something."""
+
+    reader: int
+    writer: int
+    edge: str
+    is_read: bool
+
+
+class _StageWorlds:
+    """Worlds that differ in the edges into one stage, as the greedy search asks for them."""
+
+    def __init__(self, forward: Forward, stage: Stage, removed: Mask) -> None:
+        self._forward, self._stage, self._removed = forward, stage, removed
+        self.epsilon = forward.epsilon
+        self.most, self.few = forward.most(stage.number), forward.few
+
+    def values(self, removed: Mask) -> NDArray[np.float64]:
+        """The metric of each world, averaged over prompts."""
+        found: NDArray[np.float64] = self._forward.below(self._stage.number, removed).mean(1)
+        return found
+
+    def exact(self, removed: Mask) -> float:
+        """The metric of one world, computed from the base, alone."""
+        whole = self._removed.copy()
+        whole[self._stage.rows] = removed
+        return float(self._forward.values(whole[None]).mean())
+
+    def adopt(self, removed: Mask) -> None:
+        """Go on from this world."""
+        self._forward.adopt(self._stage.number, removed.copy())
+
+
+def _matching(known: Sequence[Decision], visits: Sequence[_Visit]) -> list[Decision]:
+    """The known decisions about these visits. Raises CircuitError where they are about others."""
+    found = list(known[: len(visits)])
+    for visit, decision in zip(visits, found, strict=False):
+        if visit.edge != decision.edge:
+            raise CircuitError(
+                f"the stored search decided about {decision.edge} where {visit.edge} is next in line: its "
+                "file is not of this search. Begin again with another ",
+                Argument("out"),
+                ".",
+            )
+    return found
+
+
+def _threshold(given: Any) -> float:
+    if not is_number(given) or not 0 < given < math.inf:
+        raise CircuitError(
+            Argument("threshold", given), " is no threshold: it is a change of the metric, above 0."
+        )
+    return float(given)
+
+
+def _harm(given: str, metric: Metric) -> str:
+    if given == "auto":
+        is_loss = bool(metric.described) and metric.described[0] in LOSSES
+        return "increase" if is_loss else "either"
+    _expect(given, "harm", tuple(HARMS))
+    return given
+
+
+def _expect(given: str, name: str, known: Sequence[str]) -> None:
+    if given not in known:
+        raise CircuitError(f"{name}={given!r} is none of {', '.join(map(repr, known))}.")

@@ -1,0 +1,443 @@
+"""Circuit: some edges of a model's graph of components, as a value.
+
+It is made by a search (`cw.acdc`), from scores, or from nodes; it can be drawn, compared, saved and read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conewise.anatomy.edge_graph import EdgeGraph, Wired
+from conewise.arguments import checked
+from conewise.circuits.circuit_data import (
+    CircuitData,
+    Decision,
+    between,
+    checked_log,
+    checked_scores,
+    chosen,
+    expect_same_graph,
+    is_whole,
+    largest_first,
+    levels,
+    pruned,
+    score_array,
+    stops,
+)
+from conewise.circuits.circuit_files import eap_json, from_json, read_text, to_json, write_text
+from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
+from conewise.circuits.forwards import WorldsExecutor, graph_of
+from conewise.errors import CircuitError, describe
+from conewise.files import as_path
+from conewise.report.circuit_figure import dot
+from conewise.report.circuit_page import Curve, CurvePoint
+from conewise.runs.captured import Captured
+from conewise.runs.metrics import as_metric
+from conewise.templates import heading, table
+from conewise.threads import Turn, one_thread
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from conewise.report.story import Story
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The edges that both circuits have, and those of one alone, each in graph order."""
+
+    both: tuple[str, ...]
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+
+    @property
+    def jaccard(self) -> float:
+        """Edges of both over edges of either: 1 where they are equal, 0 where they share none."""
+        either = len(self.both) + len(self.only_first) + len(self.only_second)
+        return len(self.both) / either if either else 1.0
+
+    @property
+    def overlap(self) -> float:
+        """Edges of both over the edges of the smaller: 1 where one is a part of the other."""
+        smaller = len(self.both) + min(len(self.only_first), len(self.only_second))
+        return len(self.both) / smaller if smaller else 1.0
+
+    def __repr__(self) -> str:
+        return (
+            f"Comparison: {len(self.both):,} edges in both, {len(self.only_first):,} only in the first, "
+            f"{len(self.only_second):,} only in the second (Jaccard {self.jaccard:.3f}, "
+            f"overlap {self.overlap:.3f})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("both", f"{len(self.both):,}"),
+            ("only in the first", f"{len(self.only_first):,}"),
+            ("only in the second", f"{len(self.only_second):,}"),
+            ("Jaccard", f"{self.jaccard:.3f}"),
+            ("overlap", f"{self.overlap:.3f}"),
+        ]
+        return heading("Comparison", "of two circuits' edges") + table(rows)
+
+
+FORMATS = ("conewise", "eap")
+Points = tuple[CurvePoint, ...]
+
+POINTS, MORE, FEW = 24, 4, 60
+"""How many thresholds a curve has, and how many times the circuit's edges, or how many at least."""
+
+MOST = 1_000_000
+"""More edges, or points of a curve, than that there are not."""
+
+SHOWN = 10
+"""How many edges a notebook shows."""
+
+
+@checked
+@dataclass(frozen=True, repr=False)
+class Circuit(CircuitData):
+    """Edges of a model's graph of components, in its order: readers first to last, for each its writers.
+
+    `of` is the model's name, `graph` the graph, `edges` the names of the edges that are in. `scores` are
+    those of all edges that were scored. `method` and `threshold` say how it was found, `log` what was decided
+    in which order. It holds the model that it was made with; one that was read from a file holds none, until
+    it is given one by `bind`.
+    """
+
+    model: Captured | None = field(default=None, compare=False)
+
+    # -- making ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def made(
+        cls,
+        graph: Wired | Captured,
+        edges: Iterable[str],
+        *,
+        of: str = "",
+        method: str | None = None,
+        threshold: float | None = None,
+        scores: Mapping[str, float] | None = None,
+        log: Iterable[Decision] = (),
+        model: Captured | None = None,
+    ) -> Circuit:
+        """A circuit of these edges of a model, or of a graph, by their names, in any order.
+
+        Raises CircuitError for a name that is none, and for a log that is not one of decisions about edges.
+        """
+        own, of, model = _home(graph, of, model)
+        names = own.names(own.numbers(edges))
+        known = None if scores is None else checked_scores(own, scores)
+        return cls(of, own, names, method, threshold, known, checked_log(own, log), model)
+
+    @classmethod
+    def from_scores(
+        cls,
+        graph: Wired | Captured,
+        scores: Mapping[str, float],
+        *,
+        top: int | None = None,
+        threshold: float | None = None,
+        connected: bool = True,
+        of: str = "",
+        model: Captured | None = None,
+    ) -> Circuit:
+        """The edges with the largest scores, whatever their sign: at most `top`, or all from `threshold` on.
+
+        With `connected`, every edge lies on a path from the input to the logits: of those above a threshold,
+        the ones that do; and the top ones are found by growing from the logits, the largest score first.
+        Without it, they are the largest alone.
+        """
+        own, of, model = _home(graph, of, model)
+        known = checked_scores(own, scores)
+        numbers = chosen(own, score_array(own, known), top=top, threshold=threshold, connected=connected)
+        way = f"top {top}" if top is not None else "scores"
+        method = f"{way}, connected" if connected else way
+        return cls(of, own, own.names(numbers), method, threshold, known, (), model)
+
+    @classmethod
+    def from_nodes(
+        cls, graph: Wired | Captured, nodes: Iterable[str], *, of: str = "", model: Captured | None = None
+    ) -> Circuit:
+        """All edges between these components ("a0.h1", "m3"), and those with the input and the logits."""
+        own, of, model = _home(graph, of, model)
+        return cls(of, own, own.names(between(own, nodes)), "nodes", None, None, (), model)
+
+    def select(
+        self, *, top: int | None = None, threshold: float | None = None, connected: bool = True
+    ) -> Circuit:
+        """Another circuit by the scores of this one; see `from_scores`."""
+        return self.from_scores(
+            self.graph,
+            self._scored("select"),
+            top=top,
+            threshold=threshold,
+            connected=connected,
+            of=self.of,
+            model=self.model,
+        )
+
+    def prune(self) -> Circuit:
+        """The circuit without dead ends: only edges on a path from the input to the logits."""
+        return replace(self, edges=self.graph.names(pruned(self.graph, self.numbers)))
+
+    # -- asking ----------------------------------------------------------------------------------------
+
+    @property
+    def complement(self) -> tuple[str, ...]:
+        """The edges of the graph that are not in the circuit."""
+        return tuple(edge for edge in self.graph.edges if edge not in self)
+
+    def compare(self, other: Circuit) -> Comparison:
+        """Which edges both have, and which only one has. Raises CircuitError where their graphs differ."""
+        if not isinstance(other, CircuitData):
+            raise CircuitError(f"a circuit is compared with another one, not with {describe(other)}.")
+        expect_same_graph(self.graph, other.graph, "the two circuits cannot be compared")
+        first, second = set(self.numbers.tolist()), set(other.numbers.tolist())
+        names = self.graph.names
+        return Comparison(names(first & second), names(first - second), names(second - first))
+
+    def bind(self, model: Captured) -> Circuit:
+        """The same circuit of a model, to be evaluated. Raises CircuitError where it has other components."""
+        graph = graph_of(model)
+        expect_same_graph(self.graph, graph, f"the circuit does not fit {model.name}")
+        return replace(self, graph=graph, of=self.of or model.name, model=model)
+
+    @property
+    def _turn(self) -> Turn | None:
+        return None if self.model is None else self.model._turn
+
+    @one_thread
+    def evaluate(
+        self,
+        *,
+        base: Any,
+        source: Any = None,
+        metric: Any,
+        ablation: str = "resample",
+        minimality: bool = True,
+        max_memory: int | str | None = None,
+        executor: WorldsExecutor | None = None,
+    ) -> Evaluation:
+        """How much of what the model does in `base` the circuit does, with all other edges ablated.
+
+        `source` has what removed edges carry; see `conewise.circuits.evaluation.evaluate`. A circuit
+        that was read from a file is bound to its model first: `circuit.bind(model)`.
+        """
+        return evaluate(
+            self._own_model("evaluate"),
+            self.edges,
+            base=base,
+            source=source,
+            metric=metric,
+            ablation=ablation,
+            minimality=minimality,
+            max_memory=max_memory,
+            executor=executor,
+        )
+
+    @one_thread
+    def curve(
+        self,
+        *,
+        base: Any,
+        source: Any = None,
+        metric: Any,
+        ablation: str = "resample",
+        points: int = POINTS,
+        most: int | None = None,
+        max_memory: int | str | None = None,
+        executor: WorldsExecutor | None = None,
+    ) -> Curve:
+        """How faithful circuits of falling thresholds are, and this one: for the slider of `report`.
+
+        Circuits of a threshold have the edges of such scores that lie on a path over them, as `select` finds
+        them: at most `points` of them, of at most `most` edges, or of four times those of this one. See
+        `evaluate` for the rest.
+        """
+        self._scored("curve")
+        for name, given in (("points", points), ("most", most)):
+            if given is not None and not (is_whole(given) and 1 <= given <= MOST):
+                raise CircuitError(f"{name}={given!r} is no count: it is a whole number, 1 or more.")
+        level = levels(self.graph, self.score_array())
+        found = self._points(level, points, most)
+        circuits = [self.graph.names(np.flatnonzero(level >= point.threshold)) for point in found]
+        own, *faithful = faithfulness_of(
+            self._own_model("curve"),
+            [self.edges, *circuits],
+            base=base,
+            source=source,
+            metric=metric,
+            ablation=ablation,
+            max_memory=max_memory,
+            executor=executor,
+        )
+        measured = (replace(point, faithfulness=one) for point, one in zip(found, faithful, strict=True))
+        return Curve(tuple(measured), as_metric(metric).name, own)
+
+    def _own_model(self, what: str) -> Captured:
+        if self.model is None:
+            raise CircuitError(
+                f"this circuit holds no model to run it in: `circuit.bind(model).{what}(...)`."
+            )
+        return self.model
+
+    def _scored(self, what: str) -> Mapping[str, float]:
+        if not self.scores:
+            raise CircuitError(f"this circuit has no scores, which `{what}` goes by.")
+        return self.scores
+
+    # -- drawing ---------------------------------------------------------------------------------------
+
+    def plot(self) -> Figure:
+        """A Plotly figure: components by layer, edges by the sign and the size of their scores."""
+        from conewise.report.circuit_figure import figure  # noqa: PLC0415  # needs plotly
+
+        return figure(self.of, self.graph, self.edges, self.scores)
+
+    def to_dot(self) -> str:
+        """The circuit in Graphviz' language: `dot -Tsvg` draws it."""
+        return dot(self.of, self.graph, self.edges, self.scores)
+
+    def report(
+        self,
+        path: str | Path,
+        *,
+        curve: Curve | None = None,
+        evaluation: Evaluation | None = None,
+        story: Story | None = None,
+    ) -> Path:
+        """Write a page of it, one file that opens without a network; returns its path.
+
+        It has the layered picture, and a slider of the threshold, with the faithfulness of each where a
+        `curve` is given. `evaluation` is what `evaluate` found, `story` says what was asked. Raises
+        CircuitError where the file cannot be written.
+        """
+        from conewise.report.circuit_page import DrawnCircuit, write_circuit_page  # noqa: PLC0415  # for pages
+
+        level = levels(self.graph, self.score_array())
+        drawn = DrawnCircuit(
+            of=self.of,
+            graph=self.graph,
+            edges=self.edges,
+            nodes=len(self.nodes),
+            method=self.method,
+            threshold=self.threshold,
+            scores=self.scores,
+            levels={self.graph.edges[at]: float(level[at]) for at in np.flatnonzero(level >= 0)},
+            curve=Curve(self._points(level)) if curve is None else curve,
+            measured=() if evaluation is None else _measured(evaluation),
+            notes=() if evaluation is None else _notes(evaluation),
+            story=story,
+        )
+        return write_circuit_page(as_path(path), drawn)
+
+    def _points(self, level: np.ndarray, points: int = POINTS, most: int | None = None) -> Points:
+        """Thresholds to choose by, of which nothing is measured."""
+        limit = max(MORE * len(self.edges), FEW) if most is None else most
+        return tuple(CurvePoint(threshold, edges) for threshold, edges in stops(level, points, limit))
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, format: str = "conewise") -> Path:  # noqa: A002 - as people say it
+        """Write it as JSON, whole or not at all; returns the path. `load` reads it.
+
+        The format "eap" is the one that EAP-IG's tools read: every edge with its score and whether it is in.
+        """
+        if format not in FORMATS:
+            raise CircuitError(f"{format=} is no format of circuits; there are {', '.join(FORMATS)}.")
+        text = to_json(self) if format == "conewise" else eap_json(self)
+        found = as_path(path)
+        write_text(found, text)
+        return found
+
+    @classmethod
+    def load(cls, path: str | Path, model: Captured | None = None) -> Circuit:
+        """The circuit of a file: one that `save` wrote, or a graph of EAP-IG's tools.
+
+        With a model, it is one of that model, and can be evaluated. Raises CircuitError where the file is
+        none, or of a model with other components.
+        """
+        graph = None if model is None else graph_of(model)
+        given = as_path(path)
+        made = _read(read_text(given), graph, str(given))
+        return made if model is None else made.bind(model)
+
+    def __reduce__(self) -> tuple[Callable[[str], Circuit], tuple[str]]:
+        # As a file: pickled, it leaves its model behind.
+        return _read, (to_json(self),)
+
+    def __copy__(self) -> Circuit:
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Circuit:
+        return self
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        how = "" if self.method is None else f" by {self.method}"
+        at = "" if self.threshold is None else f" (threshold {self.threshold:g})"
+        return (
+            f"Circuit of {self.of or 'a model'}: {len(self.edges):,} of {self.graph.count:,} edges, "
+            f"{len(self.nodes):,} nodes{how}{at}"
+        )
+
+    def _repr_html_(self) -> str:
+        title = heading("Circuit", repr(self).removeprefix("Circuit "))
+        if self.scores is None:
+            return title + table([[edge] for edge in self.edges[:SHOWN]], ["edge"]) + self._more()
+        scores = self.scores
+        order = largest_first(score_array(self.graph, {e: scores[e] for e in self.edges if e in scores}))
+        rows = [[name, f"{scores[name]:+.4g}"] for name in (self.graph.edges[at] for at in order[:SHOWN])]
+        return title + table(rows, ["edge", "score"], numbers=[1]) + self._more()
+
+    def _more(self) -> str:
+        left = len(self.edges) - SHOWN
+        return heading("", f"and {left:,} more: circuit.edges") if left > 0 else ""
+
+
+def _read(text: str, graph: EdgeGraph | None = None, name: str = "this text") -> Circuit:
+    """The circuit of a JSON text, without a model; see `from_json`."""
+    found = from_json(text, graph, name)
+    return Circuit(found.of, found.graph, found.edges, found.method, found.threshold, found.scores, found.log)
+
+
+def _measured(found: Evaluation) -> list[tuple[str, float]]:
+    """An evaluation as the rows of a page."""
+    return [
+        ("faithfulness", found.faithfulness),
+        ("completeness", found.completeness),
+        *([] if found.minimality is None else [("minimality", found.minimality)]),
+        (f"{found.metric} of the model", found.full),
+        (f"{found.metric} of the circuit", found.circuit),
+        (f"{found.metric} of the complement", found.complement),
+        (f"{found.metric} with all edges removed", found.ablated),
+    ]
+
+
+def _notes(found: Evaluation) -> list[str]:
+    weakest = [] if found.weakest is None else [f"The edge that is needed least is {found.weakest}."]
+    return [f"Removed edges: {found.ablation}.", *weakest]
+
+
+def _home(given: Wired | Captured, of: str, model: Captured | None) -> tuple[EdgeGraph, str, Captured | None]:
+    """The graph that a circuit is made in, the name of its model, and the model, if one is given."""
+    if isinstance(given, Captured):
+        if model is not None and model is not given:
+            raise CircuitError(
+                f"two models were given, {given.name} and model={model.name}: a circuit is one of a single "
+                "model. Leave out `model`."
+            )
+        return graph_of(given), of or given.name, given
+    if isinstance(given, str) or not hasattr(given, "readers"):
+        raise CircuitError(f"a circuit is made in a model, or in a graph of edges, not in {describe(given)}.")
+    own = EdgeGraph.of(given)
+    if model is not None:
+        expect_same_graph(own, graph_of(model), f"the graph is not that of {model.name}")
+    return own, of or ("" if model is None else model.name), model

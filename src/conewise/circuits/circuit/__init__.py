@@ -1,1 +1,0 @@
-"""A circuit as a value: its edges and scores, its evaluation, its files."""

@@ -1,0 +1,298 @@
+"""Circuits as JSON: our own format, and the graphs of EAP-IG's tools."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conewise.anatomy.edge_graph import ARROW, EdgeGraph, GraphReader, GraphWriter
+from conewise.circuits.circuit_data import CircuitData, Decision, checked_scores
+from conewise.errors import CircuitError
+from conewise.files import KIND, Format, parse_json, read_bounded, write_whole
+from conewise.sweeps.storage.result_data import decoded
+
+METHOD = "read from EAP-IG"
+MOST_HEADS = 100_000
+"""More heads than that has no model; a file may say anything."""
+
+
+def eap_json(circuit: CircuitData, width: int | None = None) -> str:
+    """A circuit as EAP-IG's tools read it. Edges without a score have 0.
+
+    Raises CircuitError for a graph that theirs cannot say, and where d_model is not known.
+    """
+    graph = circuit.graph
+    layers, heads, parallel = _sizes(graph)
+    width = width or graph.width
+    if width is None:
+        raise CircuitError(
+            "the graph of EAP-IG's tools has d_model in it, which this circuit does not know: bind it to its "
+            "model first, with `circuit.bind(model)`."
+        )
+    written = _graph(layers, heads, parallel, width)
+    theirs = [_translated(written, edge, graph) for edge in range(written.count)]
+    shares: dict[str, int] = {}
+    for edge in theirs:
+        shares[edge] = shares.get(edge, 0) + 1
+    scores = circuit.scores or {}
+    nodes = set(circuit.nodes) | {"logits"}
+    whole = {
+        "cfg": {"n_layers": layers, "n_heads": heads, "parallel_attn_mlp": parallel, "d_model": width},
+        "nodes": {name: {"in_graph": name in nodes} for name in _nodes(written)},
+        "edges": {
+            name: {"score": scores.get(edge, 0.0) / shares[edge], "in_graph": edge in circuit}
+            for name, edge in zip(written.edges, theirs, strict=True)
+        },
+    }
+    return json.dumps(whole, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def read_eap(found: Mapping[str, Any], graph: EdgeGraph | None) -> CircuitData:
+    """The circuit of a graph of EAP-IG's tools; `graph` is that of the model it is read for.
+
+    Raises ValueError for what is no such graph, CircuitError for the graph of another model.
+    """
+    cfg = found["cfg"]
+    if not isinstance(cfg, Mapping):
+        raise ValueError("cfg is no object")
+    sizes = {name: decoded(cfg.get(name), int, f"cfg.{name}") for name in ("n_layers", "n_heads")}
+    layers, heads = sizes["n_layers"], sizes["n_heads"]
+    if layers < 1 or heads < 1 or layers * heads > MOST_HEADS:
+        raise ValueError(f"it has {layers} layers of {heads} heads")
+    parallel = decoded(cfg.get("parallel_attn_mlp", False), bool, "cfg.parallel_attn_mlp")
+    width = decoded(cfg.get("d_model"), int | None, "cfg.d_model")
+    theirs = _graph(layers, heads, parallel, width)
+    own = theirs if graph is None else graph
+    if own is not theirs and _sizes(own) != (layers, heads, parallel):
+        ours = _described(*_sizes(own))
+        raise CircuitError(
+            f"this circuit is one of another model: it has {_described(layers, heads, parallel)}, and the "
+            f"model has {ours}."
+        )
+    _expect_whole_nodes(found["nodes"])
+    edges, scores = set(), dict[str, float]()
+    for name, said in _object(found["edges"], "edges").items():
+        edge = _translated(theirs, theirs.number(name), own)
+        score, is_in = _said(said, name)
+        if is_in:
+            edges.add(edge)
+        if score is not None:
+            scores[edge] = scores.get(edge, 0.0) + score
+    return CircuitData(
+        of=str(cfg.get("model_name") or cfg.get("model") or "a model of EAP-IG"),
+        graph=own,
+        edges=own.names(own.numbers(edges)),
+        method=METHOD,
+        scores=checked_scores(own, scores) if scores else None,
+    )
+
+
+def _graph(layers: int, heads: int, parallel: bool, width: int | None) -> EdgeGraph:
+    """The graph of EAP-IG's tools for a model of these sizes."""
+    writers, readers = [GraphWriter("input")], list[GraphReader]()
+    for layer in range(layers):
+        before = len(writers)
+        for slot in "qkv":
+            readers += [
+                GraphReader(f"a{layer}.h{head}<{slot}>", slot, before, layer, head) for head in range(heads)
+            ]
+        writers += [GraphWriter(f"a{layer}.h{head}", layer, head) for head in range(heads)]
+        readers.append(GraphReader(f"m{layer}", "mlp", before if parallel else len(writers), layer))
+        writers.append(GraphWriter(f"m{layer}", layer))
+    readers.append(GraphReader("logits", "logits", len(writers)))
+    return EdgeGraph(tuple(writers), tuple(readers), width)
+
+
+def _sizes(graph: EdgeGraph) -> tuple[int, int, bool]:
+    """Layers, heads in each, and whether attention and MLP read the same stream; CircuitError for others."""
+    layers = {writer.layer for writer in graph.writers if writer.layer is not None}
+    heads = sum(writer.head is not None for writer in graph.writers)
+    reads = {
+        (reader.layer, "mlp" if reader.slot == "mlp" else "attention"): reader.writers
+        for reader in graph.readers
+        if reader.layer is not None
+    }
+    count = len(layers)
+    parallel = bool(reads) and reads.get((0, "mlp")) == reads.get((0, "attention"))
+    if count and heads and heads % count == 0:
+        like = _graph(count, heads // count, parallel, None)
+        same = [w.name for w in like.writers] == [w.name for w in graph.writers]
+        if same and all(
+            reads.get((one.layer, "mlp" if one.slot == "mlp" else "attention")) == one.writers
+            for one in like.readers
+            if one.layer is not None
+        ):
+            return count, heads // count, parallel
+    raise CircuitError(
+        "EAP-IG's graphs have an input, layers of one number of heads and an MLP each, and logits; this "
+        f"model's has {', '.join(w.name for w in graph.writers[:6])}, ... ({len(graph.writers)} writers)."
+    )
+
+
+def _translated(theirs: EdgeGraph, edge: int, own: EdgeGraph) -> str:
+    """The edge of our graph that one of theirs is: the same, or that of the group of its head."""
+    name = theirs.edges[edge]
+    if own is theirs:
+        return name
+    reader = theirs.readers[theirs.edge_readers[edge]]
+    if reader.slot == "logits":
+        return f"{name.partition(ARROW)[0]}{ARROW}{own.readers[-1].name}"
+    if reader.slot not in ("k", "v"):
+        return name
+    head = own.writer_number(f"a{reader.layer}.h{reader.head}")
+    for number in own.feeding[head]:
+        if own.readers[number].slot == reader.slot:
+            return f"{name.partition(ARROW)[0]}{ARROW}{own.readers[number].name}"
+    raise CircuitError(f"no reader of {own.writers[head].name} is its {reader.slot}.")
+
+
+def _nodes(graph: EdgeGraph) -> list[str]:
+    return [*(writer.name for writer in graph.writers), "logits"]
+
+
+def _expect_whole_nodes(nodes: Any) -> None:
+    """No node is in the circuit with some of its neurons alone."""
+    for name, said in _object(nodes, "nodes").items():
+        neurons = said.get("neurons") if isinstance(said, Mapping) else None
+        if neurons is not None and not all(decoded(neurons, tuple[bool, ...], f"nodes.{name}.neurons")):
+            raise ValueError(
+                f"it is a circuit of neurons ({name} has some of them alone), and circuits here are of edges"
+            )
+
+
+def _said(said: Any, name: str) -> tuple[float | None, bool]:
+    said = _object(said, f"edges.{name}")
+    score = said.get("score")
+    if isinstance(score, float) and math.isnan(score):
+        score = None  # as their tools write what was never scored
+    return (
+        decoded(score, float | None, f"edges.{name}.score"),
+        decoded(said.get("in_graph", False), bool, f"edges.{name}.in_graph"),
+    )
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is no object")
+    return value
+
+
+def _described(layers: int, heads: int, parallel: bool) -> str:
+    return f"{layers} layers of {heads} heads" + (", attention and MLP in parallel" if parallel else "")
+
+
+FORMAT = Format("conewise circuit", 1)
+MOST_BYTES = 512 * 1024 * 1024
+"""More than any circuit takes: a file that is larger is something else."""
+
+
+def to_json(circuit: CircuitData) -> str:
+    """The circuit as JSON, equal after `from_json`."""
+    graph = circuit.graph
+    whole = {
+        **FORMAT.header(),
+        "model": circuit.of,
+        "method": circuit.method,
+        "threshold": circuit.threshold,
+        "graph": {
+            "width": graph.width,
+            "writers": [[one.name, one.layer, one.head] for one in graph.writers],
+            "readers": [[one.name, one.slot, one.writers, one.layer, one.head] for one in graph.readers],
+        },
+        "edges": list(circuit.edges),
+        "scores": None if circuit.scores is None else dict(circuit.scores),
+        "log": [[one.edge, one.kept, one.change] for one in circuit.log],
+    }
+    lines = [f"  {json.dumps(name)}: {_compact(value)}" for name, value in whole.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def from_json(text: str, graph: EdgeGraph | None = None, name: str = "this text") -> CircuitData:
+    """The circuit that a text holds: one of ours, or a graph of EAP-IG's tools.
+
+    `graph` is that of the model it is read for; without one, the file's own is taken. Raises CircuitError,
+    which says what `name` is and why it is no circuit; FormatError for one of a newer version.
+    """
+    try:
+        found = parse_json(text)
+        if not isinstance(found, Mapping):
+            raise ValueError("it is not an object")
+        if {"cfg", "nodes", "edges"} <= set(found):
+            return read_eap(found, graph)
+        if KIND not in found:
+            raise ValueError(
+                f"it has neither {KIND}: {FORMAT.kind!r}, as our files have, nor cfg, nodes and edges, as "
+                "EAP-IG's"
+            )
+        return _circuit(FORMAT.expect(found, name))
+    except json.JSONDecodeError as error:
+        why = f"it is not JSON ({error.msg}, line {error.lineno})"
+    except (ValueError, CircuitError) as error:
+        why = str(error).rstrip(".")
+    raise CircuitError(f"{name} cannot be read as a circuit: {why}.")
+
+
+def read_text(path: Path) -> str:
+    """The text of a circuit's file. Raises CircuitError where it cannot be read, or is too large for one."""
+    try:
+        data = read_bounded(path, MOST_BYTES)
+        if data is None:
+            raise CircuitError(f"{path} has more than {MOST_BYTES:,} bytes, more than any circuit has.")
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise CircuitError(f"{path} is not a circuit: it is not text in UTF-8.") from None
+    except OSError as error:
+        raise CircuitError(
+            f"the circuit {path} cannot be read: {error.strerror or error}. `circuit.save(path)` writes one."
+        ) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a circuit's file, whole or not at all. Raises CircuitError where that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.encode())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CircuitError(f"the circuit cannot be written to {path}: {why}. Name another file.") from None
+
+
+def _circuit(found: Mapping[str, Any]) -> CircuitData:
+    for name in ("model", "graph", "edges"):
+        if name not in found:
+            raise ValueError(f"it has no {name}")
+    graph = _circuit_json_graph(found["graph"])
+    edges = decoded(found["edges"], tuple[str, ...], "edges")
+    scores = decoded(found.get("scores"), Mapping[str, float] | None, "scores")
+    log = decoded(found.get("log", []), tuple[tuple[str, bool, float], ...], "log")
+    for edge, _, _ in log:
+        graph.number(edge)
+    return CircuitData(
+        of=decoded(found["model"], str, "model"),
+        graph=graph,
+        edges=graph.names(graph.numbers(edges)),
+        method=decoded(found.get("method"), str | None, "method"),
+        threshold=decoded(found.get("threshold"), float | None, "threshold"),
+        scores=None if scores is None else checked_scores(graph, scores),
+        log=tuple(Decision(*one) for one in log),
+    )
+
+
+def _circuit_json_graph(found: Any) -> EdgeGraph:
+    if not isinstance(found, Mapping) or not {"writers", "readers"} <= set(found):
+        raise ValueError("its graph has no writers and readers")
+    writers = decoded(found["writers"], tuple[tuple[str, int | None, int | None], ...], "graph.writers")
+    readers = decoded(
+        found["readers"], tuple[tuple[str, str, int, int | None, int | None], ...], "graph.readers"
+    )
+    width = decoded(found.get("width"), int | None, "graph.width")
+    return EdgeGraph(
+        tuple(GraphWriter(*one) for one in writers), tuple(GraphReader(*one) for one in readers), width
+    )
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False)

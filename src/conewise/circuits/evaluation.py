@@ -1,0 +1,145 @@
+"""Evaluation: how much of what a model does its circuit does, with all other edges removed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from conewise.circuits.forwards import Asked, WorldsExecutor, asked
+from conewise.circuits.masked_forward import Forward, Mask, Numbers
+from conewise.runs.captured import Captured
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a circuit does of what the model does, in a metric m, with removed edges ablated.
+
+    faithfulness = (m(circuit) − m(ablated)) / (m(full) − m(ablated)): 1 where the circuit does all of it.
+    completeness is the same ratio for the complement, all edges but the circuit's: 0 where nothing of it is
+    done without the circuit. minimality is the smallest |change| of m when one edge of the circuit is
+    removed too, and `weakest` that edge; None where it was not asked for, or where the circuit has no edge.
+    NaN is a ratio over nothing.
+
+    `full` is the base itself, `ablated` has all edges removed: under "resample" it is the source. `size` is
+    how many edges the circuit has, of `edges`. `per_prompt` has the four values for each prompt, by name.
+    """
+
+    metric: str
+    ablation: str
+    size: int
+    edges: int
+    full: float
+    ablated: float
+    circuit: float
+    complement: float
+    faithfulness: float
+    completeness: float
+    minimality: float | None = None
+    weakest: str | None = None
+    per_prompt: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        share = self.size / self.edges if self.edges else math.nan
+        known = f"of the model {self.full:.4g}, with nothing kept {self.ablated:.4g}"
+        lines = [
+            f"circuit of {self.size:,} edges, {share:.1%} of {self.edges:,}; removed edges: {self.ablation}",
+            f"  faithfulness {self.faithfulness:8.3f}   {self.metric} of the circuit {self.circuit:.4g}, "
+            + known,
+            f"  completeness {self.completeness:8.3f}   without the circuit's edges {self.complement:.4g}",
+        ]
+        if self.minimality is not None:
+            lines.append(f"  minimality   {self.minimality:8.3g}   the weakest edge is {self.weakest}")
+        return "\n".join(lines)
+
+
+def evaluate(
+    model: Captured,
+    edges: Collection[str],
+    *,
+    base: Any,
+    source: Any = None,
+    metric: Any,
+    ablation: str = "resample",
+    minimality: bool = True,
+    max_memory: int | str | None = None,
+    executor: WorldsExecutor | None = None,
+) -> Evaluation:
+    """Evaluate the circuit of these edges: run it with all others removed, and its complement likewise.
+
+    `base` is the run whose behaviour is to be kept; `source` has what removed edges carry ("resample"), or
+    what their mean is taken over ("mean"); with "zero" they carry nothing. With `minimality`, every edge of
+    the circuit is removed once more, in a world of its own. `executor`: workers that evaluate these worlds
+    beyond this process, such as `cw.Processes(2)`.
+    """
+    given = asked(model, base=base, source=source, metric=metric, ablation=ablation, max_memory=max_memory)
+    removed = given.removed_without(edges)
+    with given.forward(executor) as forward:
+        none, everything = np.zeros_like(removed), given.there
+        values = forward.values(np.stack([none, everything, removed, everything & ~removed]))
+        full, ablated, circuit, complement = values.mean(1).tolist()
+        weakest = _weakest(given, forward, removed) if minimality else None
+    names = ("full", "ablated", "circuit", "complement")
+    return Evaluation(
+        given.metric.name,
+        ablation,
+        int((given.there & ~removed).sum()),
+        given.graph.count,
+        full,
+        ablated,
+        circuit,
+        complement,
+        _ratio(circuit - ablated, full - ablated),
+        _ratio(complement - ablated, full - ablated),
+        None if weakest is None else weakest[0],
+        None if weakest is None else weakest[1],
+        {name: tuple(row.tolist()) for name, row in zip(names, values, strict=True)},
+    )
+
+
+def faithfulness_of(
+    model: Captured,
+    circuits: Sequence[Collection[str]],
+    *,
+    base: Any,
+    source: Any = None,
+    metric: Any,
+    ablation: str = "resample",
+    max_memory: int | str | None = None,
+    executor: WorldsExecutor | None = None,
+) -> list[float]:
+    """The faithfulness of many circuits, as one stack of worlds; see `Evaluation`."""
+    given = asked(model, base=base, source=source, metric=metric, ablation=ablation, max_memory=max_memory)
+    everything = given.there
+    removed = [np.zeros_like(everything), everything, *(given.removed_without(edges) for edges in circuits)]
+    with given.forward(executor) as forward:
+        full, ablated, *found = forward.values(np.stack(removed)).mean(1).tolist()
+    return [_ratio(value - ablated, full - ablated) for value in found]
+
+
+def _weakest(given: Asked, forward: Forward, removed: Mask) -> tuple[float, str] | None:
+    """The smallest change when one more edge is removed, and which edge that is."""
+    current = float(forward.begin(removed).mean())
+    smallest: tuple[float, str] | None = None
+    for stage in reversed(forward.stages):
+        rows = removed[stage.rows]
+        kept = np.argwhere(given.there[stage.rows] & ~rows)
+        many = forward.most(stage.number)
+        for at in range(0, len(kept), many):
+            some = kept[at : at + many]
+            worlds = np.repeat(rows[None], len(some), 0)
+            worlds[np.arange(len(some)), some[:, 0], some[:, 1]] = True
+            changes: Numbers = np.abs(forward.below(stage.number, worlds).mean(1) - current)
+            least = int(changes.argmin())
+            if smallest is None or changes[least] < smallest[0]:
+                reader, writer = some[least]
+                name = given.graph.edges[int(given.graph.starts[stage.first + reader]) + int(writer)]
+                smallest = float(changes[least]), name
+    return smallest
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

@@ -1,1 +1,0 @@
-"""Worlds with removed edges: what these carry instead, and what is computed anew."""

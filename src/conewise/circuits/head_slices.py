@@ -1,0 +1,257 @@
+"""Walks over stacks of worlds, and what one head's queries, keys or values need of a layer's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from conewise.anatomy.axes import View
+from conewise.anatomy.wiring import Wiring
+from conewise.attributing.relevance import Relevance
+from conewise.circuits.readers import Read
+from conewise.program.records import ATTENTION, SIZES, Program, Record, Ref
+from conewise.program.rehearsal import is_rehearsal
+from conewise.program.walk import Rule, Walk, WalkStep, between, compile_rule, plan_walk
+from conewise.sweeps.planning.fusing import Fusion, fitting, product_then_bias
+from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule, index_tensor, repeated
+from conewise.sweeps.planning.regions import repeated_rule
+
+Tensor = torch.Tensor
+
+
+class Walks:
+    """Finds walks in a program, and computes them for runs of one shape.
+
+    What a walk reads beside the values that it begins with is `read`: a run's own value, repeated.
+    """
+
+    def __init__(self, program: Program, layout: Layout, fusions: tuple[Fusion, ...], read: Read) -> None:
+        self._program, self._layout, self._fusions, self._read = program, layout, fusions, read
+        self._constants = Constants(layout, read)
+        self._found: dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str]], Walk] = {}
+        self._fixed: dict[tuple[str, int, int | None], Any] = {}
+
+    def rebase(self, read: Read) -> None:
+        """Read another run of the same shape from now on."""
+        self._read = read
+        self._constants.rebase(read)
+        self._fixed.clear()
+
+    def walk(self, starts: Collection[str], targets: Collection[str], keep: Collection[str] = ()) -> Walk:
+        """The walk from `starts` to `targets`; values of `keep` are kept to the end too."""
+        key = tuple(starts), tuple(targets), frozenset(keep)
+        if key not in self._found:
+            self._found[key] = self._made(*key)
+        return self._found[key]
+
+    def _made(self, starts: tuple[str, ...], targets: tuple[str, ...], keep: frozenset[str]) -> Walk:
+        records = between(self._program, starts, targets)
+        order = dict.fromkeys(one.name for one in records)
+        kept, readers = {*targets, *keep, *starts}, self._program.readers
+        fused = fitting(self._fusions, order, kept, lambda node: [one.name for one in readers[node]])
+        inside = {name for fusion in fused.values() for name in fusion.inside}
+        steps = [
+            (one.name, fused[one.name].inputs, fused[one.name].rule)
+            if one.name in fused
+            else (one.name, one.inputs, _rule(one))
+            for one in records
+            if one.name not in inside
+        ]
+        return plan_walk(steps, {*targets, *keep}, starts, records=len(records))
+
+    def run(
+        self,
+        walk: Walk,
+        given: Mapping[str, Tensor],
+        worlds: int,
+        rows: int | None = None,
+        columns: Mapping[str, Tensor] = MappingProxyType({}),
+        relevance: Relevance | None = None,
+    ) -> dict[str, Any]:
+        """The values of the walk's targets, and of what it keeps, for `given` stacks of so many worlds.
+
+        `rows`: of so many last positions, which is what is given then. `columns`: of a product with a
+        weight, the columns that are computed. With `relevance` what is recorded is that, by its rules.
+        """
+
+        def narrowed(step: WalkStep, operands: list[Any], stacks: dict[str, Any]) -> Any:
+            if step.node in columns:
+                operands = [
+                    value if name in stacks else value.index_select(0, columns[step.node])
+                    for name, value in zip(step.inputs, operands, strict=True)
+                ]
+            return step.rule(*operands)
+
+        compute = narrowed if columns else None if relevance is None else relevance.compute
+        return walk.run(dict(given), lambda name: self._operand(name, worlds, rows), compute)
+
+    def _operand(self, name: str, worlds: int, rows: int | None) -> Any:
+        """What is read of a run: weights and constants, and values that no start leads to."""
+        if name == SIZES:
+            return self._layout.sizes(worlds, rows)
+        if name not in self._layout.varying and name not in self._program.record_of:
+            return self._read(name)
+        key = name, worlds, rows
+        if is_rehearsal():
+            return self._fixed.get(key, self._repeated(name, worlds, rows))
+        if key not in self._fixed:
+            if len(self._fixed) >= 512:
+                self._fixed.clear()
+            self._fixed[key] = self._repeated(name, worlds, rows)
+        return self._fixed[key]
+
+    def _repeated(self, name: str, worlds: int, rows: int | None) -> Any:
+        if name not in self._layout.varying:
+            value = self._constants.stacked(name, worlds)
+        else:
+            value, dim = self._read(name), self._layout.batch_dim.get(name)
+            if dim is not None and isinstance(value, torch.Tensor):
+                value = repeated(value, dim, worlds)
+        if rows is not None and isinstance(value, torch.Tensor):
+            value = self._layout.tail(name, value, rows)
+        return value
+
+
+def _rule(record: Record) -> Rule:
+    if record.op == ATTENTION:
+        return (
+            repeated_rule(record, compile_rule) if record.kwargs.get("enable_gqa") else compile_rule(record)
+        )
+    return product_then_bias(record) or compile_stacked_rule(record)
+
+
+NATURAL = ("batch", "pos", "head", "d_head")
+AGREES = 1e-3
+"""How far slices may be off the run's own values, relative to the largest: rounding is far below, errors
+above."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSlices:
+    """The columns of a product by head: `norm` leads from the stream to `operand`, which the product reads.
+
+    `weight` is [head, d_model, d_head], `bias` [head, 1, d_head] or None.
+    """
+
+    norm: Walk
+    operand: str
+    weight: Tensor
+    bias: Tensor | None
+
+    def project(self, operand: Tensor, heads: Sequence[int]) -> Tensor:
+        """[head, row, d_head] of rows [head, row, d_model], for some heads."""
+        weight = some_of(self.weight, heads)
+        if self.bias is None:
+            return torch.bmm(operand, weight)
+        return torch.baddbmm(some_of(self.bias, heads), operand, weight)
+
+
+def some_of(value: Tensor, numbers: Sequence[int], dim: int = 0) -> Tensor:
+    """Some rows of a value along a dimension: without a copy where they follow each other."""
+    if is_run(numbers):
+        return value.narrow(dim, numbers[0], len(numbers))
+    return value.index_select(dim, index_tensor(tuple(numbers), value.device))
+
+
+def is_run(numbers: Sequence[int]) -> bool:
+    """Whether numbers follow each other."""
+    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def by_head(view: View, value: Tensor, sizes: tuple[int, ...], axis: str) -> Tensor:
+    """[batch, pos, head, d_head] of a node's value, of which it is a view of memory."""
+    shown = view.present(value, sizes)
+    return shown.permute([view.axes.index(axis if name == "head" else name) for name in NATURAL])
+
+
+def head_slices(
+    wiring: Wiring, walks: Walks, layout: Layout, read: Read, entry: str, node: str, view: View, axis: str
+) -> HeadSlices | None:
+    """The slices of a slot; None where it is no such product, or slices do not agree with the run."""
+    if sorted(view.axes) != sorted(axis if name == "head" else name for name in NATURAL):
+        return None
+    found = _product(wiring, entry, node)
+    if found is None:
+        return None
+    record, operand, weight, bias = found
+    value, matrix = read(record.name), read(weight)
+    if record.op == "linear":
+        matrix = matrix.T
+    count = matrix.shape[1]
+    if value.shape[-1] != count or matrix.shape[0] != read(operand).shape[-1]:
+        return None
+    numbers = torch.arange(count, dtype=torch.float64, device=value.device).expand(value.shape)
+    behind = walks.walk([record.name], [node])
+    try:
+        moved = walks.run(behind, {record.name: numbers}, 1)[node] if record.name != node else numbers
+    except RuntimeError:
+        return None  # something else than rearranging
+    columns = by_head(view, moved, layout.sizes(1), axis)
+    first = columns[:1, :1]
+    if not torch.equal(columns, first.expand_as(columns)) or not _are_numbers(first[0, 0], count):
+        return None
+    index = first[0, 0].long()
+    slices = HeadSlices(
+        walks.walk([entry], [operand]),
+        operand,
+        _gathered(matrix, index),
+        None if bias is None else read(bias)[index][:, None],
+    )
+    rows = read(operand).reshape(1, -1, matrix.shape[0]).expand(len(index), -1, -1)
+    own = by_head(view, read(node), layout.sizes(1), axis)
+    again = slices.project(rows, range(len(index))).view(len(index), *own.shape[:2], -1).permute(1, 2, 0, 3)
+    apart, size = (again - own).abs().max(), own.abs().max()
+    return slices if is_rehearsal() or bool(apart <= AGREES * size) else None
+
+
+def _product(wiring: Wiring, entry: str, node: str) -> tuple[Record, str, str, str | None] | None:
+    """The one product with a weight between a stream and a node: record, operand, weight, bias."""
+    everything = frozenset(wiring.records)
+    between = wiring.above(node, everything, frozenset({entry})) & wiring.cone(entry)
+    products = [wiring.records[name] for name in between if wiring.is_linear(wiring.records[name])]
+    if len(products) != 1:
+        return None
+    (record,) = products
+    names = [arg.name if isinstance(arg, Ref) else None for arg in record.args]
+    if record.kwargs or None in names:
+        return None
+    if record.op == "linear":
+        operand, weight, *rest = names
+    elif record.op == "addmm":
+        bias, operand, weight = names
+        rest = [bias]
+    elif record.op in ("mm", "matmul") and len(names) == 2:
+        operand, weight, rest = names[0], names[1], []
+    else:
+        return None
+    assert operand is not None
+    assert weight is not None
+    if operand not in between and operand != entry:
+        return None
+    if not {weight, *filter(None, rest)}.isdisjoint(wiring.varying) or weight in wiring.records:
+        return None
+    return record, operand, weight, rest[0] if rest else None
+
+
+def _are_numbers(found: Tensor, count: int) -> bool:
+    """Whether these are numbers of columns, each at most once."""
+    whole = found.round()
+    is_one = torch.equal(whole, found) and float(found.min()) >= 0 and float(found.max()) < count
+    return is_one and len(torch.unique(found)) == found.numel()
+
+
+def _gathered(matrix: Tensor, index: Tensor) -> Tensor:
+    """[head, d_model, d_head] of the columns of a matrix: a view where they lie at regular distances."""
+    heads, width = index.shape
+    step = int(index[1, 0] - index[0, 0]) if heads > 1 else width
+    start = int(index[0, 0])
+    regular = start + step * torch.arange(heads)[:, None] + torch.arange(width)
+    if not torch.equal(index.cpu(), regular):
+        return matrix[:, index].permute(1, 0, 2).contiguous()
+    along, across = matrix.stride()
+    size, stride = (heads, matrix.shape[0], width), (step * across, along, across)
+    return torch.as_strided(matrix, size, stride, matrix.storage_offset() + start * across)

@@ -1,0 +1,410 @@
+"""Worlds with removed edges: each reader that lost edges sees the stream of its world, corrected.
+
+A reader sees the current parts of the writers whose edges to it are kept, and the ablated ones of those whose
+are removed. Current parts move with the world, so this is no patch with a fixed value: it is a graft, one
+correction in front of each reader that lost edges. Here it is computed node by node, for a stack of worlds,
+of any model whose stream has parts. `PrunedForward` computes the same faster where parts are carried
+unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conewise.anatomy.axes import View
+from conewise.anatomy.components import Reader
+from conewise.anatomy.edge_graph import EdgeGraph
+from conewise.anatomy.padding import shown_entries
+from conewise.anatomy.places import Place
+from conewise.circuits.readers import Read, StackedValues
+from conewise.circuits.replaced_parts import EdgeFacts, mixed, mixed_by_world, wide, with_residue
+from conewise.circuits.stream_parts import HeadShares
+from conewise.errors import NAN_OF_PADDING, Argument, CircuitError
+from conewise.program.tensors import computing, mean_of
+from conewise.runs.captured import Captured
+from conewise.runs.interventions import PARTS
+from conewise.runs.metrics import Metric
+from conewise.runs.reading import Reading, reader
+from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
+from conewise.sweeps.planning.layout import compile_stacked_rule
+from conewise.sweeps.planning.planner import facts_of
+from conewise.sweeps.planning.schedule import no_room
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The attention of a layer, its MLP, or the logits. None of its readers reads what another one leads to.
+
+    `first` is the number of its first reader; `kind` is "attention", "mlp" or "logits".
+    """
+
+    number: int
+    kind: str
+    first: int
+    readers: tuple[Reader, ...]
+
+    @property
+    def rows(self) -> slice:
+        """The numbers of its readers."""
+        return slice(self.first, self.first + len(self.readers))
+
+    @property
+    def name(self) -> str:
+        """The stage in words."""
+        if self.kind == "logits":
+            return "the logits"
+        what = "attention" if self.kind == "attention" else "the MLP"
+        return f"{what} of layer {self.readers[0].layer}"
+
+
+def stages_of(readers: Sequence[Reader]) -> tuple[Stage, ...]:
+    """The stages of all readers, which stand in the order of computation."""
+    groups: list[tuple[tuple[str, int | None], list[Reader]]] = []
+    for one in readers:
+        kind = "attention" if one.slot in ("q", "k", "v") else one.slot
+        if not groups or groups[-1][0] != (kind, one.layer):
+            groups.append(((kind, one.layer), []))
+        groups[-1][1].append(one)
+    found: list[Stage] = []
+    first = 0
+    for (kind, _), group in groups:
+        found.append(Stage(len(found), kind, first, tuple(group)))
+        first += len(group)
+    return tuple(found)
+
+
+Tensor = torch.Tensor
+
+ABLATIONS = ("resample", "zero", "mean")
+
+
+class Ablated:
+    """The parts that removed edges carry, wherever the stream is read.
+
+    `resample`: the parts of `source`, a run of the same shape as `base`. `zero`: nothing. `mean`: each
+    writer's mean over the prompts and positions of `source`, or of `base` where there is none. Means are
+    taken without padding.
+    """
+
+    def __init__(self, facts: EdgeFacts, ablation: str, base: Reading, source: Reading | None) -> None:
+        if ablation not in ABLATIONS:
+            raise CircuitError(
+                Argument("ablation", ablation), f" is none of {', '.join(map(repr, ABLATIONS))}."
+            )
+        if ablation == "resample" and source is None:
+            raise CircuitError(
+                "an edge that is removed carries what the source has there, and there is no `source`. Give a "
+                "run on other prompts, or ",
+                Argument("ablation", "zero"),
+                " or ",
+                Argument("ablation", "mean"),
+                ".",
+            )
+        self.ablation = ablation
+        self._parts, self._entry = facts.parts, facts.components.readers[-1].entry
+        self._run = base if source is None else source
+        self._base, self._read = reader(base), reader(self._run)
+        self._known: dict[str, Tensor] = {}
+
+    def at(self, entry: str) -> Tensor:
+        """[writer, batch, pos, d_model]: what removed edges carry at a value of the stream."""
+        if self._parts.is_carried_unchanged:
+            count = self._parts.components.entries[entry][0].writers
+            return self.whole[:count]
+        if entry not in self._known:
+            self._known[entry] = self._made(lambda read: self._parts.parts(read, entry))
+        return self._known[entry]
+
+    @property
+    def whole(self) -> Tensor:
+        """The parts of all writers, where they do not depend on where the stream is read."""
+        if "" not in self._known:
+            self._known[""] = self._made(self._parts.parts)
+        return self._known[""]
+
+    def stream(self, entry: str, constant: Tensor) -> Tensor:
+        """[batch, pos, d_model]: what a reader sees that lost every edge: parts carried unchanged.
+
+        `constant` is what no writer wrote; the source's own stream has it already.
+        """
+        if self.ablation == "resample":
+            return self._parts.stream(self._read, entry)
+        return self.at(entry).sum(0, dtype=wide(constant.dtype)) + constant
+
+    def _made(self, parts: Callable[[Callable[[str], Tensor]], Tensor]) -> Tensor:
+        with computing():
+            if self.ablation == "zero":
+                return torch.zeros_like(parts(self._base))
+            found = parts(self._read)
+            if torch.isnan(found).any():
+                raise CircuitError(
+                    "the source has NaN in what its components write; nothing can be removed. "
+                    f"{NAN_OF_PADDING}"
+                )
+            if self.ablation == "resample":
+                return found
+            run = self._run
+            shown = shown_entries(run.model.program, run.inputs, PARTS, found.shape, self._entry)
+            return mean_of(found, PARTS, shown)[:, :1, :1].expand_as(parts(self._base))
+
+
+def moved_by(model: Captured, facts: EdgeFacts) -> tuple[tuple[int, ...], ...]:
+    """For each reader, the numbers of the writers whose parts are others where it sees another stream.
+
+    These are the head or the MLP that it is a part of. Where a norm lies behind the output projection, its
+    scale is that of all heads, and all heads of the layer move together; where sums are normed, so does all
+    that follows.
+    """
+    graph = EdgeGraph.of(facts.components)
+    if not facts.parts.is_carried_unchanged:
+        count = len(graph.writers)
+        return tuple(tuple(range(min(fed), count)) if fed else () for fed in graph.fed)
+    values = StackedValues(model.program)
+    together: dict[int, tuple[int, ...]] = {}
+    for heads in facts.components.heads:
+        if not HeadShares(model.site_table, facts.components, heads, values).is_plain:
+            together |= dict.fromkeys(heads.rows, tuple(heads.rows))
+    return tuple(
+        tuple(dict.fromkeys(moved for one in fed for moved in together.get(one, (one,)))) for fed in graph.fed
+    )
+
+
+Mask = NDArray[np.bool_]
+"""Removed edges: [reader, writer], or with worlds in front."""
+Numbers = NDArray[np.float64]
+
+
+class Forward(Protocol):
+    """Computes a metric in worlds with removed edges.
+
+    One of the worlds is the current one: what is computed `below` a stage reads the values of that world.
+    `node_evaluations` counts the values computed so far, corrections included.
+    """
+
+    stages: tuple[Stage, ...]
+    node_evaluations: int
+    epsilon: float
+    """The unit of rounding of the model's numbers."""
+    moved: tuple[tuple[int, ...], ...]
+    """For each reader, the writers whose parts depend on what it sees."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many readers and writers there are."""
+
+    def most(self, stage: int, removed: Mask | None = None) -> int:
+        """How many worlds that differ from a stage on fit into memory at once.
+
+        They are others than the current one, or than the one that has edges [reader, writer] removed.
+        """
+
+    @property
+    def few(self) -> int:
+        """How many worlds take hardly longer than one does: operations begin more slowly than they go on."""
+
+    def values(self, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds with edges [world, reader, writer] removed, computed from the base."""
+
+    def begin(self, removed: Mask) -> Numbers:
+        """Let the world with edges [reader, writer] removed be the current one; its metric as [prompt]."""
+
+    def below(self, stage: int, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds that are the current one but for edges into the readers of one stage.
+
+        Edges [world, reader of the stage, writer] are removed, those that are in the current world among
+        them: what nothing reads there is not known. At most `most(stage)` worlds.
+        """
+
+    def adopt(self, stage: int, removed: Mask) -> None:
+        """Let the world that has edges [reader of the stage, writer] removed be the current one."""
+
+
+class MaskedForward:
+    """Node by node, over the values of `base`: what others are compared with."""
+
+    def __init__(
+        self, facts: EdgeFacts, base: Reading, ablated: Ablated, metric: Metric, max_memory: int | None = None
+    ) -> None:
+        model = base.model
+        self.components, self.ablated = facts.components, ablated
+        self.stages = stages_of(self.components.readers)
+        self.node_evaluations = 0
+        self.epsilon = torch.finfo(ablated.at(self.components.readers[-1].entry).dtype).eps
+        self.moved = moved_by(model, facts)
+        self._facts, self._model = facts, model
+        self._read = reader(base)
+        self._values = StackedValues(model.program)
+        self._layout = self._values.layout(self._read)
+        swept = facts_of(model)
+        self._metrics = MetricReader(swept, (metric,), base=base)
+        self._targets = swept.targets((metric,))
+        support = set(model.graph.names(model.support(self._targets)))
+        self._records = [record for record in model.program.records if record.name in support]
+        self._rules = {record.name: compile_stacked_rule(record) for record in self._records}
+        self._views = {
+            one.node: _view(model.locate(Place(*one.site)).view, one) for one in self.components.readers
+        }
+        self._bytes = sum(model.estimated_bytes(base.inputs).values())
+        self._budget = max_memory or DEFAULT_MEMORY
+        self._is_stackable = can_stack(base)
+        self._prompts = swept.read.prompts(base.inputs)
+        self._removed: Mask = np.zeros(self.shape, dtype=bool)
+        self._current: Mapping[str, Any] = {}
+        expect_room(self._bytes_of_a_world, max_memory)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many readers and writers there are."""
+        return len(self.components.readers), len(self.components.writers)
+
+    def most(self, stage: int, removed: Mask | None = None) -> int:
+        """How many worlds fit into memory at once: each takes a run, and its parts twice."""
+        del stage, removed
+        if not self._is_stackable:
+            return 1
+        return max(1, self._budget // self._bytes_of_a_world)
+
+    @property
+    def _bytes_of_a_world(self) -> int:
+        parts = self.ablated.at(self.components.readers[-1].entry)
+        return self._bytes + 3 * parts.numel() * parts.element_size()
+
+    @property
+    def few(self) -> int:
+        """How many worlds take hardly longer than one does."""
+        return few_of(self.ablated.at(self.components.readers[0].entry)[0])
+
+    def values(self, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds with edges [world, reader, writer] removed."""
+        many = self.most(0)
+        found = [self._metric(removed[at : at + many], {}, 0)[0] for at in range(0, len(removed), many)]
+        return np.concatenate(found) if found else np.zeros((0, self._prompts))
+
+    def begin(self, removed: Mask) -> Numbers:
+        """Let a world be the current one."""
+        found, stacks = self._metric(removed[None], {}, 0)
+        self._removed, self._current = removed.copy(), stacks
+        values: Numbers = found[0]
+        return values
+
+    def below(self, stage: int, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds that are the current one but for edges into one stage."""
+        whole = np.repeat(self._removed[None], len(removed), 0)
+        whole[:, self.stages[stage].rows] = removed
+        return self._metric(whole, self._current, self.stages[stage].first)[0]
+
+    def adopt(self, stage: int, removed: Mask) -> None:
+        """Let the world with these edges removed be the current one."""
+        whole = self._removed.copy()
+        whole[self.stages[stage].rows] = removed
+        if not np.array_equal(whole, self._removed):
+            self.begin(whole)
+
+    # -- one stack of worlds -----------------------------------------------------------------------
+
+    def _metric(
+        self, removed: Mask, current: Mapping[str, Any], first: int
+    ) -> tuple[Numbers, dict[str, Any]]:
+        with computing():
+            stacks = dict(self._walked(removed, current, first))
+            read = self._reading(stacks, current, len(removed))
+            outputs = {name: read(name) for name in self._targets}
+            found = self._metrics.of_stack(outputs, len(removed), self._layout, {}, self._prompts)()
+        return found[:, 0].numpy(), stacks
+
+    def _reading(self, stacks: Mapping[str, Any], current: Mapping[str, Any], worlds: int) -> Read:
+        def read(name: str) -> Any:
+            if name in stacks:
+                return stacks[name]
+            return current[name] if name in current else self._read(name)
+
+        return self._values.reading(read, worlds)
+
+    def _walked(self, removed: Mask, current: Mapping[str, Any], first: int) -> Iterator[tuple[str, Any]]:
+        """Every value that is another one than in the current world, in order, for a stack of worlds.
+
+        Readers before number `first` have what they have there.
+        """
+        worlds = len(removed)
+        corrected: dict[str, list[int]] = {}
+        for number, one in enumerate(self.components.readers):
+            if number >= first and removed[:, number].any():
+                corrected.setdefault(one.node, []).append(number)
+        stacks: dict[str, Any] = {}
+        read = self._reading(stacks, current, worlds)
+        for record in self._records:
+            name = record.name
+            if any(one in stacks for one in record.inputs):
+                stacks[name] = self._rules[name](*[read(one) for one in record.inputs])
+                self.node_evaluations += worlds
+            if name in corrected:
+                stacks[name] = self._corrected(corrected[name], removed, read)
+                self.node_evaluations += worlds * len(corrected[name])
+            if name in stacks:
+                yield name, stacks[name]
+
+    def _corrected(self, numbers: Sequence[int], removed: Mask, read: Read) -> Tensor:
+        """The value at the node of some readers, each of them computed from a stream of its own."""
+        readers = [self.components.readers[number] for number in numbers]
+        node, entry, slot = readers[0].node, readers[0].entry, readers[0].slot
+        value: Tensor = read(node).clone(memory_format=torch.contiguous_format)
+        known, ablated, worlds = self._facts.parts, self.ablated.at(entry), len(removed)
+        shape, sizes = (worlds, *ablated.shape[1:]), self._layout.sizes(worlds)
+        parts = known.parts(read, entry).reshape(len(ablated), *shape)
+        stream, constant = (one(read, entry).reshape(shape) for one in (known.stream, known.constant))
+        residue = stream - constant - parts.sum(0, dtype=wide(parts.dtype))
+        replaced = self.ablated.stream(entry, constant).expand(shape) if known.is_carried_unchanged else None
+        for number, one in zip(numbers, readers, strict=True):
+            lost = removed[:, number, : len(parts)]
+            total = mixed_by_world(~lost[:, None], parts)[0] + mixed(lost, ablated) + constant
+            own = with_residue(total, residue, stream)
+            for rows, whole in ((~lost.any(1), stream), (np.logical_and.reduce(lost, 1), replaced)):
+                if whole is not None and rows.any():
+                    chosen = torch.from_numpy(rows)
+                    own[chosen] = whole[chosen].to(own.dtype)
+            own = own.to(stream.dtype).flatten(0, 1)
+            found = self._facts.readers.values(entry, [slot], own, self._read)[slot]
+            view = self._views[node]
+            if view is None or one.head is None:
+                return found
+            at = view.axes.index(str(one.axis))
+            view.present(value, sizes).select(at, one.head).copy_(
+                view.present(found, sizes).select(at, one.head)
+            )
+        return value
+
+
+def can_stack(base: Reading) -> bool:
+    """Whether worlds of a run can lie along the batch: its size may vary, and its rows do not mix."""
+    model = base.model
+    nodes = tuple(name for name in model.program.record_of if name in model.program.varying)
+    shape = facts_of(model).shape(base.inputs)
+    return bool(model.program.dimensions.batch) and not shape.mixing(nodes, reader(base))
+
+
+def expect_room(least: int, budget: int | None) -> None:
+    """Raise SweepError where a world with no edge removed, which takes the most, is beyond the budget."""
+    if budget is not None and least > budget:
+        raise no_room(least, budget)
+
+
+def few_of(stream: Tensor) -> int:
+    """How many streams like this one take hardly longer than one does, on their device."""
+    numbers = 1 << (22 if stream.is_cuda else 16)
+    return max(8, min(numbers // max(stream.numel(), 1), 512))
+
+
+def _view(view: View, one: Reader) -> View | None:
+    """How heads lie in a reader's node; None where the reader is all of it."""
+    if one.axis is None:
+        return None
+    if one.axis not in view.axes:
+        raise CircuitError(f"{one.name}: where its heads lie in {one.node!r} is not known.")
+    return view

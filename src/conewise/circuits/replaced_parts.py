@@ -1,0 +1,254 @@
+"""Streams in which some parts are replaced, and what edges of a model need, found once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conewise.anatomy.components import Components
+from conewise.anatomy.sites import SiteTable
+from conewise.circuits.readers import LiveStreams, ReaderValues
+from conewise.circuits.stream_parts import StreamParts
+from conewise.errors import EdgeError
+from conewise.program.records import Program
+from conewise.program.rehearsal import as_numpy
+from conewise.program.tensors import brought
+
+Tensor = torch.Tensor
+Mask = NDArray[np.bool_]
+Norms = NDArray[np.float32]
+"""The norm of each writer's part by prompt and position: [writer, n]."""
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that parts of a stream are added up in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def mixed(weights: NDArray[np.generic], parts: Tensor) -> Tensor:
+    """[row, ...]: for each row the sum over [row, writer] of parts [writer, ...], in the wide dtype."""
+    flat = parts.reshape(len(parts), -1)
+    matrix = brought(torch.from_numpy(np.ascontiguousarray(weights)), parts.device)
+    return _product(torch.mm, matrix, flat).view(len(weights), *parts.shape[1:])
+
+
+def mixed_by_world(weights: NDArray[np.generic], parts: Tensor) -> Tensor:
+    """[row, world, ...]: sums of parts [writer, world, ...] over [world, row, writer], in the wide dtype."""
+    matrix = brought(torch.from_numpy(np.ascontiguousarray(weights)), parts.device)
+    found = _product(torch.bmm, matrix, parts.transpose(0, 1).flatten(2)).transpose(0, 1)
+    return found.reshape(*found.shape[:2], *parts.shape[2:])
+
+
+def _product(multiply: Callable[..., Tensor], matrix: Tensor, flat: Tensor) -> Tensor:
+    dtype = wide(flat.dtype)
+    if flat.is_cuda and dtype != flat.dtype:
+        return multiply(matrix.to(flat.dtype), flat, out_dtype=dtype)
+    return multiply(matrix.to(dtype), flat.to(dtype))
+
+
+def part_norms(parts: Tensor) -> Norms:
+    """The norm of each part, [writer, batch * pos]."""
+    norms = torch.linalg.vector_norm(parts, dim=-1, dtype=wide(parts.dtype)).flatten(1)
+    found: Norms = as_numpy(norms.float().cpu())
+    return found
+
+
+def mostly_kept(gone: Norms, put: Norms, whole: Norms) -> Mask:
+    """[row]: whether no more goes than stays and is put in, [row, n] each; `whole` is [n] of all parts."""
+    found: Mask = np.logical_and.reduce(gone <= whole - gone + put, axis=1)
+    return found
+
+
+def with_residue(total: Tensor, residue: Tensor, stream: Tensor) -> Tensor:
+    """A sum of parts with what rounding left between the sum of a run's own parts and its stream.
+
+    Where at least half of the stream is still there, the residue is part of it, so that a sum of all parts is
+    the stream itself; where less is, it would be an error of that size.
+    """
+    dtype = total.dtype
+    half = torch.linalg.vector_norm(stream, dim=-1, keepdim=True, dtype=dtype) / 2
+    is_there = torch.linalg.vector_norm(total, dim=-1, keepdim=True) >= half
+    return torch.addcmul(total, residue.to(dtype), is_there.to(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedParts:
+    """The parts of all writers and what replaces them, where parts are the same wherever the stream is read.
+
+    `parts` and `given` are [writer, batch, pos, d_model], `apart` is their difference; `given` may have one
+    position for all. By entry: `streams` of the run, those where all is `replaced`, `constants`, which no
+    writer wrote, `residues`, what rounding left between a stream and the sum of its parts.
+    """
+
+    parts: Tensor
+    given: Tensor
+    apart: Tensor
+    streams: Mapping[str, Tensor]
+    replaced: Mapping[str, Tensor]
+    constants: Mapping[str, Tensor]
+    residues: Mapping[str, Tensor]
+    norms: tuple[Norms, Norms]
+
+    @classmethod
+    def of(
+        cls,
+        parts: Tensor,
+        given: Tensor,
+        counts: Mapping[str, int],
+        streams: Mapping[str, Tensor],
+        replaced: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+    ) -> ReplacedParts:
+        """Of a run's parts and streams; `counts` says how many writers write before each entry."""
+        dtype = wide(parts.dtype)
+        is_rounded = dtype != parts.dtype
+        if not parts.is_cuda:  # a product of low precision would be rounded
+            parts, given = parts.to(dtype), given.to(dtype)
+        streams, replaced, constants = (
+            {entry: value.to(dtype) for entry, value in one.items()} for one in (streams, replaced, constants)
+        )
+        residues = {
+            entry: streams[entry] - constants[entry] - parts[:count].sum(0, dtype=dtype)
+            for entry, count in (counts.items() if is_rounded else ())
+        }
+        norms = part_norms(parts), part_norms(given.expand_as(parts))
+        return cls(parts, given, given - parts, streams, replaced, constants, residues, norms)
+
+    def at_last(self) -> ReplacedParts:
+        """The same at the last position."""
+        batch, positions = self.parts.shape[1:3]
+        parts, given, apart = (one[:, :, -1:].contiguous() for one in (self.parts, self.given, self.apart))
+        streams, replaced, constants, residues = (
+            {entry: value[:, -1:] for entry, value in one.items()}
+            for one in (self.streams, self.replaced, self.constants, self.residues)
+        )
+        own, other = (one.reshape(-1, batch, positions)[:, :, -1] for one in self.norms)
+        return ReplacedParts(parts, given, apart, streams, replaced, constants, residues, (own, other))
+
+    def seen(self, entry: str, lost: Mask) -> Tensor:
+        """[row, batch, pos, d_model]: the streams at an entry of which [row, writer] are replaced."""
+        count = lost.shape[1]
+        own, other = (one[:count] for one in self.norms)
+        gone, put = lost @ own, lost @ other
+        near = mostly_kept(gone, put, own.sum(0)) & ~lost.all(1)
+        far = ~near & (lost.all(1) | mostly_kept(other.sum(0) - put, own.sum(0) - gone, other.sum(0)))
+        out = mixed(lost.astype(np.int8) - (~near)[:, None], self.apart[:count])
+        for rows, begin in ((near, self.streams), (far, self.replaced)):
+            if rows.all():
+                return out.add_(begin[entry])
+            if rows.any():
+                out[_numbers(rows, out.device)] += begin[entry]
+        neither = ~near & ~far
+        if neither.any():
+            out[_numbers(neither, out.device)] = self.summed(entry, lost[neither])
+        return out
+
+    def summed(self, entry: str, lost: Mask, others: Sequence[int] = ()) -> Tensor:
+        """[row, batch, pos, d_model]: the same as sums of all but what `others` wrote where it is kept."""
+        count = lost.shape[1]
+        kept = ~lost
+        kept[:, others] = False
+        return mixed(kept, self.parts[:count]) + mixed(lost, self.given[:count]) + self.constants[entry]
+
+    def settled(self, entry: str, total: Tensor) -> Tensor:
+        """Sums [..., batch, pos, d_model], with the residue where most of the stream is there."""
+        if entry not in self.residues:
+            return total
+        return with_residue(total, self.residues[entry], self.streams[entry])
+
+
+def _numbers(rows: Mask, device: torch.device) -> Tensor:
+    """The numbers of chosen rows."""
+    return brought(torch.from_numpy(np.flatnonzero(rows)), device)
+
+
+class Structured(Protocol):
+    """A captured model, as far as its structure is read."""
+
+    @property
+    def program(self) -> Program:
+        """Its operations."""
+
+    @property
+    def site_table(self) -> SiteTable:
+        """Its named places."""
+
+    def expect_program(self, what: str) -> None:
+        """Raise where its graph is no longer that of the program."""
+
+
+class EdgeFacts:
+    """The components of one stack of a model; `parts` and `readers` are made when they are first used."""
+
+    def __init__(self, model: Structured, stack: str = "", *, reads_heads: bool = True) -> None:
+        self._table, self._program = model.site_table, model.program
+        layers = model.site_table.model_layers
+        self.components = Components(model.program, layers, stack, reads_heads=reads_heads)
+
+    @cached_property
+    def parts(self) -> StreamParts:
+        """What each component wrote into the stream."""
+        try:
+            return StreamParts(self._table, self.components)
+        except EdgeError as error:
+            names = self._table.dictionaries
+            if not names:
+                raise
+            raise EdgeError(
+                f"{error} The model has dictionaries in it ({', '.join(names)}), and a nonlinear one in the "
+                "stream or behind heads keeps parts from being told apart: take the edges of the model "
+                "before it was spliced in, whose outputs are the same, or splice it in at mlp_out."
+            ) from error
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The values of a run that parts and readers are made of."""
+        components = self.components
+        wiring, found = components.wiring, dict.fromkeys(components.entries)
+        found |= dict.fromkeys(writer.node for writer in components.writers) | dict.fromkeys(components.terms)
+        everything = frozenset(wiring.records)
+        carried = [components.carrying(entry) for entry in components.entries]
+        for heads in components.heads:
+            own = wiring.above(heads.term, everything, frozenset({heads.node}))
+            carried.append(own & wiring.cone(heads.node))
+        for name in frozenset().union(*carried):  # scales of norms are read in the middle of a walk
+            found |= dict.fromkeys(wiring.records[name].inputs)
+        ends = dict.fromkeys((reader.entry, reader.node) for reader in components.readers)
+        for entry, node in ends:
+            own = wiring.above(node, everything, frozenset({entry})) & wiring.cone(entry)
+            found |= dict.fromkeys(
+                one for name in own for one in wiring.records[name].inputs if one not in own
+            )
+        return tuple(found)
+
+    @cached_property
+    def live(self) -> LiveStreams:
+        """What readers see when components between are computed anew."""
+        return LiveStreams(self._table, self.components)
+
+    @cached_property
+    def readers(self) -> ReaderValues:
+        """What readers make of a stream."""
+        return ReaderValues(self._table, self.components)
+
+
+_known: WeakKeyDictionary[Structured, dict[tuple[str, bool], EdgeFacts]] = WeakKeyDictionary()
+
+
+def edge_facts(model: Structured, stack: str = "", *, reads_heads: bool = True) -> EdgeFacts:
+    """What edges of a stack of the model need. Raises EdgeError where it has none, and says why.
+
+    Without `reads_heads`, what its parts need, which heads have whatever their queries are made of.
+    """
+    model.expect_program("tell apart what components write into the stream")
+    known, key = _known.setdefault(model, {}), (stack, reads_heads)
+    if key not in known:
+        known[key] = EdgeFacts(model, stack, reads_heads=reads_heads)
+    return known[key]

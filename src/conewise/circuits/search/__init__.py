@@ -1,1 +1,0 @@
-"""Searches for circuits, edge by edge."""

@@ -1,0 +1,457 @@
+"""The parts of the residual stream: what each component wrote into it, at each place where it is read."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from conewise.anatomy.axes import View
+from conewise.anatomy.components import Components, HeadWriters
+from conewise.anatomy.sites import HeadResult, SiteTable
+from conewise.anatomy.wiring import Step, Walk, walk_to
+from conewise.circuits.readers import Read, StackedValues, StreamViews, bent, normed, stepped
+from conewise.errors import NAN_OF_PADDING, EdgeError
+from conewise.program.tensors import computing
+from conewise.sweeps.planning.layout import compile_stacked_rule
+
+Tensor = torch.Tensor
+
+
+class HeadShares:
+    """The shares that the heads of one layer have in the term that their attention adds to the stream."""
+
+    def __init__(
+        self, sites: SiteTable, components: Components, heads: HeadWriters, values: StackedValues
+    ) -> None:
+        self.heads = heads
+        self._values = values
+        walk = walk_to(components.wiring, [heads.node], heads.term)
+        if walk.bent is not None:
+            raise bent(
+                components, walk.bent, f"what the heads of layer {heads.layer.number} add to the stream"
+            )
+        self._steps = walk.steps
+        self._linear = [compile_stacked_rule(step.linear) for step in walk.steps]
+        self._affine = [compile_stacked_rule(step.record) for step in walk.steps]
+        self._result, self._behind = self._plain_projection(sites)
+        self.is_plain = self._result is not None and all(s.keeps_numbers for s in self._steps[self._behind :])
+
+    def _plain_projection(self, sites: SiteTable) -> tuple[HeadResult | None, int]:
+        """The output projection where it reads z as it is, and the number of the step behind it."""
+        projection = self.heads.layer.attention.projection
+        layer = self.heads.layer
+        site = ("result", layer.stack, layer.number)
+        if projection is None or site in sites.missing or self.heads.view.axes[0] != "batch":
+            return None, 0
+        for at, step in enumerate(self._steps):
+            if step.record == projection:
+                result = sites.find("result", layer.number, layer.stack).result
+                return result, at + 1
+            if not step.keeps_numbers:
+                break
+        return None, 0
+
+    def projected(self, read: Read, out: Tensor | None = None) -> Tensor:
+        """The shares behind the output projection, [head, batch, pos, d_model]; into `out` if given."""
+        result = self._result
+        assert result is not None
+        z, weight = self._z(read), read(result.weight)
+        by_head = (weight.T if result.out_in else weight).unflatten(0, z.shape[-2:])
+        batch, pos, heads, width = z.shape
+        rows = z.to(weight.dtype).permute(2, 0, 1, 3).reshape(heads, batch * pos, width)
+        if out is None or out.dtype != weight.dtype or not out.is_contiguous():
+            made = torch.bmm(rows, by_head).view(heads, batch, pos, -1)
+            return made if out is None else out.copy_(made)
+        torch.bmm(rows, by_head, out=out.view(heads, batch * pos, -1))
+        return out
+
+    def at_term(self, read: Read) -> Tensor:
+        """The shares as the term is laid out, [head, *its shape]."""
+        sizes, reading = self._reading(read)
+        if self._result is not None:
+            shares = self.projected(read)
+            begin = self._steps[self._behind - 1].record.name
+            if self._result.is_pos_first:
+                shares = shares.transpose(1, 2)
+            stack = shares.reshape(len(self.heads.rows), *self._shape_at(read, begin))
+            first = self._behind
+        else:
+            stack, begin, first = self._apart(read(self.heads.node), sizes), self.heads.node, 0
+        known = {begin: stack}
+        for step, rule in zip(self._steps[first:], self._linear[first:], strict=True):
+            stacks = {name: known[name] for name in step.carried}
+            known[step.record.name] = stepped(step, rule, stacks, reading)
+        return known[self.heads.term]
+
+    def constant(self, read: Read) -> Tensor:
+        """What the term has without any head: biases."""
+        _, reading = self._reading(read)
+        known = {self.heads.node: torch.zeros_like(read(self.heads.node))}
+        for step, rule in zip(self._steps, self._affine, strict=True):
+            record = step.record
+            if step.is_norm:
+                known[record.name] = normed(record, known[step.carried[0]], reading, with_bias=True)
+            else:
+                known[record.name] = rule(
+                    *[known[one] if one in step.carried else reading(one) for one in record.inputs]
+                )
+        return known[self.heads.term]
+
+    def _z(self, read: Read) -> Tensor:
+        view = self.heads.view
+        return view.present(read(self.heads.node), self._reading(read)[0] if _needs_sizes(view) else ())
+
+    def _apart(self, z: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """[head, *z's shape]: z with one head each, and zeros for the others."""
+        view, heads = self.heads.view, len(self.heads.rows)
+        stack = z.new_zeros((heads, *z.shape))
+        own, target = view.present(z, sizes), view.present(stack, sizes, leading=1)
+        dim = view.axes.index("head")
+        torch.diagonal(target, dim1=0, dim2=dim + 1).copy_(own.movedim(dim, -1))
+        return stack
+
+    def _shape_at(self, read: Read, name: str) -> tuple[int, ...]:
+        layout = self._values.layout(read)
+        shape = layout.shape(name)
+        assert shape is not None
+        dim = layout.batch_dim.get(name)
+        worlds = self._values.worlds_in(read, self.heads.node, read(self.heads.node))
+        return tuple(n * worlds if at == dim else n for at, n in enumerate(shape))
+
+    def _reading(self, read: Read) -> tuple[tuple[int, ...], Read]:
+        node = self.heads.node
+        worlds = self._values.worlds_in(read, node, read(node))
+        return self._values.layout(read).sizes(worlds), self._values.reading(read, worlds)
+
+
+def _needs_sizes(view: View) -> bool:
+    return any(not isinstance(length, int) for length in view.lengths.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What some writers in a row have in a value: `stack` is [writer, *the value's shape]."""
+
+    stack: Tensor
+    numbers: range
+
+
+class Demanded(Protocol):
+    """A run, as far as its values are read here."""
+
+    def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
+        """The values at nodes of the graph."""
+
+
+class StreamParts:
+    """What the writers of a model have in the values of its stream.
+
+    The part of a head is its share of the output projection; that of an MLP, or of the stream as it enters,
+    is the term itself. Both are carried through what lies on the way, with the run's own scale where that is
+    a norm. What belongs to no writer, biases and the like, is the constant part. Parts and constant add up to
+    the stream: `check` compares them. `is_carried_unchanged`: parts are the same wherever the stream is read,
+    as in every model that does not norm its sums.
+    """
+
+    def __init__(self, sites: SiteTable, components: Components) -> None:
+        self.components = components
+        self._wiring = components.wiring
+        self._values = StackedValues(components.program)
+        _expect_one_device(components)
+        self._views = StreamViews(sites, components)
+        self._heads = [HeadShares(sites, components, heads, self._values) for heads in components.heads]
+        self._terms = components.terms
+        self._of_term = {one.heads.term: one for one in self._heads}
+        self._walks = {entry: self._walk(entry) for entry in components.entries}
+        self.is_carried_unchanged = all(walk.is_unchanged for walk in self._walks.values())
+        steps = {step.record.name: step for walk in self._walks.values() for step in walk.steps}
+        self._affine = {name: compile_stacked_rule(step.record) for name, step in steps.items()}
+        self._linear = {name: compile_stacked_rule(step.linear) for name, step in steps.items()}
+
+    def _walk(self, entry: str) -> Walk:
+        walk = walk_to(self._wiring, self._terms, entry)
+        if walk.bent is not None:
+            raise bent(self.components, walk.bent, f"the stream at {entry!r}")
+        return walk
+
+    def at(self, read: Read, node: str, *, whole: bool = False) -> tuple[Tensor, Tensor]:
+        """Parts [row, batch, pos, d_model] and constant [batch, pos, d_model] of any value of the stream.
+
+        Rows are the writers before `node`, or with `whole` the terms that are added to the stream: all that
+        the heads of a layer add is one row then, biases included. See `Components.terms_before`.
+        """
+        walk = self._walks.get(node) or self._walk(node)
+        for step in walk.steps:
+            if step.record.name not in self._affine:
+                self._affine[step.record.name] = compile_stacked_rule(step.record)
+                self._linear[step.record.name] = compile_stacked_rule(step.linear)
+        count = self.components.prefix(node)
+        with computing():
+            constant = self._constant_at(read, walk, whole=whole)
+            if walk.is_unchanged and not whole:
+                return self._unchanged(read, count), constant
+            rows = {term: range(at, at + 1) for at, term in enumerate(self.components.terms_before(count))}
+            carried = self._rows_at(read, walk, rows if whole else self._terms, whole=whole)
+            return self._shown(read, node, carried.stack), constant
+
+    def parts(self, read: Read, entry: str | None = None) -> Tensor:
+        """[writer, batch, pos, d_model]: what the writers before `entry` have in the stream there.
+
+        `read` gives the values of a run, or stacks of worlds along the batch. Without `entry`, the parts of
+        all writers, where these do not depend on it; EdgeError where they do.
+        """
+        if entry is None and not self.is_carried_unchanged:
+            raise EdgeError(
+                "this model norms its sums, so what a component has in the stream is another value wherever "
+                "the stream is read. Say where with `entry`, a value of the stream: see `components.entries`."
+            )
+        with computing():
+            if self.is_carried_unchanged:
+                return self._unchanged(read, self._count(entry))
+            return next(parts for at, parts in self._carried(read, entry) if at == entry)
+
+    def by_entry(self, read: Read) -> Iterator[tuple[str, Tensor]]:
+        """The parts at every value of the stream that is read, in order."""
+        # Nothing is yielded within `computing()`: whoever goes through it would have no gradients, and two
+        # that are gone through in turns would leave torch without them.
+        if self.is_carried_unchanged:
+            with computing():
+                whole = self._unchanged(read, len(self.components.writers))
+            for entry, readers in self.components.entries.items():
+                yield entry, whole[: readers[0].writers]
+            return
+        carried = self._carried(read)
+        while True:
+            with computing():
+                found = next(carried, None)
+            if found is None:
+                return
+            yield found
+
+    def stream(self, read: Read, entry: str) -> Tensor:
+        """[batch, pos, d_model]: the stream itself, as a run has it."""
+        return self._shown(read, entry, read(entry)[None])[0]
+
+    def shown(self, read: Read, entry: str, value: Tensor) -> Tensor:
+        """[batch, pos, d_model] of a value that is laid out as the stream's at `entry` is."""
+        return self._shown(read, entry, value[None])[0]
+
+    def as_node(self, entry: str, stack: Tensor) -> Tensor:
+        """Streams [n, batch, pos, d_model], each in the form of the value at `entry`."""
+        found: Tensor = torch.vmap(lambda stream: self._views.as_node(entry, stream))(stack)
+        return found
+
+    def constant(self, read: Read, entry: str) -> Tensor:
+        """[batch, pos, d_model]: what belongs to no writer in the stream at `entry`."""
+        with computing():
+            return next(constant for at, constant in self.constants(read) if at == entry)
+
+    def check(self, run: Demanded, tolerance: float | None = None) -> float:
+        """Compare parts and constant with the stream wherever it is read; the largest relative difference.
+
+        Raises EdgeError where they differ by more than `tolerance` times the stream's largest value: 1e-4 in
+        float32, 1e-9 in float64, 3e-2 in half precision.
+        """
+        read, worst = functools.cache(lambda name: run.demand([name])[0]), 0.0
+        constants, added, done = self.constants(read), torch.zeros((), dtype=torch.float64), 0
+        for entry, parts in self.by_entry(read):
+            with computing():
+                _, constant = next(constants)
+                stream = self.stream(read, entry).double()
+                fresh = parts[done:].sum(0, dtype=torch.float64)
+                if self.is_carried_unchanged:  # those before are still the same
+                    fresh, done = added.to(fresh) + fresh, len(parts)
+                    added = fresh
+                total = fresh + constant
+            largest = float(stream.abs().max()) or 1.0
+            apart = float((total - stream).abs().max()) / largest
+            allowed = self.tolerance(entry) if tolerance is None else tolerance
+            who = self.components.entries[entry][0]
+            if math.isnan(apart):
+                raise EdgeError(
+                    f"the stream that {who.name} reads ({entry!r}) has NaN in it, or what components wrote "
+                    f"into it, so that it cannot be taken apart. {NAN_OF_PADDING}"
+                )
+            if not apart <= allowed:
+                raise EdgeError(
+                    f"the parts that components wrote do not add up to the stream that {who.name} reads "
+                    f"({entry!r}, {self.components.layer_of(entry)}): they differ by {apart:.1e} of its "
+                    f"largest value, and {allowed:.0e} is allowed. The last to write into it is "
+                    f"{self.components.writers[who.writers - 1].name}."
+                )
+            worst = max(worst, apart)
+        return worst
+
+    def tolerance(self, entry: str) -> float:
+        """How far parts may be off a value of the stream: by the coarsest numbers on the way to it.
+
+        A norm may be computed in float32 where the stream is float64.
+        """
+        wiring = self._wiring
+        names = set(self.components.carrying(entry)) | {entry}
+        count = self.components.prefix(entry)
+        for one in self.components.heads:
+            if one.rows.start < count:
+                names |= wiring.above(one.term, frozenset(wiring.records), frozenset({one.node}))
+        dtypes = {self.components.program.dtypes.get(name) for name in names}
+        return max(tolerance for dtype, tolerance in TOLERANCES.items() if dtype in dtypes)
+
+    def constants(self, read: Read) -> Iterator[tuple[str, Tensor]]:
+        """The constant part at every entry, in order: no writer has any part, and biases are as they are."""
+        known: dict[str, Tensor] = {}
+        reading = self._reading(read)
+
+        def of(name: str) -> Tensor:
+            if name not in known and name in self._terms:
+                shares = self._of_term.get(name)
+                known[name] = torch.zeros_like(read(name)) if shares is None else shares.constant(read)
+            return known[name]
+
+        for entry in self.components.entries:
+            for step in self._walks[entry].steps:
+                if step.record.name not in known:
+                    known[step.record.name] = self._affine_step(step, of, reading)
+            yield entry, self._shown(read, entry, of(entry)[None])[0]
+
+    def _affine_step(self, step: Step, of: Callable[[str], Tensor], reading: Read) -> Tensor:
+        """A step with all that it adds of itself."""
+        record = step.record
+        if step.is_norm:
+            return normed(record, of(step.carried[0]), reading, with_bias=True)
+        inputs = [of(one) if one in step.carried else reading(one) for one in record.inputs]
+        found: Tensor = self._affine[record.name](*inputs)
+        return found
+
+    # -- parts of any value of the stream ------------------------------------------------------
+
+    def _constant_at(self, read: Read, walk: Walk, *, whole: bool) -> Tensor:
+        """What belongs to no row, [batch, pos, d_model]."""
+        known: dict[str, Tensor] = {}
+        reading = self._reading(read)
+
+        def of(name: str) -> Tensor:
+            if name not in known and name in self._terms:
+                shares = None if whole else self._of_term.get(name)
+                known[name] = torch.zeros_like(read(name)) if shares is None else shares.constant(read)
+            return known[name]
+
+        for step in walk.steps:
+            known[step.record.name] = self._affine_step(step, of, reading)
+        return self._shown(read, walk.end, of(walk.end)[None])[0]
+
+    def _rows_at(self, read: Read, walk: Walk, rows: Mapping[str, range], *, whole: bool) -> Rows:
+        """What each row has in the value at the end of a walk."""
+        known: dict[str, Rows] = {}
+        reading = self._reading(read)
+
+        def of(name: str) -> Rows:
+            if name not in known and name in rows:
+                shares = None if whole else self._of_term.get(name)
+                known[name] = Rows(read(name)[None] if shares is None else shares.at_term(read), rows[name])
+            return known[name]
+
+        for step in walk.steps:
+            known[step.record.name] = self._stepped(step, [of(name) for name in step.carried], reading)
+        return of(walk.end)
+
+    # -- parts that stay as they are -----------------------------------------------------------
+
+    def _count(self, entry: str | None) -> int:
+        if entry is None:
+            return len(self.components.writers)
+        return self.components.entries[entry][0].writers
+
+    def _unchanged(self, read: Read, count: int) -> Tensor:
+        """The first so many parts, where all are found in the stream as they are."""
+        last = list(self.components.entries)[-1]
+        dtype = self._wiring.program.dtypes.get(last)
+        first = self._presented(read, self.components.writers[0].node)
+        out = first.new_empty((count, *first.shape[1:]), dtype=dtype)
+        out[:1] = first
+        for term, numbers in self._terms.items():
+            if numbers.start and numbers.start < count:
+                shares = self._of_term.get(term)
+                own = out[numbers.start : numbers.stop]
+                if shares is None:
+                    own[:] = self._presented(read, term)
+                elif shares.is_plain:
+                    shares.projected(read, own)
+                else:
+                    own[:] = self._shown(read, term, shares.at_term(read))
+        return out
+
+    def _presented(self, read: Read, node: str) -> Tensor:
+        return self._shown(read, node, read(node)[None])
+
+    def _shown(self, read: Read, node: str, stack: Tensor) -> Tensor:
+        """[writer, batch, pos, d_model] of a stack of values of a node."""
+        sizes = self._sizes(read, node, stack[0]) if self._views.needs_sizes(node) else ()
+        return self._views.shown(node, stack, sizes)
+
+    def _sizes(self, read: Read, node: str, value: Tensor) -> tuple[int, ...]:
+        worlds = self._values.worlds_in(read, node, value)
+        return self._values.layout(read).sizes(worlds)
+
+    def _reading(self, read: Read) -> Read:
+        node = self.components.writers[0].node
+        return self._values.reading(read, self._values.worlds_in(read, node, read(node)))
+
+    # -- parts that are carried through norms --------------------------------------------------
+
+    def _carried(self, read: Read, until: str | None = None) -> Iterator[tuple[str, Tensor]]:
+        """The parts at every entry, in order, up to one."""
+        known: dict[str, Rows] = {}
+        reading = self._reading(read)
+
+        def of(name: str) -> Rows:
+            if name not in known and name in self._terms:
+                shares = self._of_term.get(name)
+                stack = read(name)[None] if shares is None else shares.at_term(read)
+                known[name] = Rows(stack, self._terms[name])
+            return known[name]
+
+        for entry in self.components.entries:
+            for step in self._walks[entry].steps:
+                if step.record.name not in known:
+                    known[step.record.name] = self._stepped(
+                        step, [of(name) for name in step.carried], reading
+                    )
+            yield entry, self._shown(read, entry, of(entry).stack)
+            if entry == until:
+                return
+
+    def _stepped(self, step: Step, carried: Sequence[Rows], reading: Read) -> Rows:
+        """A step for every writer's part at once."""
+        numbers = range(min(one.numbers.start for one in carried), max(one.numbers.stop for one in carried))
+        widened = [_widened(one, numbers) for one in carried]
+        stacks = dict(zip(step.carried, widened, strict=True))
+        return Rows(stepped(step, self._linear[step.record.name], stacks, reading), numbers)
+
+
+def _expect_one_device(components: Components) -> None:
+    """Raise EdgeError where the stream goes from one device to another: its parts are stacked on one."""
+    records = components.program.record_of
+    devices = dict.fromkeys(records[term].device for term in components.terms if term in records)
+    if len(devices) > 1:
+        raise EdgeError(
+            f"the residual stream lies on several devices ({', '.join(map(str, devices))}), and its "
+            "parts are added up on one. Load the model on one device."
+        )
+
+
+def _widened(rows: Rows, numbers: range) -> Tensor:
+    """A stack of more writers, of which the others have no part."""
+    if rows.numbers == numbers:
+        return rows.stack
+    wide = rows.stack.new_zeros((len(numbers), *rows.stack.shape[1:]))
+    wide[rows.numbers.start - numbers.start : rows.numbers.stop - numbers.start] = rows.stack
+    return wide
+
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-2}
+"""How far parts may be off the stream, relative to its largest value."""

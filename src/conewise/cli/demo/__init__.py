@@ -1,1 +1,0 @@
-"""The demo: what it asks of a model, and what it says."""

@@ -1,0 +1,128 @@
+"""How commands end: errors as one message on stderr, and exit codes that mean something."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from conewise.cli.streams import INTERNAL, INTERRUPTED, USAGE, UnwrittenError
+from conewise.errors import Argument, ConewiseError, OutOfMemoryError, is_out_of_memory
+from conewise.files import lone_surrogate
+
+__all__ = [
+    "CommandError",
+    "Commands",
+    "Interrupted",
+    "as_option",
+    "command_of",
+    "shell_command",
+]
+
+_COMMAND = "conewise.command"
+
+
+class CommandError(ConewiseError):
+    """Something that the command line itself finds wrong; its message is all that there is to say."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The person pressed Ctrl-C; the message says what was kept and how to go on."""
+
+
+class Commands(TyperGroup):
+    """The commands, with one way for all of them to fail."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep what was typed, for messages and provenance."""
+        ctx.meta[_COMMAND] = ["conewise", *args]
+        return super().parse_args(ctx, _with_values(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what it raises becomes a message and an exit code."""
+        try:
+            _expect_utf8(command_of(ctx))
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupted:
+            _say(str(interrupted) or "interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except UnwrittenError:
+            raise
+        except ConewiseError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            _say(f"error: {error.message(as_option)}", *getattr(error, "__notes__", ()))
+            raise typer.Exit(USAGE) from None
+        except Exception as error:
+            if _is_click(error):
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            if is_out_of_memory(error):
+                _say(f"error: {OutOfMemoryError('this command', error).message(as_option)}")
+                raise typer.Exit(USAGE) from None
+            _say(
+                f"error inside conewise: {type(error).__name__}: {error}",
+                "This is a defect: please report it with what `conewise --debug ...` prints.",
+            )
+            raise typer.Exit(INTERNAL) from None
+
+
+def _with_values(words: list[str]) -> list[str]:
+    """What was typed, with the value that `--ray` has where no address follows: the parser wants one."""
+    found = list(words)
+    for place, word in enumerate(found):
+        follows = found[place + 1] if place + 1 < len(found) else "-"
+        if word == "--ray" and follows.startswith("-"):
+            found[place] = "--ray=local"
+    return found
+
+
+def _expect_utf8(words: list[str]) -> None:
+    """Refuse an argument whose bytes are not UTF-8: no file or terminal could be given it again."""
+    for word in words:
+        if lone_surrogate(word) is not None:
+            raise CommandError(
+                f"the argument {word!a} is not UTF-8. Write it so; a file of another name can be renamed."
+            )
+
+
+def command_of(ctx: typer.Context) -> list[str]:
+    """What was typed, from `conewise` on."""
+    typed: list[str] = ctx.meta.get(_COMMAND, ["conewise"])
+    return typed
+
+
+def shell_command(words: list[str]) -> str:
+    """A command as it can be pasted into a shell."""
+    return shlex.join(words)
+
+
+_OPTIONS = {"attn_implementation": "attention", "scale": "noise-scale"}
+"""Arguments whose options have other names."""
+
+
+def as_option(argument: Argument) -> str:
+    """An argument of the library as the command line writes it."""
+    if argument.name == "precision":  # each precision is an option by itself
+        return f"--{argument.value or 'tf32'}"
+    name = _OPTIONS.get(argument.name, argument.name).replace("_", "-")
+    if argument.value is False:
+        return f"--no-{name}"
+    option = f"--{name}"
+    is_flag = argument.value is None or argument.value is True
+    return option if is_flag else f"{option} {shlex.quote(str(argument.value))}"
+
+
+def _is_click(error: Exception) -> bool:
+    """Whether the parser raised it: usage errors and exits, which it shows itself."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"ClickException", "Exit", "Abort"})
+
+
+def _say(*lines: str) -> None:
+    print(*lines, sep="\n", file=sys.stderr, flush=True)

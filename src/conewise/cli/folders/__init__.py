@@ -1,1 +1,0 @@
-"""The folders that commands write and read."""

@@ -1,1 +1,0 @@
-"""The options of the commands, groups of them, and their help."""

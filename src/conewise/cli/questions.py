@@ -1,0 +1,465 @@
+"""From command-line options to a question that can be planned and run, here or by workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from conewise.anatomy.places import Place, site
+from conewise.cli.failing import CommandError
+from conewise.cli.option_groups import (
+    EdgeOptions,
+    FleetOptions,
+    LoadOptions,
+    PairOptions,
+    QuestionOptions,
+    RunOptions,
+)
+from conewise.cli.options import Direction, Metric, Patch
+from conewise.cli.output import Status
+from conewise.text.ask import chosen_edges, selected, written
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conewise.anatomy.selectors import SelectorLike
+    from conewise.circuits.forwards import Asked
+    from conewise.jobs.scheduling import Fleet
+    from conewise.model import Model
+    from conewise.models.load import Loaded
+    from conewise.runs.captured import Captured
+    from conewise.text.pairs import Pair
+    from conewise.text.questions import Question
+    from conewise.text.tokenized import TokenizedPrompts
+
+
+def placed(text: str, model: Model) -> Place:
+    """One site as `conewise cone` takes it: 'z[layer=1, head=2]', or a name."""
+    found = written(text)
+    if len(found) != 1:
+        raise CommandError(f"{text!r} is not one site; write, for one, 'z[layer=1, head=2]'.")
+    ((name, part),) = found
+    for axis, choice in part.items():
+        if not isinstance(choice, int):
+            raise CommandError(f"{text!r}: {axis}={choice} is no single number, and a site has one cone.")
+    layer = part.pop("layer", None)
+    if layer is None and name in model.sites.kinds:
+        layers = model.sites.layers(name)
+        raise CommandError(
+            f"{name!r} is a kind of site, in layers {layers[0]} to {layers[-1]}; say which, for one "
+            f"'{name}[layer={layers[0]}]'."
+        )
+    assert layer is None or isinstance(layer, int)
+    place = site(
+        name,
+        layer=layer,
+        stack="",
+        **{axis: choice for axis, choice in part.items() if isinstance(choice, int)},
+    )
+    for one in model.each_call([place]):
+        model.locate(one)  # says what is wrong with it
+    return place
+
+
+EXAMPLE = tuple(range(8))
+"""The tokens that a model is captured with where no prompt is at hand; any do, their number may vary."""
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A model as it is named on the command line."""
+
+    name: str
+    how: LoadOptions = field(default_factory=LoadOptions)
+
+    def load(self, status: Status) -> Loaded:
+        """The module and its tokenizer."""
+        with status.doing(f"loading {self.name}"), status.warnings_as_notes(), _stdout_kept_free():
+            from conewise.models.load import load
+
+            return load(
+                self.name,
+                revision=self.how.revision,
+                dtype=self.how.dtype,
+                device=self.how.device,
+                attn_implementation=self.how.attention,
+                trust_remote_code=self.how.trust_remote_code,
+                progress=status if self._may_take_long() else None,
+            )
+
+    def _may_take_long(self) -> bool:
+        return self.name != "tiny"
+
+    def capture(self, status: Status) -> tuple[Loaded, Model]:
+        """The module, and the model that it is captured as, without a prompt."""
+        loaded = self.load(status)
+        return loaded, captured(loaded, [EXAMPLE], status)
+
+
+@contextmanager
+def _stdout_kept_free() -> Iterator[None]:
+    """What libraries print in the block goes to stderr: some of them print to stdout themselves."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with suppress(OSError):
+            os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def model_json(loaded: Loaded, model: Captured) -> dict[str, str]:
+    """A model as JSON tells of it."""
+    from conewise.sweeps.planning.planner import facts_of
+    from conewise.sweeps.storage.provenance import model_digest
+
+    facts = facts_of(model)
+    return {
+        "name": loaded.name,
+        "source": loaded.source,
+        "fingerprint": model_digest(model).weights,
+        "device": str(facts.device),
+        "dtype": str(facts.dtype).removeprefix("torch."),
+    }
+
+
+def captured(
+    loaded: Loaded, rows: Sequence[Sequence[int]], status: Status, *, reads_last: bool = False
+) -> Model:
+    """The module as a graph, captured with these tokens.
+
+    With `reads_last` it computes the logits of the last position alone, where it can.
+    """
+    with status.doing(f"capturing {loaded.name} as a graph"), status.warnings_as_notes():
+        from conewise.text.ask import captured_with
+
+        return captured_with(loaded, rows, reads_last=reads_last)
+
+
+LOCAL = "local"
+"""What `--ray` stands for where no address follows: a cluster on this machine, for this command."""
+
+
+def without_workers(loading: LoadOptions) -> LoadOptions:
+    """How the driver itself loads the model: on the first of several devices."""
+    return replace(loading, device=next(iter(devices_of(loading)), None))
+
+
+def devices_of(loading: LoadOptions) -> list[str]:
+    """The devices of `--device`; none where it was not given."""
+    if loading.device is None:
+        return []
+    devices = [one.strip() for one in loading.device.split(",")]
+    if not all(devices):
+        raise CommandError(
+            f"--device {loading.device!r} names no device, or one that is empty: write cpu, cuda:0."
+        )
+    return devices
+
+
+def expect_on_paper(options: FleetOptions) -> None:
+    """Refuse workers of a plan, which runs nothing, unless they are simulated."""
+    if options.ray is not None or (options.workers is not None and not options.simulate):
+        raise CommandError("a plan runs nothing, so there are no workers: say --workers N --simulate.")
+
+
+@contextmanager
+def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Fleet | None]:
+    """The workers that were asked for, ended with the command; None where there are none."""
+    if options.simulate:
+        raise CommandError("--simulate runs nothing: it goes with `conewise plan`, and with --plan.")
+    devices = devices_of(loading)
+    if options.ray is not None:
+        if len(devices) > 1:
+            raise CommandError("--ray gives each worker a device: name one kind with --device, as cuda.")
+        from conewise.jobs.ray_workers import Ray
+
+        gpus = 1 if devices and devices[0].startswith("cuda") else 0
+        with Ray(
+            None if options.ray == LOCAL else options.ray, workers=options.workers, gpus_per_worker=gpus
+        ) as ray:
+            yield ray
+        return
+    if len(devices) > 1 or options.workers is not None:
+        from conewise.jobs.processes import Processes
+
+        chosen = devices if len(devices) > 1 else None
+        with Processes(options.workers, devices=chosen) as processes:
+            yield processes
+        return
+    yield None
+
+
+def simulated_search(asked: Asked, options: FleetOptions) -> dict[str, Any]:
+    """What workers would gain of a search: how long a batch takes, whole and in parts."""
+    from conewise.circuits.greedy import batch_rates
+
+    if options.workers is None:
+        raise CommandError("--simulate of how many workers? Say so with --workers N.")
+    rates = batch_rates(asked)
+    return {
+        "workers": options.workers,
+        "batch_worlds": rates.worlds,
+        "batch_seconds": rates.seconds(options.workers),
+        "one_worker_batch_seconds": rates.seconds(1),
+        "gain": rates.gain(options.workers),
+        "worth_having": rates.worth_having(options.workers),
+    }
+
+
+def simulated(question: Question, options: FleetOptions, running: RunOptions) -> dict[str, Any]:
+    """What workers would take, from the plan of each group of prompts and the rates of this machine."""
+    from conewise.jobs.sweep_job import Rates, shares_of, simulate, worth_having
+
+    if options.workers is None:
+        raise CommandError("--simulate of how many workers? Say so with --workers N.")
+    groups = range(len(question.prompts.groups))
+    plans = [question.sweep(group).plan(running.max_memory, running.evaluator.value) for group in groups]
+    flops, seconds = sum(plan.flops for plan in plans), [plan.seconds for plan in plans]
+    known = [one for one in seconds if one is not None]
+    if len(known) < len(seconds) or not flops:
+        raise CommandError("nothing was timed on this device, so that there are no seconds to simulate.")
+    capture = sum(question.model.phases.values())
+    baseline = 2 * question.forward_seconds(1) / len(plans)
+    rates = Rates(setup=capture, baseline=baseline, flop=sum(known) / flops)
+    shares = shares_of(plans, options.workers)
+    found = simulate(shares, options.workers, rates)
+    return {
+        "workers": options.workers,
+        "shares": len(shares),
+        "makespan_seconds": found.makespan,
+        "one_worker_seconds": simulate(shares_of(plans, 1), 1, rates).makespan,
+        "balance": found.balance,
+        "worth_having": worth_having(shares, options.workers, rates),
+        "setup_seconds": capture,
+        "baseline_seconds": found.baselines,
+    }
+
+
+def search_shown(found: dict[str, Any]) -> str:
+    """A simulation of a search as lines."""
+    whole, part = (f"{1000 * found[name]:.3g} ms" for name in ("one_worker_batch_seconds", "batch_seconds"))
+    lines = [
+        f"a narrow batch, of {found['batch_worlds']} worlds: {whole}; in {found['workers']} parts: {part}",
+        f"by {found['workers']} workers it is {found['gain']:.2f} times as fast, without the way there",
+        "batches wait for each other: how many there are depends on what is decided",
+        f"more than {found['worth_having']} workers would hardly help, as long as batches are narrow",
+    ]
+    return "\n".join(lines)
+
+
+def shown(found: dict[str, Any]) -> str:
+    """A simulation as lines."""
+    span, one, setup = (found[f"{name}_seconds"] for name in ("makespan", "one_worker", "setup"))
+    lines = [
+        f"{found['workers']} workers, {found['shares']} shares: {span:.3g} s; one worker: {one:.3g} s",
+        f"capturing the model, on each worker: {setup:.3g} s",
+        f"baselines, on all workers together: {found['baseline_seconds']:.3g} s",
+        f"balance, the busiest worker over the mean: {found['balance']:.2f}",
+        f"more than {found['worth_having']} workers would hardly help",
+    ]
+    return "\n".join(lines)
+
+
+QUESTION_EXAMPLE = (
+    "conewise {command} smollm2-135m --clean 'When Mary and John went to the store, John gave a drink to' "
+    "--corrupted 'When Mary and John went to the store, Mary gave a drink to' "
+    "--answer ' Mary' --wrong ' John'"
+)
+
+
+def pairs_of(name: str, options: PairOptions, needed: Sequence[str], command: str = "sweep") -> list[Pair]:
+    """The pairs of prompts: those of the options, of the file, or those that come with the model.
+
+    `needed` are the options that one pair takes; `command` is what an example is of.
+    """
+    from conewise.text.pairs import Pair, read_pairs
+
+    answers, wrong = tuple(options.answer or ()), tuple(options.wrong or ())
+    written = {
+        "--clean": options.clean,
+        "--corrupted": options.corrupted,
+        "--answer": answers,
+        "--wrong": wrong,
+    }
+    for option, value in written.items():
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            raise CommandError(f"{option} is an empty text. Give one with something in it, or leave it out.")
+    given = [option for option, value in written.items() if value]
+    if options.prompts is not None:
+        if given:
+            raise CommandError(f"--prompts and {given[0]} both say what is asked; leave one of them out.")
+        return read_pairs(options.prompts, needs_both="--corrupted" in needed)
+    if not given and name == "tiny":
+        from conewise.models.tiny import PROMPTS
+
+        return read_pairs(PROMPTS)
+    missing = [option for option in needed if not written[option]]
+    if missing:
+        what = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        raise CommandError(
+            f"{what if given else 'no prompts'}. Give a pair of prompts with its answers, or a file of "
+            f"them with --prompts FILE. For one:\n  {QUESTION_EXAMPLE.format(command=command)}"
+        )
+    assert options.clean is not None
+    return [Pair(options.clean, options.corrupted or options.clean, answers, wrong, "the options")]
+
+
+def needed_options(metric: Metric, *, reads_both: bool) -> list[str]:
+    """What has to be said of a pair of prompts, for what is read of which runs."""
+    needed = ["--clean", "--corrupted"] if reads_both else ["--clean"]
+    needed += ["--answer"] if metric is not Metric.KL else []
+    return needed + (["--wrong"] if metric is Metric.LOGIT_DIFF else [])
+
+
+def ask(
+    model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, status: Status
+) -> tuple[Loaded, Question]:
+    """Load the model, read the prompts in its tokens, and make the question."""
+    reads_both = options.patch is Patch.SOURCE or options.direction is Direction.DENOISE
+    command = "edges" if isinstance(options, EdgeOptions) else "sweep"
+    pairs = pairs_of(model.name, options, needed_options(options.metric, reads_both=reads_both), command)
+    if options.tf32 and options.split:
+        raise CommandError("--tf32 and --split both say how float32 is multiplied; leave one of them out.")
+    from conewise.text.questions import default_direction, noise_scale
+
+    scale = noise_scale(options.patch.value, options.noise_scale)
+    is_last = isinstance(options, QuestionOptions) or options.pos is None
+    loaded, prompts, graph = read_prompts(
+        model,
+        pairs,
+        options,
+        options.metric,
+        status,
+        reads_both=options.patch is Patch.SOURCE,
+        reads_last=is_last,  # an edge into the logits has a position of its own
+        batch_size=options.batch_size,
+    )
+    from conewise.text.questions import Question
+
+    if isinstance(options, EdgeOptions):
+        sites: SelectorLike = chosen_edges(options.edges, options.pos, graph, prompts.lengths)
+    else:
+        sites = selected(options.sites, options.pos, graph)
+    return loaded, Question(
+        graph,
+        prompts,
+        sites,
+        options.direction.value if options.direction else default_direction(options.patch.value),
+        options.patch.value,
+        options.metric.word,
+        scale,
+        seed,
+        "tf32" if options.tf32 else "split" if options.split else None,
+    )
+
+
+def read_prompts(
+    model: ModelName,
+    pairs: Sequence[Pair],
+    options: PairOptions,
+    metric: Metric,
+    status: Status,
+    *,
+    reads_both: bool,
+    reads_last: bool = True,
+    batch_size: int | None = None,
+) -> tuple[Loaded, TokenizedPrompts, Model]:
+    """Load the model, read the prompts in its tokens, and capture it with one of them.
+
+    `reads_both`: what one run has is put into the other, so they have to differ. `reads_last`: as `captured`.
+    """
+    loaded = model.load(status)
+    from conewise.text.questions import expect_two_runs
+    from conewise.text.tokenized import tokenize
+
+    prompts = tokenize(
+        pairs,
+        loaded.tokenizer,
+        batch_size=batch_size,
+        as_written=options.as_written,
+        progress=status.counter("prompts read"),
+    )
+    for note in prompts.notes:
+        status.warn(note)
+    prompts.expect_answers(metric.word)
+    if reads_both:
+        expect_two_runs(prompts)
+    # Two prompts show what many would: a capture computes its example.
+    example = [prompts.clean[number] for number in prompts.groups[0][:2]]
+    return loaded, prompts, captured(loaded, example, status, reads_last=reads_last)
+
+
+def question_json(loaded: Loaded, question: Question) -> dict[str, Any]:
+    """The question as the JSON of `plan` and `sweep` has it."""
+    from conewise.text.tokenized import METRICS
+
+    return {
+        "model": model_json(loaded, question.model),
+        "question": {
+            "direction": question.direction,
+            "base": question.base,
+            "source": question.source,
+            "patch": question.patch,
+            "metric": question.metric,
+            "metric_in_words": METRICS[question.metric],
+            "prompts": len(question.prompts.pairs),
+            "lengths": sorted(set(question.prompts.lengths)),
+            "batches": len(question.prompts.groups),
+            "seed": question.seed,
+        },
+        "notes": list(question.prompts.notes),
+    }
+
+
+def show_question(console: Console, loaded: Loaded, question: Question, unit: str = "site") -> None:
+    """The question, for people: the first pair, what is changed (`unit`s, one by one), what is read."""
+    from conewise.text.tokenized import METRICS
+
+    show_prompts(console, loaded, question)
+    ways = {"denoise": "denoising", "noise": "noising"}
+    way = ways[question.direction] if question.source else f"ablation in the {question.base} run"
+    put = {
+        "source": f"the {question.source} run's values are put into the {question.base} run",
+        "zero": f"{unit}s are set to zero",
+        "mean": f"{unit}s are set to their mean over prompts and positions",
+        "noise": f"Gaussian noise of standard deviation {question.scale:g} is added to {unit}s",
+    }[question.patch]
+    console.print(f"  {way}: {put}, one {unit} at a time")
+    console.print(f"  metric: {METRICS[question.metric]}, at the last position\n")
+
+
+def show_prompts(console: Console, loaded: Loaded, question: Question) -> None:
+    """The first pair, and what of it is the base and the source."""
+    from rich.markup import escape
+
+    from conewise.text.tokens import token_texts
+
+    pair, count = question.prompts.pairs[0], len(question.prompts.pairs)
+    lengths = sorted(set(question.prompts.lengths))
+    many = f"{count} pairs of prompts" if count > 1 else "1 pair of prompts"
+    console.print(
+        f"[bold]{escape(loaded.name)}[/bold], {many} of {' or '.join(map(str, lengths))} tokens"
+        + (", the first:" if count > 1 else ":")
+    )
+    for name in ("clean", "corrupted"):
+        if name == question.base or question.source is not None:
+            role = "base" if name == question.base else "source"
+            console.print(f"  {f'{name} ({role})':<18} {escape(getattr(pair, name))}")
+    answers = {
+        name: ", ".join(
+            map(repr, token_texts(question.prompts.tokenizer, getattr(question.prompts, name)[0]))
+        )
+        for name in ("answers", "wrong_answers")
+    }
+    if answers["answers"]:
+        wrong = f", not {answers['wrong_answers']}" if answers["wrong_answers"] else ""
+        console.print(f"  {'answer':<18} {escape(answers['answers'] + wrong)}")

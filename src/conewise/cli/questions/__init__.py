@@ -1,1 +1,0 @@
-"""From options to what is asked: a model, its sites, prompts, workers."""

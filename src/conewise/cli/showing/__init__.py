@@ -1,1 +1,0 @@
-"""Plans and results as commands show them."""

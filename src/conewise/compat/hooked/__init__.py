@@ -1,1 +1,0 @@
-"""A model, its cache and its parts under the names of TransformerLens."""

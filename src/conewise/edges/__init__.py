@@ -1,1 +1,0 @@
-"""Edges: the parts that components wrote into the stream, and what readers make of a changed one."""

@@ -1,1 +1,0 @@
-"""Text that a model writes while its values are changed."""

@@ -1,1 +1,0 @@
-"""Values, functions, inputs and programs as short texts that tell whether two are the same."""

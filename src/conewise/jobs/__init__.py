@@ -1,0 +1,1 @@
+"""Long jobs: progress, workers, shares, and what identifies a job."""

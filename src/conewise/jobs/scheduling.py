@@ -1,0 +1,645 @@
+"""Shares of a job: how they are cut, given to workers, repeated after failures, and simulated."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conewise.circuits.forwards import WorldsExecutor
+from conewise.errors import FleetError
+from conewise.jobs.digests import program_digest
+from conewise.jobs.payload import Payload, Recipe, recipe_of
+from conewise.runs.captured import Captured
+
+Numbers = NDArray[np.float64]
+
+DIED, MEMORY, OWN = "died", "memory", "own"
+"""How a share can fail: its worker is gone, it did not fit into memory, or it raised an error of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A share that was run: for each of its chunks the metrics [world, metric, prompt], and what it took.
+
+    `base` and `source` are the metrics of the baselines.
+    """
+
+    rows: tuple[Numbers, ...]
+    base: Numbers
+    source: Numbers | None
+    node_evaluations: int
+    launches: int
+    seconds: float
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A share that was not run: which way it failed, and what was said."""
+
+    kind: str
+    said: str
+    error: str = ""
+
+
+PER_WORKER = 8
+"""How many shares there are for each worker, where there are chunks enough: the last even out the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Chunks of a batch that stand one behind the other, and what they cost, in FLOPs.
+
+    With `worlds`, it is a part of one chunk that did not fit into a worker's memory: so many worlds, from
+    `first` on. `job` says of which job it is, where several are run together.
+    """
+
+    batch: int
+    chunks: tuple[int, ...]
+    cost: int
+    first: int = 0
+    worlds: int | None = None
+    job: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is, in words."""
+        of = "" if self.job is None else f"group {self.job + 1}, "
+        if self.worlds is not None:
+            return f"{of}batch {self.batch}, worlds {self.first} to {self.first + self.worlds - 1}"
+        if not self.chunks:
+            return f"{of}batch {self.batch}, its baselines"
+        if len(self.chunks) == 1:
+            return f"{of}batch {self.batch}, chunk {self.chunks[0]}"
+        return f"{of}batch {self.batch}, chunks {self.chunks[0]} to {self.chunks[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCost:
+    """A chunk of a batch that is to be computed: how many worlds it has, and its FLOPs."""
+
+    batch: int
+    chunk: int
+    worlds: int
+    cost: int
+    job: int | None = None
+
+
+def cut_into_shares(chunks: Sequence[ChunkCost], workers: int, per_worker: int = PER_WORKER) -> list[Share]:
+    """Shares of about equal cost, the heaviest first.
+
+    Neighbouring chunks of a batch are put together as long as a share costs no more than its even part of all
+    the work, so that stacks stay dense and a baseline is computed for few shares. A chunk is never cut.
+    """
+    total = sum(one.cost for one in chunks)
+    even = total / max(1, workers * per_worker)
+    found: list[list[ChunkCost]] = []
+    for one in chunks:
+        last = found[-1] if found else None
+        is_next = last is not None and (last[-1].job, last[-1].batch, last[-1].chunk + 1) == (
+            one.job,
+            one.batch,
+            one.chunk,
+        )
+        if last is not None and is_next and sum(own.cost for own in last) + one.cost <= even:
+            last.append(one)
+        else:
+            found.append([one])
+    shares = [
+        Share(own[0].batch, tuple(one.chunk for one in own), sum(one.cost for one in own), job=own[0].job)
+        for own in found
+    ]
+    return sorted(shares, key=lambda share: -share.cost)
+
+
+def halves(share: Share, first: int, worlds: int) -> tuple[Share, Share]:
+    """The two halves of a share of one chunk, or of a part of one: `worlds` of them, from `first` on."""
+    left = worlds // 2
+    cost = share.cost * left // worlds
+    return (
+        replace(share, cost=cost, first=first, worlds=left),
+        replace(share, cost=share.cost - cost, first=first + left, worlds=worlds - left),
+    )
+
+
+SLOW = 1.5
+"""A worker is slow that takes so many times what the others take for the same work."""
+
+ENOUGH = 2
+"""Shares that a worker has to have run before it is called slow."""
+
+clock = time.monotonic
+
+
+@dataclass(slots=True)
+class SeatLedger:
+    """What one worker did: shares, worlds, their cost in FLOPs, the seconds that they took.
+
+    `share` is the one that it has now, since `since`; `is_gone`: it died.
+    """
+
+    name: str
+    shares: int = 0
+    worlds: int = 0
+    cost: int = 0
+    seconds: float = 0.0
+    share: Share | None = None
+    since: float = 0.0
+    is_gone: bool = False
+
+    def take(self, share: Share) -> None:
+        """It was given a share."""
+        self.share, self.since = share, clock()
+
+
+@dataclass(slots=True)
+class FleetLedger:
+    """What a fleet does, while it does it and afterwards: for each worker what it ran, and what went wrong.
+
+    `log` has a line for each event that a run without it would not have had: a worker that died or is slow, a
+    share that was cut in half, one that was given up. `cost` is that of all shares, in FLOPs, and `left` how
+    many are not done; `predicted` is how many seconds one worker would need for all, where a plan says so.
+    """
+
+    seats: dict[str, SeatLedger] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    died: int = 0
+    halved: int = 0
+    seconds: float = 0.0
+    cost: int = 0
+    left: int = 0
+    predicted: float | None = None
+    _began: float = 0.0
+    _slow: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, cost: int) -> None:
+        """Shares of so many FLOPs are given out from now on; those of calls before are done."""
+        self.cost += cost
+        self._began = clock()
+
+    def end(self) -> None:
+        """All shares are done, or given up."""
+        self.seconds += clock() - self._began
+        self.left = 0
+        self._began = 0.0
+
+    def add(self, other: FleetLedger) -> None:
+        """Add what was done behind it, by the same workers or by others in their places."""
+        for name, one in other.seats.items():
+            own = self.seats.setdefault(name, SeatLedger(name))
+            own.shares += one.shares
+            own.worlds += one.worlds
+            own.cost += one.cost
+            own.seconds += one.seconds
+            own.is_gone = one.is_gone
+        self.log += [line for line in other.log if line not in other._slow.values()]
+        self.died += other.died
+        self.halved += other.halved
+        self.seconds += other.seconds
+        self.cost += other.cost
+        for own in self.seats.values():
+            self.note_slow(own)
+
+    @property
+    def balance(self) -> float:
+        """The busiest worker over the mean: 1 is even."""
+        taken = [seat.seconds for seat in self.seats.values()]
+        mean = sum(taken) / len(taken) if taken else 0.0
+        return max(taken) / mean if mean else 1.0
+
+    def slowness(self, seat: SeatLedger) -> float:
+        """How many times as long as the others a worker takes for the same work; 1 where it is not known."""
+        others = [one for one in list(self.seats.values()) if one is not seat]
+        cost, seconds = sum(one.cost for one in others), sum(one.seconds for one in others)
+        if not cost or not seconds or not seat.cost or seat.shares < ENOUGH:
+            return 1.0
+        return (seat.seconds / seat.cost) / (seconds / cost)
+
+    def note_slow(self, seat: SeatLedger) -> None:
+        """Say once that a worker is slow."""
+        times = self.slowness(seat)
+        if times >= SLOW and seat.name not in self._slow:
+            self._slow[seat.name] = f"{seat.name} is slow: it takes {times:.1f} times what the others take"
+            self.log.append(self._slow[seat.name])
+
+    def line(self) -> str:
+        """How far it is, in one line: shares, time against what was predicted, who is slow."""
+        seats = list(self.seats.values())
+        done = sum(one.shares for one in seats)
+        parts = [f"{done:,}/{done + self.left:,} shares by {len(self._there())} workers"]
+        expected, planned = self._expected(), self._planned()
+        if expected is not None:
+            parts.append(f"{_clock(self._passed())} of about {_clock(expected)}")
+        if planned is not None:
+            parts.append(f"planned {_clock(planned)}")
+        slow = [f"{one.name} is slow ({self.slowness(one):.1f} times)" for one in seats if self._is_slow(one)]
+        return ", ".join([*parts, *slow])
+
+    def lines(self) -> list[str]:
+        """Each worker in a line: what it ran and how long that took, against what was predicted."""
+        seats = list(self.seats.values())
+        total, cost = sum(one.seconds for one in seats), sum(one.cost for one in seats)
+        return [self._shown(one, total * one.cost / cost if cost else 0.0) for one in seats]
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.seats)} workers, {self.seconds:.1f} s; the busiest over the mean: {self.balance:.2f}"
+        )
+        if self.predicted is not None and self.seats:
+            head += f"; planned {self.predicted / len(self.seats):.1f} s"
+        return "\n".join([head, *(f"  {line}" for line in (*self.lines(), *self.log))])
+
+    def _shown(self, seat: SeatLedger, predicted: float) -> str:
+        line = (
+            f"{seat.name:24} {seat.shares:5,} shares {seat.worlds:8,} cells {seat.seconds:8.1f} s, "
+            f"predicted {predicted:.1f} s"
+        )
+        share, times = seat.share, self.slowness(seat)
+        slow = ", died" if seat.is_gone else f", slow ({times:.1f} times)" if times >= SLOW else ""
+        now = f"; {share.label} for {clock() - seat.since:.1f} s" if share is not None else ""
+        return line + slow + now
+
+    def _is_slow(self, seat: SeatLedger) -> bool:
+        return not seat.is_gone and self.slowness(seat) >= SLOW
+
+    def _there(self) -> list[SeatLedger]:
+        return [one for one in list(self.seats.values()) if not one.is_gone]
+
+    def _planned(self) -> float | None:
+        """The seconds that the plan says, with so many workers."""
+        count = len(self._there())
+        return self.predicted / count if self.predicted is not None and count else None
+
+    def _passed(self) -> float:
+        return self.seconds + (clock() - self._began if self._began else 0.0)
+
+    def _expected(self) -> float | None:
+        """The seconds that all will take, by the shares that are done; None where none is."""
+        done = sum(one.cost for one in list(self.seats.values()))
+        return self._passed() * self.cost / done if done and self.cost else None
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+TRIES = 3
+"""How often a share is given out before it is given up, where workers die over it."""
+
+DEATHS = 10
+"""How many workers may die one behind the other without any share being done."""
+
+
+class WorkerSeat(ABC):
+    """Tells a worker all that a share needs, each once, and gives it shares.
+
+    `published` has what was put where workers find it, by key. Calls are carried out in the order in which
+    they are made.
+    """
+
+    def __init__(self, name: str, published: Mapping[str, Any]) -> None:
+        self.name, self._published = name, published
+        self._told: set[Any] = set()
+        self._works: Sequence[tuple[Work, str]] = ()
+
+    @abstractmethod
+    def call(self, method: str, *given: Any) -> None:
+        """Have the worker do something, and do not wait for it."""
+
+    @abstractmethod
+    def run(self, key: str, share: Share) -> None:
+        """Have the worker run a share; something comes back of it."""
+
+    def begin(self, works: Sequence[tuple[Work, str]]) -> None:
+        """Tell it of the models of some work, by their keys: all that comes behind the shares of one."""
+        self._works = works
+        for _, model in works:
+            if model not in self._told:
+                self.call("prepare", model, self._published[model])
+                self._told.add(model)
+
+    def submit(self, share: Share) -> None:
+        """Give it a share, and tell it before what it does not know of its job."""
+        work, model = self._works[share.job or 0]
+        if (work.key,) not in self._told:
+            self.call("know_job", work.key, model, self._published[work.key])
+            self._told.add((work.key,))
+        if share.batch in work.plans and (work.key, share.batch) not in self._told:
+            self.call("know_plan", work.key, share.batch, work.plans[share.batch])
+            self._told.add((work.key, share.batch))
+        self.run(work.key, share)
+
+    def forget(self, works: Sequence[Work]) -> None:
+        """Jobs have ended."""
+        for work in works:
+            if (work.key,) in self._told:
+                self.call("forget", work.key)
+        keys = {work.key for work in works}
+        self._told = {one for one in self._told if not (isinstance(one, tuple) and one[0] in keys)}
+
+    def forget_model(self, key: str) -> None:
+        """A model is not needed any more."""
+        if key in self._told:
+            self._told.discard(key)
+            self.call("forget_model", key)
+
+
+class Seat(Protocol):
+    """Where one worker is, and the share that it has."""
+
+    @property
+    def name(self) -> str:
+        """The worker's name in the log."""
+
+    def submit(self, share: Share) -> None:
+        """Give the worker, which has none, a share."""
+
+
+class Crew(Protocol):
+    """Workers, one to a seat."""
+
+    @property
+    def seats(self) -> Sequence[Seat]:
+        """All seats."""
+
+    def wait(self) -> list[tuple[Seat, Done | Failed]]:
+        """Wait until something comes back of some of the shares that are out."""
+
+    def replace(self, seat: Seat) -> Seat:
+        """Another worker in the place of one that died."""
+
+
+def run_shares(
+    shares: Iterable[Share],
+    crew: Crew,
+    worlds_of: Callable[[Share], tuple[int, int]],
+    done: Callable[[Share, Done], int],
+    given_up: Callable[[Share, Failed], None],
+    ledger: FleetLedger,
+) -> None:
+    """Run all shares, the heaviest first, each by whoever is free.
+
+    `worlds_of` says which worlds of its batch a share of one chunk has: the first, and how many. `done` and
+    `given_up` are called once for each share, or for the parts that it was cut into; `done` returns how many
+    cells there were. `ledger` is kept up to date. Raises FleetError where workers die again and again.
+    """
+    line = [(-share.cost, number, share, 0) for number, share in enumerate(shares)]
+    heapq.heapify(line)
+    count = len(line)
+    free = list(crew.seats)
+    for seat in free:
+        ledger.seats.setdefault(seat.name, SeatLedger(seat.name))
+    ledger.begin(sum(-cost for cost, *_ in line))
+    out: dict[str, tuple[Share, int]] = {}
+    deaths = 0
+
+    def again(share: Share, tries: int) -> None:
+        nonlocal count
+        heapq.heappush(line, (-share.cost, count, share, tries))
+        count += 1
+
+    while line or out:
+        while line and free:
+            *_, share, tries = heapq.heappop(line)
+            seat = free.pop(0)
+            out[seat.name] = share, tries
+            seat.submit(share)
+            ledger.seats[seat.name].take(share)
+        ledger.left = len(line) + len(out)
+        for seat, outcome in crew.wait():
+            share, tries = out.pop(seat.name)
+            own = ledger.seats[seat.name]
+            own.share = None
+            if isinstance(outcome, Done):
+                deaths = 0
+                own.shares += 1
+                own.cost += share.cost
+                own.seconds += outcome.seconds
+                own.worlds += done(share, outcome)
+                ledger.note_slow(own)
+            elif outcome.kind == DIED:
+                deaths += 1
+                ledger.died += 1
+                own.is_gone = True
+                ledger.log.append(f"{seat.name} died over {share.label}: {outcome.said}")
+                if deaths > DEATHS:
+                    raise FleetError(
+                        f"{deaths} workers died one behind the other, the last over {share.label}: "
+                        f"{outcome.said}. What was finished is kept; look at the workers' own logs."
+                    )
+                free.append(crew.replace(seat))
+                ledger.seats.setdefault(free[-1].name, SeatLedger(free[-1].name))
+                if tries + 1 < TRIES:
+                    again(share, tries + 1)
+                else:
+                    ledger.log.append(f"{share.label} was given up after {TRIES} workers died over it")
+                    given_up(share, Failed(DIED, f"{TRIES} workers died over it, the last: {outcome.said}"))
+            elif outcome.kind == MEMORY:
+                _cut(share, outcome, worlds_of, ledger, again, given_up)
+            else:
+                ledger.log.append(f"{share.label} failed: {outcome.said}")
+                _alone(share, outcome, again, given_up)
+            if not (isinstance(outcome, Failed) and outcome.kind == DIED):
+                free.append(seat)
+    ledger.end()
+
+
+def _alone(
+    share: Share,
+    failed: Failed,
+    again: Callable[[Share, int], None],
+    given_up: Callable[[Share, Failed], None],
+) -> None:
+    """Of several chunks, each is tried alone, so that those without the error are not lost."""
+    if len(share.chunks) < 2:
+        given_up(share, failed)
+        return
+    each = share.cost // len(share.chunks)
+    for chunk in share.chunks:
+        again(replace(share, chunks=(chunk,), cost=each), 0)
+
+
+def _cut(
+    share: Share,
+    failed: Failed,
+    worlds_of: Callable[[Share], tuple[int, int]],
+    ledger: FleetLedger,
+    again: Callable[[Share, int], None],
+    given_up: Callable[[Share, Failed], None],
+) -> None:
+    """A share that did not fit into memory: each chunk alone, then half of its worlds, down to one."""
+    if len(share.chunks) > 1:
+        _alone(share, failed, again, given_up)
+        return
+    first, worlds = worlds_of(share)
+    if worlds < 2:
+        ledger.log.append(f"{share.label} does not fit into a worker: {failed.said}")
+        given_up(
+            share, Failed(OWN, f"one world alone does not fit into a worker: {failed.said}", "MemoryError")
+        )
+        return
+    ledger.halved += 1
+    ledger.log.append(f"{share.label} did not fit into memory and was cut in half: {failed.said}")
+    for half in halves(share, first, worlds):
+        again(half, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What workers are told of a job, each once: its model, what is asked, the plan of each batch.
+
+    `asked` is a function and what it is given beside the model: it makes the `WorkerJob` of a worker.
+    """
+
+    model: Captured
+    asked: Payload
+    plans: Mapping[int, str] = field(default_factory=dict)
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def model_key(self) -> str:
+        """What the model is known by: one with other weights is another."""
+        self.model.expect_program("send this model to workers")
+        weights = self.model.weights.contents().whole.numbers
+        return hashlib.sha256(f"{program_digest(self.model.program)}{weights}".encode()).hexdigest()
+
+
+class Job(Protocol):
+    """Something that is cut into shares. Its workers are told `work`."""
+
+    work: Work
+
+    def wanted(self) -> tuple[Sequence[ChunkCost], Sequence[Share]]:
+        """The chunks that are to be computed, and shares that are given out beside them."""
+
+    def worlds_of(self, share: Share) -> tuple[int, int]:
+        """Which worlds of its batch a share of one chunk has: the first, and how many."""
+
+    def done(self, share: Share, found: Done) -> int:
+        """Take what came back of a share; how many cells are whole by it."""
+
+    def given_up(self, share: Share, failed: Failed) -> None:
+        """A share was not run, and will not be."""
+
+
+Watch = Callable[[FleetLedger], None]
+"""Is given the ledger of a run that begins, to look at meanwhile."""
+
+
+class Fleet(WorldsExecutor, Protocol):
+    """Workers that run jobs beyond this process, and evaluate worlds with removed edges."""
+
+    def run(self, jobs: Sequence[Job], watch: Watch | None = None) -> None:
+        """Run all shares of all jobs, together; each job takes what comes back of its own.
+
+        `watch` is given the ledger when they begin.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """How workers are had: how many; `crew` gets them ready for some work, `ended` lets them forget it."""
+
+    workers: int
+    crew: Callable[[Sequence[Work]], Crew]
+    ended: Callable[[Sequence[Work]], None]
+
+
+def run_jobs(jobs: Sequence[Job], dispatch: Dispatch, ledger: FleetLedger) -> None:
+    """Run several jobs at once: all shares stand in one line, so that no worker waits for the last of a job.
+
+    `ledger` says meanwhile, and afterwards, who did what.
+    """
+    number = [None] if len(jobs) == 1 else range(len(jobs))
+    chunks: list[ChunkCost] = []
+    shares: list[Share] = []
+    for own, job in zip(number, jobs, strict=True):
+        some, beside = job.wanted()
+        chunks += [replace(one, job=own) for one in some]
+        shares += [replace(one, job=own) for one in beside]
+    shares += cut_into_shares(chunks, dispatch.workers)
+
+    def of(share: Share) -> Job:
+        return jobs[share.job or 0]
+
+    works = [job.work for job in jobs]
+    crew = dispatch.crew(works)
+    try:
+        run_shares(
+            shares,
+            crew,
+            lambda share: of(share).worlds_of(share),
+            lambda share, found: of(share).done(share, found),
+            lambda share, failed: of(share).given_up(share, failed),
+            ledger,
+        )
+    finally:
+        dispatch.ended(works)
+
+
+KEPT = 2
+"""How many models workers keep, beside those that they are at work with."""
+
+
+class Published:
+    """Recipes and payloads by key. With `source`, workers load weights from there; `how` says how.
+
+    `put` puts something where workers find it, and returns what they find it by.
+    """
+
+    def __init__(self, source: str | None, how: Mapping[str, Any]) -> None:
+        self.by_key: dict[str, Any] = {}
+        self._source, self._how = source, dict(how)
+        self._models: list[str] = []
+
+    def begin(
+        self, works: Sequence[Work], put: Callable[[Any], Any], forget_model: Callable[[str], None]
+    ) -> list[tuple[Work, str]]:
+        """Publish some work, each with the key of its model. Models that have long been idle are dropped."""
+        known = {id(work.model): work.model_key for work in {id(one.model): one for one in works}.values()}
+        keys = [known[id(work.model)] for work in works]
+        for work, key in zip(works, keys, strict=True):
+            if key not in self.by_key:
+                recipe: Recipe = recipe_of(work.model, self._source, **self._how)
+                self.by_key[key] = put(recipe)
+            self.by_key[work.key] = put(work.asked)
+        used = list(dict.fromkeys(keys))
+        idle = [one for one in self._models if one not in used]
+        for key in idle[: max(0, len(idle) - KEPT)]:
+            del self.by_key[key]
+            forget_model(key)
+        self._models = [*idle[max(0, len(idle) - KEPT) :], *used]
+        return list(zip(works, keys, strict=True))
+
+    def end(self, works: Sequence[Work]) -> None:
+        """Some work has ended."""
+        for work in works:
+            self.by_key.pop(work.key, None)
+
+    def clear(self) -> None:
+        """Nobody is there any more."""
+        self.by_key.clear()
+        self._models.clear()
+
+
+def is_number(given: object) -> bool:
+    """Whether it is a number, and not a truth."""
+    return isinstance(given, int | float) and not isinstance(given, bool)
+
+
+def expect_counts(**given: object) -> None:
+    """Raise FleetError where something that was given is no whole number of 1 or more."""
+    for name, count in given.items():
+        is_count = isinstance(count, int) and not isinstance(count, bool) and 0 < count < 1 << 16
+        if count is not None and not is_count:
+            raise FleetError(f"{name} is a number of 1 or more, not {count!r}.")

@@ -1,0 +1,227 @@
+"""A circuit search by workers: each batch of worlds is cut into a part for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conewise.circuits.forwards import Asked, FollowingForward, WorldsPart, asked
+from conewise.circuits.masked_forward import Forward, Mask, Numbers
+from conewise.errors import FleetError
+from conewise.jobs.payload import packed
+from conewise.jobs.scheduling import Crew, Dispatch, Done, Failed, FleetLedger, Share, Work, run_shares
+from conewise.runs.captured import Captured
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """A mask as it travels: eight edges to a byte."""
+
+    shape: tuple[int, ...]
+    packed: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, mask: Mask) -> Bits:
+        """A mask, packed."""
+        return cls(mask.shape, np.packbits(mask))
+
+    def mask(self) -> Mask:
+        """The mask."""
+        count = int(np.prod(self.shape))
+        found: Mask = np.unpackbits(self.packed, count=count).view(bool).reshape(self.shape)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorldsShare(Share):
+    """Some worlds of a batch. `removed` has all that were given out together: those from `start` on."""
+
+    start: int = 0
+    stage: int | None = None
+    removed: Bits | None = None
+    current: Bits | None = None
+
+    def part(self) -> WorldsPart:
+        """Its worlds."""
+        assert self.removed is not None
+        assert self.current is not None
+        assert self.worlds is not None
+        whole = WorldsPart(self.removed.mask(), self.current.mask(), self.stage)
+        return whole.some(self.first - self.start, self.worlds)
+
+
+class WorldsJob:
+    """Evaluates parts; it makes its forward when the first comes, and keeps it for those that follow."""
+
+    def __init__(self, model: Captured, **given: Any) -> None:
+        self._model, self._given = model, given
+        self._under_way = ExitStack()
+        self._forward: Forward | None = None
+        self._following: FollowingForward | None = None
+
+    def know_plan(self, batch: int, text: str) -> None:
+        """There are no plans: what is evaluated depends on what was decided."""
+
+    def lacking(self, share: Share, memory: int | None) -> str:
+        """What is known of memory is known with the forward: see `run`."""
+        del share, memory
+        return ""
+
+    def run(self, share: Share, memory: int | None) -> Done:
+        """Evaluate worlds. Raises MemoryError where there are more than fit into the memory of the worker."""
+        assert isinstance(share, WorldsShare)
+        part = share.part()
+        forward, following = self._begun(memory)
+        if memory is not None and part.stage is not None and len(part) > max(1, forward.most(part.stage)):
+            raise MemoryError(
+                f"{len(part)} worlds at once take more than the {memory:,} bytes of this worker"
+            )
+        before = forward.node_evaluations
+        values = following.values(part)
+        spent = forward.node_evaluations - before
+        return Done((values,), np.zeros(0), None, spent, 1, 0.0)
+
+    def rest(self) -> None:
+        """Let go of all values."""
+        self._forward = self._following = None
+        self._under_way.close()
+
+    def _begun(self, memory: int | None) -> tuple[Forward, FollowingForward]:
+        if self._forward is None or self._following is None:
+            budgets = [one for one in (memory, self._given["max_memory"]) if one is not None]
+            given = {**self._given, "max_memory": min(budgets, default=None)}
+            self._forward = self._under_way.enter_context(asked(self._model, **given).forward())
+            self._following = FollowingForward(self._forward)
+        return self._forward, self._following
+
+
+@contextmanager
+def fleet_forward(asked: Asked, own: Forward, dispatch: Dispatch, ledger: FleetLedger) -> Iterator[Forward]:
+    """The forward of what is asked by workers that are had for it, and then forget it."""
+    given = {
+        "base": asked.base,
+        "source": asked.source,
+        "metric": asked.metric,
+        "ablation": asked.ablation,
+        "max_memory": asked.max_memory,
+    }
+    work = Work(asked.model, packed((WorldsJob, given), asked.model))
+    crew = dispatch.crew([work])
+    try:
+        yield FleetForward(own, crew, dispatch.workers, ledger)
+    finally:
+        dispatch.ended([work])
+
+
+class FleetForward:
+    """Evaluates batches by workers; `own` is the forward of this process.
+
+    That one begins, and computes single worlds anew from the base: where a change is too close to a
+    threshold, what decides is computed here, as without workers. Batches are as large as without workers:
+    wider ones hardly decide more, since they end at the first wrong guess. Each is cut into as many parts as
+    there are workers, of neighbouring worlds; so one worker evaluates what a local search does, bit for bit,
+    unless memory is so short that candidates are evaluated alone. A part that does not fit into a worker is
+    halved, and those behind it are as small; at the next stage, where worlds take less, twice as large ones
+    are tried.
+    """
+
+    def __init__(self, own: Forward, crew: Crew, workers: int, ledger: FleetLedger) -> None:
+        self._own, self._crew, self._workers, self.ledger = own, crew, workers, ledger
+        self.stages, self.moved, self.epsilon = own.stages, own.moved, own.epsilon
+        self.node_evaluations = own.node_evaluations
+        self._removed: Mask = np.zeros(own.shape, dtype=bool)
+        self._batches = 0
+        self._fits: int | None = None
+
+    # -- as this process has it --------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many readers and writers there are."""
+        return self._own.shape
+
+    @property
+    def few(self) -> int:
+        """How many worlds take hardly longer than one does."""
+        return self._own.few
+
+    def most(self, stage: int, removed: Mask | None = None) -> int:
+        """How many worlds fit into the memory of all workers at once."""
+        each = self._own.most(stage, self._removed if removed is None else removed)
+        if self._fits is not None:
+            self._fits *= 2
+            each = min(each, self._fits)
+        return each * self._workers
+
+    def begin(self, removed: Mask) -> Numbers:
+        """Let a world be the current one; its metric is computed here."""
+        self._removed = removed.copy()
+        return self._here(self._own.begin, removed)
+
+    def _here(self, compute: Callable[[Mask], Numbers], removed: Mask) -> Numbers:
+        before = self._own.node_evaluations
+        found = compute(removed)
+        self.node_evaluations += self._own.node_evaluations - before
+        return found
+
+    # -- by workers --------------------------------------------------------------------------------
+
+    def values(self, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds computed from the base; that of one world alone is computed here."""
+        if len(removed) < 2:
+            return self._here(self._own.values, removed)
+        return self._evaluated(None, removed)
+
+    def below(self, stage: int, removed: Mask) -> Numbers:
+        """[world, prompt] of worlds that are the current one but for edges into one stage."""
+        return self._evaluated(stage, removed)
+
+    def adopt(self, stage: int, removed: Mask) -> None:
+        """Let a world be the current one: workers are told with their next parts."""
+        self._removed[self.stages[stage].rows] = removed
+
+    def _evaluated(self, stage: int | None, removed: Mask) -> Numbers:
+        if not self._crew.seats:
+            raise FleetError("the workers were closed in the middle of a search for a circuit.")
+        current, worlds = Bits.of(self._removed), len(removed)
+        shares: list[Share] = []
+        for first, count in cuts(worlds, self._workers, self._fits):
+            some = Bits.of(removed[first : first + count])
+            shares.append(
+                WorldsShare(self._batches, (0,), count, first, count, None, first, stage, some, current)
+            )
+        self._batches += 1
+        found: dict[int, Numbers] = {}
+        failed: list[tuple[Share, Failed]] = []
+
+        def done(share: Share, outcome: Done) -> int:
+            (found[share.first],) = outcome.rows
+            self.node_evaluations += outcome.node_evaluations
+            return len(found[share.first])
+
+        own = FleetLedger()
+        run_shares(shares, self._crew, _worlds_of, done, lambda share, why: failed.append((share, why)), own)
+        self.ledger.add(own)
+        if failed:
+            share, why = failed[0]
+            raise FleetError(f"{share.label} could not be evaluated by a worker: {why.said}")
+        if own.halved:
+            self._fits = min(map(len, found.values()))
+        return np.concatenate([found[first] for first in sorted(found)])
+
+
+def cuts(worlds: int, workers: int, most: int | None = None) -> list[tuple[int, int]]:
+    """So many worlds cut into parts for workers, each as (first, how many): even ones, none above `most`."""
+    parts = min(worlds, max(workers, -(-worlds // most) if most else 0))
+    ends = [worlds * (part + 1) // parts for part in range(parts)]
+    return [(first, end - first) for first, end in zip([0, *ends], ends, strict=False)]
+
+
+def _worlds_of(share: Share) -> tuple[int, int]:
+    assert share.worlds is not None
+    return share.first, share.worlds

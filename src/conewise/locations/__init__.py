@@ -1,1 +1,0 @@
-"""Names for parts of a model, and many of them at once."""

@@ -1,1 +1,0 @@
-"""Prompts, answers, and questions about them."""

@@ -1,1 +1,0 @@
-"""Reverse passes of a metric as torch's autograd makes them: gradients, and what products read, counted."""

@@ -1,0 +1,534 @@
+"""The residual stream taken apart: what heads, layers or components have in it at a place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from conewise.anatomy.components import Components, Reader, Writer
+from conewise.anatomy.placements import Outputs
+from conewise.anatomy.places import PlaceLike, as_place
+from conewise.anatomy.sites import Located
+from conewise.anatomy.wiring import SAME, Walk, walk_to
+from conewise.arguments import checked
+from conewise.circuits.readers import StackedValues, normed, stepped
+from conewise.circuits.replaced_parts import EdgeFacts, Structured, edge_facts
+from conewise.errors import DecompositionError, EdgeError
+from conewise.extras import needs
+from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE, Record, Ref
+from conewise.program.tensors import Tensor, computing
+from conewise.program.walk import field_names, output_names
+from conewise.runs.figures import position_labels
+from conewise.sweeps.planning.layout import compile_stacked_rule
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from plotly.graph_objects import Figure
+
+
+class Taken(Structured, Protocol):
+    """A captured model: its structure, and where its places are."""
+
+    def locate(self, place: PlaceLike) -> Located:
+        """Find a place."""
+
+
+class Patched(Protocol):
+    """A patch that is in force."""
+
+    @property
+    def place(self) -> Any:
+        """Where it is."""
+
+
+class TakenRun(Protocol):
+    """A run or a world of it. What is read is not watched: nothing here writes to it."""
+
+    @property
+    def model(self) -> Taken:
+        """What was run."""
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """What it was given."""
+
+    @property
+    def edits(self) -> Sequence[Patched]:
+        """The patches in force."""
+
+    def value_at(self, node: str) -> Any:
+        """The value at a node of the graph."""
+
+    def read(self, place: PlaceLike) -> Tensor:
+        """The value at a place, in natural axes."""
+
+
+def reading(run: TakenRun) -> Callable[[str], Any]:
+    """Reads values of a run by the graph's own names, each once."""
+    return functools.cache(run.value_at)
+
+
+def logits_name(run: TakenRun) -> str | None:
+    """The node of the logits: the output of that name, or the only one there is. None where neither is."""
+    program = run.model.program
+    names = field_names(program, "logits") or output_names(program)
+    return names[0] if len(names) == 1 else None
+
+
+def difference(found: Tensor, whole: Tensor) -> Tensor:
+    """How far two values are apart; what is not finite in the second, or alike in both, is 0 apart."""
+    apart = (found.double() - whole.double()).abs()
+    return torch.where(whole.isfinite(), apart, torch.zeros_like(apart))
+
+
+def largest(whole: Tensor) -> float:
+    """The largest finite number of a value, 1 where there is none but 0."""
+    return float(torch.where(whole.isfinite(), whole.double().abs(), 0.0).max()) or 1.0
+
+
+def patches_in_the_way(run: TakenRun) -> str:
+    """What to say of patches, where parts do not add up."""
+    if not run.edits:
+        return ""
+    places = ", ".join(dict.fromkeys(str(edit.place) for edit in run.edits))
+    return (
+        f" This world is patched at {places}: what a patch puts into the stream, or into what heads add to "
+        "it, no component wrote. Patch what components read or make (z, mlp_out), or take the run apart."
+    )
+
+
+Read = Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of logits of some tokens: `parts` is [part, prompt, pos, token], `rest` [prompt, pos, token].
+
+    `rest` is what no part has: biases of the norm and of the unembedding. All add up to the logits.
+    """
+
+    parts: Tensor
+    rest: Tensor
+
+
+class Unembedding:
+    """The way from the stream behind the last layer to the logits, as a linear map once scales are a run's.
+
+    That is the final norm and one product with the vocabulary. Behind the product, logits may be scaled, or
+    capped (Gemma 2): the factor that a cap comes to in the run is frozen, as the norm's scale is. Raises
+    DecompositionError for a model that has something else there.
+    """
+
+    def __init__(self, facts: EdgeFacts, logits: str | None) -> None:
+        self._facts = facts
+        self._program = facts.components.program
+        self._wiring = facts.components.wiring
+        self._values = StackedValues(self._program)
+        self.output = self._expect_logits(logits)
+        self.reader = self._expect_reader()
+        self._product = self._expect_product()
+        (self._operand,) = self._wiring.operands(self._product)
+        self._norm = self._expect_affine(self.reader.entry, self._operand)
+        self._linear = [compile_stacked_rule(step.linear) for step in self._norm.steps]
+        self._affine = [compile_stacked_rule(step.record) for step in self._norm.steps]
+        self._behind = walk_to(self._wiring, [self._product.name], self.output)
+        self._expect_pointwise()
+
+    def shares(
+        self, read: Read, parts: Tensor, constant: Tensor, tokens: Sequence[int], prompts: int
+    ) -> Shares:
+        """What the parts [part, batch, pos, d_model] of the stream have in the logits of these tokens.
+
+        `constant` is what of the stream no part has, [batch, pos, d_model].
+        """
+        with computing():
+            parts = self._facts.parts.as_node(self.reader.entry, parts)
+            constant = self._facts.parts.as_node(self.reader.entry, constant[None])[0]
+            reading = self._values.reading(read, 1)
+            known: dict[str, Tensor] = {self.reader.entry: parts}
+            fixed: dict[str, Tensor] = {self.reader.entry: constant}
+            for step, linear, affine in zip(self._norm.steps, self._linear, self._affine, strict=True):
+                name, record = step.record.name, step.record
+                known[name] = stepped(step, linear, {one: known[one] for one in step.carried}, reading)
+                if step.is_norm:
+                    fixed[name] = normed(record, fixed[step.carried[0]], reading, with_bias=True)
+                else:
+                    fixed[name] = affine(
+                        *[fixed[one] if one in step.carried else reading(one) for one in record.inputs]
+                    )
+            rows, bias = self._directions(read, tokens)
+            found = known[self._operand].to(rows.dtype) @ rows.T
+            rest = fixed[self._operand].to(rows.dtype) @ rows.T + bias
+            arranged = self._arranged(torch.cat([found, rest[None]]), prompts)
+            return self._at_logits(read, arranged, tokens, prompts)
+
+    @property
+    def dtypes(self) -> set[torch.dtype | None]:
+        """The precisions of all that lies on the way."""
+        wiring, entry = self._wiring, self.reader.entry
+        names = wiring.above(self.output, frozenset(wiring.records), frozenset({entry})) & wiring.cone(entry)
+        return {self._program.dtypes.get(name) for name in names}
+
+    # -- what lies on the way ------------------------------------------------------------------
+
+    def _expect_logits(self, name: str | None) -> str:
+        if name is None:
+            raise DecompositionError(
+                "this model returns no logits, so nothing can be attributed to them. Take the stream apart "
+                "instead: `run.decompose(...)`."
+            )
+        return name
+
+    def _expect_reader(self) -> Reader:
+        found = [one for one in self._facts.components.readers if one.slot == "logits"]
+        if not found:
+            raise DecompositionError(
+                "the logits of this model are not made of this stack's stream alone. Where there are "
+                "several stacks, say which with `stack`."
+            )
+        return found[0]
+
+    def _expect_product(self) -> Record:
+        wiring, entry = self._wiring, self.reader.entry
+        cone = wiring.cone(entry)
+        products = [
+            record
+            for record in wiring.upward(self.output, lambda r: r.name == entry or wiring.is_linear(r))
+            if wiring.is_linear(record) and record.name in cone
+        ]
+        if len(products) != 1 or products[0].op not in {"linear", "mm", "matmul", "addmm"}:
+            shown = ", ".join(f"{record.name!r} ({record.op})" for record in products) or "none"
+            raise DecompositionError(
+                f"the logits are not one product of the normed stream with a vocabulary: found {shown}."
+            )
+        return products[0]
+
+    def _expect_affine(self, entry: str, end: str) -> Walk:
+        walk = walk_to(self._wiring, [entry], end)
+        if walk.bent is not None:
+            raise DecompositionError(
+                f"between the stream and the unembedding lies {walk.bent.name!r} ({walk.bent.op}), which is "
+                "neither a norm nor a projection: logits are not a sum of what components wrote, and "
+                "direct logit attribution is not defined for this model. `run.lens()` is."
+            )
+        return walk
+
+    def _expect_pointwise(self) -> None:
+        """Raise DecompositionError where logits are made of each other behind the product."""
+        wiring = self._wiring
+        own = wiring.above(self.output, frozenset(wiring.records), frozenset({self._product.name}))
+        for name in sorted(own & wiring.cone(self._product.name), key=wiring.order.__getitem__):
+            record = wiring.records[name]
+            if record.op not in POINTWISE | NUMBER_KEEPING | SAME:
+                raise DecompositionError(
+                    f"behind the unembedding lies {name!r} ({record.op}), which mixes the logits of tokens "
+                    "or positions: they are not a sum of what components wrote."
+                )
+
+    def _directions(self, read: Read, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The rows of the vocabulary for some tokens, [token, d_model], and what is added for each."""
+        record = self._product
+        shift = 1 if record.op in BIASED_PRODUCTS else 0
+        weight = read(record.args[1 + shift].name)
+        index = torch.tensor(list(tokens), device=weight.device)
+        rows = weight[index] if record.op == "linear" else weight[..., index].T
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        added = (
+            record.args[0] if shift else record.args[2] if len(record.args) > 2 else record.kwargs.get("bias")
+        )
+        bias = (
+            read(added.name)[index].to(wide) if isinstance(added, Ref) else torch.zeros(len(tokens)).to(rows)
+        )
+        return rows.to(wide), bias.to(wide)
+
+    def _arranged(self, stack: Tensor, prompts: int) -> Tensor:
+        """[part, prompt, pos, token] of a stack of values that lie as the product's do."""
+        parts, tokens = stack.shape[0], stack.shape[-1]
+        # Parts stand beside tokens meanwhile: what is last is not looked at where prompts are found.
+        beside = stack.movedim(0, -1).flatten(-2)
+        placed = Outputs(self._program).arranged(self._product.name, beside, 1, prompts)[0]
+        if placed.ndim == 2:
+            placed = placed.unsqueeze(1)
+        return placed.unflatten(-1, (tokens, parts)).movedim(-1, 0)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _at_logits(self, read: Read, arranged: Tensor, tokens: Sequence[int], prompts: int) -> Shares:
+        """The shares behind all that follows the product: scales, caps, and what is added there."""
+        found, rest = arranged[:-1], arranged[-1]
+        steps = self._behind.steps
+        if self._behind.bent is None and all(step.keeps_numbers for step in steps):
+            return Shares(found, rest)
+        raw = self._picked(read, self._product.name, tokens, prompts).to(found.dtype)
+        made = self._picked(read, self.output, tokens, prompts).to(found.dtype)
+        if self._behind.bent is None and any(step.added or step.is_sum for step in steps):
+            raise DecompositionError(
+                f"something is added to the logits behind the unembedding ({steps[-1].record.name!r}), which "
+                "no component wrote."
+            )
+        # One number for each logit, read off the run: its cap or scale at work.
+        factor = torch.where(raw == 0, torch.ones_like(raw), made / torch.where(raw == 0, 1.0, raw))
+        return Shares(found * factor, rest * factor)
+
+    def _picked(self, read: Read, name: str, tokens: Sequence[int], prompts: int) -> Tensor:
+        """[prompt, pos, token] of the logits of a run."""
+        value = Outputs(self._program).arranged(name, read(name), 1, prompts)[0]
+        value = value.unsqueeze(1) if value.ndim == 2 else value
+        return value[..., torch.tensor(list(tokens), device=value.device)]
+
+
+WAYS = ("head", "layer", "component")
+STREAM = ("resid_pre", "resid_mid", "resid_post")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Who wrote a part: `input`, a head (`a3.h1`), an attention (`a3`), an MLP (`m3`), a layer, or `bias`.
+
+    `kind` is "input", "head", "attention", "mlp", "layer" or "bias". `bias` is what no component wrote:
+    biases of output projections where heads are told apart, and of norms on the way.
+    """
+
+    name: str
+    kind: str
+    layer: int | None = None
+    head: int | None = None
+
+
+BIAS = Part("bias", "bias")
+
+
+@checked
+@dataclass(frozen=True, eq=False, repr=False)
+class Decomposition:
+    """What each part has in the residual stream at `place`: `tensor` is [part, batch, pos, d_model].
+
+    The parts add up to `stream`, [batch, pos, d_model]. That was checked: they differ by `deviation` of its
+    largest value, which is rounding; `allowed` was allowed. `labels` are the tokens of each prompt, or their
+    numbers.
+    """
+
+    by: str
+    place: str
+    parts: tuple[Part, ...]
+    tensor: Tensor
+    stream: Tensor
+    deviation: float
+    allowed: float
+    labels: tuple[tuple[str, ...], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parts, in the order of computation."""
+        return tuple(part.name for part in self.parts)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One part, [batch, pos, d_model]."""
+        return self.tensor[index_of(self.names, name)]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def along(self) -> Tensor:
+        """How far each part goes along the stream, [part, batch, pos]: these add up to the stream's norm."""
+        stream = self.stream.double()
+        unit = stream / stream.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        found: Tensor = torch.einsum("nbpd,bpd->nbp", self.tensor.double(), unit)
+        return found
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each part, prompt and position: its norm, and how far it goes along the stream."""
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
+
+        norms, along = self.tensor.double().norm(dim=-1).tolist(), self.along().tolist()
+        rows = [
+            {
+                "part": part.name,
+                "kind": part.kind,
+                "layer": part.layer,
+                "head": part.head,
+                "prompt": prompt,
+                "pos": pos,
+                "token": label,
+                "norm": norms[at][prompt][pos],
+                "along": along[at][prompt][pos],
+            }
+            for at, part in enumerate(self.parts)
+            for prompt, labels in enumerate(self.labels)
+            for pos, label in enumerate(labels)
+        ]
+        return pd.DataFrame(rows).astype({"layer": "Int64", "head": "Int64"})
+
+    def plot(self, *, prompt: int = 0) -> Figure:
+        """A heatmap for one prompt: how far each part goes along the stream at each position."""
+        from conewise.runs.figures import heatmap  # noqa: PLC0415  # needs plotly
+
+        along = self.along()[:, expect_prompt(prompt, len(self.labels))]
+        return heatmap(
+            along,
+            rows=self.names,
+            columns=self.labels[prompt],
+            title=f"What is in {self.place}, by {self.by}",
+            measure="along the stream",
+            row_title=self.by,
+        )
+
+    def save_image(self, path: str | Path, *, prompt: int = 0) -> Path:
+        """Write the picture as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
+        from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
+
+        return save_image(self.plot(prompt=prompt), path)
+
+    def __repr__(self) -> str:
+        batch, pos, width = self.stream.shape
+        return (
+            f"Decomposition of {self.place} by {self.by}: {len(self)} parts, {batch} × {pos} × {width}; they "
+            f"add up within {self.deviation:.1e} of its largest value"
+        )
+
+
+def index_of(names: tuple[str, ...], name: str) -> int:
+    """The number of a part. Raises DecompositionError for one that is not there."""
+    if name not in names:
+        shown = ", ".join(names if len(names) <= 8 else [*names[:4], "...", *names[-3:]])
+        raise DecompositionError(f"no part {name!r} here; the parts are {shown}.")
+    return names.index(name)
+
+
+def expect_prompt(prompt: int, prompts: int) -> int:
+    """A prompt's number. Raises DecompositionError for one that is not there."""
+    if isinstance(prompt, bool) or not hasattr(prompt, "__index__"):
+        raise DecompositionError(f"prompt={prompt!r}: give its number, from 0.")
+    if not -prompts <= prompt < prompts:
+        raise DecompositionError(f"no prompt {prompt}: there are {prompts}, from 0.")
+    return prompt % prompts
+
+
+def decompose(
+    run: TakenRun,
+    by: str = "head",
+    at: PlaceLike | None = None,
+    *,
+    stack: str = "",
+    tokenizer: Any = None,
+) -> Decomposition:
+    """Take the residual stream apart; see `Run.decompose`."""
+    expect_way(by)
+    facts = facts_of(run, stack)
+    node, place = _node_at(run, facts.components, at, stack)
+    parts, tensor, constant = parts_at(run, facts, node, by)
+    if bool(constant.any()):
+        parts = (*parts, BIAS)
+        tensor = torch.cat([tensor, constant[None].to(tensor.dtype)])
+    # Copies: what is lent here may be written to, and the run stays as it is.
+    stream = facts.parts.stream(reading(run), node).clone()
+    tensor = tensor.clone() if len(parts) == 1 else tensor
+    deviation, allowed = _compared(run, facts, node, place, tensor, stream)
+    labels = position_labels(run.inputs, tokenizer, *stream.shape[:2])
+    return Decomposition(by, place, parts, tensor, stream, deviation, allowed, labels)
+
+
+def expect_way(by: str) -> None:
+    """Raise DecompositionError where parts are asked for by something else than there is."""
+    if by not in WAYS:
+        raise DecompositionError(f"by={by!r}: the stream is taken apart by {', '.join(map(repr, WAYS))}.")
+
+
+def facts_of(run: TakenRun, stack: str) -> EdgeFacts:
+    """What is known of who writes into a stack's stream. Raises DecompositionError, and says what hinders."""
+    try:
+        try:
+            facts = edge_facts(run.model, stack)
+        except EdgeError:  # queries, keys or values are not told apart, and are no parts of the stream
+            facts = edge_facts(run.model, stack, reads_heads=False)
+        _ = facts.parts
+    except EdgeError as error:
+        raise DecompositionError(
+            f"what components wrote into the residual stream of this model cannot be told apart: {error}"
+        ) from None
+    return facts
+
+
+def parts_at(run: TakenRun, facts: EdgeFacts, node: str, by: str) -> tuple[tuple[Part, ...], Tensor, Tensor]:
+    """The parts of a value of the stream, [part, batch, pos, d_model], in the order of computation.
+
+    And what belongs to none of them, [batch, pos, d_model].
+    """
+    read, components = reading(run), facts.components
+    try:
+        found, constant = facts.parts.at(read, node, whole=by != "head")
+        writers = components.writers[: components.prefix(node)]
+    except EdgeError as error:
+        raise DecompositionError(f"the stream at {node!r} cannot be taken apart: {error}") from None
+    if by == "head":
+        parts = [Part(one.name, _kind(one), one.layer, one.head) for one in writers]
+    else:
+        parts = _whole_parts(components, writers)
+    if by == "layer":
+        parts, found = _by_layer(parts, found)
+    return tuple(parts), found, constant
+
+
+def _kind(writer: Writer) -> str:
+    return "mlp" if writer.slot == "mlp" else writer.slot
+
+
+def _whole_parts(components: Components, writers: tuple[Writer, ...]) -> list[Part]:
+    """Attentions and MLPs as parts: what they add to the stream, whole."""
+    first = {components.terms[term].start: term for term in components.terms}
+    return [
+        Part(f"a{one.layer}", "attention", one.layer)
+        if one.slot == "head"
+        else Part(one.name, _kind(one), one.layer)
+        for one in writers
+        if one.number in first
+    ]
+
+
+def _by_layer(parts: list[Part], found: Tensor) -> tuple[list[Part], Tensor]:
+    layers = list(dict.fromkeys(part.layer for part in parts if part.layer is not None))
+    rows = [found[0]]
+    for layer in layers:
+        own = [at for at, part in enumerate(parts) if part.layer == layer]
+        rows.append(found[own].sum(0))
+    return [parts[0], *(Part(f"layer {layer}", "layer", layer) for layer in layers)], torch.stack(rows)
+
+
+def _node_at(run: TakenRun, components: Components, at: PlaceLike | None, stack: str) -> tuple[str, str]:
+    """The node of the stream that is meant, and the place in words."""
+    if at is None:
+        last = next((one for one in components.readers if one.slot == "logits"), None)
+        if last is not None:
+            return last.entry, "the stream before the final norm"
+        return components.layers[-1].nodes["resid_post"], "the stream behind the last layer"
+    place = as_place(at)
+    found = run.model.locate(place)
+    if found.site.kind not in STREAM or found.site.stack != stack:
+        raise DecompositionError(
+            f"{place} is no value of the residual stream, which is what is taken apart. Name one of "
+            f"{', '.join(STREAM)} and a layer, as in at=('resid_post', 0)."
+        )
+    if place.part:
+        raise DecompositionError(
+            f"{place} is a part of a site; the stream is taken apart as a whole. Leave out "
+            f"{', '.join(place.part)}, and select from `.tensor`."
+        )
+    return found.node, str(place)
+
+
+def _compared(
+    run: TakenRun, facts: EdgeFacts, node: str, place: str, tensor: Tensor, stream: Tensor
+) -> tuple[float, float]:
+    """How far the sum of the parts is off the stream, and how far it may be. Raises DecompositionError."""
+    allowed = facts.parts.tolerance(node)
+    apart = float(difference(tensor.sum(0, dtype=torch.float64), stream).max()) / largest(stream)
+    if not apart <= allowed:
+        raise DecompositionError(
+            f"the parts do not add up to {place}: they differ by {apart:.1e} of its largest value, and "
+            f"{allowed:.0e} is allowed for rounding.{patches_in_the_way(run)}"
+        )
+    return apart, allowed

@@ -1,0 +1,299 @@
+"""Dictionaries from files: sparse autoencoders and transcoders in the layout that SAE Lens writes.
+
+A folder holds `cfg.json`, which says what is computed, and `sae_weights.safetensors`. Nothing else is read,
+and that library is not needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from conewise.arguments import checked
+from conewise.errors import DictionaryError, UnusedWeightsWarning
+from conewise.files import as_path, is_there, read_json
+from conewise.program.foreign import brief, translating
+
+CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
+
+_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
+    "standard": ("W_enc", "b_enc", "W_dec", "b_dec"),
+    "topk": ("W_enc", "b_enc", "W_dec", "b_dec"),
+    "jumprelu": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"),
+    "gated": ("W_enc", "b_gate", "b_mag", "r_mag", "W_dec", "b_dec"),
+    "transcoder": ("W_enc", "b_enc", "W_dec", "b_dec"),
+    "skip_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec"),
+    "jumprelu_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"),
+    "jumprelu_skip_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"),
+}
+"""What each architecture is computed with."""
+
+
+class Dictionary(nn.Module):
+    """A sparse autoencoder or a transcoder: `encode` makes latents of a value, `decode` a value of latents.
+
+    `place` is the site that it was trained for, by the name that its file has for it; '' where it has none. A
+    transcoder reads `reads`, and its place is where it writes. What the skip connection of a transcoder adds
+    depends on no latent, and is left to the error term.
+    """
+
+    W_enc: Tensor
+    W_dec: Tensor
+    b_enc: Tensor
+    b_dec: Tensor
+    b_gate: Tensor
+    b_mag: Tensor
+    r_mag: Tensor
+    threshold: Tensor
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], *, top: int = 0, is_centred: bool, is_rescaled: bool = False
+    ) -> None:
+        """`is_centred`: b_dec is taken off what is read. `is_rescaled`: latents count by decoder length."""
+        super().__init__()
+        for name, weight in weights.items():
+            self.register_parameter(name, nn.Parameter(weight, requires_grad=False))
+        self.top, self.is_centred, self.is_rescaled = top, is_centred, is_rescaled
+        self.architecture = self.place = self.reads = ""
+
+    @property
+    def latents(self) -> int:
+        """How many latents it has."""
+        return int(self.W_dec.shape[0])
+
+    def encode(self, value: Tensor) -> Tensor:
+        """The latents [..., latent] of a value [..., d]."""
+        read = value - self.b_dec if self.is_centred else value
+        if "r_mag" in self._parameters:
+            is_open = read @ self.W_enc + self.b_gate > 0
+            strength = read @ (self.W_enc * self.r_mag.exp()) + self.b_mag
+            return strength.relu() * is_open.to(strength.dtype)
+        strength = read @ self.W_enc + self.b_enc
+        if self.is_rescaled:
+            strength = strength * self.W_dec.norm(dim=-1)
+        if self.top:
+            kept, at = strength.topk(self.top, dim=-1)
+            return torch.zeros_like(strength).scatter(-1, at, kept.relu())
+        if "threshold" in self._parameters:
+            return strength.relu() * (strength > self.threshold).to(strength.dtype)
+        return strength.relu()
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """The value [..., d] that latents [..., latent] stand for."""
+        if self.is_rescaled:
+            latents = latents / self.W_dec.norm(dim=-1)
+        made: Tensor = latents @ self.W_dec + self.b_dec
+        return made
+
+    def forward(self, value: Tensor) -> Tensor:
+        """The reconstruction of a value."""
+        return self.decode(self.encode(value))
+
+    def __repr__(self) -> str:
+        where = f" from {self.reads}" if self.reads else ""
+        where += f" at {self.place}" if self.place else ""
+        return (
+            f"Dictionary ({self.architecture}){where}: {self.latents:,} latents, {self.W_enc.shape[0]} wide"
+        )
+
+
+@checked
+def dictionary(
+    folder: str | Path, *, dtype: str | torch.dtype | None = None, device: Any = None
+) -> Dictionary:
+    """A dictionary from a folder as SAE Lens writes it: `cfg.json` and `sae_weights.safetensors`.
+
+    Architectures: standard, topk, jumprelu, gated, and transcoders, with a skip connection or without.
+    Weights are as they were saved, or in `dtype` on `device`: a dictionary has to have that of its place.
+    Raises DictionaryError where the folder holds something else, or what is not computed from a value alone.
+    """
+    where = as_path(folder)
+    settings = _settings(where)
+    architecture = _architecture(where, settings)
+    weights = _weights(where, architecture, _dtype(dtype), device)
+    _expect_shapes(where, weights, settings, architecture)
+    kept = settings.get("activation_fn_kwargs")
+    top = settings.get("k") or (kept if isinstance(kept, dict) else {}).get("k") or 0
+    is_count = isinstance(top, int) and not isinstance(top, bool)
+    if architecture == "topk" and not (is_count and 0 < top <= weights["W_dec"].shape[0]):
+        raise DictionaryError(f"{where / CONFIG}: topk keeps k latents, and k is {top!r}.")
+    made = Dictionary(
+        weights,
+        top=top if architecture == "topk" else 0,
+        is_centred=_is_centred(settings, architecture),
+        is_rescaled=bool(settings.get("rescale_acts_by_decoder_norm", False)),
+    )
+    hook, out = (str(settings.get(name) or "") for name in ("hook_name", "hook_name_out"))
+    made.architecture = architecture
+    made.place, made.reads = (out, hook) if "transcoder" in architecture else (hook, "")
+    return made.eval()
+
+
+_SINGLE = frozenset(
+    {
+        *(
+            "architecture",
+            "activation_fn",
+            "activation_fn_str",
+            "normalize_activations",
+            "d_in",
+            "d_sae",
+            "k",
+        ),
+        *("hook_name", "hook_point", "hook_name_out"),
+    }
+)
+"""Settings that are a number, a text, or nothing."""
+_FLAGS = ("apply_b_dec_to_input", "rescale_acts_by_decoder_norm", "finetuning_scaling_factor")
+"""Settings that are true, false, or nothing."""
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What `cfg.json` says, with what it says of the model beside it."""
+    if not all(is_there(folder / name, Path.is_file) for name in (CONFIG, WEIGHTS)):
+        there = (
+            ", ".join(sorted(path.name for path in folder.iterdir())[:8])
+            if is_there(folder, Path.is_dir)
+            else "no such folder"
+        )
+        raise DictionaryError(
+            f"{str(folder)[:200]} holds no dictionary: {CONFIG} and {WEIGHTS} are expected there, as SAE "
+            f"Lens writes them; found: {there or 'nothing'}. Give a dictionary of another layout as "
+            "functions: `splice(place, encode=..., decode=...)`."
+        )
+    try:
+        found = read_json(folder / CONFIG)
+    except (OSError, ValueError) as error:
+        raise DictionaryError(f"{folder / CONFIG} cannot be read: {error}.") from error
+    if not isinstance(found, dict):
+        raise DictionaryError(
+            f"{folder / CONFIG} holds a {type(found).__name__}, and settings by name are expected."
+        )
+    about = found.get("metadata")
+    settings = {**(about if isinstance(about, dict) else {}), **found}
+    for name, value in settings.items():
+        if name in _SINGLE and isinstance(value, list | dict):
+            raise DictionaryError(
+                f"{folder / CONFIG} says {name} is {value!r:.80}, and one value is expected."
+            )
+    for name in _FLAGS:
+        if not isinstance(value := settings.get(name), bool | None):
+            raise DictionaryError(
+                f"{folder / CONFIG} says {name} is {value!r:.80}, and true or false is expected."
+            )
+    for old, new in (("hook_point", "hook_name"), ("activation_fn_str", "activation_fn")):
+        settings.setdefault(new, settings.get(old))
+    return settings
+
+
+def _architecture(folder: Path, settings: Mapping[str, Any]) -> str:
+    """Which architecture it is. Raises DictionaryError where that is not computed here."""
+    found = settings.get("architecture") or "standard"
+    activation = settings.get("activation_fn") or "relu"
+    if found == "standard" and activation == "topk":
+        found = "topk"
+    refused = {
+        f"the architecture {found!r}": found not in _ARCHITECTURES,
+        f"the activation {activation!r}": activation not in {"relu", "topk"},
+        f"activations that are normalised by {settings.get('normalize_activations')!r}": (
+            settings.get("normalize_activations") not in {None, False, "none"}
+        ),
+        "latents that are scaled after training (finetuning_scaling_factor)": bool(
+            settings.get("finetuning_scaling_factor")
+        ),
+        "a single head (hook_head_index)": settings.get("hook_head_index") is not None,
+    }
+    for what, is_so in refused.items():
+        if is_so:
+            raise DictionaryError(
+                f"{folder / CONFIG}: {what} is not read here; known are {', '.join(_ARCHITECTURES)}, of "
+                "values as they are. Fold it into the weights before they are saved, or give functions: "
+                "functions: `splice(place, encode=..., decode=...)`."
+            )
+    return str(found)
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise DictionaryError(f"dtype is one of torch's, such as 'float32' or 'bfloat16', not {dtype!r}.")
+    return found
+
+
+def _weights(folder: Path, architecture: str, dtype: torch.dtype | None, device: Any) -> dict[str, Tensor]:
+    path, names = folder / WEIGHTS, _ARCHITECTURES[architecture]
+
+    def broken(error: BaseException) -> DictionaryError:
+        return DictionaryError(f"{path} cannot be read: {brief(error)}.")
+
+    with translating(broken, doing=f"the dictionary in {folder}"), safe_open(path, framework="pt") as file:
+        there = set(file.keys())
+        has_log = "threshold" in names and "threshold" not in there and "log_threshold" in there
+        stored = {name: "log_threshold" if has_log and name == "threshold" else name for name in names}
+        missing = [name for name in stored.values() if name not in there]
+        if missing:
+            raise DictionaryError(
+                f"{path} lacks {', '.join(missing)}; it holds {', '.join(sorted(there)) or 'nothing'}."
+            )
+        found = {name: file.get_tensor(own).to(device=device, dtype=dtype) for name, own in stored.items()}
+    by_error_term = {"W_skip"} if "skip" in architecture else set()
+    if unused := sorted(there - set(stored.values()) - by_error_term):
+        warnings.warn(
+            f"{path} holds {', '.join(unused)[:200]}, which the architecture {architecture!r} does not have: "
+            f"left out. Look whether {CONFIG} names the architecture that the weights were saved from.",
+            UnusedWeightsWarning,
+            stacklevel=4,
+        )
+    if has_log:
+        found["threshold"] = found["threshold"].exp()
+    return found
+
+
+def _is_centred(settings: Mapping[str, Any], architecture: str) -> bool:
+    """Whether b_dec is taken off what is read: so it is in autoencoders, unless they say otherwise."""
+    said = settings.get("apply_b_dec_to_input")
+    return "transcoder" not in architecture if said is None else bool(said)
+
+
+def _expect_shapes(
+    folder: Path, weights: Mapping[str, Tensor], settings: Mapping[str, Any], architecture: str
+) -> None:
+    """Raise DictionaryError where weights do not fit together, or are no numbers."""
+    width, count = weights["W_enc"].shape if weights["W_enc"].ndim == 2 else (0, 0)
+    out = weights["W_dec"].shape[-1] if weights["W_dec"].ndim == 2 else 0
+    shapes = {"W_enc": (width, count), "W_dec": (count, out), "b_dec": (out,)}
+    for name, weight in weights.items():
+        wanted = shapes.get(name, (count,))
+        if tuple(weight.shape) != wanted or not width or not out:
+            raise DictionaryError(
+                f"{folder / WEIGHTS}: {name} has shape {tuple(weight.shape)}, and W_enc [d, latents], W_dec "
+                "[latents, d] and a bias for each are expected."
+            )
+        if weight.is_floating_point() and weight.dtype.itemsize < 2:
+            raise DictionaryError(
+                f"{folder / WEIGHTS}: {name} is {weight.dtype}, in which nothing is computed: give "
+                "dtype='float32'."
+            )
+        if not weight.is_floating_point() or not bool(weight.isfinite().all()):
+            raise DictionaryError(
+                f"{folder / WEIGHTS}: {name} holds {weight.dtype} that are not all finite numbers."
+            )
+    if _is_centred(settings, architecture) and out != width:
+        raise DictionaryError(
+            f"{folder / CONFIG} says that b_dec is taken off what is read (apply_b_dec_to_input), and b_dec "
+            f"is {out} wide where what is read is {width} wide."
+        )
+    said = {"d_in": width, "d_sae": count}
+    for name, size in said.items():
+        if settings.get(name) not in {None, size}:
+            raise DictionaryError(
+                f"{folder / CONFIG} says {name} is {settings[name]!r}, and the weights have {size}."
+            )

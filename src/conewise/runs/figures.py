@@ -1,0 +1,325 @@
+"""Figures of what a run is made of: heatmaps with tokens on their axes, patterns of heads, lens tables."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from conewise.errors import DecompositionError, describe
+from conewise.extras import needs
+from conewise.files import write_whole
+from conewise.program.tensors import Tensor
+from conewise.templates import LIGHT, RISING
+from conewise.text.tokens import token_ids
+
+
+def position_labels(
+    inputs: Mapping[str, Tensor], tokenizer: Any, prompts: int, positions: int
+) -> tuple[tuple[str, ...], ...]:
+    """A label for each position of each prompt: its token, or its number where that cannot be written."""
+    numbers = tuple(tuple(map(str, range(positions))) for _ in range(prompts))
+    ids = _token_ids(inputs, prompts, positions)
+    if tokenizer is None or ids is None:
+        return numbers
+    return tuple(tuple(visible(token_text(tokenizer, token)) for token in row) for row in ids)
+
+
+def _token_ids(inputs: Mapping[str, Tensor], prompts: int, positions: int) -> list[list[int]] | None:
+    """The tokens [prompt, position] among the inputs, the last ones where there are more than positions."""
+    named = sorted(inputs.items(), key=lambda item: item[0] not in {"input_ids", "tokens", "ids"})
+    for name, value in named:
+        is_mask = "mask" in name or "type" in name or "position" in name
+        is_tokens = value.ndim == 2 and not value.is_floating_point() and not is_mask
+        if is_tokens and value.shape[0] == prompts and value.shape[1] >= positions:
+            rows: list[list[int]] = value[:, value.shape[1] - positions :].tolist()
+            return rows
+    return None
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    """The text of one token."""
+    return str(tokenizer.decode([token]))
+
+
+def visible(text: str) -> str:
+    """A token with its spaces and line ends to be seen."""
+    text = text.replace("\n", "⏎").replace("\t", "⇥")
+    return ("·" + text[1:] if text.startswith(" ") else text) or "∅"
+
+
+def token_numbers(tokens: Any, tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
+    """Tokens as their numbers: numbers as they are, texts by the tokenizer, each of one token."""
+    with suppress(RuntimeError):  # a tensor without numbers, or without dense ones: refused below
+        tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    is_endless = isinstance(tokens, range) and bool(tokens) and tokens[-1] >= vocabulary
+    if hasattr(tokens, "tolist") or isinstance(tokens, bytes | bytearray | Set | Mapping) or is_endless:
+        raise DecompositionError(
+            f"tokens are a number, a text, or a list of them in order, not {describe(tokens)}."
+        )
+    is_one = isinstance(tokens, str) or not isinstance(tokens, Iterable)
+    given: Sequence[Any] = [tokens] if is_one else list(tokens)
+    found: list[int] = []
+    for one in given:
+        if isinstance(one, str):
+            found.append(_number_of(one, tokenizer))
+        elif isinstance(one, bool | type) or not hasattr(one, "__index__"):
+            raise DecompositionError(
+                f"a token is its number in the vocabulary, or its text; {one!r} is neither."
+            )
+        else:
+            found.append(one.__index__())
+    outside = [token for token in found if not 0 <= token < vocabulary]
+    if outside:
+        raise DecompositionError(f"token {outside[0]} is not in the vocabulary of {vocabulary}.")
+    return tuple(found)
+
+
+def _number_of(text: str, tokenizer: Any) -> int:
+    if tokenizer is None:
+        raise DecompositionError(
+            f"the token {text!r} is a text, and no tokenizer is known that turns it into a number. Give "
+            "`tokenizer=`, or the token's number."
+        )
+    ids = token_ids(tokenizer, text, add_special_tokens=False)
+    if len(ids) != 1:
+        raise DecompositionError(
+            f"{text!r} is {len(ids)} tokens for this tokenizer, and one is needed. Words within a text are "
+            f"tokens with the space before them: try {' ' + text.strip()!r}."
+        )
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is not None and ids[0] == unknown and text.strip() != tokenizer.unk_token:
+        raise DecompositionError(f"{text!r} is not in the vocabulary of this tokenizer.")
+    return ids[0]
+
+
+with needs("plots"):
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+ENDINGS = ("png", "svg", "pdf", "jpeg", "webp")
+CELL = 26
+"""The height of a row of a heatmap, in pixels, where there are few of them."""
+
+Cells = Sequence[Sequence[float]]
+
+
+def heatmap(
+    values: Tensor,
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    measure: str,
+    row_title: str = "",
+    column_title: str = "token",
+) -> go.Figure:
+    """Numbers [row, column] around 0: red below, blue above; the first row stands at the top."""
+    numbers = values.double().cpu()
+    largest = float(numbers.abs().max()) if numbers.numel() else 0.0
+    drawn = go.Figure(
+        go.Heatmap(
+            z=numbers.tolist(),
+            customdata=[[[escaped(row), escaped(column)] for column in columns] for row in rows],
+            hovertemplate="<b>%{customdata[0]}</b> at %{customdata[1]}<br>"
+            + measure
+            + " %{z:.6g}<extra></extra>",
+            colorscale=LIGHT,
+            zmid=0,
+            zmin=-(largest or 1.0),
+            zmax=largest or 1.0,
+            colorbar={"title": measure},
+        )
+    )
+    _axes(drawn, rows, columns, row_title, column_title)
+    drawn.update_layout(title=title, height=_height(len(rows)), plot_bgcolor="rgba(0,0,0,0)")
+    return drawn
+
+
+def bars(values: Tensor, *, names: Sequence[str], title: str, measure: str) -> go.Figure:
+    """Numbers by name, with one bar each."""
+    numbers = values.double().cpu().tolist()
+    drawn = go.Figure(
+        go.Bar(
+            x=list(range(len(names))),
+            y=numbers,
+            customdata=[escaped(name) for name in names],
+            hovertemplate="<b>%{customdata}</b><br>" + measure + " %{y:.6g}<extra></extra>",
+        )
+    )
+    drawn.update_xaxes(_ticks(names))
+    drawn.update_yaxes(title_text=measure)
+    drawn.update_layout(title=title, showlegend=False, plot_bgcolor="rgba(0,0,0,0)")
+    return drawn
+
+
+def patterns(
+    values: Tensor,
+    *,
+    layers: Sequence[int],
+    heads: Sequence[int],
+    queries: Sequence[str],
+    keys: Sequence[str],
+) -> go.Figure:
+    """Attention [layer, head, query, key], a small picture for each head; a menu chooses among layers."""
+    across = min(len(heads), max(math.ceil(len(heads) ** 0.5), 4))
+    down = math.ceil(len(heads) / across)
+    drawn = make_subplots(
+        rows=down,
+        cols=across,
+        subplot_titles=[f"head {head}" for head in heads],
+        horizontal_spacing=0.25 / across,
+        vertical_spacing=min(0.3 / down, 0.14),
+    )
+    told = [[[escaped(query), escaped(key)] for key in keys] for query in queries]
+    few = len(keys) <= 24 and across <= 4
+    for number, (layer, of_layer) in enumerate(zip(layers, values.double().cpu().tolist(), strict=True)):
+        for at, (head, one) in enumerate(zip(heads, of_layer, strict=True)):
+            heat = go.Heatmap(
+                z=one,
+                customdata=told,
+                name=f"layer {layer}, head {head}",
+                hovertemplate="<b>%{fullData.name}</b><br>"
+                "%{customdata[0]} reads %{customdata[1]}<br>%{z:.4f}<extra></extra>",
+                coloraxis="coloraxis",
+                visible=number == 0,
+            )
+            drawn.add_trace(heat, row=at // across + 1, col=at % across + 1)
+    for at in range(len(heads)):
+        place = {"row": at // across + 1, "col": at % across + 1}
+        drawn.update_xaxes(_ticks(keys) if few else {"showticklabels": False}, **place)
+        ticks = _ticks(queries) if few and at % across == 0 else {"showticklabels": False}
+        drawn.update_yaxes({**ticks, "autorange": "reversed"}, **place)
+    drawn.update_layout(
+        title=_layer_title(layers[0]),
+        height=130 + 230 * down,
+        coloraxis={"colorscale": RISING, "cmin": 0, "cmax": 1, "colorbar": {"title": "weight"}},
+        plot_bgcolor="rgba(0,0,0,0)",
+        updatemenus=[_menu(layers, len(heads))] if len(layers) > 1 else [],
+    )
+    return drawn
+
+
+def _layer_title(layer: int) -> str:
+    return f"Attention of layer {layer}: rows read columns"
+
+
+def _menu(layers: Sequence[int], heads: int) -> dict[str, Any]:
+    """A menu that shows the pictures of one layer, and hides the others."""
+    return {
+        "x": 1,
+        "xanchor": "right",
+        "y": 1.02,
+        "yanchor": "bottom",
+        "buttons": [
+            {
+                "label": f"layer {layer}",
+                "method": "update",
+                "args": [
+                    {"visible": [at // heads == number for at in range(len(layers) * heads)]},
+                    {"title.text": _layer_title(layer)},
+                ],
+            }
+            for number, layer in enumerate(layers)
+        ],
+    }
+
+
+def lens_table(
+    shown: Sequence[Sequence[str]],
+    shares: Cells,
+    told: Sequence[Sequence[str]],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    measure: str,
+) -> go.Figure:
+    """A text for each row and column, on the colour of a share between 0 and 1; the last row on top."""
+    drawn = go.Figure(
+        go.Heatmap(
+            z=[list(row) for row in shares],
+            text=[[escaped(text) for text in row] for row in shown],
+            texttemplate="%{text}",
+            customdata=[[escaped(text).replace("\n", "<br>") for text in row] for row in told],
+            hovertemplate="%{customdata}<extra></extra>",
+            colorscale=RISING,
+            zmin=0,
+            zmax=1,
+            colorbar={"title": measure},
+        )
+    )
+    _axes(drawn, rows, columns, "read after layer", "token", is_up=True)
+    drawn.update_layout(title=title, height=_height(len(rows)), plot_bgcolor="rgba(0,0,0,0)")
+    return drawn
+
+
+def _axes(
+    drawn: go.Figure,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    row_title: str,
+    column_title: str,
+    *,
+    is_up: bool = False,
+) -> None:
+    drawn.update_xaxes({**_ticks(columns), "title_text": column_title})
+    drawn.update_yaxes({**_ticks(rows), "title_text": row_title, "autorange": True if is_up else "reversed"})
+
+
+def _ticks(labels: Sequence[str]) -> dict[str, Any]:
+    """Labels by number: two positions may have the same token. Of many, some are left out."""
+    every = max(1, math.ceil(len(labels) / 80))
+    return {
+        "tickvals": list(range(0, len(labels), every)),
+        "ticktext": [escaped(label) for label in labels[::every]],
+    }
+
+
+def escaped(text: str) -> str:
+    """A text as plotly shows it: it takes tags in labels for its own."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _height(rows: int) -> int:
+    return 180 + min(max(rows, 6) * CELL, 1400)
+
+
+def save_image(figure: go.Figure, path: str | Path) -> Path:
+    """Write a figure as an image, whole or not at all; returns its path.
+
+    Raises DecompositionError where the ending is none of `ENDINGS`, and where kaleido, which draws it, or
+    the browser that kaleido draws with is not there.
+    """
+    path = Path(path)
+    ending = path.suffix.removeprefix(".").lower().replace("jpg", "jpeg")
+    if ending not in ENDINGS:
+        raise DecompositionError(
+            f"{path.name!r} is no image: its ending is to be one of .{', .'.join(ENDINGS)}. "
+            "A page that can be explored is `figure.write_html(...)`."
+        )
+    if find_spec("kaleido") is None:
+        raise DecompositionError(
+            "images are drawn by kaleido, which is not installed: `pip install kaleido`. A page needs "
+            "nothing: `figure.write_html(...)`."
+        )
+    with _drawing():
+        image: bytes = figure.to_image(format=ending)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, image)
+    return path
+
+
+@contextlib.contextmanager
+def _drawing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever kaleido raises where it finds no browser
+        raise DecompositionError(
+            f"kaleido could not draw the image: {error}. It needs Chrome or Chromium: `kaleido_get_chrome` "
+            "installs one. A page needs neither: `figure.write_html(...)`."
+        ) from error

@@ -1,0 +1,632 @@
+"""Steering while a model writes: the module's own `generate`, with patches at places of a captured model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from conewise.anatomy.axes import View, resolved
+from conewise.anatomy.places import Place, PlaceLike, Places, as_place
+from conewise.anatomy.sites import Located
+from conewise.arguments import expect, has_items
+from conewise.checks.hooking import HookedModule, Spot, let_dictionaries_act_last, reshaped
+from conewise.errors import CaptureError, ConewiseError, InputMismatchError, PatchError, describe
+from conewise.program.export import eager
+from conewise.program.records import Program, SizeRef
+from conewise.program.tensors import copy_of, zeros_like
+from conewise.program.walk import run_sources, stream
+from conewise.runs.captured import Captured
+from conewise.runs.interventions import Intervention
+from conewise.runs.reading import Reading
+from conewise.runs.values import Part, new_part
+from conewise.text.tokens import token_ids
+from conewise.threads import one_module
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a forward computes: positions `start` to `stop` of so many `rows`; the prompt ends at `prompt`."""
+
+    start: int
+    stop: int
+    rows: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPatch:
+    """A patch at the positions that it is meant for, in whichever forward they are computed.
+
+    `value` is a function of what would have been there, or a tensor: the place's part, at the positions that
+    the place names. `is_new`: where the place names none, at those behind the prompt alone.
+    """
+
+    place: Place
+    found: Located
+    value: Part
+    is_new: bool
+    has_sizes: bool = field(init=False)
+    """Whether the view of its value depends on the sizes of a run."""
+    is_whole: bool = field(init=False)
+    """Whether the value is a function of a node's value as it lies."""
+    _known: dict[tuple[Any, ...], tuple[Any, ...]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        view = self.found.view
+        lies_so = view.packing == tuple((axis,) for axis in view.axes)
+        has_sizes = any(isinstance(length, SizeRef) for length in view.lengths.values())
+        object.__setattr__(self, "has_sizes", has_sizes)
+        object.__setattr__(self, "is_whole", lies_so and not self.place.part and callable(self.value))
+
+    def positions(self, step: Step) -> Sequence[int]:
+        """The positions of a step that are patched, counted from the start of the sequence."""
+        chosen, first = self.place.part.get("pos"), step.start
+        if chosen is None:
+            return range(max(first, step.prompt) if self.is_new else first, step.stop)
+        if isinstance(chosen, int):
+            return [chosen] if first <= chosen < step.stop else []
+        if isinstance(chosen, slice):
+            return [at for at in range(*chosen.indices(step.stop)) if at >= first]
+        return [at for at in chosen if first <= at < step.stop]
+
+    def applied(self, value: Tensor, step: Step, sizes: Sequence[int]) -> Tensor:
+        """A node's value in a step, with the patch in it."""
+        at = self.positions(step)
+        if not at:
+            return value
+        is_all = len(at) == step.stop - step.start
+        if is_all and self.is_whole:
+            return new_part(self.value, value, self.found, self.place)
+        fresh = value.clone()
+        shown = self.found.view.present(fresh, sizes)
+        index = self._index([position - step.start for position in at], is_all, shown.shape)
+        present = shown[index]
+        part = self.value if callable(self.value) else self._given(at, present)
+        shown[index] = new_part(part, present, self.found, self.place)
+        return fresh
+
+    def _index(self, at: Sequence[int], is_all: bool, shape: Sequence[int]) -> tuple[Any, ...]:
+        """An index into a step's value in natural axes: the same in most steps, so it is kept."""
+        key = (None if is_all else tuple(at), tuple(shape))
+        if key not in self._known:
+            chosen = self.place.part.get("pos")
+            pos = at[0] if isinstance(chosen, int) else slice(None) if is_all else tuple(at)
+            self._known[key] = resolved(self.found.view.axes, {**self.place.part, "pos": pos}, shape)
+        return self._known[key]
+
+    def _given(self, at: Sequence[int], present: Tensor) -> Tensor:
+        """What was given for these positions; a row for each that a search keeps of a prompt."""
+        assert isinstance(self.value, Tensor)
+        new, axes = self.value, self.found.part_axes
+        chosen = self.place.part["pos"]
+        if "pos" in axes:
+            named = range(*chosen.indices(at[-1] + 1)) if isinstance(chosen, slice) else chosen
+            assert not isinstance(named, int)
+            order = {position: place for place, position in enumerate(named)}
+            index = torch.tensor([order[position] for position in at], device=new.device)
+            new = new.index_select(axes.index("pos"), index)
+        if "batch" in axes and new.ndim == present.ndim:
+            dim = axes.index("batch")
+            times, rest = divmod(present.shape[dim], new.shape[dim])
+            if times > 1 and not rest:
+                new = new.repeat_interleave(times, dim)
+        return new
+
+
+class Steps:
+    """Hooks on a module that patch it while it writes; they are gone when the block ends, however it ends."""
+
+    def __init__(self, module: nn.Module, program: Program, prompt: int) -> None:
+        self._module, self._program, self._prompt = module, program, prompt
+        self._step = Step(0, 0, 0, prompt)
+        self._sizes: tuple[int, ...] = ()
+        self._counted: list[_Counted] = []
+
+    @contextmanager
+    def patched(self, patches: Mapping[Spot, Sequence[StepPatch]]) -> Iterator[None]:
+        """Let the patches act, each at its spot, in the order in which they were given."""
+        # Hooks act while their thread is in it: not for other threads, nor if an interruption leaves one.
+        live: list[int] = []
+        handles: list[Any] = []
+        try:
+            handles.append(self._module.register_forward_pre_hook(self._begin(live), with_kwargs=True))
+            for spot, own in patches.items():
+                part = self._module.get_submodule(spot.boundary.call.path)
+                hook = _Counted(self, spot, own, live)
+                self._counted.append(hook)
+                if spot.boundary.is_output:
+                    handles.append(part.register_forward_hook(hook))
+                else:
+                    handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
+                let_dictionaries_act_last(part)
+            live.append(threading.get_ident())
+            yield
+        finally:
+            live.clear()
+            try:
+                _remove(handles)
+            except BaseException:  # interrupted: once more, for nothing may stay on the user's module
+                _remove(handles)
+                raise
+
+    def _begin(self, live: Sequence[int]) -> Callable[..., None]:
+        """A hook on the whole module: which positions the forward that begins computes."""
+
+        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            if threading.get_ident() not in live:
+                return
+            named = (kwargs.get(name) for name in ("input_ids", "inputs_embeds"))
+            given = next((one for one in (*named, *args) if isinstance(one, Tensor) and one.ndim > 1), None)
+            if given is None:
+                raise PatchError(
+                    "generate called the module without `input_ids` or `inputs_embeds`, so it cannot be told "
+                    "which positions it computes. Patches while it writes need one of them."
+                )
+            start, (rows, length) = _past(kwargs), given.shape[:2]
+            self._step = Step(start, start + length, rows, self._prompt)
+            for hook in self._counted:
+                hook.calls = 0
+            self._sizes = ()
+
+        return begin
+
+    @property
+    def step(self) -> Step:
+        """The forward that is under way."""
+        return self._step
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The program's sizes, if it ran on what is computed in this step alone."""
+        if not self._sizes:
+            known, step = self._program.dimensions, self._step
+            symbols = {
+                symbol: step.rows if symbol in known.batch else step.stop - step.start
+                for symbol in self._program.sizes.symbols
+            }
+            self._sizes = self._program.sizes.of(symbols)
+        return self._sizes
+
+
+class _Counted:
+    """A hook at one call of a module in each forward of the whole."""
+
+    def __init__(self, steps: Steps, spot: Spot, patches: Sequence[StepPatch], live: Sequence[int]) -> None:
+        self.steps, self.spot, self.patches, self.live = steps, spot, patches, live
+        self.calls = 0
+
+    def __call__(self, _: nn.Module, first: Any, second: Any) -> Any:
+        """What goes on from here; None where nothing is changed."""
+        if threading.get_ident() not in self.live:
+            return None
+        number, self.calls = self.calls, self.calls + 1
+        boundary = self.spot.boundary
+        if number != boundary.call.call:
+            return None
+        step = self.steps.step
+        whole = second if boundary.is_output else (first, second)
+        value = self.spot.read(whole)
+        if not isinstance(value, Tensor):
+            raise PatchError(
+                f"generate calls {str(boundary.call)!r} otherwise than it was captured, and what is patched "
+                "there is no tensor. Capture the module as generate calls it."
+            )
+        new = value
+        for patch in self.patches:
+            new = patch.applied(new, step, self.steps.sizes if patch.has_sizes else ())
+        return None if new is value else self.spot.replaced(whole, new)
+
+
+def _past(kwargs: Mapping[str, Any]) -> int:
+    """How many positions were computed before, and are in the cache."""
+    cache = kwargs.get("past_key_values")
+    if cache is not None and hasattr(cache, "get_seq_length"):
+        return int(cache.get_seq_length())
+    if isinstance(cache, tuple) and cache:
+        return int(cache[0][0].shape[-2])
+    at = kwargs.get("cache_position")
+    return int(at[0]) if isinstance(at, Tensor) and at.numel() else 0
+
+
+def _remove(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+Prompt = str | Sequence[str] | Tensor | Mapping[str, Any]
+Patches = Mapping[PlaceLike, Any] | Iterable[tuple[PlaceLike, Any]]
+Positions = Literal["all", "new"]
+
+OPTIONS = {
+    "do_sample": "bool | None",
+    "temperature": "PositiveNumber | None",
+    "top_k": "Count | None",
+    "top_p": "Share | None",
+    "min_p": "Share | None",
+    "repetition_penalty": "PositiveNumber | None",
+    "num_beams": "Samples",
+    "num_return_sequences": "Samples",
+}
+"""What options of the module's own `generate` are, which does not look at all of them itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a model wrote: `ids` are the prompts and what follows them, `new` are the tokens that follow.
+
+    `texts` are those tokens as text, one for each row, where there was a tokenizer; else None. `returned` is
+    what the module's own `generate` returned.
+    """
+
+    ids: Tensor
+    prompt: int
+    texts: tuple[str, ...] | None
+    returned: Any
+
+    @property
+    def new(self) -> Tensor:
+        """The tokens that were written: [row, token]."""
+        return self.ids[:, self.prompt :]
+
+    @property
+    def text(self) -> str:
+        """The text that was written, where there is one row."""
+        if self.texts is None or len(self.texts) != 1:
+            why = (
+                "there is no tokenizer"
+                if self.texts is None
+                else f"there are {len(self.texts)} of them, `texts`"
+            )
+            raise InputMismatchError(f"no single text was written: {why}.")
+        return self.texts[0]
+
+    def __str__(self) -> str:
+        return "\n".join(self.texts) if self.texts is not None else str(self.new.tolist())
+
+
+def generate(
+    model: Captured,
+    prompt: Prompt,
+    n: int,
+    patches: Patches,
+    positions: Positions,
+    tokenizer: Any,
+    options: Any,
+) -> Written:
+    """Write up to `n` tokens behind a prompt, with patches; see `Model.generate`."""
+    model.expect_program("generate")
+    model.weights.expect_captured()
+    module: Any = model.module
+    if not callable(getattr(module, "generate", None)):
+        raise CaptureError(
+            f"{model.name} has no `generate` of its own, as Hugging Face's language models have. Write a "
+            "loop over `model.run(...)`, and patch a fork of each run."
+        )
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        raise CaptureError(
+            f"{model.name} reads with an encoder and writes with a decoder: which positions a patch is meant "
+            "for is not defined there. Patch runs of it: `model.run(...).fork()`."
+        )
+    if n < 1:
+        raise InputMismatchError(f"n={n}: give how many tokens to write at most, 1 or more.")
+    if str(positions) not in ("all", "new"):
+        raise PatchError(f"positions is 'all' (the prompt and what is written) or 'new', not {positions!r}.")
+    if "max_new_tokens" in options:
+        raise InputMismatchError("n says how many tokens to write at most: leave out max_new_tokens.")
+    for option in OPTIONS.keys() & options.keys():
+        expect(option, options[option], OPTIONS[option])
+    options = dict(options)
+    if isinstance(prompt, Tensor) and "attention_mask" in options:
+        prompt = {"input_ids": prompt, "attention_mask": options.pop("attention_mask")}
+    given = _inputs(model, prompt, tokenizer)
+    if twice := sorted(given.keys() & options.keys()):
+        raise InputMismatchError(
+            f"{twice[0]!r} is part of the prompt, and an option too; leave out the option."
+        )
+    if "stop_strings" in options:
+        if tokenizer is None:
+            raise InputMismatchError(
+                "`stop_strings` are looked for in texts, and there is no tokenizer: give one, "
+                "`generate(..., tokenizer=...)`."
+            )
+        options["tokenizer"] = tokenizer
+    model.expect_known_ids(given)
+    mask, length = given["attention_mask"], int(given["input_ids"].shape[1])
+    hidden = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.bool().all())
+    if hidden and not bool(mask[:, -1].bool().all()):
+        raise InputMismatchError(
+            "the prompts are padded on the right, so that the model would go on from padding. Pad them on "
+            "the left, or give texts, which are padded so."
+        )
+    steps = Steps(module, model.program, length)
+    made = [
+        _patch(model, place, value, is_new=positions == "new")
+        for at, value in _pairs(patches)
+        for place in model.each_call([as_place(at)])
+    ]
+    named = next((one.place for one in made if "pos" in one.place.part), None)
+    if hidden and named is not None:
+        raise PatchError(
+            f"{named}: the prompts have different lengths and padding in front, so that a position is "
+            "another token in each. Give one prompt at a time, or leave out pos."
+        )
+    for patch in made:
+        _expect_reached(patch.place, length + n - 1)
+    spots = _spots(model, made)
+    by_spot: dict[Spot, list[StepPatch]] = {}
+    for patch in made:
+        spot = spots[patch.found.node]
+        by_spot.setdefault(spot, []).append(_as_shown(model, patch) if spot.is_reshaped else patch)
+    with (
+        _refusing_options(options),
+        one_module(),
+        steps.patched(by_spot),
+        eager(module),
+        _naming_dtypes(module),
+    ):
+        returned = module.generate(**given, **{**_defaults(module), **options, "max_new_tokens": n})
+    ids = returned if isinstance(returned, Tensor) else returned.sequences
+    texts = None
+    if tokenizer is not None:
+        texts = tuple(tokenizer.batch_decode(ids[:, length:], skip_special_tokens=True))
+    return Written(ids, length, texts, returned)
+
+
+@contextmanager
+def _refusing_options(options: Mapping[str, Any]) -> Iterator[None]:
+    """Tell of options that the module's `generate` itself refuses, which it does by bare errors."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        raised_in = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+        if (
+            isinstance(error, ConewiseError)
+            or not options
+            or not raised_in.startswith("transformers.generation")
+        ):
+            raise
+        given = ", ".join(
+            f"{name}={describe(value)}" for name, value in options.items() if name != "tokenizer"
+        )
+        raise InputMismatchError(f"the module's `generate` does not take {given}: {error}") from error
+
+
+@contextmanager
+def _naming_dtypes(module: Any) -> Iterator[None]:
+    """Name the dtypes of a module that has several, where it raises since they do not go together."""
+    try:
+        yield
+    except RuntimeError as error:
+        weights = {one.dtype: name for name, one in module.named_parameters() if one.is_floating_point()}
+        if isinstance(error, ConewiseError) or "dtype" not in str(error) or len(weights) < 2:
+            raise
+        found = ", ".join(f"{name} {dtype}" for dtype, name in weights.items())
+        raise CaptureError(
+            f"the module's own `generate` raised {error}. Its weights have several dtypes ({found}). Bring "
+            "the module to one, such as `module.to(torch.float32)`, and capture it again."
+        ) from error
+
+
+def _defaults(module: Any) -> dict[str, Any]:
+    """Greedy; and a token to pad with where the model names none, which `generate` would say each time."""
+    config = getattr(module, "generation_config", None)
+    found: dict[str, Any] = {"do_sample": False}
+    end = getattr(config, "eos_token_id", None)
+    if getattr(config, "pad_token_id", None) is None and end is not None:
+        found["pad_token_id"] = end[0] if isinstance(end, list | tuple) else end
+    return found
+
+
+def _inputs(model: Captured, prompt: Any, tokenizer: Any) -> dict[str, Any]:
+    """The prompt as the module's `generate` takes it: token ids, and a mask."""
+    if isinstance(prompt, Tensor):
+        given: dict[str, Any] = {"input_ids": prompt}
+    elif isinstance(prompt, Mapping):
+        given = dict(prompt)
+    elif has_items(prompt):
+        given = _tokens(model, [prompt] if isinstance(prompt, str) else list(prompt), tokenizer)
+    else:
+        given = {"input_ids": prompt}  # says what is wrong
+    ids = given.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
+        raise InputMismatchError(
+            f"a prompt is text, token ids [batch, pos], or inputs with `input_ids`; {describe(ids)} was "
+            "given."
+        )
+    if (
+        ids.dtype == torch.bool
+        or ids.is_complex()
+        or ids.is_quantized
+        or ids.is_meta
+        or ids.layout is not torch.strided
+        or ids.is_nested
+    ):
+        raise InputMismatchError(
+            f"`input_ids` is {ids.dtype}, {ids.layout}, on {ids.device}; give a dense tensor of token ids."
+        )
+    mask = given.setdefault("attention_mask", torch.ones_like(ids))
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        raise InputMismatchError(
+            f"`attention_mask` is {describe(mask)}; expected a tensor of shape {tuple(ids.shape)}."
+        )
+    return given
+
+
+def _tokens(model: Captured, texts: list[Any], tokenizer: Any) -> dict[str, Any]:
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InputMismatchError(
+            "a prompt is text, several texts, token ids [batch, pos], or inputs by name."
+        )
+    if tokenizer is None:
+        raise InputMismatchError(
+            "the prompt is text, and there is no tokenizer to read it: give one, `generate(..., "
+            "tokenizer=...)`, or token ids."
+        )
+    found = [token_ids(tokenizer, text) for text in texts]
+    length, pad = max(map(len, found)), tokenizer.pad_token_id
+    if pad is None and any(len(ids) < length for ids in found):
+        raise InputMismatchError(
+            "the prompts have different lengths, and the tokenizer has no token to pad with: set "
+            "`tokenizer.pad_token = tokenizer.eos_token`, or give one prompt at a time."
+        )
+    # What is written goes on from the end of each prompt: the padding stands in front.
+    missing = [length - len(ids) for ids in found]
+    ids = torch.tensor([[pad] * gap + list(own) for gap, own in zip(missing, found, strict=True)])
+    mask = torch.tensor([[0] * gap + [1] * (length - gap) for gap in missing])
+    device = next(iter(model.module.parameters())).device
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def _pairs(patches: Patches) -> list[tuple[PlaceLike, Any]]:
+    if not has_items(patches):
+        raise PatchError(
+            f"patches are pairs (place, value), or a mapping of places, not {describe(patches)}."
+        )
+    found: list[Any] = list(patches.items()) if isinstance(patches, Mapping) else list(patches)
+    for one in found:
+        if not isinstance(one, tuple) or len(one) != 2:
+            raise PatchError(
+                f"patches are pairs (place, value), or a mapping of places; {describe(one)} is none."
+            )
+    return [(one, value) for at, value in found for one in (at if isinstance(at, Places) else (at,))]
+
+
+def _patch(model: Captured, place: Place, value: Any, *, is_new: bool) -> StepPatch:
+    """A patch of a model that writes. Raises PatchError where it is not said what stands where."""
+    found = model.locate(place)
+    if found.result is not None or "pos" not in found.view.axes:
+        raise PatchError(
+            f"{place} cannot be patched while the model writes: "
+            + (
+                "it is computed from z, and no hook on the module shows it. Patch z."
+                if found.result is not None
+                else f"it has no positions; its axes are {', '.join(found.view.axes)}."
+            )
+        )
+    pos = place.part.get("pos")
+    bounds = (
+        (pos.start, pos.stop, pos.step) if isinstance(pos, slice) else (pos,) if isinstance(pos, int) else pos
+    )
+    if any(bound is not None and bound < 0 for bound in bounds or ()):
+        raise PatchError(
+            f"{place}: positions count from 0 here, because the sequence grows while the model writes: -1 "
+            "would be another position in each step. For what is written, leave out pos and say "
+            "positions='new'."
+        )
+    return StepPatch(place, found, _value(model, place, found, value), is_new)
+
+
+def _expect_reached(place: Place, count: int) -> None:
+    """Raise PatchError where a place names positions that none of so many is."""
+    pos = place.part.get("pos")
+    if isinstance(pos, slice):
+        is_reached = pos.start is None or pos.start < count
+    else:
+        is_reached = pos is None or all(at < count for at in ([pos] if isinstance(pos, int) else pos))
+    if not is_reached:
+        raise PatchError(
+            f"{place}: the model computes at most {count} positions here, from 0 to {count - 1}: those of "
+            "the prompt and of what is written, but for the last token. Name one of them, or write more."
+        )
+
+
+def _as_shown(model: Captured, patch: StepPatch) -> StepPatch:
+    """The patch of a value that the module shows in another shape: with a dimension for each of its axes."""
+    view, known = patch.found.view, model.program.dimensions
+    axes = tuple(axis for packed in view.packing for axis in packed)
+    shape = model.program.shapes[reshaped(model.program, patch.found.node) or ""] or ()
+    symbols = {"batch": known.batch, "pos": known.positions}
+    if len(shape) != len(axes) or any(
+        str(size) not in symbols[axis] for axis, size in zip(axes, shape, strict=True) if axis in symbols
+    ):
+        raise _unshown(model, patch.place)
+    found = replace(patch.found, view=View(view.axes, tuple((axis,) for axis in axes), {}))
+    return StepPatch(patch.place, found, patch.value, patch.is_new)
+
+
+def _value(model: Captured, place: Place, found: Located, value: Any) -> Any:
+    """A function of what would have been there, or a tensor for the positions that the place names."""
+    if isinstance(value, str) and value == "zero":
+        return zeros_like
+    if isinstance(value, Intervention) and value.described[:1] == ("add",):
+        return value.part(place, _NO_RUN)
+    if isinstance(value, Reading):
+        model.expect_own(f"the patch at {place} comes from a run", value.model)
+        part = value.read(place)
+        value.check(model.weights.contents())
+        return _fixed(place, found, part)
+    if isinstance(value, Tensor):
+        return _fixed(place, found, copy_of(value))
+    if callable(value):
+        return value
+    shown = value.name if isinstance(value, Intervention) else describe(value)
+    raise PatchError(
+        f"cannot patch {place} with {shown} while the model writes. A patch is `cw.add(...)`, 'zero', a "
+        "function of what would have been there, or, at positions that the place names, a tensor or another "
+        "run."
+    )
+
+
+_NO_RUN: Any = None
+"""The run that `cw.add` reads: none."""
+
+
+def _fixed(place: Place, found: Located, value: Tensor) -> Tensor:
+    """A value for the positions that a place names. Raises PatchError where it names none, or others."""
+    pos = place.part.get("pos")
+    if pos is None or (isinstance(pos, slice) and pos.stop is None):
+        raise PatchError(
+            f"{place} has more positions with every token that is written, and the value is for "
+            f"{tuple(value.shape)}: say at which it is meant, as in `site({place.name!r}, ..., pos=3)`, or "
+            "give a function."
+        )
+    axes = found.part_axes
+    if value.ndim != len(axes):
+        raise PatchError(
+            f"the value for {place} has shape {tuple(value.shape)}; the place has the axes "
+            f"({', '.join(axes)})."
+        )
+    if not isinstance(pos, int):
+        count = len(range(pos.stop)[pos]) if isinstance(pos, slice) else len(pos)
+        if value.shape[axes.index("pos")] != count:
+            raise PatchError(
+                f"the value for {place} has {value.shape[axes.index('pos')]} positions, and the place names "
+                f"{count}."
+            )
+    return value
+
+
+def _spots(model: Captured, patches: Sequence[StepPatch]) -> dict[str, Spot]:
+    """Where the module shows the nodes that are patched: found once, on the example, and kept."""
+    known: dict[str, Spot] = vars(model).setdefault("_spots", {})
+    wanted = [node for node in dict.fromkeys(patch.found.node for patch in patches) if node not in known]
+    if wanted:
+        example = model.signature.example
+        inputs = model.signature.bind(example.args, example.kwargs)
+        with torch.no_grad():
+            values = stream(model.graph, run_sources(model.program, inputs), wanted)
+        module = HookedModule(model.module, model.program, model.signature)
+        known |= module.spots(module.find(values, inputs), inputs)
+    for patch in patches:
+        if patch.found.node not in known:
+            raise _unshown(model, patch.place)
+    return {patch.found.node: known[patch.found.node] for patch in patches}
+
+
+def _unshown(model: Captured, place: Place) -> PatchError:
+    """The error for a place that no hook on the module can change."""
+    why = next((f" ({one.unhooked})" for one in model.splices.values() if one.unhooked), "")
+    return PatchError(
+        f"{place} cannot be patched while the model writes: no module of {model.name} shows it, all of it "
+        f"and nothing else{why}, so that no hook can change it. Choose a place that goes into a module or "
+        "comes out of one, such as resid_post, mlp_out, attn_out, z."
+    )

@@ -1,0 +1,699 @@
+"""Interventions: what is put into a site, given what is there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from typing import Any
+
+import torch
+
+from conewise.anatomy.axes import resolved
+from conewise.anatomy.padding import hides_some, shown_entries, shown_rows
+from conewise.anatomy.places import Place, SourcedPlace
+from conewise.anatomy.sites import WHERE, Located
+from conewise.arguments import NonNegative, checked
+from conewise.errors import NAN_OF_PADDING, PatchError, SweepError, describe
+from conewise.jobs.digests import inputs_digest
+from conewise.jobs.identity import Keyed, expect_key
+from conewise.program.tensors import Tensor, copy_of, full_like, mean_of, zeros_like
+from conewise.program.weights import Sums
+from conewise.runs.captured import Captured
+from conewise.runs.fillings import (
+    added,
+    averaged,
+    expect_dense,
+    first_blind,
+    has_nan,
+    is_tail,
+    noised,
+    resampled,
+    spread_out,
+    spread_over,
+    stacked,
+    where_shown,
+)
+from conewise.runs.inputs import inputs_like
+from conewise.runs.reading import Intervening, Reading
+from conewise.runs.run import baseline
+
+PartsOf = Callable[[Reading], Tensor]
+"""What the writers of a model put into its residual stream in a run: [writer, batch, pos, d_model]."""
+
+PARTS = ("writer", "batch", "pos", "d_model")
+"""The axes of what writers put into the stream."""
+
+WORDS = ("zero", "mean")
+"""Interventions that are given as a word."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervention(Intervening):
+    """`part(place, base)` is what a world puts at `place` of the run `base`; `name` says what it is.
+
+    `described` is all that it depends on: equal ones mean the same intervention. With `is_function`, the part
+    is a function of what would have been there: in a world that patches several places, that need not be
+    what stands in the base. `runs` are those that it reads, and `model` makes those that it makes itself;
+    `begin`, where there is one, is called with the bits of the weights before a sweep reads parts.
+
+    `whole(site, base)`, where there is one, is the value of a whole site, of which parts are taken, many at
+    once. With `is_run` it is a run's own value, in which NaN is refused.
+
+    `value` is a tensor or a number that is put in every base alike, and `scale · shift` is added to what is
+    there: many of them are put in at once. Both have the shape of the last axes of the part.
+
+    `expect_kind(place, located)` raises for sites that it is not for, before anything runs, and
+    `expect_base(cells, base)` for places, those of each world, at which nothing meaningful can be put into
+    that base.
+
+    `written(parts_of, base, entry)` is what writers put into the residual stream instead of their own parts,
+    where edges are patched: `parts_of(run)` are the parts of a run, [writer, batch, pos, d_model],
+    and `entry` is a value of the stream that they are in.
+    """
+
+    name: str
+    part: Callable[[Place, Reading], Tensor | Callable[[Tensor], Tensor]]
+    described: tuple[Any, ...] = ()
+    is_function: bool = False
+    runs: tuple[Reading, ...] = ()
+    begin: Callable[[Sums], None] | None = None
+    whole: Callable[[Place, Reading], Tensor] | None = None
+    is_run: bool = False
+    written: Callable[[PartsOf, Reading, str], Tensor] | None = None
+    value: Tensor | float | None = None
+    shift: Tensor | None = None
+    scale: float = 1.0
+    expect_kind: Callable[[Place, Located], None] | None = None
+    expect_base: Callable[[Sequence[Sequence[Place]], Reading], None] | None = None
+    model: Captured | None = None
+
+    def expect_model(self, model: Captured) -> None:
+        """Raise OtherModelError where it reads runs of another model."""
+        for own in (*([] if self.model is None else [self.model]), *(run.model for run in self.runs)):
+            model.expect_own(f"the source, {self.name}, is one", own)
+
+    @property
+    def how(self) -> str:
+        """How it is put in: see `SourcedPlace`."""
+        if self.value is not None:
+            return "value"
+        return "shift" if self.shift is not None else "function" if self.is_function else "whole"
+
+    def for_world(self, place: Place, base: Reading) -> Tensor | Callable[[Tensor], Tensor]:
+        """What a patch at `place` of a fork of `base` is."""
+        self.expect_model(base.model)
+        if self.expect_kind is not None:
+            self.expect_kind(place, base.model.locate(place))
+        if self.expect_base is not None:
+            self.expect_base([[place]], base)
+        if self.begin is not None:
+            self.begin(base.model.weights.contents().whole)
+        part = self.part(place, base)
+        for run in self.runs:
+            base.expect_same_weights(run)
+        return copy_of(part) if isinstance(part, Tensor) else part
+
+
+@checked
+def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
+    """A function of what would have been there, under a key of its own.
+
+    A stored sweep goes on only if what it puts in is the same. A plain function is identified by its code
+    and by all that it reads: globals, closures, helper modules, weights. Where that cannot be known for
+    certain (it reads a file, an iterator, a foreign object), storing is refused, and the key says it
+    instead: equal keys mean the same function. Give another key whenever it means something else.
+
+    It can be given wherever the function can: as `source`, and to `world.patch`.
+    """
+    if not callable(function):
+        raise PatchError(
+            f"an intervention is a function of what would have been there, not {describe(function)}."
+        )
+    return Keyed(function, expect_key(key, PatchError))
+
+
+@checked
+def add(vector: Tensor, scale: float = 1.0) -> Intervention:
+    """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape."""
+    if not isinstance(vector, Tensor):
+        raise PatchError(f"cw.add takes a tensor, which it adds to what is there, not {describe(vector)}.")
+    expect_dense(vector, "the vector to add")
+    scale, vector = _as_scale(scale), copy_of(vector)
+    return Intervention(
+        f"add(scale={scale})",
+        lambda place, _: lambda present: added(present, vector, scale, str(place)),
+        ("add", scale, vector),
+        is_function=True,
+        written=lambda parts_of, base, _: added(parts_of(base), vector, scale, "what is written"),
+        shift=vector,
+        scale=scale,
+    )
+
+
+def masked() -> Intervention:
+    """Take −∞: at `attn_scores`, that hides a key from a query, and the softmax goes over the other keys.
+
+    Attention from query to key is then none, and the weights of the others sum up to one again, as in the
+    knock-outs of Geva et al. (2023). A query that sees no other key is refused: nothing would be left.
+    """
+    return Intervention(
+        "masked",
+        _hidden,
+        ("masked",),
+        whole=_hidden,
+        expect_kind=_expect_scores,
+        expect_base=_expect_other_keys,
+    )
+
+
+def _hidden(place: Place, base: Reading) -> Tensor:
+    return full_like(base.read(place), -math.inf)
+
+
+def _expect_scores(place: Place, found: Located) -> None:
+    kind = found.site.kind
+    if kind in WHERE and kind.removeprefix("cross_") != "attn_scores":
+        raise PatchError(
+            f"cw.masked() hides scores from the softmax, and {place} holds {WHERE[kind]}. Mask attn_scores: "
+            'cw.sites("attn_scores", layer=":", query_pos=-1, key_pos=":").'
+        )
+
+
+def _expect_other_keys(cells: Sequence[Sequence[Place]], base: Reading) -> None:
+    """Raise PatchError where a world hides all keys that a query sees."""
+    sites: dict[Place, list[list[Place]]] = {}
+    for places in cells:
+        here: dict[Place, list[Place]] = {}
+        for place in places:
+            here.setdefault(Place(place.name, place.layer, place.stack), []).append(place)
+        for site, own in here.items():
+            sites.setdefault(site, []).append(own)
+    for site, groups in sites.items():
+        axes = base.model.locate(site).view.axes
+        keys = axes.index("key_pos") if "key_pos" in axes else len(axes) - 1
+        blind = first_blind(base.read(site), axes, keys, [[place.part for place in own] for own in groups])
+        if blind is not None:
+            raise PatchError(
+                f"{' + '.join(map(str, groups[blind]))} hides all keys that a query sees, so that there is "
+                "nothing to attend to. Leave it out: in a causal model the first query sees the first key "
+                "alone, so choose query_pos from 1 on."
+            )
+
+
+def constant(given: Tensor | float) -> Intervention:
+    """Take a tensor or a number, the same for all of the part's axes that it does not have."""
+    if isinstance(given, Tensor):
+        expect_dense(given, "the value")
+        value: Tensor | float = copy_of(given)
+        name = f"tensor {tuple(given.shape)}"
+    else:
+        value, name = given, f"{given:g}"
+
+    def part(place: Place, base: Reading) -> Tensor:
+        return spread_over(value, base.read(place), str(place))
+
+    return Intervention(name, part, ("value", value), value=value)
+
+
+def _as_scale(scale: object) -> float:
+    number = _as_number(scale)
+    if number is None or not math.isfinite(number):
+        raise PatchError(f"cw.add multiplies its vector by a finite number, not by {describe(scale)}.")
+    return number
+
+
+def _as_number(given: object) -> float | None:
+    """A plain number, whatever kind of number was given; None for what is none."""
+    if isinstance(given, Tensor) and given.ndim == 0:
+        given = given.item()
+    if isinstance(given, bool):
+        return None
+    if isinstance(given, int) and abs(given) >= 2**63:  # more than torch takes as a whole number
+        try:
+            return float(given)
+        except OverflowError:
+            raise PatchError(f"{describe(given)} is larger than any finite number.") from None
+    if isinstance(given, int | float):
+        return given
+    return float(given) if isinstance(given, Real) else None
+
+
+@checked
+def noise(scale: NonNegative, seed: int = 0) -> Intervention:
+    """Add Gaussian noise of standard deviation `scale`.
+
+    It is the same for the same seed, place and inputs, on every device and however the worlds are evaluated.
+    """
+
+    def part(place: Place, base: Reading) -> Callable[[Tensor], Tensor]:
+        drawn = f"{seed}/{place}/{inputs_digest(base.inputs)}"
+        return lambda present: noised(present, scale, drawn)
+
+    def written(parts_of: PartsOf, base: Reading, _: str) -> Tensor:
+        return noised(parts_of(base), scale, f"{seed}/parts/{inputs_digest(base.inputs)}")
+
+    return Intervention(
+        f"noise(scale={scale}, seed={seed})", part, ("noise", scale, seed), is_function=True, written=written
+    )
+
+
+@checked
+def resample(run: Reading, seed: int = 0) -> Intervention:
+    """Take for each prompt the values of another prompt of `run`, the same one at every place.
+
+    Where `run` has as many prompts as the base, no prompt gets those of its own row; else they are drawn with
+    replacement.
+    """
+
+    def part(place: Place, base: Reading) -> Tensor:
+        axes = base.model.locate(place).part_axes
+        if "batch" not in axes:
+            raise PatchError(
+                f"{place} has no prompts to exchange: its axes are {', '.join(axes) or 'none'}. Resample a "
+                "place that has all of the batch."
+            )
+        return resampled(run.read(place), base.read(place), axes.index("batch"), str(seed))
+
+    def written(parts_of: PartsOf, base: Reading, _: str) -> Tensor:
+        return resampled(parts_of(run), parts_of(base), 1, str(seed))
+
+    return Intervention(
+        f"resample(seed={seed})",
+        part,
+        ("resample", seed, run),
+        runs=(run,),
+        expect_base=partial(_expect_shown, run, lambda shown, base: resampled(shown, base, 0, str(seed))),
+        written=written,
+    )
+
+
+@checked
+def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False) -> Intervention:
+    """Take the mean over a dataset: over its prompts and positions, or `per_position` over prompts alone.
+
+    The dataset is a list of the model's inputs, or anything that can be gone through again. It is streamed,
+    one batch in memory at a time: once for each kind of site that is asked for, for all layers together. A
+    model that was captured with its tokenizer takes texts of any lengths.
+    """
+    batches = list(dataset) if isinstance(dataset, Iterator) else dataset
+    if isinstance(batches, str):
+        batches = [batches]
+    if isinstance(batches, Mapping | Tensor):
+        raise PatchError(
+            f"a dataset is a list of batches of the model's inputs, [{{'input_ids': ...}}], or of texts, not "
+            f"{describe(batches)}."
+        )
+    batch_of = partial(inputs_like, model, what="the batches of a dataset")
+    if isinstance(batches, list | tuple):
+        batches = [batch_of(one) for one in batches]
+    if isinstance(batches, list | tuple):  # what is written to them later is not what was meant
+        batches = [
+            {name: copy_of(value) if isinstance(value, Tensor) else value for name, value in one.items()}
+            if isinstance(one, Mapping)
+            else one
+            for one in batches
+        ]
+    over = ("batch",) if per_position else ("batch", "pos")
+    means: dict[str, Tensor] = {}
+    made_with: list[Any] = []
+
+    def begin(weights: Sums) -> None:
+        """Forget the means of other weights, and of a graph that was changed since."""
+        now = [weights, model.graph.changes]
+        if made_with != now:
+            means.clear()
+            made_with[:] = now
+
+    def gather(place: Place) -> None:
+        wanted = _alike(model, place)
+        sums: dict[str, tuple[Tensor, Tensor | int]] = {}
+        for batch in batches:
+            run = baseline(model, (), batch_of(batch), wanted)
+            for one in wanted:
+                found, value = model.locate(one), run.read(one)
+                shown = found.shown(value, model.program, run.inputs)
+                sums[str(one)] = averaged(sums.get(str(one)), value, found.view.axes, over, str(one), shown)
+        if not sums:
+            raise PatchError("the mean over a dataset without a batch: give at least one.")
+        for name, (total, _) in sums.items():
+            _expect_numbers(total, name)
+        means.update({name: total / count for name, (total, count) in sums.items()})
+
+    def part(place: Place, base: Reading) -> Tensor:
+        whole = Place(place.name, place.layer, place.stack)
+        if str(whole) not in means:
+            gather(whole)
+        found, present = model.locate(place), base.read(whole)
+        shown = found.shown(present, model.program, base.inputs)
+        mean = _known(spread_out(means[str(whole)], present, found.view.axes, {}), shown, str(place))
+        return mean[resolved(found.view.axes, place.part, present.shape)].clone()
+
+    def written(parts_of: PartsOf, base: Reading, entry: str) -> Tensor:
+        present = parts_of(base)
+        total: tuple[Tensor, Tensor | int] | None = None
+        for batch in batches:
+            run = baseline(model, (), batch_of(batch))
+            parts = parts_of(run)
+            shown = shown_entries(model.program, run.inputs, PARTS, parts.shape, entry)
+            total = averaged(total, parts, PARTS, over, "what is written", shown)
+        if total is None:
+            raise PatchError("the mean over a dataset without a batch: give at least one.")
+        _expect_numbers(total[0], "what is written")
+        shown = shown_entries(model.program, base.inputs, PARTS, present.shape, entry)
+        return _known(spread_out(total[0] / total[1], present, PARTS, {}), shown, "what is written")
+
+    described = ("mean", per_position, batches, model)
+    return Intervention(
+        "mean over a dataset", part, described, begin=begin, whole=part, written=written, model=model
+    )
+
+
+def _expect_numbers(total: Tensor, where: str) -> None:
+    """Raise PatchError where a sum over the tokens of a dataset is NaN."""
+    if has_nan(total):
+        raise PatchError(
+            f"the mean of {where} is NaN: a token of the dataset has NaN there. {NAN_OF_PADDING}"
+        )
+
+
+def _known(mean: Tensor, shown: Tensor | None, where: str) -> Tensor:
+    """A mean over a dataset, spread over a site of a base; `shown` are its entries that are no padding.
+
+    Raises PatchError where no prompt of the dataset has a token at a position that the base shows.
+    """
+    if not has_nan(mean):
+        return mean
+    if has_nan(mean if shown is None else where_shown(mean, shown)):
+        raise PatchError(
+            f"the mean of {where} at each position: the base has a token where all prompts of the dataset "
+            "have padding. Give a dataset whose prompts reach as far, padded on the same side."
+        )
+    return mean.nan_to_num()
+
+
+def _alike(model: Captured, place: Place) -> list[Place]:
+    """The place, and those of its kind in the other layers."""
+    if place.layer is None:
+        return [place]
+    return [Place(place.name, layer, place.stack) for layer in model.sites.layers(place.name, place.stack)]
+
+
+def as_intervention(given: Any, model: Captured) -> Intervention:
+    """What people may give as `source`: a run, "zero", "mean", an intervention, or a function."""
+    if isinstance(given, Intervention):
+        given.expect_model(model)
+        return given
+    if isinstance(given, Reading):
+        return _from(given, model)
+    if given is None:
+        return Intervention("none", _nothing, ("none",))
+    if isinstance(given, str) and given == "zero":
+        return Intervention("zero", _zeros, ("zero",), whole=_zeros, written=_nothing_written)
+    if isinstance(given, str) and given == "mean":
+        return Intervention("mean", _own_mean, ("mean",), whole=_own_mean, written=_mean_written)
+    if callable(given):
+        name = getattr(given, "__name__", "function")
+        written = partial(_function_written, given)
+        return Intervention(name, lambda *_: given, ("function", given), is_function=True, written=written)
+    if isinstance(given, Tensor):
+        raise PatchError(
+            "a sweep's source is no tensor: its places differ. Give the tensor to cells of its own, "
+            "`cw.cell(place, source=tensor)`."
+        )
+    raise PatchError(
+        f"cannot patch with {given!r}: source is a run, 'zero', 'mean', `noise(...)`, `add(...)`, "
+        "`resample(...)`, `mean(...)` or a function of what would have been there."
+    )
+
+
+def as_own(given: Any, model: Captured) -> Intervention:
+    """What people may give as the source of a cell: what a sweep takes, a tensor, or a number."""
+    if isinstance(given, Tensor):
+        return constant(given)
+    number = _as_number(given)
+    if number is not None:
+        return constant(number)
+    if not isinstance(given, str | Intervention | Reading) and not callable(given):
+        raise PatchError(
+            f"a cell cannot have {describe(given)} as its source: give a tensor, a number, a run, 'zero', "
+            "'mean', an intervention such as `cw.add(...)`, or a function of what would have been there."
+        )
+    return as_intervention(given, model)
+
+
+def _nothing(place: Place, _: Reading) -> Tensor:
+    raise PatchError(f"no source for {place}: give the sweep one, `source=...`, or the cell its own.")
+
+
+def _from(source: Reading, model: Captured) -> Intervention:
+    model.expect_own("the source is a run", source.model)
+
+    def part(place: Place, _: Reading) -> Tensor:
+        value = source.read(place)
+        if has_nan(value):
+            raise PatchError(
+                f"the source's value at {place} has NaN in it; nothing was patched. {NAN_OF_PADDING}"
+            )
+        return value
+
+    return Intervention(
+        "source",
+        part,
+        ("source",),
+        runs=(source,),
+        whole=lambda place, _: source.read(place),
+        is_run=True,
+        expect_base=partial(_expect_shown, source, lambda shown, _: shown),
+        written=lambda parts_of, *_: parts_of(source),
+    )
+
+
+def _expect_shown(
+    source: Reading,
+    chosen: Callable[[Tensor, Tensor], Tensor],
+    cells: Sequence[Sequence[Place]],
+    base: Reading,
+) -> None:
+    """Raise PatchError where padding of the source would be put in place of a token of the base.
+
+    `chosen(rows, base_rows)` are the source's rows that the base's prompts get. At attention patterns and
+    scores, where each position is read with all others, both have to be padded alike.
+    """
+    program, seen = base.model.program, set[tuple[str, str]]()
+    if not any(hides_some(program, run.inputs) for run in (base, source)):
+        return
+    for place in (place for places in cells for place in places):
+        found = base.model.locate(place)
+        key = found.node, repr(dict(place.part))
+        if key in seen or not {"pos", "key_pos"} & set(found.view.axes):
+            continue
+        seen.add(key)
+        stack = found.site.stack or found.site.name
+        own, given = (shown_rows(program, run.inputs, found.node, stack) for run in (base, source))
+        given = chosen(given, own)
+        missing = own != given if "key_pos" in found.view.axes else own & ~given
+        axes, part = ("batch", "pos"), {a: place.part[a] for a in ("batch", "pos") if a in place.part}
+        put = zeros_like(missing)
+        put[resolved(axes, part, missing.shape)] = True
+        if bool((put & missing).any()):
+            prompt, pos = (put & missing).nonzero()[0].tolist()
+            raise PatchError(
+                f"{place}: the attention masks of base and source differ, and at position {pos} of prompt "
+                f"{prompt} padding would stand for a token. Pad both to the same lengths, or patch positions "
+                "at which both have tokens: with padding on the left, pos=-1."
+            )
+
+
+def _zeros(place: Place, base: Reading) -> Tensor:
+    return zeros_like(base.read(place))
+
+
+def _nothing_written(parts_of: PartsOf, base: Reading, _: str) -> Tensor:
+    own = parts_of(base)
+    return own.new_zeros(()).expand_as(own)
+
+
+def _mean_written(parts_of: PartsOf, base: Reading, entry: str) -> Tensor:
+    """The mean of each writer's part over the base's own prompts and positions."""
+    own = parts_of(base)
+    return mean_of(own, PARTS, shown_entries(base.model.program, base.inputs, PARTS, own.shape, entry))
+
+
+def _function_written(
+    function: Callable[[Tensor], Tensor], parts_of: PartsOf, base: Reading, _: str
+) -> Tensor:
+    own = parts_of(base)
+    changed = [function(part.clone()) for part in own]
+    for part, present in zip(changed, own, strict=True):
+        shape = getattr(part, "shape", None), getattr(part, "dtype", None)
+        if shape != (present.shape, present.dtype):
+            raise PatchError(
+                f"the function for what is written returned {describe(part)}; it has to return a tensor of "
+                f"shape {tuple(present.shape)}, {present.dtype} (batch, pos, d_model)."
+            )
+    return stacked(changed)
+
+
+def _own_mean(place: Place, base: Reading) -> Tensor:
+    """The site's mean over the base's own prompts and positions, padding left out."""
+    found = base.model.locate(place)
+    return found.mean(base._present(found), base._sizes, place, base.model.program, base.inputs)
+
+
+PartShape = Callable[[Located], Sequence[int]]
+"""The shape of a place's part, in runs of one shape."""
+Inputs = Mapping[str, Tensor]
+
+
+class OwnSources(Sequence[Intervention]):
+    """Interventions by number. The same object is one source, wherever it is given."""
+
+    def __init__(self, model: Captured) -> None:
+        self._model = model
+        self.given: list[Any] = []
+        self._put: list[Intervention] = []
+        self._known: dict[Any, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._put)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._put[number]
+
+    def of(self, source: Any) -> Intervention:
+        """What a source that was numbered is taken for."""
+        return self._put[self.number(source)]
+
+    def number(self, source: Any) -> int:
+        """The number of a source that was given before."""
+        return self._known[_key(source)]
+
+    def sourced(self, place: Place, source: Any, label: str) -> SourcedPlace:
+        """The place with that source. An empty label stands for what the source is called."""
+        number = self._known.get(_key(source))
+        if number is None:
+            put = as_own(source, self._model)
+            _expect_usable(put, label or put.name)
+            number = self._known[_key(source)] = len(self._put)
+            self.given.append(source)  # kept, so that its id is no other's
+            self._put.append(put)
+        put = self._put[number]
+        tensor = put.value if put.value is not None else put.shift
+        size = tensor.numel() if isinstance(tensor, Tensor) else 1
+        return SourcedPlace(
+            place.name, place.layer, place.stack, place.part, number, label or put.name, put.how, size
+        )
+
+    def expect_fitting(
+        self, places: Iterable[SourcedPlace], shape_of: PartShape, inputs: Inputs, of: str = ""
+    ) -> None:
+        """Raise PatchError where what is put in does not fit its place, in a base of these inputs.
+
+        What functions and interventions make of what is there is known when it is there. `of` says of which
+        base.
+        """
+        for given in self.given:
+            if isinstance(given, Reading):
+                _expect_alike(given, inputs, of)
+        seen: set[Any] = set()
+        holes: dict[Any, _Hole] = {}
+        for place in places:
+            put = self._put[place.number]
+            if put.value is None and put.shift is None:
+                continue
+            part = tuple(
+                (axis, _plain(index)) for axis, index in place.part.items() if type(index) is not int
+            )
+            key = place.name, place.layer, place.stack, tuple(place.part), part
+            if (key, place.number) not in seen:
+                seen.add((key, place.number))
+                if key not in holes:
+                    holes[key] = self._hole(place, shape_of)
+                _expect_fitting(place, put, holes[key], of)
+
+    def _hole(self, place: Place, shape_of: PartShape) -> _Hole:
+        found, program = self._model.locate(place), self._model.program
+        leaves = (leaf for leaf in program.inputs if leaf.name == found.node)
+        record = program.record_of.get(found.node) or next(leaves, None)
+        dtype, device = (None, None) if record is None else (record.dtype, record.device)
+        return _Hole(tuple(shape_of(found)), ", ".join(found.part_axes), dtype, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hole:
+    """What has to be filled: the shape of a part, its axes in words, its dtype and device where known."""
+
+    shape: tuple[int, ...]
+    axes: str
+    dtype: torch.dtype | None
+    device: torch.device | None
+
+
+def _expect_fitting(place: SourcedPlace, put: Intervention, hole: _Hole, of: str) -> None:
+    """Raise PatchError where a value or a shift does not fit."""
+    dtype, device = hole.dtype, hole.device
+    if put.value is not None and not isinstance(put.value, Tensor):
+        _expect_number(put.value, dtype, place)
+        return
+    value = put.value if isinstance(put.value, Tensor) else put.shift
+    assert value is not None
+    if not is_tail(value.shape, hole.shape):
+        raise PatchError(
+            f"{of}the {'value' if put.shift is None else 'vector to add'} at {place} has shape "
+            f"{tuple(value.shape)}, and the place has {hole.shape} ({hole.axes}). Give one of that shape, "
+            "or of its last axes: it is the same for all axes before."
+        )
+    if put.shift is None and dtype is not None and value.dtype != dtype:
+        raise PatchError(
+            f"the value at {place} is {value.dtype}, and the place has {dtype}. Convert it first, "
+            f"`value.to({dtype})`: nothing is cast."
+        )
+    if put.shift is None and device is not None and value.device != device:
+        raise PatchError(
+            f"the value at {place} lies on {value.device}, and the place on {device}. Move it first, "
+            f"`value.to({str(device)!r})`: nothing is moved."
+        )
+
+
+def _expect_usable(put: Intervention, label: str) -> None:
+    """Raise PatchError for a source that can be put in nowhere."""
+    value = put.value if put.value is not None else put.shift
+    if isinstance(value, Tensor) and value.is_meta:
+        raise PatchError(f"the tensor of {label!r} lies on the device 'meta', and has no numbers.")
+    if isinstance(value, Tensor) and has_nan(value):
+        raise PatchError(f"the tensor of {label!r} has NaN in it; nothing was patched.")
+
+
+def _key(source: Any) -> Any:
+    """What tells sources apart: texts and numbers are what they are, all else is its own."""
+    return (type(source), source) if isinstance(source, str | int | float) else id(source)
+
+
+def _expect_alike(given: Reading, inputs: Inputs, of: str) -> None:
+    for name, value in inputs.items():
+        other = given.inputs.get(name)
+        if other is not None and other.shape != value.shape:
+            raise SweepError(
+                f"{of}base and the run that a cell has as its source differ in shape: {name!r} is "
+                f"{tuple(value.shape)} in the base and {tuple(other.shape)} in the run. Pad or cut the "
+                "prompts to one length."
+            )
+
+
+def _expect_number(number: float, dtype: torch.dtype | None, place: Place) -> None:
+    if number != number:
+        raise PatchError(f"the value at {place} is NaN; nothing was patched.")
+    if dtype is not None and not dtype.is_floating_point and number != int(number):
+        raise PatchError(f"the value at {place} is {number}, and the place has {dtype}: give a whole number.")
+    most = math.inf
+    if dtype is not None and dtype is not torch.bool:
+        most = (torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max
+    if most < abs(number) < math.inf:
+        raise PatchError(f"the value at {place} is {number:g}, and {dtype} holds at most {most:g}.")
+
+
+def _plain(index: Any) -> Any:
+    return (index.start, index.stop, index.step) if isinstance(index, slice) else tuple(index)

@@ -1,1 +1,0 @@
-"""What is put in places of a run: interventions, sources of their own, corruptions."""

@@ -1,0 +1,287 @@
+"""The logit lens: what the final norm and the unembedding make of the stream at every layer and position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from conewise.anatomy.placements import Outputs
+from conewise.anatomy.residual_names import Layer
+from conewise.arguments import checked
+from conewise.circuits.readers import StackedValues
+from conewise.circuits.replaced_parts import edge_facts
+from conewise.errors import DecompositionError, EdgeError
+from conewise.extras import needs
+from conewise.program.tensors import computing
+from conewise.program.walk import between, described_fields, plan_walk
+from conewise.runs.decomposition import (
+    TakenRun,
+    difference,
+    expect_prompt,
+    largest,
+    logits_name,
+    patches_in_the_way,
+    reading,
+)
+from conewise.runs.figures import position_labels, token_numbers, token_text, visible
+from conewise.sweeps.planning.layout import compile_stacked_rule
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from plotly.graph_objects import Figure
+
+Tensor = torch.Tensor
+AT_ONCE = 1 << 24
+"""How many logits are looked at at once: what is computed of one layer is gone through in blocks."""
+
+
+@checked
+@dataclass(frozen=True, eq=False, repr=False)
+class Lens:
+    """The likeliest next tokens as the stream has them after each layer: [row, prompt, pos, rank].
+
+    `rows` names what was read: "input" is what enters the first layer, "3" what leaves layer 3. `top` are the
+    numbers of tokens, the likeliest first, `top_probs` their probabilities. Of the `tokens` that were asked
+    for, `logits`, `probs` and `ranks` (0 is the likeliest) are [row, prompt, pos, token]. The last row is the
+    model's own output, which was checked. `texts` writes tokens, where a tokenizer was at hand.
+    """
+
+    rows: tuple[str, ...]
+    top: Tensor
+    top_probs: Tensor
+    tokens: tuple[int, ...]
+    logits: Tensor
+    probs: Tensor
+    ranks: Tensor
+    labels: tuple[tuple[str, ...], ...]
+    texts: Mapping[int, str]
+
+    def text(self, token: int) -> str:
+        """A token as it is shown: its text, or its number where that is not known."""
+        return self.texts.get(token, str(token))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each layer, prompt, position and rank, and one for each token that was asked for."""
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
+
+        rows: list[dict[str, Any]] = []
+        for at, row in enumerate(self.rows):
+            for prompt, labels in enumerate(self.labels):
+                for pos, label in enumerate(labels):
+                    place = {"layer": row, "prompt": prompt, "pos": pos, "token": label}
+                    rows += [{**place, **one} for one in self._at(at, prompt, pos)]
+        return pd.DataFrame(rows)
+
+    def _at(self, row: int, prompt: int, pos: int) -> Iterator[dict[str, Any]]:
+        """The tokens of one row, prompt and position: the likeliest, and those that were asked for."""
+        at = (row, prompt, pos)
+        for rank, (one, prob) in enumerate(
+            zip(self.top[at].tolist(), self.top_probs[at].tolist(), strict=True)
+        ):
+            yield {"which": "top", "rank": rank, "next": self.text(one), "id": one, "prob": prob}
+        asked = zip(self.tokens, self.ranks[at].tolist(), self.probs[at].tolist(), strict=True)
+        for one, rank, prob in asked:
+            yield {"which": "asked", "rank": rank, "next": self.text(one), "id": one, "prob": prob}
+
+    def plot(self, *, prompt: int = 0, token: int | str | None = None) -> Figure:
+        """A table for one prompt: the likeliest token after each layer and its probability, the last on top.
+
+        With one of the `tokens` that were asked for, its probability and its rank instead.
+        """
+        from conewise.runs.figures import lens_table  # noqa: PLC0415  # needs plotly
+
+        prompt = expect_prompt(prompt, len(self.labels))
+        if token is None:
+            shown = [[self.text(one[0]) for one in row] for row in self.top[:, prompt].tolist()]
+            shares, title = self.top_probs[:, prompt, :, 0], "Logit lens: the likeliest next token"
+        else:
+            at = self._number(token)
+            shown = [[f"#{rank + 1}" for rank in row] for row in self.ranks[:, prompt, :, at].tolist()]
+            shares = self.probs[:, prompt, :, at]
+            title = f"Logit lens: the rank of {self.text(self.tokens[at])}"
+        return lens_table(
+            shown,
+            shares.tolist(),
+            [
+                [self._told(at, prompt, pos) for pos in range(self.top.shape[2])]
+                for at in range(len(self.rows))
+            ],
+            rows=self.rows,
+            columns=self.labels[prompt],
+            title=title,
+            measure="probability",
+        )
+
+    def save_image(self, path: str | Path, *, prompt: int = 0, token: int | str | None = None) -> Path:
+        """Write the picture as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
+        from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
+
+        return save_image(self.plot(prompt=prompt, token=token), path)
+
+    def _number(self, token: int | str) -> int:
+        """Which of the tokens that were asked for is meant."""
+        for at, one in enumerate(self.tokens):
+            if token == one or (isinstance(token, str) and self.text(one) == visible(token)):
+                return at
+        asked = ", ".join(map(self.text, self.tokens)) or "none"
+        raise DecompositionError(
+            f"{token!r} is no token that this lens was asked for ({asked}): `run.lens(tokens=[...])`."
+        )
+
+    def _told(self, row: int, prompt: int, pos: int) -> str:
+        """What is told of one cell: where it is, and the likeliest tokens."""
+        tokens, probs = self.top[row, prompt, pos].tolist(), self.top_probs[row, prompt, pos].tolist()
+        lines = [f"{self.text(one)}  {prob:.3f}" for one, prob in zip(tokens, probs, strict=True)]
+        where = "what enters" if self.rows[row] == "input" else f"after layer {self.rows[row]}"
+        return "\n".join([f"{where}, at {self.labels[prompt][pos]}", *lines])
+
+    def __repr__(self) -> str:
+        rows, prompts, positions, count = self.top.shape
+        return (
+            f"Lens over {rows} rows, {prompts} prompts, {positions} positions: the {count} likeliest tokens"
+        )
+
+
+class Head:
+    """What a model makes of the stream behind its last layer: its own operations from there to the logits."""
+
+    def __init__(self, run: TakenRun, stack: str) -> None:
+        self._program = run.model.program
+        logits = logits_name(run)
+        if logits is None:
+            raise DecompositionError(
+                f"the lens reads logits, and this model returns {described_fields(self._program)}. Capture "
+                "it with its unembedding, as `AutoModelForCausalLM` has it."
+            )
+        self.output = logits
+        self.layers, self.entry = self._found(run, stack)
+        records = between(self._program, [self.entry], [self.output])
+        steps = ((one.name, one.inputs, compile_stacked_rule(one)) for one in records)
+        self._walk = plan_walk(steps, [self.entry, self.output])
+        self._values = StackedValues(self._program)
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """The values of the stream that are read: a name, and the node."""
+        for before, layer in zip([None, *self.layers[:-1]], self.layers, strict=True):
+            name = "input" if before is None else str(before.number)
+            node = layer.nodes.get("resid_pre")
+            if node is None:
+                raise DecompositionError(
+                    f"layer {layer.number} has no 'resid_pre', which the lens reads: "
+                    f"{layer.missing.get('resid_pre', 'it was not found')}."
+                )
+            yield name, node
+        yield str(self.layers[-1].number), self.entry
+
+    def logits(self, read: Callable[[str], Any], node: str) -> Tensor:
+        """The logits of the stream at a node, laid out as the model's own are."""
+        own, value = read(self.entry), read(node)
+        if value.shape != own.shape:
+            raise DecompositionError(
+                f"the stream at {node!r} has shape {tuple(value.shape)}, and that before the final norm "
+                f"{tuple(own.shape)}: the lens cannot read the one as the other."
+            )
+        reads = self._values.reading(read, 1)
+        found: Tensor = self._walk.run({self.entry: value.to(own.dtype)}, reads)[self.output]
+        return found
+
+    def _found(self, run: TakenRun, stack: str) -> tuple[list[Layer], str]:
+        """The layers whose stream the logits are made of, and the value of it that is read there."""
+        layers = run.model.site_table.model_layers
+        stacks = list(dict.fromkeys(layer.stack for layer in layers))
+        for one in [stack] if stack in stacks else stacks if not stack else []:
+            own = sorted((layer for layer in layers if layer.stack == one), key=lambda layer: layer.number)
+            entry = self._entry(run, own, one)
+            if entry is not None and self._leads_out(entry, layers):
+                return own, entry
+        shown = ", ".join(map(repr, stacks)) or "none: " + run.model.site_table.why_no_kinds
+        raise DecompositionError(
+            f"no stack of layers was found whose stream leads to the logits (stacks: {shown}). The lens "
+            "needs a residual stream that the unembedding reads."
+        )
+
+    def _entry(self, run: TakenRun, layers: Sequence[Layer], stack: str) -> str | None:
+        try:
+            readers = edge_facts(run.model, stack).components.readers
+        except EdgeError:  # heads are not told apart, which the lens does not need
+            return layers[-1].nodes.get("resid_post")
+        return next((one.entry for one in readers if one.slot == "logits"), None)
+
+    def _leads_out(self, entry: str, layers: Sequence[Layer]) -> bool:
+        """Whether the logits are made of this value, with no attention in between."""
+        cores = {layer.attention.core.name for layer in layers}
+        cores |= {layer.cross.core.name for layer in layers if layer.cross is not None}
+        names = {one.name for one in between(self._program, [entry], [self.output])}
+        return self.output in names and not cores & names
+
+
+def lens(run: TakenRun, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
+    """The logit lens of a run; see `Run.lens`."""
+    if isinstance(top, bool) or not hasattr(top, "__index__") or top < 1:
+        raise DecompositionError(f"top={top!r}: the lens keeps a number of tokens, at least 1.")
+    head, read = Head(run, stack), reading(run)
+    outputs = Outputs(run.model.program)
+    prompts = outputs.prompts(run.inputs)
+    own = _placed(outputs, head.output, read(head.output), prompts)
+    asked = token_numbers(tokens, tokenizer, own.shape[-1])
+    rows, found = [], []
+    with computing():
+        for name, node in head.rows():
+            rows.append(name)
+            logits = _placed(outputs, head.output, head.logits(read, node), prompts)
+            if node == head.entry:
+                _expect_own(run, logits, own)
+            found.append(_looked_at(logits, min(top, own.shape[-1]), asked))
+            del logits
+    top_tokens, top_probs, own_logits, probs, ranks = (torch.stack(one) for one in zip(*found, strict=True))
+    texts: dict[int, str] = {}
+    if tokenizer is not None:
+        numbers = {*torch.unique(top_tokens).tolist(), *asked}
+        texts = {number: visible(token_text(tokenizer, number)) for number in sorted(numbers)}
+    labels = position_labels(run.inputs, tokenizer, *own.shape[:2])
+    return Lens(tuple(rows), top_tokens, top_probs, asked, own_logits, probs, ranks, labels, texts)
+
+
+def _placed(outputs: Outputs, name: str, value: Tensor, prompts: int) -> Tensor:
+    """[prompt, pos, token]; one position where logits have none."""
+    placed = outputs.arranged(name, value, 1, prompts)[0]
+    return placed.unsqueeze(1) if placed.ndim == 2 else placed
+
+
+def _looked_at(logits: Tensor, top: int, asked: Sequence[int]) -> tuple[Tensor, ...]:
+    """What is kept of logits [prompt, pos, token]: the likeliest tokens, and what was asked for."""
+    prompts, positions, vocabulary = logits.shape
+    flat = logits.reshape(-1, vocabulary)
+    wanted = torch.tensor(list(asked), dtype=torch.long, device=logits.device)
+    blocks: list[tuple[Tensor, ...]] = []
+    for block in torch.split(flat, max(1, AT_ONCE // vocabulary)):
+        wide = block if block.dtype == torch.float64 else block.float()
+        total = wide.logsumexp(-1, keepdim=True)
+        values, numbers = wide.topk(top, -1)
+        own = wide[:, wanted]
+        ranks = torch.stack([(wide > one[:, None]).sum(-1) for one in own.unbind(1)], 1) if asked else wanted
+        ranks = ranks.expand(len(block), 0) if not asked else ranks
+        kept = (numbers, (values - total).exp(), own, (own - total).exp(), ranks)
+        blocks.append(tuple(one.cpu() for one in kept))
+    return tuple(
+        torch.cat(each).reshape(prompts, positions, -1 if each[0].shape[-1] else 0)
+        for each in zip(*blocks, strict=True)
+    )
+
+
+def _expect_own(run: TakenRun, found: Tensor, own: Tensor) -> None:
+    """The last row has to be the model's own logits. Raises DecompositionError."""
+    if torch.equal(found, own):
+        return
+    apart = float(difference(found, own).max()) / largest(own)
+    allowed = 1e-4 if own.dtype in {torch.float32, torch.float64} else 3e-2
+    if not apart <= allowed:
+        raise DecompositionError(
+            "the final norm and the unembedding, applied to the stream behind the last layer, are not this "
+            f"run's logits: they differ by {apart:.1e} of the largest.{patches_in_the_way(run)}"
+        )

@@ -1,0 +1,454 @@
+"""Splicing: a captured model with a dictionary in it, whose outputs are the model's own."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conewise.anatomy.axes import View
+from conewise.anatomy.places import Index, Place, PlaceLike, Spliced, as_place, site
+from conewise.anatomy.sites import DICTIONARY as KIND
+from conewise.anatomy.sites import Located, Site, SiteTable
+from conewise.checks.hooking import HookedModule, Spot
+from conewise.errors import ConewiseError, DictionaryError, describe, nearest_names
+from conewise.program.export import Exported, export
+from conewise.program.foreign import brief
+from conewise.program.insertion import Nodes, inserted
+from conewise.program.records import Program
+from conewise.program.sizes import Size
+from conewise.program.tensors import largest_difference
+from conewise.program.walk import output_names, run_sources, stream
+from conewise.runs.captured import Captured
+from conewise.runs.reading import Reading
+
+
+@torch.no_grad()
+def active(
+    model: Captured, name: str, run: Reading, *, most: int | None = None, pos: Index | None = None
+) -> tuple[int, ...]:
+    """The numbers of the latents that are not zero in a run, the strongest first; see `Model.active`."""
+    if name not in model.splices:
+        near = ", ".join(nearest_names(str(name), list(model.splices)) or model.splices) or "none"
+        raise DictionaryError(
+            f"no dictionary {name!r} in {model.name}; there is {near}. `model.splice(place, ..., "
+            f"name={name!r})` returns a model that has it."
+        )
+    model.expect_own("the run is one", run.model)
+    if most is not None and most < 1:
+        raise DictionaryError(f"most={most!r}: give how many latents to take at most, 1 or more, or nothing.")
+    latents = run.read(site(f"{name}.latents") if pos is None else site(f"{name}.latents", pos=pos))
+    strength = latents.abs().flatten(0, -2).amax(0) if latents.ndim > 1 else latents.abs()
+    order = torch.argsort(strength, descending=True, stable=True).tolist()
+    found = order[: int((strength > 0).sum())]
+    return tuple(found if most is None else found[:most])
+
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Held(nn.Module):
+    """A function of one tensor as a module. It holds the modules that the function reads."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+        if not isinstance(function, nn.Module):
+            for number, module in enumerate(_modules_of(function)):
+                self.add_module(f"of{number or ''}", module)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """The function's value."""
+        return self.function(value)
+
+
+def _modules_of(function: object) -> Iterator[nn.Module]:
+    """The modules that a method, a partial function or a closure holds, each once."""
+    held: list[object] = [getattr(function, "__self__", None)]
+    if isinstance(function, partial):
+        held += [*_modules_of(function.func), *function.args, *function.keywords.values()]
+    for cell in getattr(function, "__closure__", None) or ():
+        held.append(cell.cell_contents)
+    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    held += [names.get(name) for name in (code.co_names if code is not None else ())]
+    yield from {id(one): one for one in held if isinstance(one, nn.Module)}.values()
+
+
+class Splice(nn.Module):
+    """A dictionary at its place: the value there, changed by what is done to the latents and to the error.
+
+    The error term is of the latents as encoded, whatever is put in their place afterwards. The output is
+    `value − ((clean − reconstruction) + (missed − error))`, which is `reconstruction + error`, and the value
+    itself, bit for bit, where neither is changed.
+    """
+
+    def __init__(self, encode: Function, decode: Function) -> None:
+        super().__init__()
+        self.encode, self.decode = Held(encode), Held(decode)
+        self.latents, self.error = nn.Identity(), nn.Identity()
+        self.read: dict[int, Tensor] = {}
+        """What was read to be encoded, by the thread that runs the module."""
+
+    def forward(self, value: Tensor, read: Tensor | None = None) -> Tensor:
+        """`value` with the dictionary in it; the latents are of `read`, where they are those of another."""
+        encoded = self.encode(value if read is None else read)
+        clean = self.decode(encoded)
+        missed = value - clean
+        reconstruction = self.decode(self.latents(encoded))
+        error = self.error(missed)
+        made: Tensor = value - ((clean - reconstruction) + (missed - error))
+        return made
+
+
+class SpliceHook:
+    """Lets a splice act at one call of a module: it reads a tensor there, or takes its place."""
+
+    acts_last = True
+    """Hooks that are registered later act before it; see `checks.hooking`."""
+
+    def __init__(self, splice: Splice, spot: Spot, *, is_reading: bool, takes_two: bool) -> None:
+        self.splice, self.spot = splice, spot
+        self.is_reading, self.takes_two = is_reading, takes_two
+        self.calls: dict[int, int] = {}  # of each thread, which may all run the module at once
+
+    def __call__(self, _: nn.Module, first: Any, second: Any) -> Any:
+        """What goes on from here: nothing else where it is not the call, or where the splice only reads."""
+        thread = threading.get_ident()
+        number = self.calls.get(thread, 0)
+        self.calls[thread] = number + 1
+        boundary = self.spot.boundary
+        if number != boundary.call.call:
+            return None
+        whole = second if boundary.is_output else (first, second)
+        value = self.spot.read(whole)
+        if self.is_reading:
+            self.splice.read[thread] = value
+            return None
+        made = self.splice(value, self.splice.read.pop(thread)) if self.takes_two else self.splice(value)
+        return self.spot.replaced(whole, made)
+
+    def begin(self, *_: Any) -> None:
+        """Count calls from the start: a forward of the whole module begins."""
+        self.calls.pop(threading.get_ident(), None)
+        self.splice.read.pop(threading.get_ident(), None)
+
+
+def with_splice(
+    module: nn.Module, name: str, splice: Splice, write: Spot | None, read: Spot | None
+) -> nn.Module:
+    """A copy of the module, with the same tensors, that holds the splice as `name`, and has it at its place.
+
+    Without a spot to `write` at, no module shows the place: the splice is held, and does nothing.
+    """
+    made = shallow_copy(module)
+    made.add_module(name, splice)
+    kind = type(made)
+    if kind.forward is nn.Sequential.forward:
+        made.__class__ = type(kind.__name__, (kind,), {"forward": _forward_of_sequence})
+    for spot in (read, write) if write is not None else ():
+        if spot is None:
+            continue
+        acting = SpliceHook(splice, spot, is_reading=spot is read, takes_two=read is not None)
+        part = made.get_submodule(spot.boundary.call.path)
+        if spot.boundary.is_output:
+            part.register_forward_hook(acting)
+        else:
+            part.register_forward_pre_hook(acting, with_kwargs=True)
+        made.register_forward_pre_hook(acting.begin)
+    return made
+
+
+def _forward_of_sequence(self: nn.Sequential, input: Any) -> Any:  # noqa: A002  # as torch calls it
+    """What a sequence computes: each of its modules in turn, but for dictionaries, which act by hooks."""
+    for part in self:
+        if not isinstance(part, Splice):
+            input = part(input)  # noqa: A001
+    return input
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module and of all in it that shares every tensor with the module."""
+    held = [*module.parameters(), *module.buffers()]
+    for part in module.modules():
+        held += [value for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    # What is in `memo` is taken for a copy that was made already.
+    memo: dict[int, Any] = {id(one): one for one in held}
+    return copy.deepcopy(module, memo)
+
+
+_SIZES = (3, 5, 7, 11, 13)
+"""Sizes of the example that stand for those which vary: no two are equal, and none is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Splicing:
+    """A model with a dictionary in it, ready to be held: its module, what it computes, its sites."""
+
+    module: nn.Module
+    exported: Exported
+    sites_of: Callable[[Program], SiteTable]
+    nodes: Nodes
+    spliced: Spliced
+
+    def checked(self, before: Captured, now: Captured) -> Spliced:
+        """What is known of the dictionary, once the outputs with it were compared with those before.
+
+        Raises DictionaryError where they are not the same.
+        """
+        if before.fidelity.bitwise and not now.fidelity.bitwise:
+            raise DictionaryError(
+                f"a copy of {before.name} that holds the dictionary does not compute what it did: "
+                f"{now.fidelity}. A module that goes through all modules in it meets the dictionary too: "
+                "capture a part of it, or put it into a module that does not."
+            )
+        nodes, names = self.nodes, output_names(before.program)
+        old = _values(before, (*names, nodes.value))
+        new = _values(now, (*output_names(now.program), nodes.error))
+        apart = [
+            largest_difference(old[one], new[other])
+            for one, other in zip(names, output_names(now.program), strict=True)
+            if isinstance(old[one], Tensor)
+        ]
+        deviation = max(apart, default=0.0)
+        if deviation:
+            raise DictionaryError(
+                f"with {nodes.name!r} in it, the outputs of {before.name} are {deviation:.2g} off on the "
+                "example of the capture, and they have to be the same bit for bit: decode has to return the "
+                "same each time, and finite numbers."
+            )
+        value, error = (one.double().norm() for one in (old[nodes.value], new[nodes.error]))
+        missed = float(error / value) if value else math.inf if error else 0.0
+        return replace(self.spliced, deviation=deviation, missed=missed)
+
+
+def splicing(
+    model: Captured, place: PlaceLike, encode: Function, decode: Function, reads: PlaceLike | None, name: str
+) -> Splicing:
+    """What it takes to splice a dictionary in at a place; see `Model.splice`. The model is left as it is."""
+    model.expect_program("splice a dictionary in")
+    model.weights.expect_captured()  # it goes into a copy of the module as it is now
+    at = as_place(place)
+    source = at if reads is None else as_place(reads)
+    written, read = _found(model, at), _found(model, source)
+    nodes = Nodes(_free_name(model, name), read.node, written.node)
+    _expect_no_cycle(model, nodes, at, source)
+    read_value, value = (_example(model.program, node) for node in (nodes.read, nodes.value))
+    latents = _latents(encode, read_value, source)
+    _expect_value(_applied("decode", decode, latents), latents, value, at)
+    encoding, decoding = _half("encode", encode, read_value), _half("decode", decode, latents)
+    write_at, read_at = _spots(model, nodes)
+    is_hooked = write_at is not None and (nodes.read == nodes.value or read_at is not None)
+    program = inserted(model.program, nodes, encoding.program, decoding.program, is_hooked=is_hooked)
+    program = replace(program, module_name=f"{model.name}{', ' if model.splices else ' with '}{name}")
+    try:
+        module = with_splice(
+            model.module, name, Splice(encode, decode), write_at if is_hooked else None, read_at
+        )
+    except Exception as error:  # a module copies itself as it likes
+        raise DictionaryError(
+            f"{model.name} cannot be copied, and the dictionary is put into a copy of it: {brief(error)}."
+        ) from error
+    reasons = (*model.fidelity.reasons, *encoding.reasons, *decoding.reasons)
+    exported = Exported(program, model.signature, model.batch_is_fixed, tuple(dict.fromkeys(reasons)))
+    own = tuple(_sites(nodes, read, written))
+    unhooked = "" if is_hooked else f"no module shows {at}, all of it and nothing else"
+    return Splicing(
+        module,
+        exported,
+        lambda made: model.site_table.spliced(made, nodes.value, nodes.output, own),
+        nodes,
+        Spliced(name, at, source, latents.shape[-1], 0.0, 0.0, unhooked),
+    )
+
+
+def halves(dictionary: Any, encode: Function | None, decode: Function | None) -> tuple[Function, Function]:
+    """The two functions of a dictionary, however it was given."""
+    given: list[Any] = [getattr(dictionary, half, None) for half in ("encode", "decode")]
+    if dictionary is not None and not all(map(callable, given)):
+        raise DictionaryError(
+            f"a dictionary has the functions `encode` and `decode`, and {describe(dictionary)} has not. Give "
+            "them by name: `splice(place, encode=..., decode=...)`."
+        )
+    made = {"encode": encode or given[0], "decode": decode or given[1]}
+    for half, function in made.items():
+        if function is None:
+            raise DictionaryError(
+                f"a dictionary is two functions, and there is no {half}: "
+                "`splice(place, encode=..., decode=...)`."
+            )
+    return made["encode"], made["decode"]
+
+
+def _found(model: Captured, place: Place) -> Located:
+    """Where a dictionary reads or writes: one whole value, with its features along the last dimension."""
+    if place.part:
+        raise DictionaryError(
+            f"a dictionary is spliced into a whole value, and {place} is a part of one. Leave out "
+            f"{', '.join(place.part)}; what is patched may be a part: `site('sae.latents', pos=-1)`."
+        )
+    found = model.locate(place)
+    if found.result is not None:
+        raise DictionaryError(
+            f"no single value of the model is {place}: it is computed from z. Splice into z's own place, the "
+            "input of the output projection, or into attn_out."
+        )
+    dtype = model.program.dtypes[found.node]
+    if dtype is None or not dtype.is_floating_point:
+        raise DictionaryError(f"{place} holds {dtype}, and a dictionary is of floating-point numbers.")
+    if not _has_features_last(found.view):
+        raise DictionaryError(
+            f"a dictionary reads features along the last dimension, and {place} lies in memory as "
+            f"{_layout(found.view)}. Splice where features lie last, such as the input or the output of a "
+            "module, by its path: `model.sites.to_dataframe()` lists them."
+        )
+    return found
+
+
+def _has_features_last(view: View) -> bool:
+    """Whether the last dimension is that of features, heads packed in it or not, and no other one is."""
+    last = view.packing[-1] if view.packing else ()
+    return bool(last) and view.axes[-len(last) :] == last and {"batch", "pos"}.isdisjoint(last)
+
+
+def _layout(view: View) -> str:
+    return f"[{', '.join('·'.join(packed) or '1' for packed in view.packing)}]"
+
+
+def _free_name(model: Captured, name: str) -> str:
+    """The name, where it can be that of a new module and of new sites."""
+    if not str(name).isidentifier():
+        raise DictionaryError(f"a dictionary's name is a word, such as 'sae' or 'sae_3', not {name!r}.")
+    if name in model.splices:
+        raise DictionaryError(
+            f"there is a dictionary {name!r} in this model already, at {model.splices[name].place}. Give "
+            "each one a name of its own: name='sae_3'."
+        )
+    taken = hasattr(model.module, name) or any(
+        site.name == name or site.name.startswith((f"{name}.", f"{name}/")) for site in model.site_table
+    )
+    if taken:
+        raise DictionaryError(
+            f"{name!r} is a part of {model.name} already. Choose another name for the dictionary."
+        )
+    return name
+
+
+def _expect_no_cycle(model: Captured, nodes: Nodes, place: Place, reads: Place) -> None:
+    graph = model.graph
+    if nodes.read != nodes.value and graph.number(nodes.read) in graph.table.cone(
+        [graph.number(nodes.value)]
+    ):
+        raise DictionaryError(
+            f"a transcoder reads before it writes, and {reads} depends on {place}. `splice(place, "
+            "reads=...)` takes the place that is written first."
+        )
+
+
+def _example(program: Program, node: str) -> Tensor:
+    """A value like those of a node, of sizes that tell dimensions apart."""
+    shape, dtype = program.shapes[node], program.dtypes[node]
+    assert shape is not None
+    made = program.record_of.get(node)
+    device = made.device if made is not None else next(i.device for i in program.inputs if i.name == node)
+    return torch.zeros([_size(size, dim) for dim, size in enumerate(shape)], dtype=dtype, device=device)
+
+
+def _size(size: Size, dim: int) -> int:
+    return size if isinstance(size, int) else _SIZES[min(dim, len(_SIZES) - 1)]
+
+
+def _applied(half: str, function: Any, example: Tensor) -> Tensor:
+    """What `encode` or `decode` makes of an example. Raises DictionaryError where that is not one tensor."""
+    if not callable(function):
+        raise DictionaryError(f"{half} is a function of a tensor, or a module, not {describe(function)}.")
+    shown = f"{half}, given a tensor of shape {tuple(example.shape)}, {example.dtype}, on {example.device},"
+    try:
+        with torch.no_grad():
+            found = function(example.clone())
+    except Exception as error:  # it raises whatever it likes
+        raise DictionaryError(f"{shown} raises {brief(error)}.") from error
+    if not isinstance(found, Tensor):
+        raise DictionaryError(f"{shown} returns {describe(found)}; it has to return one tensor.")
+    return found
+
+
+def _latents(encode: Any, value: Tensor, place: Place) -> Tensor:
+    """What `encode` makes of a value: the same, but for the last dimension, which is that of latents."""
+    found = _applied("encode", encode, value)
+    if found.ndim != value.ndim or found.shape[:-1] != value.shape[:-1] or not found.is_floating_point():
+        wanted = ", ".join(map(str, (*value.shape[:-1], "latents")))
+        raise DictionaryError(
+            f"encode makes {describe(found)} of a value of shape {tuple(value.shape)} at {place}. It has to "
+            f"return latents along the last dimension, and all else as it was: [{wanted}]."
+        )
+    return found
+
+
+def _expect_value(decoded: Tensor, latents: Tensor, value: Tensor, place: Place) -> None:
+    """Raise DictionaryError where `decode` does not give what stands at the place."""
+    if decoded.shape != value.shape:
+        raise DictionaryError(
+            f"decode makes shape {tuple(decoded.shape)} of latents of shape {tuple(latents.shape)}, and "
+            f"{place} has {tuple(value.shape)} there: give the dictionary of this place, or the place of "
+            "this dictionary."
+        )
+    if (decoded.dtype, decoded.device) != (value.dtype, value.device):
+        raise DictionaryError(
+            f"decode returns {decoded.dtype} on {decoded.device}, and {place} has {value.dtype} on "
+            f"{value.device}. Nothing is cast or moved silently: convert the dictionary, or let decode do it."
+        )
+
+
+def _half(half: str, function: Function, example: Tensor) -> Exported:
+    """`encode` or `decode`, captured."""
+    try:
+        exported = export(Held(function), (example,))
+    except ConewiseError as error:
+        raise DictionaryError(f"{half} cannot be captured: {error}") from error
+    program = exported.program
+    if len(program.outputs) != 1 or getattr(program.outputs[0], "name", None) not in program.varying:
+        raise DictionaryError(f"{half} returns something that does not depend on what it is given.")
+    return exported
+
+
+def _spots(model: Captured, nodes: Nodes) -> tuple[Spot | None, Spot | None]:
+    """Where the module shows what is written, and what is read; None where it does not."""
+    values = _values(model, (nodes.value, nodes.read))
+    module = HookedModule(model.module, model.program, model.signature)
+    inputs = model.signature.bind(model.signature.example.args, model.signature.example.kwargs)
+    hooks = module.find({nodes.value: values[nodes.value]}, inputs)
+    if nodes.read != nodes.value:
+        # It is only read: whether others read it elsewhere does not matter.
+        hooks |= module.find({nodes.read: values[nodes.read]}, inputs, {nodes.read: ()})
+    # In another shape than the graph's, the module of the dictionary would not be that of its records.
+    spots = {node: spot for node, spot in module.spots(hooks, inputs).items() if not spot.is_reshaped}
+    read = spots.get(nodes.read) if nodes.read != nodes.value else None
+    return spots.get(nodes.value), read
+
+
+@torch.no_grad()
+def _values(model: Captured, nodes: Sequence[str]) -> Mapping[str, Any]:
+    """Values on the example of the capture."""
+    example = model.signature.example
+    sources = run_sources(model.program, model.signature.bind(example.args, example.kwargs))
+    given = {node: sources[node] for node in nodes if node in sources}
+    return {**given, **stream(model.graph, sources, [node for node in nodes if node not in given])}
+
+
+def _sites(nodes: Nodes, read: Located, written: Located) -> Iterator[Site]:
+    """The sites of a dictionary, in the axes of the places that it reads and writes."""
+    view, features = read.view, read.view.packing[-1]
+    axes = (*view.axes[: -len(features)], "latent")
+    lengths = {axis: length for axis, length in view.lengths.items() if axis not in features}
+    latents = View(axes, (*view.packing[:-1], ("latent",)), lengths)
+    yield Site(nodes.latents, KIND, nodes.latents, latents)
+    for name in (nodes.reconstruction, nodes.error, nodes.output):
+        yield Site(name, KIND, name, written.view)
+    yield Site(f"{nodes.name}.input", KIND, nodes.value, written.view)

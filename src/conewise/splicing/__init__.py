@@ -1,1 +1,0 @@
-"""Dictionaries in a captured model: sparse autoencoders and transcoders, with their error terms."""

@@ -1,1 +1,0 @@
-"""What is found in a program: attention, layers, streams, dimensions, axes, names."""

@@ -1,1 +1,0 @@
-"""Named axes of tensors: which parts of them are meant, and where prompts and positions lie."""

@@ -1,1 +1,0 @@
-"""The residual stream: its branches, its layers, and names for what lies along it."""

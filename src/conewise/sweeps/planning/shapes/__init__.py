@@ -1,1 +1,0 @@
-"""What is known of all runs of one shape: where dimensions lie, what values cost, which rows mix."""

@@ -1,0 +1,271 @@
+"""`ask`: a question about a model in text, from prompts as people have them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from conewise.anatomy.edges import Edges
+from conewise.anatomy.places import Place
+from conewise.anatomy.selectors import (
+    AXES,
+    Choice,
+    SelectorLike,
+    Selectors,
+    as_selectors,
+    chosen,
+    sites,
+    with_named,
+)
+from conewise.arguments import checked
+from conewise.errors import Argument, PromptError, PromptWarning, SiteError, SweepError, describe
+from conewise.model import Model, capture
+from conewise.models.load import Loaded
+from conewise.program.calls import forward_parameters
+from conewise.program.export import unwrapped
+from conewise.runs.inputs import token_rows
+from conewise.text.pairs import Pair, as_pairs
+from conewise.text.questions import Question, default_direction, expect_asked, noise_scale
+from conewise.text.tokenized import TokenizedPrompts, tokenize
+
+PATTERN = "a0.*->*<k>"
+"""Edges as people write them: from the heads of layer 0 into keys."""
+
+_NAME = re.compile(r"\s*(?P<name>[^\[\],]+?)\s*(?:\[(?P<part>[^\[\]]*)\])?\s*(?:,|$)")
+_CHOICE = re.compile(r"-?\d+|-?\d*:-?\d*(?::-?\d*)?")
+
+
+def selected(text: str, pos: str | None, model: Model) -> Selectors:
+    """Sites by their names, every layer and head of a kind unless its part says otherwise.
+
+    `pos` chooses positions of all of them.
+    """
+    found: Selectors | None = None
+    for name, part in written(text):
+        choices = _usual(model, name, pos) | part
+        selector = as_selectors(sites(name, stack="", **choices))
+        found = selector if found is None else found + selector
+    if found is None:
+        raise SiteError(
+            Argument("sites"), " names none; write, for one, ", Argument("sites", "z,mlp_out"), "."
+        )
+    return found
+
+
+def chosen_edges(text: str, pos: str | None, model: Model, lengths: Collection[int]) -> Edges:
+    """The edges that a pattern stands for, at the positions `pos` of prompts of these lengths."""
+    writer, arrow, reader = (word.strip() for word in text.partition("->"))
+    if not arrow or not (writer or reader):
+        raise SiteError(
+            f"{text!r} {'names no component' if arrow else 'has no arrow'}; write WRITER->READER with * for "
+            f"anything, as {PATTERN!r}.",
+        )
+    if pos is None:
+        return model.edges().select(writer=writer or "*", reader=reader or "*")
+    choice = as_choice(pos)
+    picked = {length: chosen(choice, length, "pos", "the edges") for length in sorted(set(lengths))}
+    positions = next(iter(picked.values()))
+    if len(picked) > 1:
+        from_end = {tuple(one - length for one in along) for length, along in picked.items()}
+        if len(from_end) > 1:
+            raise SiteError(
+                Argument("pos", pos),
+                f": the prompts have {' or '.join(map(str, picked))} tokens, so that a position does not "
+                "mean the same in all of them. Count from the end (-1 is the last), give prompts of one "
+                "length, or leave ",
+                Argument("pos"),
+                " out.",
+            )
+        positions = list(next(iter(from_end)))
+    return model.edges(pos=positions).select(writer=writer or "*", reader=reader or "*")
+
+
+def written(text: str) -> list[tuple[str, dict[str, Choice]]]:
+    """Names, each with what is chosen of its parts."""
+    found, at = [], 0
+    while at < len(text.rstrip()):
+        match = _NAME.match(text, at)
+        if match is None:
+            raise SiteError(
+                f"cannot read the sites {text!r} from {text[at:]!r} on. Write kinds or names separated by "
+                "commas, each with a part if you like: z,mlp_out or 'z[layer=2:5, head=0],mlp_out'."
+            )
+        found.append((match["name"], _part(match["part"], match[0].strip(" ,"))))
+        at = match.end()
+    return found
+
+
+def _part(text: str | None, where: str) -> dict[str, Choice]:
+    choices: dict[str, Choice] = {}
+    for item in (text or "").split(",") if text and text.strip() else ():
+        axis, _, choice = (word.strip() for word in item.partition("="))
+        if axis not in AXES or not _CHOICE.fullmatch(choice):
+            raise SiteError(
+                f"cannot read {item.strip()!r} in {where!r}. A part is AXIS=CHOICE: the axis one of "
+                f"{', '.join(AXES)}, the choice a number or a slice like ':' or '2:5'."
+            )
+        choices[axis] = as_choice(choice)
+    return choices
+
+
+def as_choice(text: str) -> Choice:
+    """A number where it is one, so that results do not have an axis for it; else a slice as written."""
+    bare = text.strip()
+    return int(bare) if re.fullmatch(r"-?\d{1,18}", bare) else bare  # more digits are out of any range
+
+
+def _usual(model: Model, name: str, pos: str | None) -> dict[str, Choice]:
+    """What is chosen along each axis where nothing is said: every layer, every head."""
+    layers = model.sites.layers(name) if name in model.sites.kinds else ()
+    first = model.each_call([Place(name, layers[0] if layers else None)])[0]
+    axes = model.locate(first).view.axes
+    choices: dict[str, Choice] = {"layer": ":"} if layers else {}
+    choices |= {axis: ":" for axis in ("head", "kv_head") if layers and axis in axes}
+    if pos is not None:
+        if "pos" not in axes:
+            raise SiteError(
+                Argument("pos", pos), f": {name} has no positions; its axes are {', '.join(axes)}."
+            )
+        choices["pos"] = as_choice(pos)
+    return choices
+
+
+HEADS = "z"
+"""The sites that are asked about where none are named: every head of every layer."""
+
+Prompts = str | Path | Mapping[str, Any] | Pair | Iterable[Mapping[str, Any] | Pair | str]
+
+
+@checked
+def ask(
+    model: Loaded | Model | nn.Module,
+    prompts: Prompts | Any,
+    *,
+    sites: SelectorLike = HEADS,
+    metric: Any = "logit_diff",
+    patch: str = "source",
+    direction: str | None = None,
+    scale: float | None = None,
+    precision: str | None = None,
+    seed: int = 0,
+    tokenizer: Any = None,
+    batch_size: int | None = None,
+    as_written: bool = False,
+) -> Question:
+    """What every site does to a model's answers, over prompts of any lengths: a `Question` to plan and run.
+
+    `model` is what `cw.load` gives, or a model that was captured with its tokenizer, or a module with its
+    `tokenizer`. `prompts` are a file (JSON, JSON lines or CSV), a DataFrame, a row or a list of rows
+    `{clean, corrupted, answers, wrong_answers}`; `corrupted` may be left out where no run of it is read, and
+    then a list of texts will do.
+
+    `sites` are those of `model.sweep`, or a text as on the command line: "z,mlp_out", "z[layer=2:5, head=0]",
+    "resid_pre[pos=:]", "a0.*->*<k>" for edges; by default every head. `metric` is "logit_diff", "prob" or
+    "kl", all at the last position, or a metric or function as for `model.sweep`. `patch` is what is put
+    there: "source" (the other prompt's values), "zero", "mean" (over all prompts and positions) or "noise"
+    (of standard deviation `scale`, 1 unless given). `direction` is "denoise" (clean values into the corrupted
+    run; the default for "source") or "noise" (the other way round; the default for the others).
+
+    The prompts are grouped by length, at most `batch_size` in a group. All that is asked is looked at here:
+    what cannot be asked raises PromptError, SiteError, SweepError or MetricError, and nothing is run. Words
+    that the tokenizer does not know, and answers that were read with another space, are told by a
+    PromptWarning.
+    """
+    direction = default_direction(patch) if direction is None else direction
+    scale = noise_scale(patch, scale)
+    if seed and patch != "noise":
+        raise SweepError(f"seed={seed} is that of noise, and patch={patch!r} draws none: leave it out.")
+    own = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    if not isinstance(model, Loaded | Model | nn.Module):
+        raise PromptError(
+            "a question is asked of a model: what `cw.load` gives, what `cw.capture` gives, or a module, and "
+            f"this is {describe(model)}."
+        )
+    if own is None:
+        raise PromptError(
+            "texts are asked of a model with its tokenizer, and there is none. Give what `cw.load` gives, or "
+            "`tokenizer=`."
+        )
+    pairs = as_pairs(prompts, needs_both=reads_corrupted(patch, direction))
+    read = tokenize(pairs, own, batch_size=batch_size, as_written=as_written)
+    for note in read.notes:
+        warnings.warn(f"{note}.", PromptWarning, stacklevel=3)
+    expect_asked(read, direction, patch, metric, scale, seed)
+    if not isinstance(model, Model):
+        reads_last = isinstance(metric, str) and not (isinstance(sites, str) and "->" in sites)
+        model = captured_for(model, read, tokenizer=own, reads_last=reads_last)
+    return Question(
+        model,
+        read,
+        sites_of(model, sites, read),
+        direction,
+        patch,
+        metric,
+        scale,
+        seed,
+        precision,
+    )
+
+
+def reads_corrupted(patch: str, direction: str | None) -> bool:
+    """Whether the corrupted prompts are run at all."""
+    return patch == "source" or direction == "denoise"
+
+
+def sites_of(model: Model, sites: SelectorLike, prompts: TokenizedPrompts) -> Selectors | Edges:
+    """Sites as people give them: selectors, places, edges, names, or a text as on the command line."""
+    if isinstance(sites, str):
+        return (
+            chosen_edges(sites, None, model, prompts.lengths)
+            if "->" in sites
+            else selected(sites, None, model)
+        )
+    found = with_named(sites, model.components, model.locate, model.each_call)
+    return found if isinstance(found, Edges) else as_selectors(found)
+
+
+def captured_for(
+    loaded: Loaded | nn.Module, prompts: TokenizedPrompts, *, tokenizer: Any = None, reads_last: bool = True
+) -> Model:
+    """A model captured with prompts of its own; `reads_last` as in `captured_with`."""
+    # Two prompts show what many would: a capture computes its example.
+    example = [prompts.clean[number] for number in prompts.groups[0][:2]]
+    return captured_with(loaded, example, tokenizer=tokenizer, reads_last=reads_last)
+
+
+def captured_with(
+    loaded: Loaded | nn.Module,
+    rows: Sequence[Sequence[int]],
+    *,
+    tokenizer: Any = None,
+    reads_last: bool = False,
+) -> Model:
+    """A language model as a graph, captured with these tokens.
+
+    With `reads_last` it computes the logits of the last position alone, where it can: nobody reads the
+    others, and the full forwards that a sweep is compared with should not pay for them. Raises PromptError
+    for a module that does not read one text.
+    """
+    module: Any = unwrapped(loaded.module if isinstance(loaded, Loaded) else loaded)
+    name = loaded.name if isinstance(loaded, Loaded) else type(module).__name__
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        raise PromptError(
+            f"{name} is an encoder-decoder model, which has two inputs; questions in text are asked of those "
+            "that have one. Capture it from Python: `cw.capture(module, input_ids=..., "
+            "decoder_input_ids=...)`."
+        )
+    parameters = forward_parameters(module)
+    if "input_ids" not in parameters:
+        raise PromptError(
+            f"{name} ({type(module).__name__}) reads no tokens: its forward has no `input_ids`. Questions in "
+            "text are asked of language models; capture it from Python with `cw.capture(module, ...)`."
+        )
+    last = {"logits_to_keep": 1} if reads_last and "logits_to_keep" in parameters else {}
+    first = next(iter(module.parameters()), None)
+    tokens = token_rows(rows, None if first is None else first.device)
+    return capture(loaded, input_ids=tokens, tokenizer=tokenizer, **last)

@@ -1,1 +1,0 @@
-"""Texts as tokens: a tokenizer called safely, answers of one token, where words stand in a prompt."""
