@@ -42,7 +42,7 @@ from conewise.models.gguf import read_header
 from conewise.models.load import load
 from conewise.models.weight_files import INDEX, WEIGHTS
 from conewise.program.foreign import brief, quiet, translating
-from conewise.report.circuit_page import Curve, CurvePoint
+from conewise.report.circuit import Curve, CurvePoint
 from conewise.report.page import sweep_page
 from conewise.report.story import STORY, Story
 from conewise.sweeps.storage import store

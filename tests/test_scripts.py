@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from conewise.paper.experiments import page as experiments_page
-from conewise.report import circuit_page, wave
+from conewise.report import circuit as circuit_page
 from conewise.report import page as sweep_page
+from conewise.report import wave
 from conewise.report.document import script
 from conewise.templates import asset
 

@@ -1,4 +1,4 @@
-"""HTML and SVG from templates with every value escaped, notebook tables, and the colours of effects."""
+"""HTML and SVG from templates with every value escaped, notebook tables, texts and colours of figures."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ DARK = (
 
 RISING = "Blues"
 """White to blue, for shares between 0 and 1."""
+
+
+def escaped(text: str) -> str:
+    """Return a text for a label of plotly, which takes tags in labels for its own."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def visible(text: str) -> str:
+    """Return a token with its spaces and line ends made visible."""
+    return "".join(visible_parts(text))
+
+
+def visible_parts(text: str) -> tuple[str, str]:
+    """Return a sign for the space in front of a token, or for an empty one; and the rest of the token."""
+    text = text.replace("\n", "⏎").replace("\t", "⇥")
+    return "·" if text.startswith(" ") else "" if text else "∅", text.removeprefix(" ")
 
 
 def asset(path: str) -> str:

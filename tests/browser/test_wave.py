@@ -15,8 +15,7 @@ import conewise as cw
 from conewise.anatomy.selectors import Cell
 from conewise.report.folded import Cone, Folded
 from conewise.report.folding import fold
-from conewise.report.graph_wave import GraphWave
-from conewise.report.wave import cone_section, wave_page, wave_section
+from conewise.report.wave import GraphWave, cone_section, wave_page, wave_section
 from tests.browser.conftest import Opener
 from tests.sweeps import small
 

@@ -13,7 +13,7 @@ from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision
 from conewise.circuits.circuit_files import from_json
 from conewise.errors import CircuitError
-from conewise.report.circuit_figure import layered
+from conewise.report.circuit import layered
 from tests.circuits.graphs import graph, random_scores
 
 SMALL = graph(2, 2)

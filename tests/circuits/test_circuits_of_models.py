@@ -13,7 +13,7 @@ import conewise as cw
 from conewise.circuits.forwards import graph_of
 from conewise.errors import ArgumentError, CircuitError, ConewiseError, NoEffectWarning, SweepError
 from conewise.model import Model
-from conewise.report.sections import number
+from conewise.report.document import number
 from conewise.sweeps.result import Result
 from tests.circuits.edge_models import inputs_of, model_of, run_of
 from tests.circuits.graphs import graph, random_scores

@@ -12,7 +12,7 @@ from typing import Any
 import conewise as cw
 from conewise.report.folded import Folded
 from conewise.report.folding import fold, group
-from conewise.report.sketch import COLOURS, KEYS, Paint, literal_style, of_folded
+from conewise.report.sketch import COLOURS, KEYS, Paint, folded_sketch, literal_style
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 SITE = "z[layer=1, head=2]"
@@ -87,7 +87,7 @@ class Scene:
 
 def wave(scene: Scene) -> str:
     """One patch in two steps: what becomes invalid, and what is computed when the answer is asked for."""
-    folded, sketch = scene.folded, of_folded(scene.folded)
+    folded, sketch = scene.folded, folded_sketch(scene.folded)
     cone = folded.cone(SITE)
     nodes = [part.nodes for part in folded.parts]
     lost = {

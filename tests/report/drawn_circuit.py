@@ -6,7 +6,7 @@ import numpy as np
 
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import levels, stops
-from conewise.report.circuit_page import Curve, CurvePoint
+from conewise.report.circuit import Curve, CurvePoint
 from conewise.report.story import Story, TokenizedPair
 from tests.circuits.graphs import graph
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import conewise as cw
-from conewise.report.graph_wave import GraphWave
-from conewise.report.wave import wave_svg
+from conewise.report.wave import GraphWave, wave_svg
 
 FIGURE = Path(__file__).parents[2] / "docs" / "figures" / "cone.svg"
 

@@ -13,8 +13,8 @@ import pytest
 
 from conewise.circuits.circuit import Circuit
 from conewise.errors import CircuitError
-from conewise.report import circuit_page
-from conewise.report.circuit_page import Curve
+from conewise.report import circuit as circuit_page
+from conewise.report.circuit import Curve
 from tests.circuits.graphs import graph
 from tests.report.drawn_circuit import HOSTILE, circuit_story, drawn_circuit, drawn_curve
 
@@ -108,7 +108,7 @@ def test_an_empty_circuit_has_a_page(tmp_path: Path) -> None:
 
 
 def test_of_too_many_edges_the_strongest_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_page, "MOST_LINES", 10)
+    monkeypatch.setattr(circuit_page, "MOST_ON_PAGE", 10)
     circuit = drawn_circuit()
     text = written(tmp_path, circuit)
     assert f"{len(circuit) - 10} edges of the circuit are not drawn" in text

@@ -15,8 +15,7 @@ import conewise as cw
 from conewise.errors import SweepError
 from conewise.report import inside as inside_module
 from conewise.report.inside import Inside, LensTable, Likely, Pattern, inside_of, strongest_heads
-from conewise.report.page import sweep_page
-from conewise.report.sections import inside_tables
+from conewise.report.page import inside_tables, sweep_page
 from conewise.runs.reading import Reading
 from tests.report.swept import HOSTILE, swept
 from tests.report.test_page import own

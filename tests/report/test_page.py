@@ -21,10 +21,9 @@ from conewise.anatomy.selectors import Cell, Spread
 from conewise.checks.recheck import CellCheck
 from conewise.errors import ConewiseError, SweepError
 from conewise.report import page as packing
-from conewise.report.document import inert
+from conewise.report.document import inert, number
 from conewise.report.inside import inside_of
 from conewise.report.page import MISSING, heading, packed, sweep_page, write_page
-from conewise.report.sections import number
 from conewise.report.sent import SentPart
 from conewise.report.story import Story, TokenizedPair
 from conewise.sweeps.result import Result

@@ -19,14 +19,16 @@ from conewise.errors import GraphError, MissingSiteError
 from conewise.report import sketch
 from conewise.report.folded import Folded
 from conewise.report.folding import fold
-from conewise.report.graph_wave import GraphWave, value_text
 from conewise.report.wave import (
+    GraphWave,
     cone_section,
     cone_svg,
     cone_text,
     data,
+    graph_sketch,
     show,
     style,
+    value_text,
     wave_page,
     wave_section,
     wave_svg,
@@ -142,9 +144,9 @@ def test_values_in_a_few_characters(value: Any, text: str) -> None:
 @pytest.mark.parametrize("kind", ["folded", "graph"])
 def test_no_two_boxes_overlap_and_all_are_in_view(kind: str) -> None:
     drawn = (
-        sketch.of_folded(folded())
+        sketch.folded_sketch(folded())
         if kind == "folded"
-        else sketch.of_graph(GraphWave.record(chain(), {"h": 1.0}, "y"))
+        else graph_sketch(GraphWave.record(chain(), {"h": 1.0}, "y"))
     )
     for at, box in enumerate(drawn.boxes):
         assert box.x >= 0
@@ -159,7 +161,7 @@ def test_no_two_boxes_overlap_and_all_are_in_view(kind: str) -> None:
 
 def test_every_edge_of_a_small_graph_is_a_wire() -> None:
     graph = chain()
-    drawn = sketch.of_graph(GraphWave.record(graph, {"h": 1.0}, "y"))
+    drawn = graph_sketch(GraphWave.record(graph, {"h": 1.0}, "y"))
     names = list(graph.sites)
     assert {(names[a], names[b]) for a, b, _ in drawn.wires} == set(graph.edges)
 

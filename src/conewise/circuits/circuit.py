@@ -34,8 +34,7 @@ from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
 from conewise.circuits.forwards import WorldsExecutor, graph_of
 from conewise.errors import CircuitError, describe
 from conewise.files import as_path
-from conewise.report.circuit_figure import dot
-from conewise.report.circuit_page import Curve, CurvePoint
+from conewise.report.circuit import Curve, CurvePoint, DrawnCircuit, dot, figure, write_circuit_page
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import as_metric
 from conewise.templates import heading, table
@@ -296,8 +295,6 @@ class Circuit(CircuitData):
 
     def plot(self) -> Figure:
         """A Plotly figure: components by layer, edges by the sign and the size of their scores."""
-        from conewise.report.circuit_figure import figure  # noqa: PLC0415  # needs plotly
-
         return figure(self.of, self.graph, self.edges, self.scores)
 
     def to_dot(self) -> str:
@@ -318,8 +315,6 @@ class Circuit(CircuitData):
         `curve` is given. `evaluation` is what `evaluate` found, `story` says what was asked. Raises
         CircuitError where the file cannot be written.
         """
-        from conewise.report.circuit_page import DrawnCircuit, write_circuit_page  # noqa: PLC0415  # for pages
-
         level = levels(self.graph, self.score_array())
         drawn = DrawnCircuit(
             of=self.of,

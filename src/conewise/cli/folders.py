@@ -23,7 +23,7 @@ from conewise.sweeps.storage.result_data import decoded
 if TYPE_CHECKING:
     from conewise.circuits.circuit import Circuit
     from conewise.circuits.evaluation import Evaluation
-    from conewise.report.circuit_page import Curve
+    from conewise.report.circuit import Curve
     from conewise.report.folded import Folded
     from conewise.report.inside import Inside
 
@@ -150,7 +150,7 @@ def read_circuit(folder: Path) -> FoundCircuit:
     """The circuit in a folder. Raises CircuitError where something of it is missing or damaged."""
     from conewise.circuits.circuit import Circuit
     from conewise.circuits.evaluation import Evaluation
-    from conewise.report.circuit_page import Curve
+    from conewise.report.circuit import Curve
     from conewise.report.story import Story
 
     circuit = Circuit.load(folder / CIRCUIT)

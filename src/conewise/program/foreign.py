@@ -11,40 +11,40 @@ from typing import Any
 from conewise.errors import ConewiseError, OutOfMemoryError, is_out_of_memory
 from conewise.extras import needs
 
-with needs("hf"):
-    import transformers.utils
-
-# It is not typed.
-_LIBRARY: Any = transformers.utils.logging
 _HUB = logging.getLogger("huggingface_hub")
 
 
 @contextmanager
 def quiet(*, bars: bool = False) -> Iterator[None]:
-    """No log lines and nothing else on stderr inside the block; progress bars only with `bars`."""
-    before = (_LIBRARY.get_verbosity(), _HUB.level, _LIBRARY.is_progress_bar_enabled())
+    """Keep log lines and all else from stderr inside the block; progress bars are shown only with `bars`."""
+    with needs("hf"):
+        import transformers.utils  # noqa: PLC0415
+
+    library: Any = transformers.utils.logging  # it is not typed
+    before = (library.get_verbosity(), _HUB.level, library.is_progress_bar_enabled())
+
+    def put_back() -> None:
+        verbosity, level, has_bars = before
+        library.set_verbosity(verbosity)
+        _HUB.setLevel(level)
+        if has_bars:
+            library.enable_progress_bar()
+
     with ExitStack() as stack:
         try:
-            _LIBRARY.set_verbosity_error()
+            library.set_verbosity_error()
             _HUB.setLevel(logging.ERROR)
             if not bars:
-                _LIBRARY.disable_progress_bar()
+                library.disable_progress_bar()
                 # The reader of GGUF files draws a bar that no setting turns off.
                 stack.enter_context(redirect_stderr(io.StringIO()))
             yield
         finally:
             try:
-                _put_back(*before)
+                put_back()
             except BaseException:  # interrupted: once more, for the user's own logs would be gone
-                _put_back(*before)
+                put_back()
                 raise
-
-
-def _put_back(verbosity: int, level: int, has_bars: bool) -> None:
-    _LIBRARY.set_verbosity(verbosity)
-    _HUB.setLevel(level)
-    if has_bars:
-        _LIBRARY.enable_progress_bar()
 
 
 @contextmanager

@@ -12,16 +12,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from conewise.errors import ConewiseError
 from conewise.extras import needs
 from conewise.files import expect_replaceable, write_whole
-from conewise.templates import asset, rendered
+from conewise.report.story import Story, TokenizedPair
+from conewise.sweeps.storage.result_data import ResultData
+from conewise.templates import asset, rendered, visible_parts
 
 with needs("plots"):
     from markupsafe import Markup
@@ -36,13 +40,13 @@ OTHER = re.compile(r"^(?:import|export)\b.*", flags=re.MULTILINE)
 
 
 def inert(value: object) -> Markup:
-    """JSON that has no character with a meaning in HTML, and none that ends a line of a script."""
+    """Return JSON that has no character with a meaning in HTML, and none that ends a line of a script."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def policy(scripts: Sequence[str]) -> Markup:
-    """The Content-Security-Policy of a page that runs these scripts, and fetches nothing.
+    """Return the Content-Security-Policy of a page that runs these scripts, and fetches nothing.
 
     Plotly sets styles of its own, and draws heatmaps as images that it makes itself: hence `style-src` and
     `img-src`.
@@ -65,7 +69,7 @@ def document(
     data: Mapping[str, object] | None = None,
     **values: object,
 ) -> str:
-    """A whole page: `template`, which extends "report/document.html", with `values` in its body.
+    """Return a whole page: `template`, which extends "report/document.html", with `values` in its body.
 
     `early` scripts stand in the head, `scripts` at the end; `data` are values by the id of the element that
     holds them as JSON. Styles and scripts are our own, and stand there as they are.
@@ -141,6 +145,63 @@ def _join(path: str, read: Callable[[str], str], joined: dict[str, str], above: 
 
 
 def _names(listed: str) -> str:
-    """What an import lists, as a destructuring: `a as b` is `a: b` there."""
+    """Return the names of an import as a destructuring: `a as b` is `a: b` there."""
     names = (" ".join(name.split()) for name in listed.split(",") if name.strip())
     return ", ".join(name.replace(" as ", ": ") for name in names)
+
+
+# -- parts of several pages --------------------------------------------------------------------------
+
+SHOWN_PROMPTS = 2
+"""The number of prompts that are shown at once; the others are a click away."""
+
+MOST_PROMPTS = 200
+"""The most prompts that a page writes out."""
+
+
+def prompt_pairs(story: Story, result: ResultData | None = None) -> dict[str, Any]:
+    """Return the prompts of a story: the first, the rest, the number left out; with a result, its values."""
+    pairs = [_pair(pair, at, story, result) for at, pair in enumerate(story.prompts[:MOST_PROMPTS])]
+    return {
+        "first": pairs[:SHOWN_PROMPTS],
+        "rest": pairs[SHOWN_PROMPTS:],
+        "unwritten": max(len(story.prompts) - MOST_PROMPTS, 0),
+    }
+
+
+def _pair(pair: TokenizedPair, prompt: int, story: Story, result: ResultData | None) -> dict[str, Any]:
+    runs = []
+    for name in ("clean", "corrupted"):
+        text, own = getattr(pair, name), getattr(pair, f"{name}_tokens")
+        marked = pair.differing
+        if pair.noised and name == "corrupted":
+            text, own, marked = text or pair.clean, own or pair.clean_tokens, marked | set(pair.noised)
+        if text or own:
+            role = "changed" if name == story.base else "gives the values" if name == story.source else ""
+            tokens = [_token(token, differs=place in marked) for place, token in enumerate(own)]
+            runs.append({"name": name, "role": role, "text": text, "tokens": tokens})
+    answers = (("right", pair.answers), ("wrong", pair.wrong_answers))
+    values = []
+    if result is not None and len(story.prompts) == result.per_prompt.shape[-1] > 1:
+        both = (("base", result.base_per_prompt), ("source", result.source_per_prompt))
+        values = [(name, number(float(own[0, prompt]))) for name, own in both if own is not None]
+    return {
+        "number": prompt + 1 if len(story.prompts) > 1 else None,
+        "runs": runs,
+        "answers": [(kind, list(map(_token, words))) for kind, words in answers if words],
+        "values": values,
+    }
+
+
+def _token(text: str, *, differs: bool = False) -> dict[str, str | bool]:
+    sign, rest = visible_parts(text)
+    return {"sign": sign, "text": rest, "differs": differs}
+
+
+def number(value: float) -> str:
+    """Return a number for people to read; NaN and infinities are named."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:.5g}".replace("-", "−")

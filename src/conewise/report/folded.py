@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Cone:
-    """What a world recomputes that patches `sites`: for each part how many of its nodes.
+    """The nodes that a world recomputes when it patches `sites`, counted for each part.
 
     `at` are the parts of the sites. `recomputed` is cut to what the demand needs: its sum is what the
     world's ledger counts. `invalidated` is not cut: all that was valid and is not any more.
@@ -61,7 +61,7 @@ class Cone:
 
     @property
     def node_evaluations(self) -> int:
-        """How many nodes the world computes."""
+        """The number of nodes that the world computes."""
         return sum(self.recomputed)
 
 
@@ -115,7 +115,7 @@ class Folded:
         return self.cones[found]
 
     def sent(self) -> SentFolded:
-        """All of it as plain data, cones in short."""
+        """Return all of it as plain data, cones in short."""
         return {
             "kind": "conewise folded",
             "format": FORMAT.version,
@@ -132,12 +132,12 @@ class Folded:
         }
 
     def to_json(self) -> str:
-        """All of it as JSON: see `from_json`."""
+        """Return all of it as JSON: see `from_json`."""
         return json.dumps({**FORMAT.header(), **self.sent()}, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str, name: str = "this text") -> Folded:
-        """What `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
+        """Read what `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
 
         `name` says in messages what the text is.
         """
@@ -148,7 +148,7 @@ class Folded:
         except ValueError as error:
             raise SweepError(f"this is no folded model: {error}.") from None
         try:
-            return _folded(decoded(data, _Written, "the folded model"))
+            return _folded(decoded(data, SentFolded, "the folded model"))
         except ValueError as error:
             raise SweepError(
                 f"this folded model is damaged: {error}. Put a sound copy in its place."
@@ -203,52 +203,25 @@ def _packed(cone: Cone, parts: Sequence[Part]) -> SentCone:
     }
 
 
-@dataclass(frozen=True)
-class _WrittenCone:
-    """A cone as `_packed` writes it."""
-
-    names: tuple[str, ...]
-    sites: tuple[str, ...]
-    at: tuple[int, ...]
-    start: int = field(metadata={"name": "from"})  # a word of Python
-    but: tuple[tuple[int, int, int], ...]
-    lost: tuple[tuple[int, int], ...]
-    reused: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class _Written:
-    """A folded model as `Folded.to_json` writes it."""
-
-    model: str
-    parts: tuple[tuple[str, str, str, str, int, int, int | None, str], ...]
-    edges: tuple[tuple[int, int, int], ...]
-    cones: tuple[_WrittenCone, ...]
-    runs: tuple[tuple[int, int], ...]
-    demanded: tuple[str, ...]
-    full_evaluations: int
-    full_flops: int
-
-
-def _folded(written: _Written) -> Folded:
-    """The model. Raises ValueError where a number of a part or a cone is that of none."""
-    parts = tuple(Part(*part) for part in written.parts)
-    if len(parts) * len(written.cones) > MOST:
-        raise ValueError(f"{len(written.cones):,} cones over {len(parts):,} parts are too many")
-    for one, other, _ in written.edges:
+def _folded(written: SentFolded) -> Folded:
+    """Return the model. Raises ValueError where a number of a part or a cone is that of none."""
+    parts = tuple(Part(*part) for part in written["parts"])
+    if len(parts) * len(written["cones"]) > MOST:
+        raise ValueError(f"{len(written['cones']):,} cones over {len(parts):,} parts are too many")
+    for one, other, _ in written["edges"]:
         _expect_numbers((one, other), len(parts), "part")
-    _expect_numbers((cone for cone, _ in written.runs), len(written.cones), "cone")
-    if any(count < 0 for _, count in written.runs):
+    _expect_numbers((cone for cone, _ in written["runs"]), len(written["cones"]), "cone")
+    if any(count < 0 for _, count in written["runs"]):
         raise ValueError("a cone is that of fewer than no cells")
     return Folded(
-        model=written.model,
+        model=written["model"],
         parts=parts,
-        edges=written.edges,
-        cones=tuple(_unpacked(cone, parts) for cone in written.cones),
-        runs=written.runs,
-        demanded=written.demanded,
-        full_evaluations=written.full_evaluations,
-        full_flops=written.full_flops,
+        edges=tuple(written["edges"]),
+        cones=tuple(_unpacked(cone, parts) for cone in written["cones"]),
+        runs=tuple(written["runs"]),
+        demanded=tuple(written["demanded"]),
+        full_evaluations=written["full_evaluations"],
+        full_flops=written["full_flops"],
     )
 
 
@@ -258,22 +231,22 @@ def _expect_numbers(numbers: Iterable[int], count: int, what: str) -> None:
             raise ValueError(f"there is no {what} {number}: there are {count}")
 
 
-def _unpacked(cone: _WrittenCone, parts: Sequence[Part]) -> Cone:
-    listed = (*cone.at, *(at for at, *_ in (*cone.but, *cone.lost, *cone.reused)))
+def _unpacked(cone: SentCone, parts: Sequence[Part]) -> Cone:
+    listed = (*cone["at"], *(at for at, *_ in (*cone["but"], *cone["lost"], *cone["reused"])))
     _expect_numbers(listed, len(parts), "part")
-    recomputed = [part.nodes if at >= cone.start else 0 for at, part in enumerate(parts)]
-    flops = [part.flops if at >= cone.start else 0 for at, part in enumerate(parts)]
-    for at, count, cost in cone.but:
+    recomputed = [part.nodes if at >= cone["from"] else 0 for at, part in enumerate(parts)]
+    flops = [part.flops if at >= cone["from"] else 0 for at, part in enumerate(parts)]
+    for at, count, cost in cone["but"]:
         recomputed[at], flops[at] = count, cost
     invalidated, reused = list(recomputed), [0] * len(parts)
-    for at, count in cone.lost:
+    for at, count in cone["lost"]:
         invalidated[at] += count
-    for at, count in cone.reused:
+    for at, count in cone["reused"]:
         reused[at] = count
     return Cone(
-        names=cone.names,
-        sites=cone.sites,
-        at=cone.at,
+        names=tuple(cone["names"]),
+        sites=tuple(cone["sites"]),
+        at=tuple(cone["at"]),
         recomputed=tuple(recomputed),
         invalidated=tuple(invalidated),
         reused=tuple(reused),

@@ -108,7 +108,7 @@ def _patches(
 
 
 def _is_whole(place: Place, whole: bool) -> bool:
-    """Whether a patch at a place leaves nothing of what would have been there; `whole`: the sweep's do."""
+    """True if a patch at a place leaves nothing of what would have been there; `whole`: the sweep's do."""
     replaces = not place.is_function if isinstance(place, SourcedPlace) else whole
     return replaces and not place.part
 
@@ -353,7 +353,7 @@ def _entrances(wiring: Wiring, blocks: list[Layer], unplaced: set[str]) -> dict[
 
 
 def _ending(wiring: Wiring, names: list[str]) -> Iterator[Grouped]:
-    """What follows the layers: a norm up to the first weight, then the projection onto the outputs."""
+    """Yield the parts behind the layers: a norm up to the first weight, then the projection to outputs."""
     weighted = _weighted(wiring, names)
     roles = dict.fromkeys(weighted, "unembedding")
     _lead(wiring, names, roles, lambda _: "final_norm")
@@ -365,7 +365,7 @@ def _ending(wiring: Wiring, names: list[str]) -> Iterator[Grouped]:
 
 
 def _reaches_vocabulary(wiring: Wiring, names: Collection[str]) -> bool:
-    """Whether a product among `names` has as many outputs as an embedding has rows."""
+    """True if a product among `names` has as many outputs as an embedding has rows."""
     rows = {source.name: source.value.shape[:1] for source in wiring.program.sources}
     tables = {
         rows[read]

@@ -1,4 +1,4 @@
-"""What a page shows of the base run itself: where the strongest heads look, and what the lens reads."""
+"""The inside of a base run, for pages: where the strongest heads look, and what the lens reads."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import torch
 from conewise.anatomy.places import EdgePlace
 from conewise.errors import ConewiseError, SweepError
 from conewise.files import Format, parse_json
-from conewise.report.story import ResultLike, Story
-from conewise.runs.figures import visible
+from conewise.report.story import Story
 from conewise.runs.reading import Reading
 from conewise.runs.run import InputRun
-from conewise.sweeps.storage.result_data import decoded
+from conewise.sweeps.storage.result_data import ResultData, decoded
+from conewise.templates import visible
 
 FORMAT = Format("conewise inside", 1)
 
 HEADS = 6
-"""How many heads are shown: those with the largest effects."""
+"""The number of heads that are shown: those with the largest effects."""
 
 PROMPTS = 2
-"""Of how many prompts."""
+"""The number of prompts that are shown."""
 
 POSITIONS = 48
-"""Of how many positions, the last ones."""
+"""The number of positions that are shown, the last ones."""
 
 TOP = 3
-"""How many tokens the lens tells."""
+"""The number of tokens that the lens lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class LensTable:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What the base run looks like inside, as plain data: JSON both ways.
+    """The inside of a base run as plain data: JSON both ways.
 
     `tokens` are those of each prompt that is shown, the last ones of a long prompt; `skipped` says how many
     positions stand before them, `numbers` which prompts of the result they are, from 0. `why_no_patterns` and
@@ -109,12 +109,12 @@ class Inside:
                 raise SweepError(f"a pattern that is not of the {wide} tokens of its prompt.")
 
     def to_json(self) -> str:
-        """All of it as JSON."""
+        """Return all of it as JSON."""
         return json.dumps({**FORMAT.header(), **asdict(self)}, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str, name: str = "this text") -> Inside:
-        """What `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
+        """Read what `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
 
         `name` says in messages what the text is.
         """
@@ -127,7 +127,7 @@ class Inside:
 
 def inside_of(
     run: Reading,
-    result: ResultLike,
+    result: ResultData,
     story: Story | None = None,
     tokenizer: Any = None,
     numbers: Sequence[int] | None = None,
@@ -174,7 +174,7 @@ def _told(labels: tuple[str, ...], prompt: int, story: Story | None) -> tuple[st
     return tuple(map(visible, own)) if len(own) == len(labels) else labels
 
 
-def strongest_heads(result: ResultLike) -> list[tuple[int, int, float]]:
+def strongest_heads(result: ResultData) -> list[tuple[int, int, float]]:
     """(layer, head, effect) of the cells that patch one head, the largest finite effects first."""
     effects = (result.table[0] - result.base[0]).tolist()
     found: dict[tuple[int, int], float] = {}

@@ -1,6 +1,6 @@
 """A sweep as a page: one file that opens from disk and fetches nothing.
 
-The words (what was asked, what it cost, how it was checked, where it comes from) are those of `sections`. The
+The texts (the question, the cost, the check, the origin) are written here, by the template `sweep.html`. The
 maps and the table are drawn in the browser, by the scripts, from the numbers that `packed` sends: numbers as
 bytes, names of sites as a rule and not as a list. A million cells are 8 MB of values; their names, written
 out, would be 40 MB more. So names are sent as pieces of text between the numbers along the axes wherever
@@ -12,7 +12,8 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,26 +22,30 @@ import numpy as np
 
 from conewise.anatomy.places import Place
 from conewise.anatomy.selectors import Spread
+from conewise.arguments import shown_bytes
+from conewise.checks.recheck import CellCheck
 from conewise.errors import SweepError
 from conewise.extras import needs
 from conewise.files import expect_file
 from conewise.program.tensors import Tensor
 from conewise.report import wave
-from conewise.report.document import document, script, write_document, writing_page
+from conewise.report.document import document, number, prompt_pairs, script, write_document, writing_page
 from conewise.report.folded import Folded
-from conewise.report.inside import Inside
-from conewise.report.sections import (
-    accounting,
-    checked,
-    inside_tables,
-    origin,
-    question,
-    shown_inside,
-    speeds,
+from conewise.report.inside import Inside, Likely
+from conewise.report.sent import (
+    Colour,
+    SentAlong,
+    SentCosts,
+    SentFixed,
+    SentInside,
+    SentListed,
+    SentPart,
+    SentPattern,
+    SentSweep,
 )
-from conewise.report.sent import Colour, SentAlong, SentCosts, SentFixed, SentListed, SentPart, SentSweep
-from conewise.report.story import ResultLike, Story
-from conewise.report.wave import cone_section, wave_section
+from conewise.report.story import Story
+from conewise.status import shown_phases
+from conewise.sweeps.storage.result_data import ResultData
 from conewise.templates import DARK, LIGHT, asset
 
 with needs("plots"):
@@ -59,12 +64,12 @@ KINDS = {
     "resid_post": STATES,
     "sites": ("site", "sites"),
 }
-"""What a part of a sweep is called in a title: one, and many."""
+"""Words of a title for the parts of a sweep: one, and many."""
 
 SCRIPT = "javascript/sweep/main.js"
 
 MOST_PER_PROMPT = 4_000_000
-"""How many numbers of single prompts a page holds at most; above that it has the means alone."""
+"""The most numbers of single prompts that a page holds; above that it has the means alone."""
 
 COLUMNS = {"layer": ("layer",), "head": ("head", "kv_head"), "pos": ("pos",), "neuron": ("neuron",)}
 """The coordinates that a table shows, and the axes that they are."""
@@ -74,7 +79,7 @@ MISSING = -(2**31)
 
 def write_page(
     path: str | Path,
-    result: ResultLike,
+    result: ResultData,
     story: Story | None = None,
     folded: Folded | None = None,
     inside: Inside | None = None,
@@ -90,7 +95,7 @@ def expect_page(path: str | Path) -> None:
 
 
 def sweep_page(
-    result: ResultLike,
+    result: ResultData,
     story: Story | None = None,
     folded: Folded | None = None,
     inside: Inside | None = None,
@@ -113,7 +118,7 @@ def sweep_page(
         scripts.insert(0, wave.script())
         data |= wave.data(folded)
     if inside is not None:
-        data["conewise-inside"] = shown_inside(inside)
+        data["conewise-inside"] = _inside(inside)
     return document(
         "report/sweep.html",
         heading(result, story),
@@ -129,15 +134,15 @@ def sweep_page(
         prompt_count=result.per_prompt.shape[-1],
         spread=spread(result),
         inside=None if inside is None else inside_tables(inside),
-        cone="" if folded is None else Markup(cone_section(folded, assets=False)),
+        cone="" if folded is None else Markup(wave.cone_section(folded, assets=False)),
         accounting=accounting(result, story),
         checked=checked(result),
         origin=origin(result, story, made_at or datetime.now(UTC)),
-        wave="" if folded is None else Markup(wave_section(folded, assets=False)),
+        wave="" if folded is None else Markup(wave.wave_section(folded, assets=False)),
     )
 
 
-def heading(result: ResultLike, story: Story | None) -> str:
+def heading(result: ResultData, story: Story | None) -> str:
     """The title of a page: the story's own, or what was patched in which model."""
     if story is not None and story.title:
         return story.title
@@ -152,7 +157,7 @@ def heading(result: ResultLike, story: Story | None) -> str:
     return f"{what} of {model} patched{each}{by}"
 
 
-def _facts(result: ResultLike, story: Story | None) -> list[tuple[str, str]]:
+def _facts(result: ResultData, story: Story | None) -> list[tuple[str, str]]:
     """The numbers below the title, and what each is of."""
     count, unit = len(result.cells), "prompt" if story is None else story.unit
     prompts = result.per_prompt.shape[-1]
@@ -164,7 +169,7 @@ def _facts(result: ResultLike, story: Story | None) -> list[tuple[str, str]]:
     ]
 
 
-def packed(result: ResultLike, story: Story | None, folded: Folded | None = None) -> SentSweep:
+def packed(result: ResultData, story: Story | None, folded: Folded | None = None) -> SentSweep:
     """All numbers of a result, what it takes to name each cell, and what each costs."""
     prompts = result.per_prompt.shape[-1]
     whole = spread(result)
@@ -188,8 +193,8 @@ def packed(result: ResultLike, story: Story | None, folded: Folded | None = None
     }
 
 
-def spread(result: ResultLike) -> bool:
-    """Whether the page holds the numbers of single prompts."""
+def spread(result: ResultData) -> bool:
+    """True if the page holds the numbers of single prompts."""
     prompts = result.per_prompt.shape[-1]
     return prompts > 1 and result.table.numel() * prompts <= MOST_PER_PROMPT
 
@@ -208,8 +213,8 @@ def tokens(story: Story | None) -> list[str]:
     return [] if story is None else list(story.position_tokens())
 
 
-def _costs(result: ResultLike, folded: Folded | None) -> SentCosts | None:
-    """What the cones of the cells cost; None where it is not known, or known of other cells."""
+def _costs(result: ResultData, folded: Folded | None) -> SentCosts | None:
+    """Return the costs of the cells' cones; None where they are not known, or known of other cells."""
     if folded is None or sum(count for _, count in folded.runs) != len(result.cells):
         return None
     return {
@@ -276,8 +281,8 @@ def _name(place: Place, axes: Sequence[str]) -> list[str | int]:
     """A place's name, cut where the numbers along `axes` stand in it."""
     pieces: list[str | int] = [f"{place.name}["]
     where = ({} if place.layer is None else {"layer": place.layer}) | dict(place.part)
-    for number, (axis, index) in enumerate(where.items()):
-        pieces.append(f"{', ' if number else ''}{axis}=")
+    for at, (axis, index) in enumerate(where.items()):
+        pieces.append(f"{', ' if at else ''}{axis}=")
         pieces.append(axes.index(axis) if axis in axes else str(index))
     pieces.append(f"{', ' if where else ''}stack={place.stack!r}]" if place.stack else "]")
     return pieces if where or place.stack else [place.name]
@@ -291,3 +296,234 @@ def _rgb(text: str) -> Colour:
 
 def _bytes(array: np.ndarray) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+
+
+# -- the texts of the sections ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A number that was counted, and True if it is the one that was predicted."""
+
+    text: str
+    agrees: bool
+
+
+Row = list[str | Counted]
+"""A row of a table; its first text is what the row is about."""
+
+
+def question(result: ResultData, story: Story | None) -> dict[str, Any]:
+    """Return the prompts with their tokens, the metric, and the run that is changed."""
+    pairs = {} if story is None else prompt_pairs(story, result)
+    return {"story": story, "runs": _runs(result, story), **pairs}
+
+
+def _runs(result: ResultData, story: Story | None) -> dict[str, Any]:
+    """Return the metrics of the two runs themselves, between which effects lie."""
+    base, source = ("", "") if story is None else (f" ({story.base})", f" ({story.source})")
+    heads = ["metric", f"base{base}"]
+    rows: list[Row] = [[name, number(float(result.base[row]))] for row, name in enumerate(result.metrics)]
+    if result.source is not None:
+        heads.append(f"source{source}")
+        for row, cells in enumerate(rows):
+            cells.append(number(float(result.source[row])))
+    return {"heads": heads, "rows": rows}
+
+
+def inside_tables(inside: Inside) -> dict[str, Any]:
+    """Return the texts of the base run's inside: the lens, row by row, the last on top."""
+    tables = [
+        {
+            "prompt": table.prompt,
+            "number": inside.numbers[table.prompt] + 1,
+            "tokens": inside.tokens[table.prompt][-len(table.cells[0]) :] if table.cells else (),
+            "rows": [
+                ("input" if name == "input" else f"after {name}", [_likely(cell) for cell in row])
+                for name, row in reversed(list(zip(table.rows, table.cells, strict=True)))
+            ],
+        }
+        for table in inside.lenses
+    ]
+    prompts = sorted({one.prompt for one in inside.patterns} | {one.prompt for one in inside.lenses})
+    numbered = [(prompt, inside.numbers[prompt] + 1) for prompt in prompts]
+    return {"tables": tables, "prompts": numbered, "data": inside}
+
+
+def _likely(cell: Sequence[Likely]) -> dict[str, Any]:
+    """Return one cell of the lens: the likeliest token, its probability in tenths, the others in words."""
+    told = ", ".join(f"{one.text} {one.prob:.3f}" for one in cell)
+    return {"text": cell[0].text, "tenths": round(cell[0].prob * 10), "told": told}
+
+
+def _inside(inside: Inside) -> SentInside:
+    """Return what scripts draw of the base run's inside: tokens, and where heads look."""
+    patterns: list[SentPattern] = [
+        {
+            "layer": one.layer,
+            "head": one.head,
+            "effect": one.effect,
+            "prompt": one.prompt,
+            "weights": one.weights,
+        }
+        for one in inside.patterns
+    ]
+    return {"tokens": inside.tokens, "patterns": patterns}
+
+
+def speeds(result: ResultData, story: Story | None) -> dict[str, float]:
+    """Return the cost of the sweep as a share of full re-runs: for the figure beside the accounting."""
+    plan, ledger = result.plan, result.ledger
+    shares: dict[str, tuple[float, float]] = {
+        "node evaluations": (ledger.node_evaluations, plan.full_evaluations),
+        "FLOPs": (plan.flops, plan.full_flops),
+    }
+    if full := full_seconds(result, story):
+        shares["seconds"] = (ledger.seconds, full)
+    return {name: done / full for name, (done, full) in shares.items() if full}
+
+
+def full_seconds(result: ResultData, story: Story | None) -> float | None:
+    """Return the seconds of a full forward for each world, from those that were timed; None without them."""
+    if story is None or not story.forwards_timed or story.forward_seconds is None or result.ledger.resumed:
+        return None
+    return story.forward_seconds * result.plan.worlds
+
+
+def _taken(amount: int | None) -> str:
+    return "–" if amount is None else shown_bytes(amount)
+
+
+def _of_memory(result: ResultData) -> str:
+    """Return what was measured of memory, in words."""
+    beside, ledger = "Peak memory is what the run takes beside the model and the baseline", result.ledger
+    if ledger.peak_bytes is None:
+        return f"{beside}; it was not measured."
+    if ledger.reserved_bytes is None:
+        return f"{beside}; measured is what the process grew by meanwhile, some of it for reasons of its own."
+    reserved = f"torch's allocator then had {shown_bytes(ledger.reserved_bytes)} more of the GPU than before"
+    return f"{beside}; measured is what tensors took on the GPU; {reserved}."
+
+
+def accounting(result: ResultData, story: Story | None) -> dict[str, Any]:
+    """Return the table of what was predicted, measured, and would be spent by a full re-run for each site."""
+    plan, ledger = result.plan, result.ledger
+    full = full_seconds(result, story)
+    rows: list[Row] = [
+        _counted("node evaluations", plan.node_evaluations, ledger.node_evaluations, plan.full_evaluations),
+        _counted("kernel launches", plan.launches, ledger.launches, plan.full_evaluations),
+        ["FLOPs", f"{plan.flops:.4g}", "–", f"{plan.full_flops:.4g}", _times(plan.full_flops, plan.flops)],
+        ["peak memory", shown_bytes(plan.peak_bytes), _taken(ledger.peak_bytes), "–", ""],
+        [
+            "seconds",
+            "–" if plan.seconds is None else f"{plan.seconds:.3g}",
+            f"{ledger.seconds:.3g}",
+            "–" if full is None else f"{full:.3g}",
+            "" if full is None else _times(full, ledger.seconds),
+        ],
+    ]
+    notes = [f"{plan.evaluator}: {plan.why}." if plan.why else f"{plan.evaluator}."]
+    notes.append(
+        f"{plan.worlds:,} worlds in {len(plan.chunks):,} {'pass' if len(plan.chunks) == 1 else 'passes'}."
+    )
+    if ledger.phases:
+        notes.append(f"Of the measured seconds: {shown_phases(ledger.phases)}.")
+    if story is not None and full is not None:
+        notes.append(
+            f"The time of full re-runs is that of {plan.worlds:,} forwards at "
+            f"{story.forward_seconds or 0:.3g} s each, the mean of {story.forwards_timed} that were timed."
+        )
+    else:
+        notes.append("No full forward was timed, so there is no measured speed to compare with.")
+    if ledger.resumed:
+        notes.append(
+            f"{ledger.resumed:,} cells were resumed from an earlier run: the seconds are not all of it."
+        )
+    notes.append("FLOPs are computed from the plan, and were not measured.")
+    notes.append(_of_memory(result))
+    heads = ["", "predicted", "measured", "full re-runs", "saved"]
+    return {"heads": heads, "rows": rows, "notes": [note[:1].upper() + note[1:] for note in notes]}
+
+
+def _counted(name: str, predicted: int, measured: int, full: int) -> Row:
+    counted = Counted(f"{measured:,}", predicted == measured)
+    return [name, f"{predicted:,}", counted, f"{full:,}", _times(full, measured)]
+
+
+def _times(full: float, done: float) -> str:
+    return f"{full / done:.2f}×" if done else "–"
+
+
+def checked(result: ResultData) -> dict[str, Any]:
+    """Return how the numbers were verified, or that they were not, in words."""
+    check = result.verification
+    if check is None:
+        return {"verdict": "none", "words": "These numbers were not verified.", "check": None}
+    agree = f"{check.cells:,} random cells agree with"
+    if not check.ok:
+        word = "were run again, and some differ" if check.excess > 1 else "could not be checked"
+        verdict, words = "bad", f"✗ {check.cells:,} random cells {word}."
+    elif check.hooked:
+        verdict, words = "good", f"✓ {agree} full forwards."
+    else:
+        verdict, words = "none", f"{agree} the captured program; the module does not show them."
+    ways = [f"{check.hooked:,} by the original module itself, with hooks"] if check.hooked else []
+    if check.interpreted:
+        ways.append(
+            f"{check.interpreted:,} by the captured program alone, operation by operation, because no module "
+            "shows the site"
+        )
+    deviation = f"The largest deviation is {check.largest_deviation:.3g}{_allowed(check)}."
+    return {
+        "verdict": verdict,
+        "words": words,
+        "check": f"Run again: {' and '.join(ways)}. {deviation}",
+    }
+
+
+def _allowed(check: CellCheck) -> str:
+    """Return what a check compares, and the deviation that it allows, in words."""
+    if check.unchecked:
+        return f", which says nothing here: {check.unchecked}"
+    if check.reference:
+        return (
+            f". From the module in {check.reference} the result is {check.relative:.2g} of the metric's "
+            f"largest value away, and the module's own forwards are {check.own_error:.2g}; it has to be at "
+            f"most {check.tolerance:.2g}"
+        )
+    allowed = "0, equal in every bit" if check.tolerance == 0 else f"at most {check.tolerance:.1g}"
+    return f", which is {check.relative:.2g} of the metric's largest value; it has to be {allowed}"
+
+
+def origin(result: ResultData, story: Story | None, made_at: datetime) -> dict[str, Any]:
+    """Return all that the numbers depend on, and the command that makes them again."""
+    given = result.provenance
+    rows: list[tuple[str, str]] = []
+    if story is not None:
+        rows.append(("model", story.model))
+    named = (
+        ("model", "captured as"),
+        ("weights", "fingerprint"),
+        ("dtype", "dtype"),
+        ("precision", "products in"),
+        ("device", "device"),
+    )
+    known = {key: str(given[key]) for key, _ in named if given.get(key) is not None}
+    if known.get("precision") == "split":
+        known["precision"] = "three bfloat16 parts"
+    rows += [(label, known[key]) for key, label in named if key in known]
+    if story is not None and story.seed is not None:
+        rows.append(("seed", str(story.seed)))
+    rows += [(f"inputs of the {run}", digest) for run, digest in _inputs(given)]
+    versions = given.get("versions")
+    if isinstance(versions, Mapping):
+        rows.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
+    rows.append(("page made", made_at.strftime("%d %B %Y, %H:%M UTC")))
+    return {"command": story.command if story is not None else None, "rows": rows}
+
+
+def _inputs(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    batches = given.get("batches")
+    if not isinstance(batches, list) or len(batches) != 1 or not isinstance(batches[0], Mapping):
+        return []
+    return [(run, str(batches[0][run])) for run in ("base", "source") if batches[0].get(run) is not None]

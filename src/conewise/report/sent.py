@@ -54,7 +54,7 @@ class SentPart(TypedDict):
 
 
 class SentCosts(TypedDict):
-    """What the cones of cells cost: `runs` are cells in their order, as (cone, how many in a row have it).
+    """The costs of the cones of cells: `runs` are cells in their order, as (cone, how many in a row have it).
 
     `full` are the nodes and FLOPs of a full run.
     """
@@ -187,7 +187,7 @@ class SentFolded(TypedDict):
 
 
 class SentWave(TypedDict):
-    """What one patch does to a small graph: nodes by number, values in words for those that changed."""
+    """The effect of one patch on a small graph: nodes by number, values in words for those that changed."""
 
     site: int
     after: Mapping[int, str]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from conewise.extras import needs
 from conewise.report.folded import Folded
 from conewise.report.folding import LABELS
-from conewise.report.graph_wave import GraphWave
 from conewise.templates import asset, macro
 
 with needs("plots"):
@@ -32,7 +31,7 @@ KEYS = (
     ("kept", "", "kept"),
     ("source", "cw-source", "given"),
 )
-"""What a box may be painted as: a name, its classes, and what that means."""
+"""The paints of a box: a name, its classes, and what that means."""
 
 CONE_KEYS = ("site", "done", "reused", "kept")
 WAVE_KEYS = ("site", "lost", "wanted", "done", "reused", "kept")
@@ -93,7 +92,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """How a box is painted: shares of its width from 0 to 1, a short text, and marks."""
+    """The paint of a box: shares of its width from 0 to 1, a short text, and marks."""
 
     lost: float = 0.0
     done: float = 0.0
@@ -187,15 +186,13 @@ def literal_style() -> str:
 
 LEFT, TOP, CELL, HEIGHT, SUM, GAP, LANE = 44, 8, 44, 20, 20, 8, 14
 WIDE = 300
-"""How wide a drawing is that has no columns."""
+"""The width of a drawing that has no columns."""
 
 FEW_ROWS = 2
 """A part that is read in more rows than this is not wired up: the wires would be all that one sees."""
 
-# -- a model folded by layer -----------------------------------------------------------------
 
-
-def of_folded(folded: Folded) -> Sketch:
+def folded_sketch(folded: Folded) -> Sketch:
     """Rows from the inputs down. Layers have a column for each role; other rows share the width out."""
     found = {part.role for part in folded.parts if part.layer is not None}
     columns, width = _columns([role for role in LABELS if role in found])
@@ -220,7 +217,7 @@ def of_folded(folded: Folded) -> Sketch:
             part = folded.parts[at]
             row_of[at] = row
             x, w = columns[part.role] if is_layer else (LEFT + place * (share + GAP), share)
-            label = "" if is_layer else _cut(part.label, w - 30)
+            label = "" if is_layer else cut(part.label, w - 30)
             where = f"layer {name}, " if is_layer else ""
             title = f"{where}{part.meaning}: {part.nodes} {'node' if part.nodes == 1 else 'nodes'}"
             boxes[at] = Box(x, y, w, HEIGHT, label, title, "sum" if is_layer and w == SUM else "part")
@@ -289,66 +286,7 @@ def _short(stack: str, layer: int | None) -> str:
     return f"{stack[:3]} {layer}".strip()
 
 
-def _cut(text: str, width: float) -> str:
+def cut(text: str, width: float) -> str:
+    """Return the text, shortened to what fits a width in pixels."""
     most = max(4, int(width / 6.2))
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-# -- a small graph ---------------------------------------------------------------------------
-
-NODE, SPACE_X, SPACE_Y, MARGIN, WIDEST = 26, 34, 16, 12, 130
-
-
-def of_graph(wave: GraphWave) -> Sketch:
-    """Columns by depth, inputs at the left; a source stands right before its first reader."""
-    columns = by_depth(wave.nodes, wave.inputs, wave.sources)
-    tallest = max((len(column) for column in columns), default=1) + 1  # a row's room for wires that rise
-    at = {site: number for number, site in enumerate(wave.nodes)}
-    boxes: dict[int, Box] = {}
-    x = float(MARGIN)
-    for column in columns:
-        width = max(min(WIDEST, 6.6 * len(site) + 26) for site in column)
-        top = (tallest + 1 - len(column)) / 2
-        for place, site in enumerate(column):
-            y = MARGIN + (top + place) * (NODE + SPACE_Y)
-            is_source = site in wave.sources
-            title = f"{'source' if is_source else 'node'} {site}"
-            title += f" = {wave.before[site]}" if site in wave.before else ""
-            kind: Kind = "source" if is_source else "part"
-            boxes[at[site]] = Box(x, y, width, NODE, _cut(site, width - 8), title, kind)
-        x += width + SPACE_X
-    placed = tuple(boxes[number] for number in range(len(wave.nodes)))
-    wires = tuple(
-        (at[read], at[site], _graph_wire(placed[at[read]], placed[at[site]]))
-        for site in wave.nodes
-        for read in dict.fromkeys(wave.inputs[site])
-    )
-    return Sketch(x - SPACE_X + MARGIN, 2 * MARGIN + tallest * (NODE + SPACE_Y), placed, wires)
-
-
-def by_depth(
-    nodes: Iterable[str], inputs: Mapping[str, Sequence[str]], sources: Collection[str]
-) -> list[list[str]]:
-    """The nodes, given inputs first, by depth: one more than the deepest input."""
-    depth: dict[str, int] = {}
-    readers: dict[str, list[str]] = defaultdict(list)
-    listed = list(nodes)
-    for site in listed:
-        for read in inputs[site]:
-            readers[read].append(site)
-        if site not in sources:
-            depth[site] = 1 + max((depth.get(read, 0) for read in inputs[site]), default=0)
-    for source in sources:
-        depth[source] = min((depth[reader] for reader in readers[source]), default=1) - 1
-    columns: dict[int, list[str]] = defaultdict(list)
-    for site in listed:
-        columns[depth[site]].append(site)
-    return [columns[place] for place in sorted(columns)]
-
-
-def _graph_wire(start: Box, end: Box) -> str:
-    x1, y1, x2, y2 = start.x + start.width, start.y + NODE / 2, end.x, end.y + NODE / 2
-    bend = max((x2 - x1) / 2, SPACE_X / 2)
-    # A wire that passes other columns rises above the boxes there.
-    rise = min(4 * NODE, 0.35 * (x2 - x1 - SPACE_X)) if x2 - x1 > SPACE_X + 50 else 0
-    return f"M{x1:g},{y1:g} C{x1 + bend:g},{y1 - rise:g} {x2 - bend:g},{y2 - rise:g} {x2:g},{y2:g}"

@@ -7,18 +7,12 @@ them is changed and where the values come from, the metric in words, the command
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
-from conewise.anatomy.selectors import Cell, Spread
-from conewise.checks.recheck import CellCheck
 from conewise.errors import SweepError
 from conewise.files import Format, parse_json, write_whole
-from conewise.program.tensors import Tensor
-from conewise.sweeps.execution.reading import SweepLedger
-from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.result_data import decoded
 
 STORY = "story.json"
@@ -27,11 +21,11 @@ STORY = "story.json"
 FORMAT = Format("conewise story", 1)
 
 FEW = 2
-"""How many of the tokens at a position are written out, where prompts have different ones."""
+"""The number of tokens at a position that are written out, where prompts have different ones."""
 
 RUNS = ("clean", "corrupted")
 PATCHES = ("source", "zero", "mean", "noise")
-"""What is put in place of a site's own value: the source run's, zeros, the mean over prompts, noise."""
+"""The value that takes the place of a site's own: the source run's, zeros, the mean over prompts, noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +58,7 @@ class TokenizedPair:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What a sweep was about, as plain data: JSON both ways.
+    """The question of a sweep as plain data: JSON both ways.
 
     `model` is the model as the user named it. `prompts` are in the order of the result's prompts. `base` is
     the run that is changed and `source` the one that the values come from, each "clean" or "corrupted";
@@ -101,12 +95,12 @@ class Story:
 
     @property
     def unit(self) -> str:
-        """What the result has one value of for each cell: a prompt, or a sample of the noise."""
+        """The word for what the result has one value of in each cell: a prompt, or a sample of the noise."""
         return "sample" if any(pair.noised for pair in self.prompts) else "prompt"
 
     @property
     def direction(self) -> str:
-        """Which run is changed, and what is put there, in a sentence."""
+        """A sentence that says which run is changed, and how."""
         put = {
             "source": f"one site given the value that it has on the {self.source} prompt",
             "zero": "one site set to zero",
@@ -127,13 +121,13 @@ class Story:
         return tuple(_together(column) for column in zip(*rows, strict=True))
 
     def to_json(self) -> str:
-        """The story as JSON."""
+        """Return the story as JSON."""
         whole = {**FORMAT.header(), **asdict(self)}
         return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str, name: str = "this text") -> Story:
-        """The story that `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
+        """Read what `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
 
         `name` says in messages what the text is.
         """
@@ -181,59 +175,8 @@ def read_story(folder: Path) -> Story | None:
 
 
 def damaged(path: Path, error: Exception) -> SweepError:
-    """What is said of a file beside a result that cannot be understood."""
+    """Return the error of a file beside a result that cannot be understood."""
     return SweepError(
         f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a sound copy "
         "in its place, or delete it: the result itself can be read."
     )
-
-
-class ResultLike(Protocol):
-    """What pages read of a `Result`: the metric in every cell, what it cost, and where it comes from.
-
-    Pages do not import results: results import pages, so that each can write its own.
-    """
-
-    @property
-    def plan(self) -> SweepPlan: ...  # noqa: D102
-
-    @property
-    def ledger(self) -> SweepLedger: ...  # noqa: D102
-
-    @property
-    def spreads(self) -> tuple[Spread, ...]: ...  # noqa: D102
-
-    @property
-    def cells(self) -> tuple[Cell, ...]: ...  # noqa: D102
-
-    @property
-    def metrics(self) -> tuple[str, ...]: ...  # noqa: D102
-
-    @property
-    def table(self) -> Tensor: ...  # noqa: D102
-
-    @property
-    def per_prompt(self) -> Tensor: ...  # noqa: D102
-
-    @property
-    def base(self) -> Tensor: ...  # noqa: D102
-
-    @property
-    def source(self) -> Tensor | None: ...  # noqa: D102
-
-    @property
-    def base_per_prompt(self) -> Tensor | None: ...  # noqa: D102
-
-    @property
-    def source_per_prompt(self) -> Tensor | None: ...  # noqa: D102
-
-    @property
-    def provenance(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-    @property
-    def verification(self) -> CellCheck | None: ...  # noqa: D102
-
-    @property
-    def method(self) -> str: ...  # noqa: D102
-
-    def parts(self) -> list[tuple[Spread, int]]: ...  # noqa: D102

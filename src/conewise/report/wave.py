@@ -20,43 +20,204 @@ puts `style()`, `script()` and `data(...)` where it puts its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from conewise.errors import MissingSiteError
+from conewise.errors import GraphError, MissingSiteError
 from conewise.extras import needs
 from conewise.files import expect_replaceable, write_whole
 from conewise.reactive.graph import Graph, Site
-from conewise.reactive.world import World
+from conewise.reactive.world import Event, World
 from conewise.report import sketch
 from conewise.report.document import document, inert
 from conewise.report.document import script as joined
 from conewise.report.folded import Cone, Folded
-from conewise.report.graph_wave import GraphWave
 from conewise.report.sent import SentFolded, SentWaves
-from conewise.report.sketch import CONE_KEYS, KEYS, WAVE_KEYS, Paint
+from conewise.report.sketch import (
+    CONE_KEYS,
+    KEYS,
+    WAVE_KEYS,
+    Box,
+    Kind,
+    Paint,
+    Sketch,
+    cut,
+    folded_sketch,
+)
 from conewise.templates import asset, rendered
 
 with needs("plots"):
     from markupsafe import Markup
 
-__all__ = [
-    "Framed",
-    "GraphWave",
-    "cone_section",
-    "cone_svg",
-    "cone_text",
-    "data",
-    "script",
-    "show",
-    "style",
-    "wave_page",
-    "wave_section",
-    "wave_svg",
-]
-
 SCRIPT = "javascript/wave/main.js"
+
+# -- waves through a small graph, as the engine reports them ----------------------------------------
+
+MOST_NODES = 400
+"""More nodes than this cannot be told apart in a drawing; a model is folded by layer instead."""
+
+LONGEST_TEXT = 24
+"""The number of characters of a value that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """One patch, one demand: the events in their order, and what the sites' values looked like.
+
+    `invalidated`, `recomputed` and `reused` are the sites of the ledger. `planned` is what the demand
+    decided to compute before it did. `before` and `after` are values in words, `after` for what changed.
+    `restored` is how many nodes the baseline had to compute for the same demand afterwards: none.
+    """
+
+    site: Site
+    invalidated: tuple[Site, ...]
+    planned: tuple[Site, ...]
+    recomputed: tuple[Site, ...]
+    reused: tuple[Site, ...]
+    after: Mapping[Site, str]
+    restored: int
+
+
+@dataclass(frozen=True)
+class GraphWave:
+    """The waves of several patches through one small graph, each in a fork of the same baseline.
+
+    `full_evaluations` is how many nodes the targets need from nothing.
+    """
+
+    nodes: tuple[Site, ...]
+    sources: frozenset[Site]
+    inputs: Mapping[Site, tuple[Site, ...]]
+    targets: tuple[Site, ...]
+    before: Mapping[Site, str]
+    full_evaluations: int
+    waves: tuple[Wave, ...] = field(default=())
+
+    @classmethod
+    def record(
+        cls, graph: Graph | World, patches: Mapping[Site, Any], targets: Site | Iterable[Site]
+    ) -> GraphWave:
+        """Patch each site in a fork of its own, demand the targets there, and keep what the engine reports.
+
+        `graph` may be a world: then it is the baseline, with what is patched in it. A callable patch is a
+        function of what would have stood there.
+        """
+        base = graph if isinstance(graph, World) else World(graph)
+        graph = base.graph
+        if len(graph) > MOST_NODES:
+            raise GraphError(
+                f"this graph has {len(graph)} nodes, and a drawing shows up to {MOST_NODES}. Fold a captured "
+                "model by layer: `fold(model, sites)`."
+            )
+        wanted = (targets,) if isinstance(targets, str) else tuple(targets)
+        base.demand(wanted)
+        known = [site for site in graph.sites if not base.is_stale(site)]
+        return cls(
+            nodes=graph.sites,
+            sources=frozenset(graph.sources),
+            inputs=MappingProxyType({site: graph.inputs(site) for site in graph.sites}),
+            targets=wanted,
+            before=MappingProxyType({site: value_text(base[site]) for site in known}),
+            full_evaluations=sum(not graph.is_source(site) for site in graph.support(wanted)),
+            waves=tuple(_wave(base, site, value, wanted) for site, value in patches.items()),
+        )
+
+
+def _wave(base: World, site: Site, value: Any, targets: tuple[Site, ...]) -> Wave:
+    events: list[Event] = []
+    with base.fork() as world:
+        world.listen(events.append)
+        world.patch(site, value)
+        planned = world.plan(targets).sites
+        world.demand(targets)
+        sites = {
+            kind: tuple(site for event in events if event.kind == kind for site in event.sites)
+            for kind in ("invalidated", "recomputed", "reused")
+        }
+        changed = dict.fromkeys((site, *sites["recomputed"]))
+        after = {name: value_text(world[name]) for name in changed if not world.is_stale(name)}
+    with base.ledger.interval() as again:
+        base.demand(targets)
+    return Wave(
+        site, planned=planned, after=MappingProxyType(after), restored=again.count("recomputed"), **sites
+    )
+
+
+def value_text(value: Any) -> str:
+    """A value in a few characters: a number as it is, an array by its shape and its length as a vector."""
+    try:
+        shape = getattr(value, "shape", None)
+        if shape is not None and len(shape):
+            return f"{'×'.join(map(str, shape))}, norm {float((value * value).sum()) ** 0.5:.4g}"
+        text = f"{float(value):.4g}" if hasattr(value, "__float__") else repr(value)
+    except Exception:  # noqa: BLE001 - a value that cannot be shown is no reason not to draw the others
+        return type(value).__name__
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+
+
+NODE, SPACE_X, SPACE_Y, MARGIN, WIDEST = 26, 34, 16, 12, 130
+
+
+def graph_sketch(wave: GraphWave) -> Sketch:
+    """Columns by depth, inputs at the left; a source stands right before its first reader."""
+    columns = by_depth(wave.nodes, wave.inputs, wave.sources)
+    tallest = max((len(column) for column in columns), default=1) + 1  # a row's room for wires that rise
+    at = {site: number for number, site in enumerate(wave.nodes)}
+    boxes: dict[int, Box] = {}
+    x = float(MARGIN)
+    for column in columns:
+        width = max(min(WIDEST, 6.6 * len(site) + 26) for site in column)
+        top = (tallest + 1 - len(column)) / 2
+        for place, site in enumerate(column):
+            y = MARGIN + (top + place) * (NODE + SPACE_Y)
+            is_source = site in wave.sources
+            title = f"{'source' if is_source else 'node'} {site}"
+            title += f" = {wave.before[site]}" if site in wave.before else ""
+            kind: Kind = "source" if is_source else "part"
+            boxes[at[site]] = Box(x, y, width, NODE, cut(site, width - 8), title, kind)
+        x += width + SPACE_X
+    placed = tuple(boxes[number] for number in range(len(wave.nodes)))
+    wires = tuple(
+        (at[read], at[site], _graph_wire(placed[at[read]], placed[at[site]]))
+        for site in wave.nodes
+        for read in dict.fromkeys(wave.inputs[site])
+    )
+    return Sketch(x - SPACE_X + MARGIN, 2 * MARGIN + tallest * (NODE + SPACE_Y), placed, wires)
+
+
+def by_depth(
+    nodes: Iterable[str], inputs: Mapping[str, Sequence[str]], sources: Collection[str]
+) -> list[list[str]]:
+    """The nodes, given inputs first, by depth: one more than the deepest input."""
+    depth: dict[str, int] = {}
+    readers: dict[str, list[str]] = defaultdict(list)
+    listed = list(nodes)
+    for site in listed:
+        for read in inputs[site]:
+            readers[read].append(site)
+        if site not in sources:
+            depth[site] = 1 + max((depth.get(read, 0) for read in inputs[site]), default=0)
+    for source in sources:
+        depth[source] = min((depth[reader] for reader in readers[source]), default=1) - 1
+    columns: dict[int, list[str]] = defaultdict(list)
+    for site in listed:
+        columns[depth[site]].append(site)
+    return [columns[place] for place in sorted(columns)]
+
+
+def _graph_wire(start: Box, end: Box) -> str:
+    x1, y1, x2, y2 = start.x + start.width, start.y + NODE / 2, end.x, end.y + NODE / 2
+    bend = max((x2 - x1) / 2, SPACE_X / 2)
+    # A wire that passes other columns rises above the boxes there.
+    rise = min(4 * NODE, 0.35 * (x2 - x1 - SPACE_X)) if x2 - x1 > SPACE_X + 50 else 0
+    return f"M{x1:g},{y1:g} C{x1 + bend:g},{y1 - rise:g} {x2 - bend:g},{y2 - rise:g} {x2:g},{y2:g}"
+
+
+# -- pages and pictures ----------------------------------------------------------------------
 
 Drawable = Folded | GraphWave
 
@@ -72,7 +233,7 @@ def script() -> str:
 
 
 def data(drawable: Drawable) -> dict[str, SentFolded | SentWaves]:
-    """What the script reads, by the id of the element that has to hold it as JSON."""
+    """Return what the script reads, by the id of the element that has to hold it as JSON."""
     return {_source(drawable): drawable.sent() if isinstance(drawable, Folded) else _graph_data(drawable)}
 
 
@@ -81,7 +242,7 @@ def cone_section(folded: Folded, *, assets: bool = True) -> str:
     section = rendered(
         "report/cone.html",
         source=_source(folded),
-        drawing=sketch.of_folded(folded).svg("cw-cone", f"The layers of {folded.model}"),
+        drawing=folded_sketch(folded).svg("cw-cone", f"The layers of {folded.model}"),
         legend=_legend("cw-cone-key", CONE_KEYS),
         assets=_assets(folded) if assets else "",
     )
@@ -91,7 +252,7 @@ def cone_section(folded: Folded, *, assets: bool = True) -> str:
 def wave_section(drawable: Drawable, *, assets: bool = True) -> str:
     """The player of a wave as HTML: through a small graph node by node, through a model layer by layer."""
     is_graph = isinstance(drawable, GraphWave)
-    drawn = sketch.of_graph(drawable) if isinstance(drawable, GraphWave) else sketch.of_folded(drawable)
+    drawn = graph_sketch(drawable) if isinstance(drawable, GraphWave) else folded_sketch(drawable)
     label = "The graph" if isinstance(drawable, GraphWave) else f"The layers of {drawable.model}"
     section = rendered(
         "report/wave.html",
@@ -163,7 +324,7 @@ def show(
 
 
 READY = 'document.documentElement.dataset.ready = "true";'
-"""What says that a page has been drawn, to whoever looks at it by program."""
+"""A mark that the page has been drawn, for programs that look at it."""
 
 PAGE = """
 body { margin:0; background:var(--page); color:var(--ink); font:16px/1.55 var(--sans) }
@@ -223,7 +384,7 @@ def cone_svg(folded: Folded, site: str) -> str:
     paints = {at: _paint(folded, cone, at) for at in range(len(folded.parts))}
     caption = f"{site}: {_summary(folded, cone)}"
     keys = [(classes, meaning) for name, classes, meaning in KEYS if name in CONE_KEYS]
-    drawn = sketch.of_folded(folded).svg(
+    drawn = folded_sketch(folded).svg(
         "cone",
         f"The cone of {site} in {folded.model}: {_summary(folded, cone)}",
         paints,
@@ -235,7 +396,7 @@ def cone_svg(folded: Folded, site: str) -> str:
 
 
 def wave_svg(wave: GraphWave, site: Site) -> str:
-    """What a recorded patch at a site of a small graph recomputed and reused, as an SVG file of its own."""
+    """Return what a recorded patch at a site recomputed and reused, as an SVG file of its own."""
     found = next((one for one in wave.waves if one.site == site), None)
     if found is None:
         recorded = ", ".join(one.site for one in wave.waves)
@@ -247,7 +408,7 @@ def wave_svg(wave: GraphWave, site: Site) -> str:
     done = len(found.recomputed)
     caption = f"{site} is patched: {done} of {wave.full_evaluations} nodes are recomputed"
     keys = [(classes, meaning) for name, classes, meaning in KEYS if name in (*CONE_KEYS, "source")]
-    drawn = sketch.of_graph(wave)
+    drawn = graph_sketch(wave)
     return str(drawn.svg("wave", caption, paints, style=sketch.literal_style(), caption=caption, keys=keys))
 
 

@@ -18,7 +18,7 @@ from conewise.extras import needs
 from conewise.program.records import ATTENTION, Ref
 from conewise.program.tensors import computing
 from conewise.runs.decomposition import TakenRun, expect_prompt, reading
-from conewise.runs.figures import position_labels
+from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
     import pandas as pd

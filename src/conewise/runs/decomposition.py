@@ -23,8 +23,8 @@ from conewise.extras import needs
 from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE, Record, Ref
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import field_names, output_names
-from conewise.runs.figures import position_labels
 from conewise.sweeps.planning.layout import compile_stacked_rule
+from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,8 +27,9 @@ from conewise.runs.decomposition import (
     patches_in_the_way,
     reading,
 )
-from conewise.runs.figures import position_labels, token_numbers, token_text, visible
 from conewise.sweeps.planning.layout import compile_stacked_rule
+from conewise.templates import visible
+from conewise.text.tokens import position_labels, token_numbers, token_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,7 +30,7 @@ from conewise.runs.decomposition import (
     patches_in_the_way,
     reading,
 )
-from conewise.runs.figures import position_labels
+from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,14 +13,14 @@ from conewise.errors import SweepError
 from conewise.program.tensors import Tensor
 from conewise.report.folded import Folded
 from conewise.report.inside import Inside
-from conewise.report.story import ResultLike, Story
+from conewise.report.story import Story
 from conewise.runs.captured import Captured
 from conewise.runs.fillings import joined
 from conewise.sweeps.execution.reading import SweepLedger, most
 from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.statistics import statistics_of
-from conewise.sweeps.storage.result_data import Missing
+from conewise.sweeps.storage.result_data import Missing, ResultData
 from conewise.sweeps.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Asked(Protocol):
     def folded(self) -> Folded:
         """The model folded by layer, with the cone of every cell."""
 
-    def inside(self, result: ResultLike, story: Story | None = None) -> Inside | None:
+    def inside(self, result: ResultData, story: Story | None = None) -> Inside | None:
         """Where the strongest heads look, and the lens, on the first prompts of the base."""
 
 

@@ -29,7 +29,7 @@ from conewise.program.tensors import Tensor
 from conewise.report.folded import Folded
 from conewise.report.folding import fold
 from conewise.report.inside import Inside, inside_of
-from conewise.report.story import PATCHES, ResultLike, Story
+from conewise.report.story import PATCHES, Story
 from conewise.runs.captured import Captured
 from conewise.runs.fillings import find_embedding
 from conewise.runs.interventions import mean, noise
@@ -43,6 +43,7 @@ from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.result import Result
 from conewise.sweeps.running import Options, calibrate
+from conewise.sweeps.storage.result_data import ResultData
 from conewise.sweeps.sweep import Sweep, expect_each, run_together
 from conewise.text.answer import (
     Answer,
@@ -558,7 +559,7 @@ class Question:
         base, is_function = self._first.batch(0).base, self.patch == "noise"
         return fold(self.model, self.cells, targets=self._first.targets(), base=base, whole=not is_function)
 
-    def inside(self, result: ResultLike, story: Story | None = None) -> Inside | None:
+    def inside(self, result: ResultData, story: Story | None = None) -> Inside | None:
         """Where the strongest heads look, and the lens, on the first prompts of the base, for pages."""
         base = self._first.batch(0).base
         return inside_of(base, result, story, self.prompts.tokenizer, self.numbers[0])

@@ -22,7 +22,7 @@ from conewise.circuits.circuit import Circuit
 from conewise.circuits.evaluation import Evaluation
 from conewise.cli.folders import SEARCH, FoundCircuit, StoredRun, write_run
 from conewise.model import Model
-from conewise.report.circuit_page import Curve, CurvePoint
+from conewise.report.circuit import Curve, CurvePoint
 from conewise.report.folded import Folded
 from conewise.report.folding import fold
 from conewise.report.inside import Inside, LensTable, Likely, Pattern

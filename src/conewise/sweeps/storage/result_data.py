@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import accumulate
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 import torch
@@ -25,14 +25,17 @@ _LARGEST = 2**63
 
 
 def decoded(value: Any, expected: Any, where: str) -> Any:
-    """`value` as the type `expected`: a number, a text, None, tuples of them, dataclasses, unions of these.
+    """Return `value` as the type `expected`: a number, a text, None, sequences, records, unions of these.
 
-    A list becomes a tuple, an object the dataclass, without the fields that are not known; a field's
-    metadata may have its `name` there. Numbers are finite, and whole ones have 64 bits. Raises ValueError,
-    which says `where`.
+    A list becomes a tuple, an object the dataclass or the TypedDict, without the fields that are not known.
+    Numbers are finite, and whole ones have 64 bits. Raises ValueError, which says `where`.
     """
     if expected is Any:
         return value
+    if get_origin(expected) is Literal:
+        return _literal(value, get_args(expected), where)
+    if get_origin(expected) is Sequence:
+        return _items(value, (*get_args(expected), Ellipsis), where)
     if get_origin(expected) in (Union, UnionType):
         return _one_of(value, get_args(expected), where)
     if get_origin(expected) is tuple:
@@ -41,9 +44,15 @@ def decoded(value: Any, expected: Any, where: str) -> Any:
         kind = get_args(expected)[1]
         items = _object(value, where).items()
         return {str(name): decoded(item, kind, f"{where}.{name}") for name, item in items}
-    if is_dataclass(expected):
+    if is_dataclass(expected) or is_typeddict(expected):
         return _record(value, expected, where)
     return _plain(value, expected, where)
+
+
+def _literal(value: Any, known: tuple[Any, ...], where: str) -> Any:
+    if value not in known:
+        raise ValueError(f"{where} is {value!r}, where {' or '.join(map(repr, known))} is expected")
+    return value
 
 
 def _plain(value: Any, expected: Any, where: str) -> Any:
@@ -85,14 +94,18 @@ def _items(value: Any, kinds: tuple[Any, ...], where: str) -> tuple[Any, ...]:
 
 def _record(value: Any, kind: Any, where: str) -> Any:
     value = _object(value, where)
+    optional = {one.name for one in fields(kind) if _has_default(one)} if is_dataclass(kind) else set()
     hints, given = _hints(kind), {}
-    for one in fields(kind):
-        name = one.metadata.get("name", one.name)
+    for name, hint in hints.items():
         if name in value:
-            given[one.name] = decoded(value[name], hints[one.name], f"{where}.{name}")
-        elif one.default is MISSING and one.default_factory is MISSING:
+            given[name] = decoded(value[name], hint, f"{where}.{name}")
+        elif name not in optional:
             raise ValueError(f"{where} has no {name}")
     return kind(**given)
+
+
+def _has_default(one: Field[Any]) -> bool:
+    return one.default is not MISSING or one.default_factory is not MISSING
 
 
 def _object(value: Any, where: str) -> Mapping[str, Any]:
