@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,18 @@ from conewise.arguments import checked
 from conewise.attributing.approximation import Approximation, SampleError, drawn, expect_whole
 from conewise.attributing.comparison import largest
 from conewise.attributing.pieces import HYBRID, Asked, AttributionPlan
-from conewise.attributing.running import AttributionRun
-from conewise.attributing.worked import estimate_together
+from conewise.attributing.running import AttributionJob
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import Argument, SweepError
-from conewise.jobs.progress import Shown, bar
+from conewise.jobs.job import run_job, run_jobs
+from conewise.jobs.progress import Shown
 from conewise.jobs.scheduling import Fleet
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor, recording
-from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
-from conewise.status import Phases
-from conewise.sweeps.execution.reading import PHASES, SweepLedger, most
+from conewise.sweeps.execution.reading import SweepLedger, most
 from conewise.sweeps.planning.plan import Lazy
-from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.result import Result
-from conewise.sweeps.storage.store import recorder
 from conewise.sweeps.sweep import Sweep
 from conewise.threads import one_thread
 
@@ -271,12 +266,12 @@ def estimated(
         count = min(_cells(top, TOP, 1, "top"), len(sweep.cells))
         drawn = _cells(sample, SAMPLE, 2, "sample")
         ranking = Asked.of(sweep, _ranking(sweep), None, max_memory)
-        first = _run(ranking, None, resume=False, progress=progress, executor=executor)
+        first = run_job(AttributionJob(ranking), None, progress=progress, pool=executor)
         return hybrid(first, count, drawn, seed, max_memory, executor)
     if top is not None or sample is not None:
         raise SweepError("`top` and `sample` are of method='hybrid'; others compute no cell exactly.")
     asked = Asked.of(sweep, method, steps, max_memory)
-    return _run(asked, out, resume=resume, progress=progress, executor=executor)
+    return run_job(AttributionJob(asked), out, resume=resume, progress=progress, pool=executor)
 
 
 @recording()
@@ -294,39 +289,8 @@ def estimated_together(
     """What several sweeps of one model would find, estimated by workers: pieces of all of them together."""
     for sweep in sweeps:
         _expect_one_source(sweep)
-    asked = [Asked.of(sweep, method, steps, max_memory) for sweep in sweeps]
-    total = sum(len(one.sweep.cells) * len(one.pieces) for one in asked)
-    with bar(progress, total, facts_of(sweeps[0].model).device) as tell:
-        return estimate_together(asked, executor, folders, tell, resume=resume, phases=Phases(PHASES))
-
-
-def _run(
-    asked: Asked, out: str | Path | None, *, resume: bool, progress: Shown, executor: Fleet | None
-) -> Approximation:
-    """The result, piece by piece, here or by workers."""
-    sweep, phases = asked.sweep, Phases(PHASES)
-    total = len(sweep.cells) * len(asked.pieces)
-    with bar(progress, total, facts_of(sweep.model).device) as tell:
-        if executor is not None:
-            (found,) = estimate_together([asked], executor, [out], tell, resume=resume, phases=phases)
-            return found
-
-        def attempt(weights: Contents) -> Approximation:
-            tell.begin(phases)
-            sweep._expect_weights(weights.whole)
-            run = AttributionRun(asked, weights, phases)
-            with ExitStack() as recording:
-                with phases.during("storing"):
-                    record = recording.enter_context(recorder(asked.stored(weights), out, resume))
-                for number in range(len(asked.pieces)):
-                    run.compute(number, record)
-                    tell(len(sweep.cells))
-            return run.result()
-
-        tell.begin(phases)
-        result = sweep._with_weights(attempt, phases, is_stored=out is not None)
-    assert isinstance(result, Approximation)
-    return result
+    jobs = [AttributionJob(Asked.of(sweep, method, steps, max_memory)) for sweep in sweeps]
+    return run_jobs(jobs, folders, resume=resume, progress=progress, pool=executor)
 
 
 def _ranking(sweep: Sweep) -> str:

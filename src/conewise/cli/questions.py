@@ -217,7 +217,7 @@ def simulated_search(asked: Asked, options: FleetOptions) -> dict[str, Any]:
 
 def simulated(question: Question, options: FleetOptions, running: RunOptions) -> dict[str, Any]:
     """What workers would take, from the plan of each group of prompts and the rates of this machine."""
-    from conewise.jobs.sweep_job import Rates, shares_of, simulate, worth_having
+    from conewise.jobs.simulation import Rates, shares_of, simulate, worth_having
 
     if options.workers is None:
         raise CommandError("--simulate of how many workers? Say so with --workers N.")

@@ -41,6 +41,8 @@ class Done:
     launches: int
     seconds: float
     peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    counts: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,33 +5,41 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
+from conewise.anatomy.selectors import Cell
 from conewise.arguments import shown_bytes
-from conewise.errors import BudgetError, SweepError, TheoryError, WeightsChangedError
+from conewise.errors import BudgetError, SweepError, TheoryError
+from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun
+from conewise.jobs.scheduling import Share
 from conewise.paper.theory.clocks import StackClock, calibrate_stacks
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
 from conewise.runs.fillings import joined, reordered
 from conewise.status import Phases
-from conewise.sweeps.batches import Batches
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.cuda_graph import GraphPool
-from conewise.sweeps.execution.executors import Execution, Executor, SerialExecutor, WavefrontExecutor
-from conewise.sweeps.execution.growth import Holes, Watch, watching
-from conewise.sweeps.execution.reading import MetricReader, SweepLedger
+from conewise.sweeps.execution.executors import (
+    SERIAL_GROUP,
+    Execution,
+    Executor,
+    SerialExecutor,
+    WavefrontExecutor,
+)
+from conewise.sweeps.execution.growth import watching
+from conewise.sweeps.execution.reading import PHASES, MetricReader, SweepLedger
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.costs import matmul_rate
 from conewise.sweeps.planning.plan import SweepPlan, of_batches
 from conewise.sweeps.planning.planner import ModelFacts, Planner, facts_of
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.storage.result_data import Missing
-from conewise.sweeps.storage.store import Recorder
+from conewise.sweeps.storage.store import StoredSweep
 from conewise.threads import uncollected
 
 KEPT = 32
@@ -100,7 +108,7 @@ class Planned(Protocol):
     def __call__(
         self, batch: Batch, max_memory: int | None, evaluator: str, cut: StoredCut | None = None
     ) -> SweepPlan:
-        """The plan; `cut` is how a run that is resumed was cut."""
+        """Return the plan; `cut` is how a run that is resumed was cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +117,11 @@ class Options:
 
     evaluator: str
     max_memory: int | None
-    plan: SweepPlan | None
+    plan: SweepPlan | None = None
 
     @classmethod
     def of(cls, evaluator: str, max_memory: int | None, plan: SweepPlan | None) -> Options:
-        """The options of a run; with a plan, its budget is held for all batches.
+        """Return the options of a run; with a plan, its budget is held for all batches.
 
         Raises SweepError where the plan has another evaluator, or takes more than the budget.
         """
@@ -146,142 +154,264 @@ class Numbers:
     missing: tuple[Missing, ...] = ()
 
 
-class Running:
-    """One run of what `spec` asks over some batches. `weights` are those that it began with.
+class Swept(Protocol):
+    """What a run needs of a sweep."""
 
-    `phases` were begun with the run.
-    """
+    model: Captured
+    spec: SweepSpec
+    cells: Sequence[Cell]
+
+    @property
+    def batches(self) -> int:
+        """How many baselines there are."""
+
+    def batch(self, number: int) -> Batch:
+        """One of the baselines, and what is put into it."""
+
+    def asked(self) -> dict[str, Any]:
+        """What it was given, as its class takes it beside the model."""
+
+
+class SweepJob(Job[Numbers]):
+    """One run of a sweep."""
+
+    def __init__(self, sweep: Any, options: Options) -> None:
+        super().__init__(sweep.model, len(sweep.cells), sweep.batches)
+        self.sweep, self.options, self.max_memory = sweep, options, options.max_memory
+        self._computing: SweepComputing | None = None
+
+    def begin(self, weights: Contents, phases: Phases) -> None:
+        """Begin: forget what was found out, and was run, with other weights."""
+        super().begin(weights, phases)
+        self.sweep._expect_weights(weights.whole)
+        self._computing = SweepComputing(self.model, self.sweep.spec, self._batch, weights, phases)
+
+    def _batch(self, number: int) -> Batch:
+        found: Batch = self.sweep.batch(number)
+        return found
+
+    def here(self) -> SweepComputing:
+        """Return what computes chunks in this process."""
+        assert self._computing is not None
+        return self._computing
+
+    def elsewhere(self) -> tuple[Any, dict[str, Any]]:
+        """Return what makes the same of a worker's own model."""
+        return SweepComputing.of, {"kind": type(self.sweep), "asked": self.sweep.asked()}
+
+    def stored(self) -> StoredSweep:
+        """Return what identifies the sweep."""
+        found: StoredSweep = self.sweep._stored(self.weights.whole)
+        return found
+
+    def plan(self, batch: int, cut: Callable[[str], StoredCut | None]) -> BatchPlan:
+        """Plan a batch. Raises WeightsChangedError where a run was made with other weights."""
+        sweep, options, during, here = self.sweep, self.options, self.phases.during, self.here()
+        with during("baselines", counted(batch, self.batches)):  # some make their runs when asked
+            found = here.batch(batch)
+        planning = during("planning", f"{self.cells:,} worlds")
+        with trusting(found, self.weights, self.phases), planning, uncollected():
+            known = cut(options.evaluator)
+            plan = plan_for(self.model, sweep.spec, sweep._planned, batch, found, options, known)
+        here.plans[batch] = plan
+        chunks, costs = chunks_of(plan)
+        assert plan.compiled is not None
+        text = replace(plan, spec={}).to_json  # what it is for travels beside it
+        order, own = plan.compiled.order, StoredCut(plan.evaluator, plan.chunks)
+        return BatchPlan(own, plan.max_memory, chunks, costs, order, text, plan=plan)
+
+    def names(self, cells: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of cells."""
+        return tuple(self.sweep.cells[cell].name for cell in cells)
+
+    def expect_room(self) -> None:
+        """Raise BudgetError where a batch takes more than the budget, however it is cut."""
+        if self.options.max_memory is not None:
+            self.sweep.expect_room(self.options.max_memory, self.options.evaluator)
+
+    def forget(self) -> None:
+        """Forget the runs that were made of inputs."""
+        self.sweep.forget()
+
+    def forget_all(self) -> None:
+        """Forget all that was found out: what weights it is of is not known."""
+        self.sweep.facts.forget()
+        self.sweep.forget()
+
+    def result(self, run: JobRun[Numbers]) -> Numbers:
+        """Return all batches together. Raises SweepError where there is nothing of a batch."""
+        batches, missing = run.batches, run.missing
+        known = [one for one in batches if one.base is not None]
+        if not known or all(not one.rows and not one.parts for one in batches):
+            raise SweepError(
+                f"no share of this sweep could be run: {'; '.join(dict.fromkeys(one.why for one in missing))}"
+            )
+        values: list[Tensor] = []
+        for number, batch in enumerate(batches):
+            if batch.base is None:
+                whys = dict.fromkeys(one.why for one in missing if one.batch == number)
+                raise SweepError(f"no share of batch {number} could be run: {'; '.join(whys)}")
+            values.append(reordered([run.values(number)], batch.plan.order))
+        sources = [one.source for one in batches if one.source is not None]
+        plan, ledger = of_batches([one.plan.plan for one in batches]), run.ledger
+        if run.is_here and not ledger.resumed:
+            calibration_of(self.model).note(plan.evaluator, plan.launches, plan.flops, ledger.compute_seconds)
+        return Numbers(
+            plan,
+            ledger,
+            joined([numbers.transpose(0, 1) for numbers in values]),
+            joined([one.base for one in known if one.base is not None]),
+            joined(sources) if len(sources) == len(batches) else None,
+            tuple(missing),
+        )
+
+
+class SweepComputing(Computing):
+    """Computes chunks of a sweep: `batch_of` makes a batch, `plans` are those of the batches."""
 
     def __init__(
         self,
         model: Captured,
         spec: SweepSpec,
-        batches: Batches,
-        planned: Planned,
-        weights: Contents,
-        phases: Phases,
+        batch_of: Callable[[int], Batch],
+        weights: Contents | None = None,
+        phases: Phases | None = None,
     ) -> None:
-        self.model, self.spec, self.batches, self.phases = model, spec, batches, phases
-        self._planned, self._weights = planned, weights
-        self._facts = facts_of(model)
-        self._ledger = SweepLedger()
-        self._ending: Contents | None = None
+        super().__init__()
+        self.model, self.spec, self.facts = model, spec, facts_of(model)
+        self.plans: dict[int, SweepPlan] = {}
+        self.phases = phases or Phases(PHASES)
+        self._weights, self._batch_of = weights, batch_of
+        self._made: tuple[int, Batch] | None = None
+        self._count = 0
 
-    def run(self, options: Options, record: Recorder, tell: Callable[[int], None]) -> Numbers:
-        """Run all batches. `tell` is told how many worlds were done."""
-        values: list[Tensor] = []
-        bases: list[Tensor] = []
-        sources: list[Tensor | None] = []
-        plans: list[SweepPlan] = []
-        during, holes = self.phases.during, Holes()
-        for number in range(len(self.batches)):
-            which = self._counted(number)
-            with during("baselines", which):  # some make their runs when asked
-                batch = self.batches[number]
-            ledger, resumed = self._ledger, self._ledger.resumed
-            with trusting(batch, self._weights, self.phases):
-                with during("planning", f"{len(self.spec.cells):,} worlds"), uncollected():
-                    cut = record.cut(number, options.evaluator)
-                    plan = plan_for(self.model, self.spec, self._planned, number, batch, options, cut)
-                    executor = executor_for(self.model, self.spec, plan, batch)
-                plans.append(plan)
-                with during("baselines", which), uncollected():
-                    reader = MetricReader(self._facts, batch.metrics, self.spec.tokens, batch.base)
-                    execution = executor.over(batch, reader)
-                if record.keeps:
-                    with during("storing"):
-                        record.begin(number, plan, execution.base, execution.source)
-                kept, budget = executor.kept, options.max_memory
-                left = None if budget is None else max(0, budget - kept)
-                with watching(self._facts.devices, max(0, plan.peak_bytes - kept), left) as watch:
-                    rows = self._chunks(number, executor, execution, watch, record, tell)
-                # Last, since reading them waits for a device.
-                with during("baselines", which):
-                    bases.append(execution.base)
-                    sources.append(execution.source)
-                if ledger.resumed - resumed < len(self.spec.cells):
-                    ledger.note_memory(watch.peak, watch.reserved, kept)
-                assert plan.compiled is not None
-                values.append(reordered(rows, plan.compiled.order))
-            del batch, executor, execution  # before the next one is made
-            if len(self.batches) > 1:
-                self.batches.forget()
-                holes.settle()
-        self._expect_unchanged()
-        plan = of_batches(plans)
-        ledger.phases = self.phases.seconds()
-        ledger.seconds = sum(ledger.phases.values())
-        if not ledger.resumed:
-            calibration_of(self.model).note(plan.evaluator, plan.launches, plan.flops, ledger.compute_seconds)
-        known = [one for one in sources if one is not None]
-        return Numbers(
-            plan,
-            ledger,
-            joined([numbers.transpose(0, 1) for numbers in values]),
-            joined(bases),
-            joined(known) if len(known) == len(sources) else None,
+    @classmethod
+    def of(cls, model: Captured, kind: Any, asked: dict[str, Any]) -> SweepComputing:
+        """Return that of a worker: `kind` makes the sweep of its model and of what was asked."""
+        sweep = kind(model, **asked)
+        found = cls(model, sweep.spec, sweep.batch)
+        found._count = sweep.batches
+        return found
+
+    def know_plan(self, batch: int, text: str) -> None:
+        """Be told the plan of a batch."""
+        self.plans[batch] = SweepPlan.from_json(text)
+
+    def lacking(self, share: Share, memory: int | None) -> str:
+        """Return what is lacking where a whole chunk is known not to fit into this worker; else nothing."""
+        plan = self.plans[share.batch]
+        if memory is None or share.worlds is not None or not share.chunks or plan.peak_bytes <= memory:
+            return ""
+        return f"a chunk takes {shown_bytes(plan.peak_bytes)}, and this worker has {shown_bytes(memory)}"
+
+    def batch(self, number: int) -> Batch:
+        """Make a batch, or return the one that was made last."""
+        if self._made is None or self._made[0] != number:
+            self._made = None
+            self._made = number, self._batch_of(number)
+        return self._made[1]
+
+    @contextmanager
+    def begin(self, batch: int) -> Iterator[SweepUnderWay]:
+        """Begin with a batch: its baselines are computed once for all chunks."""
+        which, during = counted(batch, len(self.plans)), self.phases.during
+        with during("baselines", which), uncollected():
+            found = self.batch(batch)
+        self._made = None  # it is held for as long as it is under way
+        weights = self._weights or self.model.weights.contents()
+        with trusting(found, weights, self.phases):
+            plan = self.plans[batch]
+            with during("planning"), uncollected():
+                executor = executor_for(self.model, self.spec, plan, found)
+            with during("baselines", which), uncollected():
+                reader = MetricReader(self.facts, found.metrics, self.spec.tokens, found.base)
+                execution = executor.over(found, reader)
+            yield SweepUnderWay(self, plan, found, executor, execution)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepUnderWay:
+    """A batch of a sweep, whose baselines are computed."""
+
+    of: SweepComputing
+    plan: SweepPlan
+    batch: Batch
+    executor: Executor
+    execution: Execution
+
+    def count(self, chunk: int, ledger: SweepLedger) -> None:
+        """Count what a chunk computes that was computed before."""
+        self.executor.count(chunk, ledger)
+
+    def compute(self, share: Share, ledger: SweepLedger, memory: int | None, ahead: Ahead = None) -> Computed:
+        """Compute the chunks of a share, or some worlds of one."""
+        if share.worlds is None:
+            rows = self._rows(share.chunks, ledger, memory, ahead)
+        else:
+            rows = self._part(share.first, share.worlds, ledger, memory)
+        return Computed(rows, lambda: self.execution.base, lambda: self.execution.source)
+
+    def _rows(
+        self, chunks: Sequence[int], ledger: SweepLedger, memory: int | None, ahead: Ahead
+    ) -> Generator[Tensor]:
+        """The metrics of each chunk; with `ahead`, one is begun before the one before it is waited for."""
+        if not chunks:
+            return
+        facts, kept, during = self.of.facts, self.executor.kept, self.of.phases.during
+        left = None if memory is None else max(0, memory - kept)
+        waiting: deque[Callable[[], Tensor]] = deque()
+        with watching(facts.devices, max(0, self.plan.peak_bytes - kept), left) as watch:
+            for chunk in chunks:
+                with during("passes"):
+                    waiting.append(self.execution.start(chunk, ledger, watch))
+                if len(waiting) > (ahead is not None):
+                    with during("passes"):
+                        rows = waiting.popleft()()
+                    yield rows
+            if ahead is not None:
+                ahead()
+            for fetch in waiting:
+                with during("passes"):
+                    rows = fetch()
+                yield rows
+        ledger.note_memory(watch.peak, watch.reserved, kept)
+
+    def _part(self, first: int, worlds: int, ledger: SweepLedger, memory: int | None) -> Generator[Tensor]:
+        """The metrics of some worlds of a chunk, cut anew to fit."""
+        assert self.plan.compiled is not None
+        spec, order = self.of.spec, self.plan.compiled.order
+        numbers = order[first : first + worlds]
+        own = replace(
+            spec,
+            cells=tuple(spec.cells[number] for number in numbers),
+            names=tuple(spec.names[number] for number in numbers),
         )
+        planner, batch = Planner(self.of.model, own), self.batch
+        plan = planner.plan(batch.base, batch.source, max_memory=memory, evaluator=self.plan.evaluator)
+        computing = SweepComputing(self.of.model, own, lambda _: batch)
+        computing.plans[0] = plan
+        assert plan.compiled is not None
+        chunks = tuple(range(len(chunks_of(plan)[0])))
+        with computing.begin(0) as under_way:
+            rows = list(under_way.compute(Share(0, chunks, 0), ledger, memory).rows)
+            yield reordered(rows, plan.compiled.order)
 
-    def _chunks(
-        self,
-        number: int,
-        executor: Executor,
-        execution: Execution,
-        watch: Watch,
-        record: Recorder,
-        tell: Callable[[int], None],
-    ) -> list[Tensor]:
-        """The metrics of each chunk of a batch: computed, or found in the store.
 
-        A chunk is begun before the one before it is waited for, where nothing has to be stored in between.
-        """
-        ledger, during, rows = self._ledger, self.phases.during, list[Tensor]()
-        waiting: deque[tuple[Callable[[], Tensor], int]] = deque()
+def counted(number: int, count: int) -> str:
+    """Return which batch of how many, where there are several."""
+    return f"{number + 1:,}/{count:,}" if count > 1 else ""
 
-        def fetch() -> None:
-            fetched, count = waiting.popleft()
-            with during("passes"):
-                rows.append(fetched())
-            tell(count)
 
-        for chunk, worlds in enumerate(executor.chunks):
-            with during("storing"):
-                stored = record.get(number, chunk, len(worlds))
-            if stored is None and record.keeps:
-                with during("passes"):
-                    rows.append(execution.start(chunk, ledger, watch)())
-                self._expect_unchanged()
-                with during("storing"):
-                    record.put(number, chunk, rows[-1])
-                tell(len(worlds))
-                continue
-            if stored is None:
-                with during("passes"):
-                    waiting.append((execution.start(chunk, ledger, watch), len(worlds)))
-                if len(waiting) > 1:
-                    fetch()
-                continue
-            executor.count(chunk, ledger)
-            ledger.resumed += len(worlds)
-            rows.append(stored)
-            tell(len(worlds))
-        if number == len(self.batches) - 1 and not record.keeps and self.model.weights.are_on_gpu:
-            # A device reads them behind all that it was given to do, and is waited for once.
-            with during("weights"):
-                self._ending = self.model.weights.whole_contents()
-        while waiting:
-            fetch()
-        return rows
-
-    def _counted(self, number: int) -> str:
-        """Which batch of how many, where there are several."""
-        return f"{number + 1:,}/{len(self.batches):,}" if len(self.batches) > 1 else ""
-
-    def _expect_unchanged(self) -> None:
-        """Raise WeightsChangedError where a weight was written to since the run began."""
-        with self.phases.during("weights"):
-            now, self._ending = self._ending or self.model.weights.whole_contents(), None
-            expect_unchanged(self.model, self._weights, now)
+def chunks_of(plan: SweepPlan) -> tuple[list[range], list[int]]:
+    """Return the worlds of each chunk of a batch's plan, and what it costs, in FLOPs."""
+    assert plan.compiled is not None
+    compiled = plan.compiled
+    if plan.evaluator == "serial":
+        worlds = len(compiled.order)
+        chunks = [range(at, min(at + SERIAL_GROUP, worlds)) for at in range(0, worlds, SERIAL_GROUP)]
+        return chunks, [plan.flops // plan.batches * len(one) // worlds for one in chunks]
+    chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
+    return chunks, [compiled.programs[one.program].flops for one in compiled.passes]
 
 
 def plan_for(
@@ -322,16 +452,6 @@ def plan_for(
             "Resume it without a plan, or start again in another folder."
         )
     return fitted
-
-
-def expect_unchanged(model: Captured, before: Contents, now: Contents) -> None:
-    """Raise WeightsChangedError where weights are not what they were before a sweep."""
-    changed = model.weights.changed(before.whole, now.whole)
-    if changed:
-        raise WeightsChangedError(
-            f"the weights of {model.name} were written to while the sweep ran: {changed}. Its cells "
-            "are of no one model, and there is no result. Leave the weights alone until it has ended."
-        )
 
 
 @contextmanager

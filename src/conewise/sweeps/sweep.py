@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,13 @@ from conewise.anatomy.sites import Located
 from conewise.arguments import Count, as_bytes, checked, expect
 from conewise.checks.witness import Rerun
 from conewise.errors import BudgetError, NoEffectWarning, SweepError
+from conewise.jobs.job import run_job, run_jobs
 from conewise.jobs.processes import Processes
-from conewise.jobs.progress import Told, bar, follow_workers
-from conewise.jobs.scheduling import Fleet, FleetLedger
-from conewise.jobs.sweep_job import SweepJob
+from conewise.jobs.progress import Shown
+from conewise.jobs.scheduling import Fleet
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor, expect_precision
-from conewise.program.weights import Contents, Sums
+from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import OwnSources
 from conewise.runs.metrics import Metric, as_metric
@@ -50,10 +50,10 @@ from conewise.sweeps.planning.planner import Planner, facts_of
 from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.result import Result
-from conewise.sweeps.running import Numbers, Options, Running, calibration_of, expect_unchanged
+from conewise.sweeps.running import Numbers, Options, SweepJob, calibration_of
 from conewise.sweeps.storage.plan_spec import plain_spec
 from conewise.sweeps.storage.provenance import Given, lazy_provenance, provenance
-from conewise.sweeps.storage.store import StoredSweep, recorder
+from conewise.sweeps.storage.store import StoredSweep
 from conewise.templates import heading
 from conewise.threads import Turn, one_thread, uncollected
 
@@ -378,54 +378,10 @@ class Sweep:
                     verify=verify, plan=plan, executor=processes,
                 )  # fmt: skip
 
-        if executor is not None:
-            shown = bar(progress, len(self.cells) * self.batches, self.facts.device)
-            with shown as tell:
-                (result,) = run_together([self], executor, options, [out], tell, resume=resume, phases=phases)
-            return replace(result, verification=result.verify(n=verify)) if verify else result
-
-        def attempt(weights: Contents) -> Result:
-            tell.begin(phases)
-            self._expect_weights(weights.whole)
-            with ExitStack() as recording:
-                with phases.during("storing"):
-                    record = recording.enter_context(recorder(self._stored(weights.whole), out, resume))
-                if self.batches > 1 and options.max_memory is not None and not record.keeps:
-                    with phases.during("planning"):
-                        self.expect_room(options.max_memory, evaluator)
-                running = Running(self.model, self.spec, self._batches, self._planned, weights, phases)
-                return self._result(running.run(options, record, tell), weights.whole)
-
-        with bar(progress, len(self.cells) * self.batches, self.facts.device) as tell:
-            tell.begin(phases)
-            result = self._with_weights(attempt, phases, is_stored=out is not None)
+        job = SweepJob(self, options)
+        numbers = run_job(job, out, resume=resume, progress=progress, pool=executor, phases=phases)
+        result = self._result(numbers, job.weights.whole)
         return replace(result, verification=result.verify(n=verify)) if verify else result
-
-    def _with_weights(
-        self, attempt: Callable[[Contents], Result], phases: Phases, *, is_stored: bool
-    ) -> Result:
-        """The result of an attempt with the weights that are there.
-
-        They are mostly those that were last read, so that is assumed: the attempt reads them at its end. Only
-        where they turn out to be others are they read first, and all is done again.
-        """
-        weights = self.model.weights
-        with phases.during("weights"):
-            assumed = None if is_stored else weights.assumed()
-        if assumed is not None:
-            try:
-                return attempt(assumed)
-            except Exception:
-                if weights.whole_contents().whole == assumed.whole:
-                    raise
-            except BaseException:
-                # Interrupted before the weights were read: what was found may be of others.
-                self.facts.forget()
-                self._batches.forget()
-                raise
-        with phases.during("weights"):
-            contents = weights.whole_contents()
-        return attempt(contents)
 
     def _result(self, numbers: Numbers, weights: Sums) -> Result:
         base, source, per_prompt = numbers.base, numbers.source, numbers.per_prompt
@@ -498,40 +454,15 @@ def run_together(
     executor: Fleet,
     options: Options,
     folders: Sequence[str | Path | None],
-    tell: Told,
     *,
     resume: bool,
-    phases: Phases,
+    progress: Shown,
 ) -> list[Result]:
-    """The results of several sweeps of one model by workers: shares of all of them stand in one line.
+    """Return the results of several sweeps of one model by workers: shares of all of them stand in one line.
 
     Each is stored in its folder. The seconds of all are told by the first.
     """
-    model = sweeps[0].model
-    tell.begin(phases)
-    with phases.during("weights"):
-        weights = model.weights.whole_contents()
-    jobs: list[SweepJob] = []
-    with ExitStack() as recording, _unreported():
-        for sweep, out in zip(sweeps, folders, strict=True):
-            sweep._expect_weights(weights.whole)
-            with phases.during("storing"):
-                record = recording.enter_context(recorder(sweep._stored(weights.whole), out, resume))
-            with phases.during("planning", f"{len(sweep.cells):,} worlds"):
-                jobs.append(SweepJob(sweep, sweep._planned, options, record, tell, weights, phases))
-        known = [job.seconds for job in jobs if job.seconds is not None]
-
-        def watch(ledger: FleetLedger) -> None:
-            ledger.predicted = sum(known) if len(known) == len(jobs) else None
-            follow_workers(tell, ledger)
-
-        with phases.during("passes"):
-            executor.run(jobs, watch)
-        with phases.during("weights"):
-            expect_unchanged(model, weights, model.weights.whole_contents())
-        found = [job.numbers() for job in jobs]
-    for number, one in enumerate(found):
-        seconds = phases.seconds()
-        one.ledger.phases = {name: 0.0 if number else taken for name, taken in seconds.items()}
-        one.ledger.seconds = sum(one.ledger.phases.values())
-    return [sweep._result(one, weights.whole) for sweep, one in zip(sweeps, found, strict=True)]
+    jobs = [SweepJob(sweep, options) for sweep in sweeps]
+    with _unreported():
+        found = run_jobs(jobs, folders, resume=resume, progress=progress, pool=executor)
+    return [sweep._result(one, jobs[0].weights.whole) for sweep, one in zip(sweeps, found, strict=True)]

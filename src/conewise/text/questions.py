@@ -35,9 +35,7 @@ from conewise.runs.fillings import find_embedding
 from conewise.runs.interventions import mean, noise
 from conewise.runs.metrics import Metric, as_metric, logit
 from conewise.runs.run import Run, baseline, bound
-from conewise.status import Phases
 from conewise.sweeps.execution.growth import Holes
-from conewise.sweeps.execution.reading import PHASES
 from conewise.sweeps.planning.costs import synchronize
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.planner import facts_of
@@ -410,7 +408,7 @@ class Question:
                 sweeps = [self.sweep(group) for group in groups]
                 options = Options(evaluator, as_bytes(max_memory), None)
                 results = run_together(
-                    sweeps, executor, options, folders, tell, resume=resume, phases=Phases(PHASES)
+                    sweeps, executor, options, folders, resume=resume, progress=PassedOn(tell)
                 )
                 if verify:
                     results = [replace(one, verification=one.verify(n=verify)) for one in results]

@@ -23,7 +23,7 @@ from conewise.errors import Argument, SweepError
 from conewise.files import Format, parse_json, write_whole
 from conewise.jobs.digests import machine
 from conewise.program.tensors import Tensor
-from conewise.sweeps.planning.plan import SweepPlan, as_json
+from conewise.sweeps.planning.plan import as_json
 from conewise.sweeps.planning.spec import StoredCut
 from conewise.sweeps.storage.provenance import differences
 from conewise.sweeps.storage.result_data import decoded, packed, unpacked
@@ -90,7 +90,9 @@ class Recorder(Protocol):
     def cut(self, batch: int, evaluator: str) -> StoredCut | None:
         """The cut of a batch that was begun before, or None. An evaluator that contradicts it is refused."""
 
-    def begin(self, batch: int, plan: SweepPlan, base: Tensor, source: Tensor | None) -> None:
+    def begin(
+        self, batch: int, cut: StoredCut, max_memory: int | None, base: Tensor, source: Tensor | None
+    ) -> None:
         """Keep the cut of a batch and its runs' own metrics; of one begun before, compare the metrics."""
 
     def get(self, batch: int, piece: int, worlds: int) -> Tensor | None:
@@ -110,7 +112,9 @@ class NullStore:
         del batch, evaluator
         return None
 
-    def begin(self, batch: int, plan: SweepPlan, base: Tensor, source: Tensor | None) -> None:
+    def begin(
+        self, batch: int, cut: StoredCut, max_memory: int | None, base: Tensor, source: Tensor | None
+    ) -> None:
         """Nothing is stored."""
 
     def get(self, batch: int, piece: int, worlds: int) -> Tensor | None:
@@ -376,14 +380,17 @@ class Store:
             )
         return StoredCut(body.evaluator, body.chunks)
 
-    def begin(self, batch: int, plan: SweepPlan, base: Tensor, source: Tensor | None) -> None:
+    def begin(
+        self, batch: int, cut: StoredCut, max_memory: int | None, base: Tensor, source: Tensor | None
+    ) -> None:
         """See `Recorder`."""
         runs = {"base": _exact(base), "source": None if source is None else _exact(source)}
-        self._shapes[batch] = tuple(base.shape)
+        if self._shapes.setdefault(batch, tuple(base.shape)) != tuple(base.shape):
+            raise self._damaged(f"a chunk of batch {batch} has other metrics or prompts than the run")
         stored = self._plan(batch)
         if stored is None:
             body = as_json(
-                {"evaluator": plan.evaluator, "max_memory": plan.max_memory, "chunks": plan.chunks, **runs}
+                {"evaluator": cut.evaluator, "max_memory": max_memory, "chunks": cut.chunks, **runs}
             )
             self._insert("plans", (batch, body, self._bound("plan", batch, body)))
             return
@@ -407,7 +414,7 @@ class Store:
         rows = self._chunk(*row)
         if rows.shape[0] != worlds:
             raise self._damaged(f"chunk {piece} of batch {batch} has {rows.shape[0]} worlds, not {worlds}")
-        if rows.shape[1:] != self._shapes.get(batch, rows.shape[1:]):
+        if rows.shape[1:] != self._shapes.setdefault(batch, tuple(rows.shape[1:])):
             raise self._damaged(f"chunk {piece} of batch {batch} has other metrics or prompts than the run")
         return rows
 
