@@ -43,7 +43,7 @@ def test_on_a_gpu_all_kinds_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(kernels, "_attend", lambda _, record: done.append(record.op))
     load_kernels(model)
     assert done == []
-    monkeypatch.setattr(kernels, "home", lambda _: (torch.device("cuda"), facts.dtype))
+    monkeypatch.setattr(kernels, "device_and_dtype", lambda _: (torch.device("cuda"), facts.dtype))
     for _ in range(2):
         load_kernels(model)
         assert sorted(done) == sorted(["fills", ATTENTION])

@@ -9,24 +9,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from conewise.anatomy.places import Place, Writers
-from conewise.anatomy.sites import Located
 from conewise.errors import MetricError
 from conewise.program.tensors import SPLIT, Tensor, computing
 from conewise.program.walk import Rule
 from conewise.runs.captured import Captured
 from conewise.runs.fillings import stacked
 from conewise.runs.interventions import as_intervention
-from conewise.runs.reading import Reading
+from conewise.runs.reading import Reading, reader
 from conewise.runs.run import InputRun, PassRun
-from conewise.runs.values import Edit
-from conewise.sweeps.execution.batch import Batch, BatchValues, edge_stacks
+from conewise.sweeps.execution.batch import Batch, Site, edge_stacks
 from conewise.sweeps.execution.cuda_graph import GraphPool, Record, Replayed, replay_pays
-from conewise.sweeps.execution.fills import PartFunction, PassFills, Site, Values
+from conewise.sweeps.execution.fills import PassFills, Values
 from conewise.sweeps.execution.growth import ARENA, Watch, is_roomy
 from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.execution.reading import MetricReader, SweepLedger
@@ -40,40 +37,6 @@ from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
-
-class Execution(Protocol):
-    """A batch under way: what is computed once for all its chunks is computed."""
-
-    @property
-    def base(self) -> Tensor:
-        """The metrics of the base itself: [metric, prompt]."""
-
-    @property
-    def source(self) -> Tensor | None:
-        """The metrics of the source, where there is one."""
-
-    def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
-        """Begin with a chunk; the call waits for the metrics of all its worlds: [world, metric, prompt]."""
-
-
-class Executor(Protocol):
-    """Runs chunks of worlds, numbered as the plan cuts them."""
-
-    @property
-    def chunks(self) -> Sequence[range]:
-        """The worlds of each chunk, one behind the other."""
-
-    @property
-    def kept(self) -> int:
-        """Bytes of what it made for all runs of the plan, and keeps: parts of weights."""
-
-    def over(self, batch: Batch, metrics: MetricReader) -> Execution:
-        """Begin with a batch. What it holds of the batch holds until the next begins."""
-
-    def count(self, chunk: int, ledger: SweepLedger) -> None:
-        """Count what a chunk computes that was computed before, and is resumed."""
-
-
 RUNNERS = 64
 """How many passes of a plan are kept ready: thousands, for a small budget, would hold more than it."""
 
@@ -81,8 +44,11 @@ SERIAL_GROUP = 16
 """How many worlds of a serial run are one chunk, so that storing is cheap."""
 
 
-class _Baselines:
-    """The metrics of base and source: computed at once, and fetched when they are asked for."""
+class Execution:
+    """A batch under way: what is computed once for all its chunks is computed.
+
+    The metrics of base and source are computed at once, and fetched when they are asked for.
+    """
 
     def __init__(self, batch: Batch, metrics: MetricReader) -> None:
         self._batch, self._metrics = batch, metrics
@@ -91,13 +57,17 @@ class _Baselines:
 
     @cached_property
     def base(self) -> Tensor:
-        """The metrics of the base itself."""
+        """The metrics of the base itself: [metric, prompt]."""
         return self._base()
 
     @cached_property
     def source(self) -> Tensor | None:
         """The metrics of the source, where there is one."""
         return None if self._source is None else self._source()
+
+    def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
+        """Begin with a chunk; the call waits for the metrics of all its worlds: [world, metric, prompt]."""
+        raise NotImplementedError
 
 
 # -- one by one --------------------------------------------------------------------------------
@@ -121,7 +91,7 @@ class SerialExecutor:
         return _SerialExecution(self, batch, metrics)
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
-        """Count what the worlds of a chunk compute."""
+        """Count what a chunk computes that was computed before, and is resumed."""
         own = self.chunks[chunk]
         for _, worlds in self.compiled.steps:
             done = sum(max(0, min(stop, own.stop) - max(start, own.start)) for start, stop in worlds)
@@ -132,7 +102,7 @@ class SerialExecutor:
         ledger.launches = ledger.node_evaluations
 
 
-class _SerialExecution(_Baselines):
+class _SerialExecution(Execution):
     def __init__(self, executor: SerialExecutor, batch: Batch, metrics: MetricReader) -> None:
         super().__init__(batch, metrics)
         self._executor = executor
@@ -140,7 +110,7 @@ class _SerialExecution(_Baselines):
         batch.expect_possible(executor.spec.cells)
 
     def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
-        """The metrics of each world of a chunk."""
+        """Compute the worlds of a chunk, one after another."""
         started, batch, executor = time.perf_counter(), self._batch, self._executor
         rows = []
         for world in executor.chunks[chunk]:
@@ -192,6 +162,7 @@ class WavefrontExecutor:
             dict.fromkeys(s.node for one in compiled.programs for s in one.steps if s.kernel == SPLIT)
         )
         self._reads = [read_of_base(program) for program in compiled.programs]
+        self._counts = [(one.node_evaluations, one.launches) for one in compiled.programs]
         self._runners: dict[int, PassRunner] = {}
         self._baselines: dict[int, BaselineRunner | None] = {}
         self._constants = Constants(facts.layout, facts.program.source_values.__getitem__)
@@ -220,7 +191,7 @@ class WavefrontExecutor:
             return WavefrontExecution(self, *self._computed(batch), metrics)
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
-        """Count what a pass computes."""
+        """Count what a chunk computes that was computed before, and is resumed."""
         self._count_steps(chunk, ledger)
         for one in read_in(self.compiled.fills, self.chunks[chunk]):
             ledger.node_evaluations += one.writers * one.work
@@ -238,11 +209,6 @@ class WavefrontExecutor:
         node_evaluations, launches = self._counts[self.compiled.passes[chunk].program]
         ledger.node_evaluations += node_evaluations
         ledger.launches += launches
-
-    @cached_property
-    def _counts(self) -> list[tuple[int, int]]:
-        """What each program computes, and how many operations it launches."""
-        return [(one.node_evaluations, one.launches) for one in self.compiled.programs]
 
     def runner(self, chunk: int, batch: Batch) -> PassRunner:
         """What runs a pass; kept, but where edits stand in the base."""
@@ -308,7 +274,7 @@ class WavefrontExecutor:
     def reader(self, batch: Batch) -> ReadValue:
         """Reads values of the base by the graph's own names."""
         if not isinstance(batch.base, PassRun):
-            return batch.reader()
+            return reader(batch.base)
         known = _Known(self.facts.program.source_values)
         known.update(batch.base.values)
         known.constant = self._constants.value
@@ -324,7 +290,7 @@ class _Known(dict[str, Any]):
         return self.constant(name)
 
 
-class WavefrontExecution(_Baselines):
+class WavefrontExecution(Execution):
     """A batch under way. With `stays`, its values lie in the memory of a graph."""
 
     def __init__(self, executor: WavefrontExecutor, batch: Batch, stays: bool, metrics: MetricReader) -> None:
@@ -333,7 +299,7 @@ class WavefrontExecution(_Baselines):
         self._read = executor.reader(batch)
         where = {node: executor.facts.device_of(node) for node in executor.columns}
         self._columns = {node: index_tensor(metrics.tokens, device) for node, device in where.items()}
-        self._values = BatchValues(batch, executor.sites, executor.site_values if stays else None)
+        self._values = Values(batch, executor.sites, executor.site_values if stays else None)
         batch.expect_possible(executor.cells)
 
     def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
@@ -438,7 +404,7 @@ class PassRunner:
         self, read: ReadValue, values: Values, columns: Mapping[str, Tensor]
     ) -> dict[str, Tensor] | None:
         """All that changes from run to run, by name; None where some of it is no tensor."""
-        if self.fills.has_edits() or self.fills.has_edges() or self.fills.has_own():
+        if not self.fills.is_of_source():
             return None
         found: dict[str, Any] = {name: read(name) for name in self._names}
         found |= {_site_slot(site): values.whole(site) for site in self.fills.sites()}
@@ -466,9 +432,9 @@ class PassRunner:
                     self._held[name] = read(name)
                 return self._held[name]
 
-            sites = {site: slot[_site_slot(site)] for site in self.fills.sites()}
+            sites: dict[Site, Tensor | None] = {site: slot[_site_slot(site)] for site in self.fills.sites()}
             picked = {node: slot[_column_slot(node)] for node in columns}
-            put = _Slotted(sites, values)
+            put = values.in_slots(sites)
             return self._wavefront.run(self.program, from_slots, self.fills, put, columns=picked)
 
         return Replayed(action, slots, self._record)
@@ -480,31 +446,6 @@ def _site_slot(site: Site) -> str:
 
 def _column_slot(node: str) -> str:
     return f"columns of {node}"
-
-
-class _Slotted:
-    """Values from slots, which are written to before each replay; edits of the base are its own."""
-
-    def __init__(self, slots: dict[Site, Tensor], values: Values) -> None:
-        self._slots, self._values = slots, values
-
-    def whole(self, site: Site) -> Tensor | None:
-        return self._slots[site]
-
-    def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str) -> Tensor:
-        return self._values.of_edges(site, writers, at_once, live)
-
-    def own_whole(self, site: Site, source: int) -> Tensor | None:
-        return self._values.own_whole(site, source)
-
-    def own_rows(self, located: Located, sources: tuple[int, ...], like: Tensor) -> Tensor:
-        return self._values.own_rows(located, sources, like)
-
-    def part(self, place: Place) -> Tensor | PartFunction:
-        return self._values.part(place)
-
-    def edit(self, number: int) -> Edit:
-        return self._values.edit(number)
 
 
 # ------------------------------------------------------------------------------------------
@@ -595,3 +536,7 @@ class BaselineRunner:
 
 def _slot(name: str, world: int) -> str:
     return f"{world} {name}"
+
+
+Executor = SerialExecutor | WavefrontExecutor
+"""Runs the chunks of a plan, worlds as the plan cuts them: over one batch after another."""

@@ -6,47 +6,115 @@ This is the vectorised form of `runs/values.py`, which replaces a part of one va
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from conewise.anatomy.axes import resolved
-from conewise.anatomy.places import Place, Writers
+from conewise.anatomy.places import Place
 from conewise.anatomy.sites import Located
 from conewise.errors import NAN_OF_PADDING, PatchError
 from conewise.program.tensors import brought
+from conewise.runs.fillings import has_nan, stacked_values
+from conewise.runs.interventions import Intervention
 from conewise.runs.values import Edit
+from conewise.sweeps.execution.batch import Batch, PartFunction, Site
 from conewise.sweeps.planning.fill_tables import FillTable
 from conewise.sweeps.planning.plan import Compiled, Pass
 from conewise.sweeps.planning.schedule import Ranges, members
 
 Tensor = torch.Tensor
-PartFunction = Callable[[Tensor], Tensor]
-Site = tuple[str, int | None, str]
-"""A site by its name, layer and stack."""
 
 
-class Values(Protocol):
-    """Where the values that tables put in come from: a tensor for each site, or a function for each place."""
+class Values:
+    """The values that the worlds of a batch put in. `sites` are all that are put into.
+
+    `wholes` are kept from batch to batch where the source's values lie in the same memory each time.
+    """
+
+    def __init__(
+        self, batch: Batch, sites: Sequence[Site], wholes: dict[Site, Tensor | None] | None = None
+    ) -> None:
+        self.batch = batch
+        self._wholes = wholes if wholes is not None and batch.intervention.is_run else {}
+        self._own: dict[Any, Tensor | None] = {}
+        self._looked_at: list[Site] = []
+        self._flags: Tensor | None = None
+        self._suspicious: frozenset[Site] | None = None
+        if batch.intervention.is_run:
+            found = {site: whole for site in sites if (whole := self.whole(site)) is not None}
+            floats = {s: one for s, one in found.items() if one.is_floating_point() and one.numel()}
+            self._looked_at, self._flags = list(floats), nan_flags(list(floats.values()))
+
+    def expect_no_nan(self, fills: PassFills) -> None:
+        """Raise PatchError where a pass put NaN in. Waits for the device."""
+        if self._suspicious is None:
+            flags = [] if self._flags is None else self._flags.tolist()
+            marked = zip(self._looked_at, flags, strict=False)
+            self._suspicious = frozenset(site for site, flag in marked if flag)
+        if self._suspicious:
+            fills.expect_no_nan(self, self._suspicious)
 
     def whole(self, site: Site) -> Tensor | None:
-        """The value of a whole site, in natural axes, of which parts are taken; None where there is none."""
+        """Return the value of a whole site in natural axes, of which parts are taken; None without one."""
+        if site not in self._wholes:
+            self._wholes[site] = self._whole_of(self.batch.intervention, site)
+        return self._wholes[site]
 
-    def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str) -> Tensor:
-        """A site in natural axes as edges from these writers make it, computed in slices: [writer, ...]."""
+    def _whole_of(self, put: Intervention, site: Site) -> Tensor | None:
+        if put.whole is None:
+            return None
+        place, base = Place(*site), self.batch.base
+        found = put.whole(place, base)
+        base.model.locate(place).expect(found, base.read(place), place)
+        return found
+
+    def in_slots(self, wholes: dict[Site, Tensor | None]) -> Values:
+        """Return the same with whole sites from slots, which are written to before each replay."""
+        found = copy(self)
+        found._wholes = wholes
+        return found
 
     def own_whole(self, site: Site, source: int) -> Tensor | None:
-        """The value of a whole site, of a source that cells have of their own; None where there is none."""
+        """Return the same of a cell's own source; None where it has NaN in it, or no whole value."""
+        key = site, source
+        if key not in self._own:
+            put = self.batch.own[source]
+            found = self._whole_of(put, site)
+            if found is not None and put.is_run and has_nan(found):
+                found = None  # part by part: those without NaN are put in
+            self._own[key] = found
+        return self._own[key]
 
     def own_rows(self, located: Located, sources: tuple[int, ...], like: Tensor) -> Tensor:
-        """Values or shifts of such sources, a row for each, with a dimension for each axis of the part."""
+        """Return values or shifts of sources, a row for each, with a dimension for each axis of the part.
+
+        They have the dtype of `like`, and lie where it lies. A dimension of length 1 stands for all.
+        """
+        key = sources, len(located.part_axes), like.dtype, like.device
+        found = self._own.get(key)
+        if found is None:
+            rows = [_row(self.batch.own[number], like) for number in sources]
+            found = self._own[key] = stacked_values(rows, len(located.part_axes))
+        return found
 
     def part(self, place: Place) -> Tensor | PartFunction:
-        """What is put at one place, where there is no whole value."""
+        """Return what is put at one place, where there is no whole value."""
+        base = self.batch.base
+        part = self.batch.part(place)
+        if isinstance(part, Tensor):
+            base.model.locate(place).expect(part, base.read(place), place)
+        return part
 
-    def edit(self, number: int) -> Edit:
-        """The edit of that number that stands in the base."""
+
+def _row(put: Intervention, like: Tensor) -> Tensor:
+    """Return the value or the shift of a source, as it is put into a tensor like that."""
+    if put.shift is not None:
+        return put.scale * put.shift.to(like.device, like.dtype)
+    assert put.value is not None
+    return put.value if isinstance(put.value, Tensor) else like.new_full((), put.value)
 
 
 class PassFills:
@@ -74,20 +142,12 @@ class PassFills:
         return (table for tables in self._tables.values() for table, _ in tables)
 
     def sites(self) -> list[Site]:
-        """The sites whose whole values are read."""
+        """Return the sites whose whole values are read."""
         return list(dict.fromkeys(table.site for table in self._all if table.is_source))
 
-    def has_edges(self) -> bool:
-        """Whether worlds are those of edges: what they put in is computed while the pass runs."""
-        return any(table.edges is not None for table in self._all)
-
-    def has_edits(self) -> bool:
-        """Whether edits that stand in the base are made again."""
-        return any(table.edit is not None for table in self._all)
-
-    def has_own(self) -> bool:
-        """Whether worlds have sources of their own."""
-        return any(table.own is not None for table in self._all)
+    def is_of_source(self) -> bool:
+        """True if the sweep's source is all that is put in: no edge, no edit of the base, no other source."""
+        return all(table.is_source for table in self._all)
 
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where what is put in has NaN in it; `sites` are those that have some somewhere."""
@@ -151,21 +211,13 @@ class _Rows:
         order = [view.axes.index(axis) for axis in self._selected]
         self._order = (*order, *(dim for dim in range(len(view.axes)) if dim not in order))
         self._device = device
-        self._writers: list[Writers] = []
-        self._from: Tensor | None = None
-        if table.edges is not None:
-            own = [table.edges.writers[number] for number in numbers]
-            self._writers = sorted(set(own))
-            row_of = {writer: row for row, writer in enumerate(self._writers)}
-            rows = torch.tensor([row_of[writer] for writer in own], dtype=torch.long)
-            self._from = brought(rows, device)
-        self._sources: tuple[int, ...] = ()
-        if table.own is not None:
-            numbered = [table.own.sources[number] for number in numbers]
-            self._sources = tuple(sorted(set(numbered)))
-            row_of = {source: row for row, source in enumerate(self._sources)}
-            rows = torch.tensor([row_of[source] for source in numbered], dtype=torch.long)
-            self._from = brought(rows, device)
+        # Of edges the writers, of cells' own sources these, each once; and which of them each world has.
+        beside: Sequence[Any] = table.edges.writers if table.edges is not None else ()
+        beside = table.own.sources if table.own is not None else beside
+        chosen = [beside[number] for number in numbers] if beside else []
+        self._given: tuple[Any, ...] = tuple(sorted(set(chosen)))
+        row_of = {one: row for row, one in enumerate(self._given)}
+        self._from = brought(torch.tensor([row_of[one] for one in chosen], dtype=torch.long), device)
         self._index: tuple[Tensor, ...] | None = None
         self._at = brought(torch.tensor(list(places), dtype=torch.long), device)
         self._written: tuple[Tensor, ...] = ()
@@ -188,18 +240,14 @@ class _Rows:
             return
         if table.edges is not None:
             at_once, live = table.edges.at_once, table.edges.live
-            self._write_edges(stack, sizes, values.of_edges(table.site, self._writers, at_once, live))
+            by_writer = values.batch.edges.of_edges(table.site, self._given, at_once, live)
+            self._write_edges(stack, sizes, by_writer)
             return
-        whole = None if table.own is None else values.own_whole(table.site, self._sources[0])
+        whole = None if table.own is None else values.own_whole(table.site, self._given[0])
         if whole is not None:
             self._write_whole(stack, sizes, whole)
             return
-        shown = self._view.present(stack, sizes, leading=1)
-        if table.edit is not None:
-            again = values.edit(table.edit).part
-            self._each(shown, lambda _: again)
-            return
-        self._each(shown, lambda number: values.part(self._place_of(number)))
+        self._write_each(self._view.present(stack, sizes, leading=1), values)
 
     def _selected_first(self, stack: Tensor, sizes: Sequence[int]) -> Tensor:
         """The stack in natural axes, the selected ones first behind the worlds; it shares memory with it.
@@ -228,7 +276,6 @@ class _Rows:
 
     def _write_edges(self, stack: Tensor, sizes: Sequence[int], by_writer: Tensor) -> None:
         """Write for each world what its writer's edge makes of the site."""
-        assert self._from is not None
         target = self._selected_first(stack, sizes)
         at, *index = self._written
         source = by_writer.permute(0, *(1 + dim for dim in self._order))
@@ -236,10 +283,9 @@ class _Rows:
 
     def _write_own(self, stack: Tensor, sizes: Sequence[int], values: Values, *, is_shift: bool) -> None:
         """Write for each world what its own source puts there, or add it to what is there."""
-        assert self._from is not None
         target = self._selected_first(stack, sizes)
         located = replace(self._located, part=self._place_of(self._numbers[0]).part)
-        rows = values.own_rows(located, self._sources, stack)
+        rows = values.own_rows(located, self._given, stack)
         # Selected axes come first in the target; those of one number are none of the part's.
         left = located.part_axes
         order = [axis for axis in self._selected if axis not in self._numbered]
@@ -284,13 +330,14 @@ class _Rows:
             self._index = tuple(brought(one, self._device) for one in found)
         return self._index
 
-    def _each(self, shown: Tensor, part_of: Callable[[int], Tensor | PartFunction]) -> None:
-        """World by world: for what is a function of the value that is present there."""
-        located = self._located
+    def _write_each(self, shown: Tensor, values: Values) -> None:
+        """Write world by world: functions of the value that is present there, and edits made again."""
+        located, edit = self._located, self._table.edit
+        again: Any = None if edit is None else values.batch.base.edits[edit].part
         for number, place in zip(self._numbers, self._places, strict=True):
-            part = part_of(number)
+            where = self._place_of(number) if edit is None else None
+            part = again if where is None else values.part(where)
             own = shown[place]
-            where = self._place_of(number) if self._table.edit is None else None
             selection = located.part if where is None else where.part
             index = resolved(self._view.axes, selection, own.shape)
             if not isinstance(part, torch.Tensor):
@@ -310,7 +357,7 @@ def _write_at(target: Tensor, index: tuple[Tensor, ...], put: Tensor) -> None:
 
 
 def nan_flags(wholes: Sequence[Tensor]) -> Tensor | None:
-    """Whether there is NaN in each of these; None where none can have any. One device is not waited for."""
+    """Return a flag for each of these that has NaN in it; None without any. One device is not waited for."""
     if not wholes:
         return None
     on: dict[torch.device, list[int]] = {}
