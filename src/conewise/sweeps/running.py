@@ -36,7 +36,7 @@ from conewise.sweeps.execution.reading import PHASES, MetricReader, SweepLedger
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.costs import matmul_rate
 from conewise.sweeps.planning.plan import SweepPlan, of_batches
-from conewise.sweeps.planning.planner import ModelFacts, Planner, facts_of
+from conewise.sweeps.planning.planner import EXECUTORS, ModelFacts, Planner, facts_of, keep
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.storage.result_data import Missing
 from conewise.sweeps.storage.store import StoredSweep
@@ -492,7 +492,7 @@ def executor_for(model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch
         budget = plan.max_memory or DEFAULT_MEMORY
         pool = partial(_graph_pool, facts) if can_record else None
         known = WavefrontExecutor(model, compiled, shape, spec, facts.rules, pool, budget)
-        facts.keep_executor(key, known)
+        keep(facts.executors, key, known, EXECUTORS)
     executor: WavefrontExecutor = known
     return executor
 

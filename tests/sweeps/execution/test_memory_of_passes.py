@@ -74,7 +74,7 @@ class Uncounted:
 def predicted(scene: Scene, program: PassProgram) -> PassProgram:
     facts = ShapeFacts(scene.program, {"b": scene.batch, "t": LENGTH}, torch.device("cpu"), ())
     patched = frozenset(node for own in scene.worlds for node in own)
-    sizes = NodeSizes(facts, facts.costs, scene.regions, patched, lambda _: 0, lambda *_: 0, lambda _: False)
+    sizes = NodeSizes(facts, facts.costs, scene.regions, patched, None, lambda _: False)
     return measured(program, sizes, reading=0)
 
 

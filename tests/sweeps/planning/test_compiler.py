@@ -16,10 +16,10 @@ from conewise.errors import SweepError
 from conewise.program.records import SIZES, Program, Ref
 from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.compiler import Compilation
-from conewise.sweeps.planning.patching import SpecFacts
-from conewise.sweeps.planning.plan import Compiled
+from conewise.sweeps.planning.patching import Patching
+from conewise.sweeps.planning.plan import Compiled, SweepPlan
 from conewise.sweeps.planning.shape_facts import ShapeFacts
-from conewise.sweeps.planning.spec import Conditions, ReadOut, StandingEdit, StoredCut
+from conewise.sweeps.planning.spec import Conditions, ReadOut, StandingEdit, StoredCut, SweepSpec
 from tests.sweeps.handmade import WIDTH, B, Handmade, T, numbers
 
 aten = torch.ops.aten
@@ -57,25 +57,31 @@ def compilation(
         graph.source(name)
     for record in program.records:
         graph.node(record.name, record.target, record.inputs)
+    names = tuple(f"cell {number}" for number in range(len(cells)))
     return Compilation(
-        graph,
+        Patching(graph, cells, ("d",), locate, is_function=is_function),
         ShapeFacts(program, {"b": 1, "t": LENGTH}, torch.device("cpu"), ()),
-        SpecFacts(graph, cells, ("d",), locate),
-        [f"cell {number}" for number in range(len(cells))],
+        SweepSpec(tuple(cells), names, (), is_function=is_function, from_run=True),
         ReadOut(("d",), last=False),
         Conditions(**conditions),
-        is_function=is_function,
-        from_run=True,
     )
 
 
+def planned(**given: Any) -> tuple[Compiled, SweepPlan]:
+    """The steps of a plan, and the plan with its costs."""
+    plan = compilation(**given).plan()
+    assert plan.compiled is not None
+    plan.check()
+    return plan.compiled, plan
+
+
 def compiled(cells: Sequence[tuple[Place, ...]] = CELLS, **conditions: Any) -> Compiled:
-    return compilation(cells, **conditions).compiled()[0]
+    return planned(cells=cells, **conditions)[0]
 
 
 def test_each_world_computes_what_its_patches_reach_and_no_more() -> None:
     """Of what is replaced whole nothing is computed; where a part of `a` is put, all behind it is."""
-    found, costs = compilation().compiled()
+    found, costs = planned()
     cells = {node: {found.order[world] for start, stop in worlds for world in range(start, stop)}
              for node, worlds in found.steps}  # fmt: skip
     assert cells == {"b": {1, 2, 3, 4}, "c": {*range(6)}, "d": {*range(6)}}
@@ -85,7 +91,7 @@ def test_each_world_computes_what_its_patches_reach_and_no_more() -> None:
 
 def test_a_function_of_a_value_is_made_of_what_is_computed() -> None:
     """Where a and b are both patched, b is computed first, and then changed."""
-    _, costs = compilation(is_function=True).compiled()
+    _, costs = planned(is_function=True)
     assert costs.node_evaluations == 5 + 6 + 6
 
 
@@ -102,9 +108,9 @@ def test_places_become_a_few_tables() -> None:
 
 
 def test_a_budget_cuts_worlds_into_passes() -> None:
-    whole, costs = compilation().compiled()
+    whole, costs = planned()
     assert [one.worlds for one in whole.passes] == [6]
-    half, less = compilation(max_memory=costs.peak_bytes - 1).compiled()
+    half, less = planned(max_memory=costs.peak_bytes - 1)
     assert [one.worlds for one in half.passes] == [3, 3]
     assert less.peak_bytes < costs.peak_bytes
     assert less.node_evaluations == costs.node_evaluations
@@ -133,7 +139,7 @@ def test_a_cell_that_the_metric_does_not_see_is_refused() -> None:
 
 def test_edits_of_the_base_downstream_are_made_again() -> None:
     edit = StandingEdit(0, "c", covers=True, is_function=False, site=("c", None, ""))
-    found, costs = compilation(edits=(edit,)).compiled()
+    found, costs = planned(edits=(edit,))
     assert costs.node_evaluations == 6, "what stands in the base is not computed, nor what leads to it alone"
     (again,) = (table for table in found.fills if table.edit is not None)
     assert (again.node, again.worlds) == ("c", tuple(range(6)))

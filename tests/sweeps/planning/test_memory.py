@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from hypothesis import given
 
-from conewise.sweeps.planning.memory import Memory, measured
+from conewise.sweeps.planning.memory import Memory, NodeSizes, measured
 from conewise.sweeps.planning.passes import PassProgram, Put, Read, Step
 from tests.sweeps.planning.test_build_pass import Scene, built, scenes
 
 
 @dataclass
-class Sizes:
+class Sizes(NodeSizes):
     """Every value takes one byte for each world and position."""
 
     positions: int = 4

@@ -11,17 +11,24 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from conewise.anatomy.places import EdgePlace, Writers
 from conewise.arguments import shown_bytes
 from conewise.errors import Argument, SweepError
-from conewise.program.tensors import SPLIT
-from conewise.reactive.graph import Graph
+from conewise.program.tensors import SPLIT, TF32
 from conewise.sweeps.planning.costs import Costs, Splitting
-from conewise.sweeps.planning.fill_tables import FillTable, ReaderRead, read_in
+from conewise.sweeps.planning.fill_tables import (
+    EdgeFill,
+    FillTable,
+    PlaceGroup,
+    counted_from_front,
+    fill_tables,
+    read_in,
+)
 from conewise.sweeps.planning.fusing import fitting
-from conewise.sweeps.planning.memory import NodeSizes, measured
+from conewise.sweeps.planning.memory import NodeSizes, PutSizes, measured, serial_peak
 from conewise.sweeps.planning.passes import Chain, PassProgram, build_pass
-from conewise.sweeps.planning.patching import Patching, SpecFacts, turned
-from conewise.sweeps.planning.plan import Compiled, Costing, Pass
+from conewise.sweeps.planning.patching import Patching, axis_lengths
+from conewise.sweeps.planning.plan import Compiled, Pass, SweepPlan
 from conewise.sweeps.planning.regions import WHOLE, Masks, Regions, attention_kernel
 from conewise.sweeps.planning.schedule import (
     LAUNCH_FLOPS,
@@ -35,7 +42,7 @@ from conewise.sweeps.planning.schedule import (
     stored_pieces,
 )
 from conewise.sweeps.planning.shape_facts import ShapeFacts
-from conewise.sweeps.planning.spec import Conditions, ReadOut, first_changes
+from conewise.sweeps.planning.spec import Conditions, ReadOut, SweepSpec, first_changes
 
 DEFAULT_MEMORY = 2 << 30
 """What a sweep may hold beside the model and its baseline, where nothing else is said."""
@@ -45,42 +52,68 @@ HOLES = {"cuda": 1.4}
 
 
 class Compilation:
-    """Compiles one sweep for runs of one shape. `asked` has its places, `names` are those of its cells.
+    """Compiles what `spec` asks for runs of one shape. `patching` has the nodes that its cells patch.
 
-    `writers` is how many components write into the stream that edges are patched in.
+    `readout` says how metrics read, and `writers` how many components write into the stream that edges are
+    patched in.
     """
 
     def __init__(
         self,
-        graph: Graph,
+        patching: Patching,
         facts: ShapeFacts,
-        asked: SpecFacts,
-        names: Sequence[str],
+        spec: SweepSpec,
         readout: ReadOut,
         conditions: Conditions,
-        *,
-        is_function: bool,
-        from_run: bool,
-        precision: str | None = None,
         writers: int = 0,
     ) -> None:
-        self.graph, self.facts, self.asked, self.names = graph, facts, asked, names
-        self.readout, self.conditions = readout, conditions
-        self.is_function, self.from_run, self.precision = is_function, from_run, precision
-        self.patching = Patching(
-            graph, facts, asked.groups, len(names), conditions.edits, is_function=is_function, writers=writers
-        )
+        self.patching, self.graph, self.facts, self.spec = patching, patching.graph, facts, spec
+        self.readout, self.conditions, self._writers = readout, conditions, writers
         self._regions: dict[int, Regions] = {}
         self._programs: dict[Any, PassProgram] = {}
         self._passes: dict[tuple[int, int, int], PassProgram] = {}
         self._flops: dict[tuple[str, int | None], int] = {}
 
     def schedule_of(self, world_of: Sequence[int]) -> Schedule:
-        """The schedule of all worlds, given the world of each cell."""
-        worlds = tuple(world_of)
-        return self.asked.schedule(
-            self.conditions.edits, worlds, lambda: self.patching.schedule(worlds, self.readout.targets)
-        )
+        """Return the schedule of all worlds, given the world of each cell."""
+        return self.patching.schedule(self.conditions.edits, world_of)
+
+    # -- what is put in --------------------------------------------------------------------------
+
+    @cached_property
+    def _lengths(self) -> list[dict[str, int]]:
+        """The lengths of the natural axes of each group's site."""
+        return [axis_lengths(group.located, self.facts) for group in self.patching.groups]
+
+    @cached_property
+    def _numbers(self) -> list[list[tuple[int, ...]]]:
+        """What each place of each group selects, counted from the front."""
+        groups = zip(self.patching.groups, self._lengths, strict=True)
+        return [counted_from_front(group, lengths) for group, lengths in groups]
+
+    @cached_property
+    def put(self) -> PutSizes:
+        """The bytes of what worlds put in."""
+        return PutSizes(self.patching, self.facts, self._lengths, self._writers)
+
+    @cached_property
+    def world_of(self) -> list[int]:
+        """The world of each cell."""
+        return turned(self.order.cells)
+
+    def _tables(self) -> tuple[FillTable, ...]:
+        """Return what worlds put where: their own, then the edits of the base that they make again."""
+        edited = self.patching.edited(self.conditions.edits, self.world_of)
+        again = [
+            FillTable(edit.node, edit.site, -1, tuple(sorted(own)), edit=edit.number)
+            for edit, own in sorted(edited.items(), key=lambda item: item[0].number)
+        ]
+        return (*fill_tables(self.patching.groups, self._numbers, self.world_of, self._edge_fill), *again)
+
+    def _edge_fill(self, group: PlaceGroup, writers: tuple[Writers, ...]) -> EdgeFill:
+        work = self.put.reader_work(group.node)
+        assert isinstance(group.place, EdgePlace)
+        return EdgeFill(writers, group.place.entry, len(work.nodes), work.at_once, group.place.live)
 
     # -- the order of worlds ---------------------------------------------------------------------
 
@@ -89,16 +122,15 @@ class Compilation:
         """For each cell, the first position that it changes."""
         # A function in the base may carry a change to any part of what it is given.
         if self.conditions.obstacle or any(edit.is_function for edit in self.conditions.edits):
-            return (0,) * len(self.names)
-        finder, layout = self.facts.finder, self.facts.layout
-        groups, numbers = self.patching.groups, self.patching.numbers
-        return first_changes(groups, numbers, len(self.names), finder, layout, self._from_source)
+            return (0,) * self.patching.cells
+        finder, layout, cells = self.facts.finder, self.facts.layout, self.patching.cells
+        return first_changes(self.patching.groups, self._numbers, cells, finder, layout, self._from_source)
 
     @cached_property
     def _from_source(self) -> Mapping[str, int]:
         """The nodes that differ between base and source from a position on only."""
         start = self.conditions.first_change
-        if not self.from_run or not start:
+        if not self.spec.from_run or not start:
             return {}
         layout = self.facts.layout
         computed = {name for name in self.facts.records if name in layout.varying}
@@ -126,9 +158,9 @@ class Compilation:
         cells = sorted(range(len(by_cell)), key=by_cell.__getitem__)
         if len(set(self.starts)) == 1:
             return WorldOrder(tuple(cells), (len(cells),))
-        plan = self.schedule_of(turned(cells))
-        whole = sum(self.flops(node, None) * mask.bit_count() for node, mask in plan.steps)
         world_of = turned(cells)
+        plan = self.schedule_of(world_of)
+        whole = sum(self.flops(node, None) * mask.bit_count() for node, mask in plan.steps)
 
         def work() -> list[int]:
             """Worlds that patch the same nodes compute the same."""
@@ -151,14 +183,14 @@ class Compilation:
     @cached_property
     def schedule(self) -> Schedule:
         """Which nodes are computed in which worlds."""
-        found = self.schedule_of(turned(self.order.cells))
+        found = self.schedule_of(self.world_of)
         reached = found.reached
         if reached != (1 << found.worlds) - 1:
             idle = [world for world in range(found.worlds) if not reached >> world & 1]
             raise SweepError(
                 f"the metric does not depend on {len(idle)} of {found.worlds} cells, "
-                f"{self.names[self.order.cells[idle[0]]]} for one. Leave them out, or choose a metric that "
-                "reads more of the outputs."
+                f"{self.spec.names[self.order.cells[idle[0]]]} for one. Leave them out, or choose a metric "
+                "that reads more of the outputs."
             )
         return found
 
@@ -252,8 +284,7 @@ class Compilation:
             self.costs,
             regions,
             frozenset(own.patched),
-            self.patching.part,
-            self.patching.of_edges,
+            self.put,
             self._is_causal,
             self.splitting,
         )
@@ -275,7 +306,9 @@ class Compilation:
     @cached_property
     def splitting(self) -> Splitting | None:
         """The products that may be computed in parts, where that was asked for."""
-        return Splitting(self.facts.program, self.costs, self.columns) if self.precision == SPLIT else None
+        return (
+            Splitting(self.facts.program, self.costs, self.columns) if self.spec.precision == SPLIT else None
+        )
 
     @cached_property
     def kept(self) -> int:
@@ -300,9 +333,9 @@ class Compilation:
     def _held(self, own: Schedule) -> int:
         """Bytes of what worlds put in, and that no run holds: one value for each site."""
         edges = self.patching.edge_groups
-        parts = self.patching.parts if not edges.keys().isdisjoint(own.patched) else 0
-        of_source = not (self.from_run or self.is_function)
-        return parts + self.patching.held([node for node in own.patched if node not in edges], of_source)
+        parts = self.put.of_writers if not edges.keys().isdisjoint(own.patched) else 0
+        of_source = not (self.spec.from_run or self.spec.is_function)
+        return parts + self.put.held([node for node in own.patched if node not in edges], of_source)
 
     # -- the cut -----------------------------------------------------------------------------------
 
@@ -324,42 +357,15 @@ class Compilation:
         starts = [self.starts[cell] for cell in self.order.cells]
         if self.conditions.cut is not None:
             return stored_pieces(self.conditions.cut.chunks, starts)
-        budget = self.conditions.max_memory or DEFAULT_MEMORY + self.kept + self.patching.parts
+        budget = self.conditions.max_memory or DEFAULT_MEMORY + self.kept + self.put.of_writers
         room = HOLES.get(self.facts.device.type, 1.0)
         return cut_worlds(self.order.groups, starts, budget, lambda *one: int(room * self.program(*one).peak))
 
-    @cached_property
-    def serial_peak(self) -> int:
-        """The bytes that one world holds at most: all that it computed, until it is dropped."""
-        costs, aliases = self.facts.costs, self.facts.memory_layout.aliases
-        space = self.facts.workspace(costs)
-        most = 0
-        world_of = turned(self.order.cells)
-        for nodes, cells in self.patching.cells_by_nodes.items():
-            world = world_of[cells[0]]
-            held = sum(self.patching.part(node) + costs.bytes_of_copy(node) for node in dict.fromkeys(nodes))
-            held += sum(costs.bytes_of_copy(edit.node) for edit in self.patching.made_again(nodes))
-            peak = held
-            for node, mask in self.schedule.steps:
-                if mask >> world & 1 and node in self.facts.records:
-                    held += 0 if node in aliases else costs.bytes_of_copy(node)
-                    taken = space.each(node, None, self._is_causal) + space.fixed(node, None, self._is_causal)
-                    peak = max(peak, held + taken)
-            most = max(most, peak, held + self.reading)
-        return most
-
     # -- the whole ---------------------------------------------------------------------------------
 
-    def _readers(self, fills: Sequence[FillTable], chunks: Sequence[range]) -> list[ReaderRead]:
-        """What readers of edges compute, chunk by chunk."""
-        if not self.patching.edge_groups:
-            return []
-        return [one for chunk in chunks for one in read_in(fills, chunk)]
-
-    def compiled(self) -> tuple[Compiled, Costing]:
-        """The passes, and what they cost."""
-        stored, budget = self.conditions.cut, self.conditions.max_memory
-        cells, facts = self.order.cells, self.facts
+    def plan(self) -> SweepPlan:
+        """Return the plan of one batch: its steps, and what they cost."""
+        stored, budget, worlds = self.conditions.cut, self.conditions.max_memory, self.patching.cells
         steps = self.schedule.steps
         stacked = self.evaluator == "wavefront"
         programs: list[PassProgram] = []
@@ -383,38 +389,71 @@ class Compilation:
                     " or more, or start again in another folder.",
                 )
         else:
-            peak = self.serial_peak
+            peak = serial_peak(
+                self.schedule, self.patching, self.conditions.edits, self.world_of, self.facts, self.put,
+                self._is_causal, self.reading,
+            )  # fmt: skip
             flops = sum(self.flops(node, None) * mask.bit_count() for node, mask in steps)
             launches = self.schedule.node_evaluations
             if budget is not None and peak > budget:
                 raise no_room(peak, budget)
-        fills = self.patching.tables(turned(cells))
+        fills = self._tables()
         evaluations = self.schedule.node_evaluations
         chunks = [range(one.first, one.first + one.worlds) for one in passes]
-        for read in self._readers(fills, chunks or [range(world, world + 1) for world in range(len(cells))]):
-            nodes = self.patching.reader_work(read.node).nodes
-            evaluations += read.writers * read.work
-            flops += read.writers * sum(self.flops(node, None) for node in nodes)
-            launches += read.calls * read.work
-        compiled = Compiled(
-            tuple(facts.layout.symbols.items()),
-            self.readout.targets,
-            cells,
-            tuple((node, ranges_of(mask)) for node, mask in steps),
-            tuple(passes),
-            tuple(programs),
-            fills,
-            tuple(self.columns.items()) if stacked else (),
+        chunks = chunks or [range(world, world + 1) for world in range(worlds)]
+        for chunk in chunks if self.patching.edge_groups else ():
+            for read in read_in(fills, chunk):
+                nodes = self.put.reader_work(read.node).nodes
+                evaluations += read.writers * read.work
+                flops += read.writers * sum(self.flops(node, None) for node in nodes)
+                launches += read.calls * read.work
+        computed = self.patching.computed
+        return SweepPlan(
+            worlds=worlds,
+            batches=1,
+            node_evaluations=evaluations,
+            full_evaluations=len(computed) * worlds,
+            launches=launches,
+            flops=flops,
+            full_flops=sum([self.flops(node, None) for node in computed]) * worlds,
+            peak_bytes=peak,
+            max_memory=budget,
+            chunks=tuple(map(len, chunks)),
+            evaluator=self.evaluator,
+            why=self._why(programs),
+            seconds=None,
+            compiled=Compiled(
+                tuple(self.facts.layout.symbols.items()),
+                self.readout.targets,
+                self.order.cells,
+                tuple((node, ranges_of(mask)) for node, mask in steps),
+                tuple(passes),
+                tuple(programs),
+                fills,
+                tuple(self.columns.items()) if stacked else (),
+            ),
         )
-        computed = self.asked.computed
-        full = sum([self.flops(node, None) for node in computed])
-        worlds = len(self.names)
-        return compiled, Costing(
-            evaluations,
-            len(computed) * worlds,
-            launches,
-            flops,
-            full * worlds,
-            peak,
-            self.kept if stacked else 0,
-        )
+
+    def _why(self, programs: Sequence[PassProgram]) -> str:
+        """Return why the worlds are computed in this way, and what that does to the numbers."""
+        if self.conditions.obstacle:
+            return self.conditions.obstacle
+        if not programs:
+            return "one world after another, bit for bit a full re-run"
+        rounding = "TF32" if self.spec.precision == TF32 else "batched kernels"
+        why = f"all worlds in one pass, equal up to the rounding of {rounding}"
+        if self.spec.precision != SPLIT:
+            return why
+        split = {step.node for one in programs for step in one.steps if step.kernel == SPLIT}
+        if not split:
+            return f"{why}; no product is large enough to be split"
+        products = f"{len(split)} product{'s' if len(split) > 1 else ''}"
+        return f"{why}; {products} in bfloat16 parts, for which weights take {shown_bytes(self.kept)} more"
+
+
+def turned(order: Sequence[int]) -> list[int]:
+    """Return the place of each number in an order: the world of each cell, given the cell of each world."""
+    places = [0] * len(order)
+    for place, number in enumerate(order):
+        places[number] = place
+    return places

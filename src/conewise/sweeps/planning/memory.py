@@ -1,48 +1,25 @@
-"""How much a pass holds, step by step: its instructions followed with sizes in place of values."""
+"""The memory of a sweep: of a pass step by step, its instructions followed with sizes in place of values.
+
+The memory of a serial world, which keeps all that it computed, is read off the same sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import cached_property
+from typing import Any
 
+from conewise.anatomy.places import EdgePlace
 from conewise.program.tensors import SPLIT
 from conewise.sweeps.planning.costs import Costs, Splitting
+from conewise.sweeps.planning.fill_tables import ReaderWork, part_size, reader_work
 from conewise.sweeps.planning.passes import Alignment, PassProgram, Put, Read, Step
+from conewise.sweeps.planning.patching import Edits, Patching
 from conewise.sweeps.planning.regions import Regions
-from conewise.sweeps.planning.schedule import count_of
+from conewise.sweeps.planning.schedule import Schedule, count_of
 from conewise.sweeps.planning.shape_facts import ShapeFacts
-
-
-class Sizes(Protocol):
-    """Bytes of one world's value of a node. `rows`: of its last positions, None for all."""
-
-    def value(self, node: str, rows: int | None) -> int:
-        """Of the value itself."""
-
-    def repeated(self, node: str, rows: int | None) -> int:
-        """Of a copy of the baseline's value; none where it is repeated without one."""
-
-    def workspace(self, node: str, rows: int | None) -> int:
-        """Of what computing it takes beside its value."""
-
-    def scratch(self, node: str, rows: int | None, kernel: str, worlds: int) -> int:
-        """Of what computing it in one of several ways takes beside its value, for all worlds together."""
-
-    def part(self, node: str) -> int:
-        """Of the part of it that a world puts in."""
-
-    def of_edges(self, node: str, worlds: int) -> int:
-        """Of what edges make of it in so many worlds while it is put in, for all writers together."""
-
-    def alias(self, node: str) -> str | None:
-        """The node whose memory its value shares, where it takes none of its own."""
-
-    def is_scattered(self, node: str, rows: int | None, count: int) -> bool:
-        """Whether the last `rows` positions of `count` worlds are copied, where others stand between them.
-
-        They are where batch and positions are one dimension of the node.
-        """
 
 
 @dataclass(slots=True)
@@ -78,7 +55,7 @@ class Memory:
             self.live -= self._sizes[block]
 
 
-def measured(program: PassProgram, sizes: Sizes, *, reading: int, put: int = 0) -> PassProgram:
+def measured(program: PassProgram, sizes: NodeSizes, *, reading: int, put: int = 0) -> PassProgram:
     """The same pass with its memory: what each step takes, and the most that is held.
 
     `reading` is what the metrics take for one world, beside what they read, `put` what all worlds hold of
@@ -97,7 +74,7 @@ def measured(program: PassProgram, sizes: Sizes, *, reading: int, put: int = 0) 
 
 
 class _Walk:
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: NodeSizes) -> None:
         self.memory = Memory()
         self._sizes = sizes
         self._blocks: dict[str, int] = {}
@@ -268,15 +245,98 @@ class _Walk:
 
 
 # ------------------------------------------------------------------------------------------
-# Bytes of one world's values in one pass, where the memory of a pass is added up.
+# Bytes of one world's values: of what it puts in, and of what it computes.
+
+
+class PutSizes:
+    """Bytes of what worlds put into nodes, in runs of one shape.
+
+    `lengths` has the lengths of the axes of each group's site, `writers` is how many components write into
+    the stream that edges are patched in.
+    """
+
+    def __init__(
+        self, patching: Patching, facts: ShapeFacts, lengths: Sequence[Mapping[str, int]], writers: int = 0
+    ) -> None:
+        self._patching, self._costs, self._writers = patching, facts.costs, writers
+        self._groups = list(zip(patching.groups, lengths, strict=True))
+        self._reader_work: dict[str, ReaderWork] = {}
+        self._parts: dict[str, int] = {}
+        self._wholes: dict[str, int] = {}
+        for group, own in self._groups:
+            node, item = group.node, self._costs.itemsize(group.node)
+            # What is added to is gathered beside what is added.
+            copies = 2 if group.how == "shift" else 1
+            self._parts[node] = max(self._parts.get(node, 0), copies * part_size(group, own) * item)
+            if group.sources is None:
+                self._wholes[node] = max(self._wholes.get(node, 0), math.prod(own.values()) * item)
+
+    def part(self, node: str) -> int:
+        """Return the bytes of the part that a world puts into a node, the largest one."""
+        return self._parts.get(node, 0)
+
+    def held(self, nodes: Iterable[str], of_source: bool) -> int:
+        """Return the bytes of what is put into nodes and is no run's: a row for each of cells' own sources.
+
+        With `of_source`, the values of the sweep's source too: one for each site.
+        """
+        wanted, taken = set(nodes), 0
+        stacks: set[tuple[Any, ...]] = set()  # sites that are given the same sources share one
+        for group, lengths in self._groups:
+            if group.node not in wanted or group.sources is None:
+                continue
+            item = self._costs.itemsize(group.node)
+            if group.how in {"value", "shift"}:
+                size, sources = min(group.largest, part_size(group, lengths)), frozenset(group.sources)
+                stack = sources, len(group.located.part_axes), size, item
+                taken += len(sources) * size * item if stack not in stacks else 0
+                stacks.add(stack)
+            elif group.how == "whole":
+                taken += math.prod(lengths.values()) * item
+        return taken + (sum(self._wholes.get(node, 0) for node in wanted) if of_source else 0)
+
+    def reader_work(self, node: str) -> ReaderWork:
+        """Return what is computed for one writer's edge into a node."""
+        if node not in self._reader_work:
+            place = self._patching.edge_groups[node][0].place
+            assert isinstance(place, EdgePlace)
+            found = reader_work(self._patching.graph, place.entry, node, self._costs.bytes_of_copy)
+            self._reader_work[node] = found
+        return self._reader_work[node]
+
+    def of_edges(self, node: str, worlds: int) -> int:
+        """Return the bytes of what edges make of a node, for all writers of so many worlds."""
+        if node not in self._patching.edge_groups:
+            return 0
+        writers = min(worlds, self._writers_of[node])
+        return writers * self._costs.bytes_of_copy(node) + self.reader_work(node).taken(writers)
+
+    @cached_property
+    def _writers_of(self) -> dict[str, int]:
+        """How many writers have edges into a node."""
+        return {
+            node: max(len(set(group.writers or ())) for group in groups)
+            for node, groups in self._patching.edge_groups.items()
+        }
+
+    @cached_property
+    def of_writers(self) -> int:
+        """Bytes of parts while edges are put in: those of all writers, what replaces them, and both apart.
+
+        Where streams are summed up anew, parts of half precision have a copy in single.
+        """
+        places = [group.place for groups in self._patching.edge_groups.values() for group in groups]
+        entries = {place.entry for place in places if isinstance(place, EdgePlace)}
+        costs = self._costs
+        copies = {entry: 3 if costs.itemsize(entry) >= 4 else 5 for entry in entries}
+        return max((self._writers * copies[one] * costs.bytes_of_copy(one) for one in entries), default=0)
 
 
 class NodeSizes:
-    """Bytes of one world's values; see `memory.Sizes`.
+    """Bytes of one world's values in one pass. `rows`: of its last positions, None for all.
 
-    `patched` are the nodes that worlds put something into, `put` says how many bytes of a node that are,
-    `of_edges` how many edges make of one.
-    `splitting` is for products in parts, where these were asked for.
+    `put` has what worlds put into the nodes `patched`, None for nothing that counts. `splitting` is for
+    products in parts, where these were asked for.
     """
 
     def __init__(
@@ -285,14 +345,12 @@ class NodeSizes:
         costs: Costs,
         regions: Regions,
         patched: frozenset[str],
-        put: Callable[[str], int],
-        of_edges: Callable[[str, int], int],
+        put: PutSizes | None,
         is_causal: Callable[[str], bool],
         splitting: Splitting | None = None,
     ) -> None:
         self._costs, self._regions, self._patched = costs, regions, patched
         self._put, self._is_causal, self._splitting = put, is_causal, splitting
-        self._of_edges = of_edges
         self._layout, self._space = facts.memory_layout, facts.workspace(costs)
         self._shape = facts.layout
 
@@ -305,14 +363,14 @@ class NodeSizes:
         return self._costs.bytes_of_repeating(node, rows=rows)
 
     def workspace(self, node: str, rows: int | None) -> int:
-        """Of what computing it takes beside its value."""
+        """Of all that computing it takes beside its value."""
         taken = self._space.each(node, rows, self._is_causal)
         for read in self._layout.copies(node, self._patched):
             taken += self._costs.bytes_of_copy(read, rows=self._regions.wanted(node, read))
         return taken
 
     def scratch(self, node: str, rows: int | None, kernel: str, worlds: int) -> int:
-        """Of what computing it in one of several ways takes beside its value, for all worlds together."""
+        """Of all that computing it with this kernel takes beside its value, for all worlds together."""
         if kernel == SPLIT:
             assert self._splitting is not None
             return self._splitting.scratch(node, rows, worlds)
@@ -320,18 +378,48 @@ class NodeSizes:
 
     def part(self, node: str) -> int:
         """Of the part of it that a world puts in."""
-        return self._put(node)
+        return 0 if self._put is None else self._put.part(node)
 
     def of_edges(self, node: str, worlds: int) -> int:
-        """Of what edges make of it in so many worlds, for all writers together."""
-        return self._of_edges(node, worlds)
+        """Of all that edges make of it in so many worlds while it is put in, for all writers together."""
+        return 0 if self._put is None else self._put.of_edges(node, worlds)
 
     def alias(self, node: str) -> str | None:
-        """The node whose memory its value shares."""
+        """Return the node whose memory its value shares, where it takes none of its own."""
         return self._layout.aliases.get(node)
 
     def is_scattered(self, node: str, rows: int | None, count: int) -> bool:
-        """Whether the last `rows` positions of `count` worlds are copied."""
+        """True if the last `rows` positions of `count` worlds are copied, as others stand between them.
+
+        They are where batch and positions are one dimension of the node.
+        """
         positions = self._shape.pos_dim.get(node)
         is_flat = positions is not None and positions == self._shape.batch_dim.get(node)
         return is_flat and rows is not None and rows > 1 and count * self._shape.batch > 1
+
+
+def serial_peak(
+    schedule: Schedule,
+    patching: Patching,
+    edits: Edits,
+    world_of: Sequence[int],
+    facts: ShapeFacts,
+    put: PutSizes,
+    is_causal: Callable[[str], bool],
+    reading: int,
+) -> int:
+    """Return the bytes that one serial world holds at most: all that it computed, until it is dropped."""
+    costs, aliases, most = facts.costs, facts.memory_layout.aliases, 0
+    space = facts.workspace(costs)
+    for nodes, cells in patching.cells_by_nodes.items():
+        world = world_of[cells[0]]
+        held = sum(put.part(node) + costs.bytes_of_copy(node) for node in dict.fromkeys(nodes))
+        held += sum(costs.bytes_of_copy(edit.node) for edit in patching.made_again(edits, nodes))
+        peak = held
+        for node, mask in schedule.steps:
+            if mask >> world & 1 and node in facts.records:
+                held += 0 if node in aliases else costs.bytes_of_copy(node)
+                taken = space.each(node, None, is_causal) + space.fixed(node, None, is_causal)
+                peak = max(peak, held + taken)
+        most = max(most, peak, held + reading)
+    return most

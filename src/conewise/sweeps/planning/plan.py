@@ -95,19 +95,11 @@ class PlanCosts:
         return table(self.rows())
 
 
-class Runnable(Protocol):
-    """A sweep: it can run a plan of its own."""
-
-    @property
-    def run(self) -> Callable[..., Any]:
-        """Run the plan that is given as `plan`."""
-
-
 class Plannable(Protocol):
     """A model: it makes the sweep that a plan was made for."""
 
-    def planned(self, plan: Any) -> Runnable:
-        """The sweep of a plan."""
+    def planned(self, plan: Any) -> Any:
+        """Return the sweep of a plan."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -123,7 +115,7 @@ class SweepPlan(PlanCosts):
 
     compiled: Compiled | None = None
     spec: Mapping[str, Any] = field(default_factory=dict)
-    sweep: Runnable | None = field(default=None, compare=False)
+    sweep: Any = field(default=None, compare=False)
 
     @checked
     def run(self, model: Plannable | None = None, **options: Any) -> Any:
@@ -279,22 +271,6 @@ class Pass:
     worlds: int
     start: int
     program: int
-
-
-@dataclass(frozen=True, slots=True)
-class Costing:
-    """What a compiled sweep costs, for one batch.
-
-    `kept_bytes` are those of `peak_bytes` that parts of weights take, for as long as the model is there.
-    """
-
-    node_evaluations: int
-    full_evaluations: int
-    launches: int
-    flops: int
-    full_flops: int
-    peak_bytes: int
-    kept_bytes: int = 0
 
 
 @dataclass(frozen=True)

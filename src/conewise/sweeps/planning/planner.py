@@ -13,12 +13,11 @@ from typing import Any
 
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import EdgePlace
-from conewise.arguments import shown_bytes
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import Argument, SweepError
 from conewise.jobs.digests import device_and_dtype
 from conewise.program.sizes import has_unbacked
-from conewise.program.tensors import SPLIT, TF32, Tensor, computing
+from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import Rule, output_names
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
@@ -27,8 +26,8 @@ from conewise.runs.reading import Reading, reader
 from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.costs import SplitWeights
 from conewise.sweeps.planning.fusing import find_fusions
-from conewise.sweeps.planning.patching import SpecFacts
-from conewise.sweeps.planning.plan import Compiled, Costing, SweepPlan
+from conewise.sweeps.planning.patching import Patching
+from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import Conditions, ReadOut, StoredCut, SweepSpec, read_conditions
 
@@ -60,13 +59,13 @@ class ModelFacts:
         self.input_device = program.inputs[0].device if program.inputs else self.device
         self.fusions = find_fusions(program, self.device)
         self.split_weights = SplitWeights(program)
-        self.plans: OrderedDict[PlanKey, tuple[Compiled, Costing]] = OrderedDict()
+        self.plans: OrderedDict[PlanKey, SweepPlan] = OrderedDict()
+        self.patchings: OrderedDict[str, Patching] = OrderedDict()
         self.mixing: dict[Hashable, str] = {}
         self.executors: OrderedDict[Hashable, Any] = OrderedDict()
         self.rules: dict[str, Rule] = {}
         self.graph_pool: Any = None
         self._shapes: dict[Hashable, ShapeFacts] = {}
-        self._asked: OrderedDict[str, SpecFacts] = OrderedDict()
         self._found_with: Sums | None = None
         self._graph, self._found_in = model.graph, model.graph.changes
 
@@ -75,7 +74,7 @@ class ModelFacts:
         if self._found_in != self._graph.changes:
             self.forget()
             self.plans.clear()
-            self._asked.clear()
+            self.patchings.clear()
             self._found_in = self._graph.changes
         if self._found_with != now:
             self.forget()
@@ -114,26 +113,12 @@ class ModelFacts:
         found = (self._read["" if metric.whole else metric.output] for metric in metrics)
         return tuple(dict.fromkeys(name for names in found for name in names))
 
-    def asked(self, identity: str, make: Callable[[], SpecFacts]) -> SpecFacts:
-        """What holds for a spec of this identity whatever the shape: kept, as the last few are, or made."""
-        found = self._asked.get(identity)
-        if found is None:
-            found = self._asked[identity] = make()
-            while len(self._asked) > KEPT:
-                self._asked.popitem(last=False)
-        return found
 
-    def keep_plan(self, key: PlanKey, plan: tuple[Compiled, Costing]) -> None:
-        """Keep a compiled sweep, and the last few beside it."""
-        self.plans[key] = plan
-        while len(self.plans) > KEPT:
-            self.plans.popitem(last=False)
-
-    def keep_executor(self, key: Hashable, executor: Any) -> None:
-        """Keep an executor, and the last few beside it."""
-        self.executors[key] = executor
-        while len(self.executors) > EXECUTORS:
-            self.executors.popitem(last=False)
+def keep(known: OrderedDict[Any, Any], key: Hashable, made: Any, count: int) -> None:
+    """Keep what was made, and the last few beside it."""
+    known[key] = made
+    while len(known) > count:
+        known.popitem(last=False)
 
 
 def facts_of(model: Captured) -> ModelFacts:
@@ -168,44 +153,16 @@ class Planner:
         shape = self.facts.shape(base.inputs)
         conditions = self.conditions(base, source, shape)
         conditions = replace(conditions, max_memory=max_memory, evaluator=evaluator, cut=cut)
-        compiled, costing = self.compiled(shape, conditions)
-        evaluator, precision = "wavefront" if compiled.passes else "serial", self.spec.precision
-        if evaluator == "serial" and precision:
+        found, precision = self.compiled(shape, conditions), self.spec.precision
+        if found.evaluator == "serial" and precision:
             otherwise = "" if conditions.obstacle else ", or run it as a wavefront"
             raise SweepError(
                 f"a serial run is a full re-run bit for bit, and {precision} rounds otherwise. Leave ",
                 Argument("precision", precision),
                 f" out{otherwise}.",
             )
-        return self._plan_of(compiled, costing, evaluator, conditions, batches)
-
-    def _plan_of(
-        self, compiled: Compiled, costing: Costing, evaluator: str, conditions: Conditions, batches: int
-    ) -> SweepPlan:
-        worlds, serial = len(self.spec.cells), evaluator == "serial"
-        rounding = "TF32" if self.spec.precision == TF32 else "batched kernels"
-        why = (
-            conditions.obstacle
-            or ("one world after another, bit for bit a full re-run" if serial else "")
-            or f"all worlds in one pass, equal up to the rounding of {rounding}"
-            + (_of_parts(compiled, costing) if self.spec.precision == SPLIT else "")
-        )
-        return SweepPlan(
-            worlds=worlds,
-            batches=batches,
-            node_evaluations=costing.node_evaluations * batches,
-            full_evaluations=costing.full_evaluations * batches,
-            launches=costing.launches * batches,
-            flops=costing.flops * batches,
-            full_flops=costing.full_flops * batches,
-            peak_bytes=costing.peak_bytes,
-            max_memory=conditions.max_memory,
-            chunks=(1,) * worlds if serial else tuple(one.worlds for one in compiled.passes),
-            evaluator=evaluator,
-            why=why,
-            seconds=None,
-            compiled=compiled,
-        )
+        counted = ("node_evaluations", "full_evaluations", "launches", "flops", "full_flops")
+        return replace(found, batches=batches, **{name: batches * getattr(found, name) for name in counted})
 
     def fitted(self, plan: SweepPlan, base: Reading, source: Reading | None) -> SweepPlan | None:
         """A plan, if it is one for this spec and these runs: what it computes, and from which position on.
@@ -216,12 +173,12 @@ class Planner:
         shape = self.facts.shape(base.inputs)
         conditions = self.conditions(base, source, shape)
         own = self.spec.identity, tuple(shape.layout.symbols.items()), conditions
-        for (spec, symbols, made_for), (compiled, _) in self.facts.plans.items():
-            if compiled is plan.compiled and own == (spec, symbols, made_for.of_runs()):
+        for (spec, symbols, made_for), known in self.facts.plans.items():
+            if known.compiled is plan.compiled and own == (spec, symbols, made_for.of_runs()):
                 return plan
         cut = StoredCut(plan.evaluator, plan.chunks)
-        compiled, _ = self.compiled(shape, replace(conditions, evaluator=plan.evaluator, cut=cut))
-        if plan.compiled is None or compiled.work() != plan.compiled.work():
+        compiled = self.compiled(shape, replace(conditions, evaluator=plan.evaluator, cut=cut)).compiled
+        if plan.compiled is None or compiled is None or compiled.work() != plan.compiled.work():
             return None
         return plan if compiled == plan.compiled else replace(plan, compiled=compiled)
 
@@ -232,39 +189,30 @@ class Planner:
 
     # -- what is pure ------------------------------------------------------------------------
 
-    def compiled(self, shape: ShapeFacts, conditions: Conditions) -> tuple[Compiled, Costing]:
-        """The compiled sweep and its costs: the one that is kept, or a new one."""
+    def compiled(self, shape: ShapeFacts, conditions: Conditions) -> SweepPlan:
+        """Return the plan of one batch: the one that is kept, or a new one."""
         key = self.spec.identity, tuple(shape.layout.symbols.items()), conditions
         if key not in self.facts.plans:
-            self.facts.keep_plan(key, self.compilation(shape, conditions).compiled())
+            keep(self.facts.plans, key, self.compilation(shape, conditions).plan(), KEPT)
         return self.facts.plans[key]
 
     def compilation(self, shape: ShapeFacts, conditions: Conditions) -> Compilation:
         """What compiles the sweep for runs of one shape."""
-        spec, read = self.spec, readout(self.facts, self.spec, shape)
-        stacks = {group.place.stack for group in self.asked.groups if group.writers is not None}
-        return Compilation(
-            self.model.graph,
-            shape,
-            self.asked,
-            spec.names,
-            read,
-            conditions,
-            is_function=spec.is_function,
-            from_run=spec.from_run,
-            precision=spec.precision,
-            writers=max((len(edge_facts(self.model, one).components.writers) for one in stacks), default=0),
-        )
+        spec, patching = self.spec, self.patching
+        stacks = {group.place.stack for group in patching.groups if group.writers is not None}
+        writers = [len(edge_facts(self.model, one).components.writers) for one in stacks]
+        read = readout(self.facts, spec, shape)
+        return Compilation(patching, shape, spec, read, conditions, max(writers, default=0))
 
     @property
-    def asked(self) -> SpecFacts:
-        """What holds for the spec whatever the shape; kept with the model."""
-        spec, model = self.spec, self.model
-
-        def make() -> SpecFacts:
-            return SpecFacts(model.graph, spec.cells, self.facts.targets(spec.metrics), model.locate)
-
-        return self.facts.asked(spec.identity, make)
+    def patching(self) -> Patching:
+        """The nodes that the cells patch; kept with the model, for runs of any shape."""
+        spec, model, known = self.spec, self.model, self.facts.patchings
+        if spec.identity not in known:
+            targets = self.facts.targets(spec.metrics)
+            made = Patching(model.graph, spec.cells, targets, model.locate, is_function=spec.is_function)
+            keep(known, spec.identity, made, KEPT)
+        return known[spec.identity]
 
     # -- what is read off the runs -----------------------------------------------------------
 
@@ -298,15 +246,6 @@ class Planner:
             schedule = self.compilation(shape, conditions).schedule_of(range(len(self.spec.cells)))
             self.facts.mixing[key] = _mixing(shape, schedule.patched, [n for n, _ in schedule.steps], read)
         return self.facts.mixing[key]
-
-
-def _of_parts(compiled: Compiled, costing: Costing) -> str:
-    """What a plan says of products in parts."""
-    split = {step.node for one in compiled.programs for step in one.steps if step.kernel == SPLIT}
-    if not split:
-        return "; no product is large enough to be split"
-    products = f"{len(split)} product{'s' if len(split) > 1 else ''}"
-    return f"; {products} in bfloat16 parts, for which weights take {shown_bytes(costing.kept_bytes)} more"
 
 
 def _mixing(
