@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-import conewise.compat.patching as sweeps
 import conewise.compat.transformer_lens as patching
+import conewise.compat.transformer_lens as sweeps
 from conewise.anatomy.places import Place
 from conewise.errors import MetricError, PatchError, SweepError
 from tests.sweeps.tiny import HEADS, LAYERS, LENGTH, hooks, logits, prompts, tiny, value

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 
-from conewise.compat.hook_table import POST_NORMS, Entry, HookTable
+from conewise.compat.hook_table import BIASES, POST_NORMS, Entry, HookTable
+from conewise.compat.hooked_text import HookedText
 from conewise.compat.matrices import Norm
-from conewise.compat.slices import Slice
 from conewise.errors import MissingSiteError
 from conewise.program.tensors import writes_to
 from conewise.runs.reading import Reading
@@ -20,34 +21,69 @@ Stack = Any
 """A tensor, or with `return_labels` a pair of it and a list of labels."""
 
 
-class Sized(Protocol):
-    """How many there are of what, as a configuration says it."""
+def to_numpy(tensor: Any) -> Any:
+    """A tensor, a list, a tuple, a number or an array as a numpy array."""
+    if isinstance(tensor, torch.Tensor):
+        plain = tensor.detach().cpu()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    if isinstance(tensor, np.ndarray | list | tuple | int | float | bool):
+        return np.asarray(tensor)
+    raise ValueError(f"expected a tensor, a list, a number or an array, and not {type(tensor).__name__}.")
 
-    n_layers: int
-    n_heads: int
-    d_mlp: int | None
+
+class Slice:
+    """Entries along one dimension; a number drops the dimension.
+
+    A tuple is the arguments of Python's `slice`: (5,) is :5, (1, 5) is 1:5. A list, an array or a tensor of
+    numbers (or of booleans) takes these entries. None takes all.
+    """
+
+    def __init__(self, input_slice: Any = None) -> None:
+        self.slice, self.mode = _index(input_slice)
+
+    @classmethod
+    def unwrap(cls, slice_input: Any) -> Slice:
+        """A slice of what was given; a number becomes a list of one, so that the dimension stays."""
+        if isinstance(slice_input, Slice):
+            return slice_input
+        made = cls(slice_input)
+        return cls([made.slice]) if made.mode == "int" else made
+
+    def apply(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """These entries of a tensor, along one of its dimensions."""
+        whole: list[Any] = [slice(None)] * tensor.ndim
+        whole[dim] = self.slice
+        return tensor[tuple(whole)]
+
+    def indices(self, max_ctx: int | None = None) -> Any:
+        """The numbers of the entries, along a dimension of this length."""
+        if self.mode == "int":
+            return torch.tensor([self.slice]).numpy()
+        if max_ctx is None:
+            raise ValueError("max_ctx is needed: which entries these are depends on how many there are.")
+        return torch.arange(max_ctx)[self.slice].numpy()
+
+    def __repr__(self) -> str:
+        return f"Slice: {self.slice} Mode: {self.mode}"
 
 
-class Owner(Protocol):
-    """What a cache needs of the model that it is of."""
-
-    table: HookTable
-
-    @property
-    def cfg(self) -> Sized:
-        """The sizes."""
-
-    def tokens_to_residual_directions(self, tokens: Any) -> Tensor:
-        """Columns of the unembedding."""
-
-    def bias_of(self, kind: str, layer: int) -> Tensor:
-        """The bias of a layer's output projection."""
-
-    def out_of_heads(self, layer: int) -> Tensor:
-        """The output weights of a layer's heads."""
-
-    def out_of_neurons(self, layer: int) -> Tensor:
-        """The output weights of a layer's neurons."""
+def _index(given: Any) -> tuple[Any, str]:
+    if given is None:
+        return slice(None), "identity"
+    if isinstance(given, Slice):
+        return given.slice, given.mode
+    if isinstance(given, slice):
+        return given, "slice"
+    if isinstance(given, tuple):
+        return slice(*given), "slice"
+    if not isinstance(given, bool) and hasattr(given, "__index__") and getattr(given, "ndim", 0) == 0:
+        return operator.index(given), "int"
+    if isinstance(given, list) or hasattr(given, "__array__"):
+        return torch.as_tensor(given), "array"
+    raise ValueError(
+        f"a slice is a number, a tuple (start, stop), a list of numbers or None, and {given!r} is none of "
+        "these."
+    )
 
 
 class RunValues(Mapping[str, Tensor]):
@@ -83,7 +119,7 @@ class RunValues(Mapping[str, Tensor]):
 
     @property
     def is_as_run(self) -> bool:
-        """Whether every value is the run's own still."""
+        """True if every value is still the run's own."""
         return not self._recorded and all(writes_to(value) == was for value, was in self._handed.values())
 
     def __contains__(self, name: object) -> bool:
@@ -106,7 +142,9 @@ class ActivationCache:
     run.
     """
 
-    def __init__(self, cache_dict: Mapping[str, Tensor], model: Owner, has_batch_dim: bool = True) -> None:
+    def __init__(
+        self, cache_dict: Mapping[str, Tensor], model: HookedText, has_batch_dim: bool = True
+    ) -> None:
         self.cache_dict, self.model, self.has_batch_dim = cache_dict, model, has_batch_dim
 
     # -- as a mapping ------------------------------------------------------------------------------
@@ -177,12 +215,12 @@ class ActivationCache:
 
     @property
     def has_embed(self) -> bool:
-        """Whether what tokens are embedded to is in it."""
+        """True if it has the embeddings of tokens."""
         return "hook_embed" in self.cache_dict
 
     @property
     def has_pos_embed(self) -> bool:
-        """Whether what positions are embedded to is in it."""
+        """True if it has the embeddings of positions."""
         return "hook_pos_embed" in self.cache_dict
 
     def to(self, device: Any) -> ActivationCache:
@@ -253,7 +291,7 @@ class ActivationCache:
         incl_embeds: bool = True,
         return_labels: bool = False,
     ) -> Stack:
-        """What was added to the stream before `layer`, [component, ..., d_model]: these add up to it.
+        """Return what was added to the stream before `layer`, [component, ..., d_model]: these add up to it.
 
         They are the embeddings and the outputs of attention and MLPs; `mode` "attn" or "mlp" leaves out the
         others. `mlp_input` adds the attention of `layer` itself.
@@ -284,7 +322,7 @@ class ActivationCache:
         pos_slice: Any = None,
         apply_ln: bool = False,
     ) -> Stack:
-        """What each head before `layer` adds to the stream, [layer · head, ..., d_model]; no head has a bias.
+        """Return what each head before `layer` adds to the stream, [layer · head, ..., d_model]: no biases.
 
         Where attention is normed or scaled on its way into the stream (Gemma 2, OLMo 2, Granite), so are its
         heads, with the scale of the run; `cache["result", 3]` is what they are before that.
@@ -313,7 +351,7 @@ class ActivationCache:
         pos_slice: Any = None,
         project_output_onto: Tensor | None = None,
     ) -> Tensor:
-        """What each neuron of a layer adds to the stream, [..., neuron, d_model]; the bias is no neuron's.
+        """Return what each neuron of a layer adds to the stream, [..., neuron, d_model], without the bias.
 
         Where the MLP is normed or scaled on its way into the stream, so are its neurons, with the scale of
         the run. With `project_output_onto`, [d_model] or [d_model, n], the product with that.
@@ -322,7 +360,7 @@ class ActivationCache:
         active = neurons.apply(at.apply(self._peek(("post", layer)), -2), -1)
         scale = self._scale_of("mlp_out", layer, at)
         active = active if scale is None else active / scale
-        weight = neurons.apply(self.model.out_of_neurons(layer), 0)
+        weight = neurons.apply(self.model.weight("W_out", layer), 0)
         weight = self.model.table.written("mlp_out", layer).parts(weight, None)
         if project_output_onto is None:
             return active[..., None] * weight
@@ -338,7 +376,7 @@ class ActivationCache:
         incl_remainder: bool = False,
         apply_ln: bool = False,
     ) -> Stack:
-        """What each neuron before `layer` adds to the stream, [layer · neuron, ..., d_model]."""
+        """Return what each neuron before `layer` adds to the stream, [layer · neuron, ..., d_model]."""
         last, at = self._layers(layer), Slice(pos_slice)
         neurons = Slice.unwrap(neuron_slice)
         parts = [self.get_neuron_results(n, neurons, pos_slice).movedim(-2, 0) for n in range(last)]
@@ -429,7 +467,7 @@ class ActivationCache:
         batch_slice: Any = None,
         has_batch_dim: bool = True,
     ) -> Tensor:
-        """What each part of the stream adds to the logits of tokens, through the final norm of the run.
+        """Return what each part of the stream adds to the logits of tokens, through the run's final norm.
 
         With `incorrect_tokens`, to the difference of the two. Tokens are text, a number, one for each prompt
         [prompt], or [prompt, pos]. The parts of the whole stream add up to the logit less the share of
@@ -472,7 +510,7 @@ class ActivationCache:
     # -- parts of these --------------------------------------------------------------------------------
 
     def _layers(self, layer: int | None) -> int:
-        """How many layers are meant; all of them by None and -1."""
+        """Return the number of layers that are meant; None and -1 mean all of them."""
         whole = self.model.cfg.n_layers
         if layer is None or layer == -1:
             return whole
@@ -487,23 +525,23 @@ class ActivationCache:
         return [kind for kind in kinds if f"blocks.{layer}.hook_{kind}" in table]
 
     def _result(self, layer: int) -> Tensor:
-        """What each head adds to the stream: of z, where the cache has nothing else."""
+        """Return what each head adds to the stream: of z, where the cache has nothing else."""
         if f"blocks.{layer}.attn.hook_result" in self.cache_dict:
             return self._peek(("result", layer))
-        return torch.einsum("...hd,hdm->...hm", self._peek(("z", layer)), self.model.out_of_heads(layer))
+        return torch.einsum("...hd,hdm->...hm", self._peek(("z", layer)), self.model.weight("W_O", layer))
 
     def _heads(self, layer: int, at: Slice) -> Tensor:
-        """What each head adds to the stream, [head, ..., d_model]."""
+        """Return what each head adds to the stream, [head, ..., d_model]."""
         parts = at.apply(self._result(layer), -3).movedim(-2, 0)
         return self.model.table.written("attn_out", layer).parts(parts, self._scale_of("attn_out", layer, at))
 
     def _constant(self, kind: str, layer: int, at: Slice) -> Tensor:
-        """What a layer adds to the stream that none of its heads or neurons does."""
-        written, bias = self.model.table.written(kind, layer), self.model.bias_of(kind, layer)
+        """Return what a layer adds to the stream beside its heads or neurons."""
+        written, bias = self.model.table.written(kind, layer), self.model.weight(BIASES[kind], layer)
         return written.constant(bias, self._scale_of(kind, layer, at))
 
     def _scale_of(self, kind: str, layer: int, at: Slice) -> Tensor | None:
-        """What the norm between an output projection and the stream divides by in this run; None without one.
+        """Return what the norm between an output projection and the stream divides by; None without one.
 
         Of z or neurons, where the cache has nothing else.
         """
@@ -516,8 +554,8 @@ class ActivationCache:
         if kind == "attn_out":
             whole = self._result(layer).sum(-2)
         else:
-            whole = self._peek(("post", layer)) @ self.model.out_of_neurons(layer)
-        return at.apply(norm.scale(whole + self.model.bias_of(kind, layer)), -2)
+            whole = self._peek(("post", layer)) @ self.model.weight("W_out", layer)
+        return at.apply(norm.scale(whole + self.model.weight(BIASES[kind], layer)), -2)
 
     def _before(self, layer: int) -> tuple[str, int]:
         """The stream in front of a layer."""

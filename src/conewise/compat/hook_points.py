@@ -12,7 +12,7 @@ import torch
 
 from conewise.anatomy.places import as_place
 from conewise.anatomy.sites import Located
-from conewise.compat.hook_table import Change, HookTable
+from conewise.compat.hook_table import ON_REQUEST, Change, HookTable
 from conewise.program.tensors import Tensor, computing, same_bits
 from conewise.program.walk import field_names
 from conewise.runs.gradients import Tape, node_of, shown_gradient
@@ -94,7 +94,7 @@ class HookPoint:
     def has_hooks(
         self, dir: str = "both", including_permanent: bool = True, level: int | None = None
     ) -> bool:
-        """Whether there are functions here."""
+        """True if there are functions here."""
         return any(
             (including_permanent or not handle.is_permanent) and (level is None or handle.level == level)
             for one in (DIRECTIONS if dir == "both" else (dir,))
@@ -106,7 +106,7 @@ class HookPoint:
         self.ctx.clear()
 
     def called(self, value: Tensor) -> Tensor:
-        """What the functions make of a value, each of what the one before it left; they may write to it."""
+        """Pass a value through the functions, each of what the one before it left; they may write to it."""
         for handle in tuple(self.fwd_hooks):
             found = handle.function(value, hook=self)
             value = value if found is None else found
@@ -146,6 +146,7 @@ Hooks = Sequence[tuple[NameOrFilter, HookFunction]]
 class HookRegistry:
     """A model whose named values functions are called with. `hook_dict` has a point for every name."""
 
+    cfg: Any
     table: HookTable
     hook_dict: dict[str, HookPoint]
     context_level: int = 0
@@ -280,8 +281,9 @@ class HookRegistry:
         ]
 
     def is_listed(self, name: str) -> bool:
-        """Whether filters of names see it: what has to be switched on is seen only then."""
-        raise NotImplementedError
+        """True if filters of names see it: what has to be switched on is seen only then."""
+        switch = ON_REQUEST.get(self.table.entries[name].kind)
+        return switch is None or bool(getattr(self.cfg, switch))
 
     def _is_hooked(self, dir: str) -> bool:
         return any(point.has_hooks(dir) for point in self.hook_dict.values())

@@ -91,13 +91,16 @@ KINDS = (
     "mlp_out",
     "resid_post",
 )
-"""What a block has, in the order in which it is computed; a norm stands for its scale and what it divides."""
+"""The kinds of a block, in the order of computation; a norm stands for its scale and what it divides."""
 
 POST_NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
 """The norm that makes what is added to the stream, where there is one."""
 
+BIASES = {"attn_out": "b_O", "mlp_out": "b_out"}
+"""The bias of the output projection of attention and of the MLP."""
+
 INTO_HEADS = {"attn_in": "qkv", "q_input": "q", "k_input": "k", "v_input": "v"}
-"""What heads read, and what they make of it."""
+"""Kinds that heads read, and what they make of each."""
 
 ON_REQUEST = {
     "result": "use_attn_result",
@@ -146,7 +149,7 @@ class HookTable:
         self.norms = {**self._norms(probe), **self._post_norms(probe)}
         self._ways: dict[tuple[str, int], tuple[str, bool]] = {}
         self.is_summed = self._is_summed(probe)
-        """Whether the stream is a sum from end to end: no norm stands in it, from block to block."""
+        """True if the stream is a sum from end to end: no norm stands in it, from block to block."""
         self.embed, self.pos_embed, self.pos_table = self._embeddings(probe)
         self.entries: Mapping[str, Entry] = {entry.name: entry for entry in self._all()}
 
@@ -191,7 +194,7 @@ class HookTable:
         return found
 
     def written(self, kind: str, layer: int) -> Written:
-        """How the output projection of "attn_out" or "mlp_out" gets into the stream.
+        """Return the way of the output projection of "attn_out" or "mlp_out" into the stream.
 
         Raises ValueError where it gets there in another way than `Written` knows.
         """
@@ -304,7 +307,7 @@ class HookTable:
             yield _of_norm_entry(f"{where}.hook_{kind}", layer, kind, norm, partial(read, norm))
 
     def _into_heads(self, name: str, layer: int, kind: str) -> Iterator[Entry]:
-        """What heads read, a copy for each, if the norm in front of them and their projections are known."""
+        """Yield what heads read, a copy for each, if the norm before them and their projections are known."""
         norm, places = self.norms.get(f"blocks.{layer}.ln1"), []
         for made in INTO_HEADS[kind]:
             where = get_act_name(made, layer)
@@ -367,7 +370,7 @@ class HookTable:
         )
 
     def _is_that(self, norm: Norm, probe: Run) -> bool:
-        """Whether what the norm makes of the stream, row by row, is what it put out."""
+        """True if what the norm makes of the stream, row by row, is what it put out."""
         (own,) = probe.demand([norm.after])
         made = norm(probe.read(norm.before))
         is_alike = made.numel() == own.numel()
@@ -446,7 +449,7 @@ def _by_head(before: PlaceLike, made: PlaceLike, run: Reading) -> Tensor:
 
 
 def _before_heads(norm: Norm, matrices: Matrices, layer: int, kinds: str, change: Change) -> Edits:
-    """What heads project, of a changed stream: norm and projection are computed again, head by head."""
+    """Return edits of what heads project: norm and projection of a changed stream, head by head."""
     weights = {kind: matrices.made(kind, layer) for kind in kinds}
     seen: list[Tensor] = []
     changed: list[Tensor] = []

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conewise.compat.activation_cache import ActivationCache, RunValues
+from conewise.compat.activation_cache import ActivationCache, RunValues, Slice
 from conewise.compat.hook_points import (
     HookPoint,
     HookRegistry,
@@ -19,12 +19,10 @@ from conewise.compat.hook_points import (
     hooked,
     recorded_logits,
 )
-from conewise.compat.hook_table import ON_REQUEST, Change, HookTable
-from conewise.compat.hooked_parts import HookedParts
-from conewise.compat.hooked_text import HookedText, Tokens, lm_cross_entropy_loss
+from conewise.compat.hook_table import Change, HookTable
+from conewise.compat.hooked_text import HookedText, lm_cross_entropy_loss
 from conewise.compat.hooked_weights import config_of
 from conewise.compat.matrices import Matrices
-from conewise.compat.slices import Slice
 from conewise.errors import PatchError
 from conewise.model import Model, capture
 from conewise.models.load import Loaded
@@ -35,28 +33,29 @@ from conewise.runs.run import Run
 from conewise.threads import Turn, one_module, one_thread
 
 INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("center_unembed", "center_writing_weights", "fold_value_biases", "process_weights_"),
+            *("load_and_process_state_dict", "refactor_factored_attn_matrices"),
+        ),
+        "weights stay as the module has them",
+    ),
     "all_composition_scores": "multiply `QK` and `OV`, which are FactoredMatrix",
     "boot_transformers": "load the model with `cw.load(name, attn_implementation='eager')`",
     "cache_all": "use `run_with_cache`",
     "cache_some": "use `run_with_cache(names_filter=...)`",
-    "center_unembed": "weights stay as the module has them",
-    "center_writing_weights": "weights stay as the module has them",
     "check_hooks_to_add": "every hook may be added",
     "cpu": "load the model where it shall be: `cw.load(name, device='cpu')`",
     "cuda": "load the model where it shall be: `cw.load(name, device='cuda')`",
     "enable_compatibility_mode": "weights stay as the module has them; hook names are those of the mode",
     "fold_layer_norm": "weights stay as the module has them; norms are applied with their gains",
-    "fold_value_biases": "weights stay as the module has them",
     "freeze_attention_patterns": "hook 'attn.hook_pattern' with a function that returns the patterns to keep",
     "generate": "use `model.module.generate(tokens, ...)`, the module's own",
     "init_weights": "the module comes with weights",
     "input_to_embed": "use `model.embed(tokens)`",
-    "load_and_process_state_dict": "weights stay as the module has them",
     "load_state_dict": "load them into `model.module`, and make the HookedModel anew",
     "mod_dict": "hook points are in `hook_dict`, modules in `model.module.named_modules()`",
     "mps": "load the model where it shall be: `cw.load(name, device='mps')`",
-    "process_weights_": "weights stay as the module has them",
-    "refactor_factored_attn_matrices": "weights stay as the module has them",
     "sample_datapoint": "datasets are loaded with the library `datasets`",
     "set_tokenizer": "give the tokenizer when the model is made: `HookedModel(module, tokenizer)`",
     "set_ungroup_grouped_query_attention": "keys and values keep their own heads; repeat them with "
@@ -70,7 +69,7 @@ INSTEAD: Mapping[str, str] = {
 
 
 def reason_for(name: str) -> str:
-    """What to say of a name that a HookedModel does not have."""
+    """Return the message about a name that a HookedModel does not have."""
     if name in INSTEAD:
         return f"a HookedModel has no {name!r}: {INSTEAD[name]}."
     return (
@@ -87,7 +86,7 @@ KEPT_RUNS = 2
 RETURN_TYPES = ("logits", "loss", "both", None)
 
 
-class HookedModel(HookRegistry, HookedText, HookedParts):
+class HookedModel(HookRegistry, HookedText):
     """A Hugging Face model under the names of TransformerLens's HookedTransformer.
 
     `HookedModel(cw.load("gpt2", attn_implementation="eager"))`, or `HookedModel(module, tokenizer)`. The
@@ -119,8 +118,8 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
         self.table = HookTable(self.captured, self._probe(), self._matrices)
         self.cfg = config_of(self.table, self._probe(), tokenizer, name or self.captured.name)
         self.cfg.default_prepend_bos = default_prepend_bos
-        self._text = Tokens(tokenizer, self.cfg.n_ctx, self.cfg.device)
-        self.cfg.tokenizer_prepends_bos = tokenizer is not None and self._text.prepends_bos
+        self._tokenizer = tokenizer
+        self.cfg.tokenizer_prepends_bos = tokenizer is not None and self._tokenizer_prepends_bos()
         self.hook_dict: dict[str, HookPoint] = {
             entry.name: HookPoint(entry.name, entry.layer) for entry in self.table.entries.values()
         }
@@ -193,7 +192,7 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
         clear_contexts: bool = False,
         **others: Any,
     ) -> tuple[Any, Any]:
-        """What calling the model returns, and a cache of its activations by hook names.
+        """Return what calling the model returns, and a cache of its activations by hook names.
 
         Values are read off the run when they are asked for, except with `names_filter`, `pos_slice` or
         `device`: then just those that pass are kept, and the run is not. Hooks that are on are in force.
@@ -231,7 +230,7 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
         clear_contexts: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """What calling the model returns while functions `hook(value, hook)` are called with named values.
+        """Call the model while functions `hook(value, hook)` are called with named values.
 
         A name is a hook's name or a function of names. What a function returns takes the value's place; where
         it returns None, the value stands as it was left, written to or not.
@@ -242,7 +241,7 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
     def input_tokens(
         self, given: Any, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> Tensor:
-        """What the model was given as tokens [prompt, pos]."""
+        """Return what the model was given as tokens [prompt, pos]."""
         if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], str)):
             return self.to_tokens(given, prepend_bos, padding_side)
         tokens = torch.as_tensor(given)
@@ -359,7 +358,7 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
         return self._probe_run
 
     def n_before(self, stop_at_layer: int | None) -> int | None:
-        """How many layers are computed."""
+        """Return the number of layers that are computed."""
         if stop_at_layer is None:
             return None
         found = stop_at_layer + self.cfg.n_layers if stop_at_layer < 0 else stop_at_layer
@@ -368,31 +367,26 @@ class HookedModel(HookRegistry, HookedText, HookedParts):
         return found
 
     def _is_before(self, name: str, layer: int | None) -> bool:
-        """Whether a value is computed where the model stops at this layer."""
+        """True if a value is computed where the model stops at this layer."""
         entry = self.table.entries[name]
         if layer is None:
             return True
         return entry.layer < layer if entry.layer is not None else not name.startswith("ln_final")
 
-    def is_listed(self, name: str) -> bool:
-        """Whether filters of names see it: what has to be switched on is seen only then."""
-        switch = ON_REQUEST.get(self.table.entries[name].kind)
-        return switch is None or bool(getattr(self.cfg, switch))
-
     def set_use_attn_result(self, use_attn_result: bool) -> None:
-        """Whether caches list what each head adds to the stream. It can be read and hooked at any time."""
+        """Let caches list what each head adds to the stream. It can be read and hooked at any time."""
         self.cfg.use_attn_result = use_attn_result
 
     def set_use_attn_in(self, use_attn_in: bool) -> None:
-        """Whether caches list what each head reads. It can be read and hooked at any time."""
+        """Let caches list what each head reads. It can be read and hooked at any time."""
         self.cfg.use_attn_in = use_attn_in
 
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
-        """Whether caches list what queries, keys and values are made of. It can be hooked at any time."""
+        """Let caches list what queries, keys and values are made of. It can be hooked at any time."""
         self.cfg.use_split_qkv_input = use_split_qkv_input
 
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
-        """Whether caches list what the norm in front of each MLP reads. It can be hooked at any time."""
+        """Let caches list what the norm in front of each MLP reads. It can be hooked at any time."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
     def loss_fn(
@@ -420,7 +414,7 @@ def _example(module: nn.Module) -> Tensor:
 
 
 def _is_current(run: Run) -> bool:
-    """Whether a run is of the weights that the module has now."""
+    """True if a run is of the weights that the module has now."""
     try:
         run.check()
     except PatchError:  # weights were written to, or values of the run
@@ -471,3 +465,52 @@ _ELSEWHERE = {
     "start_at_layer": "Hook 'blocks.N.hook_resid_pre' with a function that returns the stream.",
     "past_kv_cache": "The model is run on whole prompts.",
 }
+
+
+def test_prompt(
+    prompt: str,
+    answer: str | list[str],
+    model: HookedModel,
+    prepend_space_to_answer: bool = True,
+    print_details: bool = True,
+    prepend_bos: bool | None = None,
+    top_k: int = 10,
+) -> None:
+    """Print how likely a model finds an answer, token by token; of several, the first token of each.
+
+    A space is put in front of an answer that has none, unless it is said otherwise.
+    """
+    answers = [answer] if isinstance(answer, str) else list(answer)
+    if prepend_space_to_answer:
+        answers = [one if one.startswith(" ") else f" {one}" for one in answers]
+    tokens = model.to_tokens(prompt, prepend_bos=prepend_bos)
+    shown = model.to_str_tokens(prompt, prepend_bos=prepend_bos)
+    ranks: list[list[tuple[str, int]]] = []
+    if print_details:
+        print("Tokenized prompt:", shown)
+        split = [model.to_str_tokens(one, prepend_bos=False) for one in answers]
+        print("Tokenized answer:" if len(answers) == 1 else "Tokenized answers:", split)
+    for one in answers:
+        wanted = model.to_tokens(one, prepend_bos=False)[0]
+        wanted = wanted if len(answers) == 1 else wanted[:1]
+        logits = model.reading(torch.cat([tokens[0], wanted])[None]).logits[0]
+        found = []
+        for place, token in enumerate(wanted.tolist()):
+            at = logits[tokens.shape[1] - 1 + place]
+            rank = int((at > at[token]).sum())
+            found.append((model.to_single_str_token(token), rank))
+            if print_details:
+                print(_line(f"Rank: {rank:<8}", model, at, token))
+                for number, other in enumerate(at.topk(min(top_k, len(at))).indices.tolist()):
+                    print(_line(f"Top {number}th token.", model, at, other))
+        ranks.append(found)
+    print("Ranks of the answer tokens:", ranks[0] if len(answers) == 1 else ranks)
+
+
+test_prompt.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test by its name
+
+
+def _line(what: str, model: HookedModel, logits: torch.Tensor, token: int) -> str:
+    prob = float(logits.softmax(-1)[token])
+    text = model.to_single_str_token(token)
+    return f"{what} Logit: {float(logits[token]):5.2f} Prob: {prob:6.2%} Token: |{text}|"

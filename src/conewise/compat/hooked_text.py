@@ -6,16 +6,15 @@ from typing import Any
 
 import torch
 
-from conewise.compat.hooked_weights import HookedConfig
+from conewise.compat.hooked_weights import HookedWeights
 
 Tensor = torch.Tensor
 
 
-class Tokens:
-    """A tokenizer, the length that a model takes, and where its tokens go."""
+class HookedText(HookedWeights):
+    """A model that reads text: `cfg` says whether a token of the beginning is put in front by default."""
 
-    def __init__(self, tokenizer: Any, n_ctx: int | None, device: torch.device) -> None:
-        self._tokenizer, self._n_ctx, self._device = tokenizer, n_ctx, device
+    _tokenizer: Any
 
     @property
     def tokenizer(self) -> Any:
@@ -27,25 +26,27 @@ class Tokens:
             )
         return self._tokenizer
 
-    @property
-    def prepends_bos(self) -> bool:
-        """Whether the tokenizer puts a token of the beginning in front by itself."""
-        bos = self._beginning()
-        return bos is not None and self.tokenizer("a").input_ids[:1] == [bos]
-
     def to_tokens(
-        self, text: str | list[str], prepend_bos: bool, padding_side: str | None, truncate: bool
+        self,
+        input: str | list[str],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        move_to_device: bool = True,
+        truncate: bool = True,
     ) -> Tensor:
-        """Tokens [prompt, pos]. Prompts of other lengths are padded, on the right unless it is said."""
-        texts = [text] if isinstance(text, str) else list(text)
+        """Return tokens [prompt, pos], the token of the beginning in front unless `prepend_bos` is False.
+
+        Prompts of different lengths are padded on the right, where no earlier position sees it.
+        """
+        texts = [input] if isinstance(input, str) else list(input)
         if not texts or not all(isinstance(one, str) for one in texts):
-            raise ValueError(f"text is a string or a list of strings, and {text!r} is neither.")
-        rows = [self._row(one, prepend_bos) for one in texts]
-        if truncate and self._n_ctx is not None:
-            rows = [row[: self._n_ctx] for row in rows]
+            raise ValueError(f"text is a string or a list of strings, and {input!r} is neither.")
+        rows = [self._row(one, self._prepends(prepend_bos)) for one in texts]
+        if truncate and self.cfg.n_ctx is not None:
+            rows = [row[: self.cfg.n_ctx] for row in rows]
         longest = max(map(len, rows))
         if not longest:
-            raise ValueError(f"there are no tokens in {text!r}; give some text, or prepend_bos=True.")
+            raise ValueError(f"there are no tokens in {input!r}; give some text, or prepend_bos=True.")
         side = padding_side or "right"
         if side not in {"left", "right"}:
             raise ValueError(f"padding_side is 'left' or 'right', and {side!r} is neither.")
@@ -56,10 +57,11 @@ class Tokens:
                 "prompts of one length."
             )
         pad = self._padding()
-        return torch.tensor([row + [pad] * (longest - len(row)) for row in rows], device=self._device)
+        device = self.cfg.device if move_to_device else None
+        return torch.tensor([row + [pad] * (longest - len(row)) for row in rows], device=device)
 
-    def to_string(self, tokens: Any) -> str | list[str]:
-        """The text of tokens [pos], or the texts of tokens [prompt, pos]."""
+    def to_string(self, tokens: Any) -> Any:
+        """Return the text of tokens [pos], or the texts of tokens [prompt, pos]."""
         numbers = torch.as_tensor(tokens)
         if numbers.ndim > 2:
             raise ValueError(f"tokens are [pos] or [prompt, pos], and these are {tuple(numbers.shape)}.")
@@ -67,14 +69,16 @@ class Tokens:
             return [self._decoded(row) for row in numbers.tolist()]
         return self._decoded(numbers.reshape(-1).tolist())
 
-    def to_str_tokens(self, given: Any, prepend_bos: bool, padding_side: str | None) -> list[Any]:
-        """The text of every token, of text or of tokens [pos]; a list of lists for a list of these."""
-        if isinstance(given, list) and not all(isinstance(one, int) for one in given):
-            return [self.to_str_tokens(one, prepend_bos, padding_side) for one in given]
-        if isinstance(given, str):
-            numbers = self.to_tokens(given, prepend_bos, padding_side, truncate=True)[0]
+    def to_str_tokens(
+        self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
+    ) -> list[Any]:
+        """Return the text of every token, of a text or of tokens [pos]; a list of such lists for several."""
+        if isinstance(input, list) and not all(isinstance(one, int) for one in input):
+            return [self.to_str_tokens(one, prepend_bos, padding_side) for one in input]
+        if isinstance(input, str):
+            numbers = self.to_tokens(input, prepend_bos, padding_side)[0]
         else:
-            numbers = torch.as_tensor(given).squeeze()
+            numbers = torch.as_tensor(input).squeeze()
             numbers = numbers.reshape(1) if numbers.ndim == 0 else numbers
         if numbers.ndim != 1:
             raise ValueError(
@@ -82,85 +86,16 @@ class Tokens:
             )
         return [self._decoded([number]) for number in numbers.tolist()]
 
-    def to_single_token(self, text: str) -> int:
-        """The token of a text that is one. Raises AssertionError, as there, where it is none or several."""
-        numbers = self._row(text, prepend_bos=False)
+    def to_single_token(self, string: str) -> int:
+        """Return the token of a text that is one. Raises AssertionError where it is none or several."""
+        numbers = self._row(string, prepend_bos=False)
         if len(numbers) != 1:
             parts = ", ".join(repr(self._decoded([number])) for number in numbers)
             raise AssertionError(
-                f"{text!r} is {len(numbers)} tokens ({parts or 'none'}); expected one. Words inside of a "
+                f"{string!r} is {len(numbers)} tokens ({parts or 'none'}); expected one. Words inside of a "
                 "sentence usually begin with a space."
             )
         return numbers[0]
-
-    def _row(self, text: str, prepend_bos: bool) -> list[int]:
-        bos, eos = self._beginning(), self.tokenizer.eos_token_id
-        numbers: list[int] = list(self.tokenizer(text).input_ids)
-        while len(numbers) > 1 and eos is not None and numbers[-1] == eos and self._appends_eos():
-            numbers.pop()
-        is_there = self.prepends_bos and numbers[:1] == [bos]
-        if is_there and not prepend_bos:
-            return numbers[1:]
-        return [bos, *numbers] if prepend_bos and not is_there and bos is not None else numbers
-
-    def _appends_eos(self) -> bool:
-        eos = self.tokenizer.eos_token_id
-        return eos is not None and self.tokenizer("a").input_ids[-1:] == [eos]
-
-    def _beginning(self) -> int | None:
-        """The token of the beginning; that of the end where there is no other."""
-        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        found: int | None = bos if bos is not None else eos
-        return found
-
-    def _padding(self) -> int:
-        pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
-        found = next((one for one in (pad, eos, self._beginning()) if one is not None), 0)
-        return int(found)
-
-    def _decoded(self, numbers: list[int]) -> str:
-        return str(self.tokenizer.decode(numbers, clean_up_tokenization_spaces=False))
-
-
-class HookedText:
-    """A model that reads text: `cfg` says whether a token of the beginning is put in front by default."""
-
-    cfg: HookedConfig
-    _text: Tokens
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer. Raises ValueError where there is none."""
-        return self._text.tokenizer
-
-    def to_tokens(
-        self,
-        input: str | list[str],
-        prepend_bos: bool | None = None,
-        padding_side: str | None = None,
-        move_to_device: bool = True,
-        truncate: bool = True,
-    ) -> Tensor:
-        """Tokens [prompt, pos], the token of the beginning in front unless `prepend_bos` is False.
-
-        Prompts of different lengths are padded on the right, where no earlier position sees it.
-        """
-        found = self._text.to_tokens(input, self._prepends(prepend_bos), padding_side, truncate)
-        return found if move_to_device else found.cpu()
-
-    def to_string(self, tokens: Any) -> Any:
-        """The text of tokens [pos], or the texts of tokens [prompt, pos]."""
-        return self._text.to_string(tokens)
-
-    def to_str_tokens(
-        self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
-    ) -> list[Any]:
-        """The text of every token, of a text or of tokens [pos]; a list of such lists for several."""
-        return self._text.to_str_tokens(input, self._prepends(prepend_bos), padding_side)
-
-    def to_single_token(self, string: str) -> int:
-        """The token of a text that is one. Raises AssertionError where it is none or several."""
-        return self._text.to_single_token(string)
 
     def to_single_str_token(self, int_token: int) -> str:
         """The text of one token."""
@@ -189,6 +124,47 @@ class HookedText:
     def _prepends(self, prepend_bos: bool | None) -> bool:
         return self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
 
+    def tokens_to_residual_directions(self, tokens: Any) -> Tensor:
+        """The columns of W_U of tokens, [..., d_model]: what the final norm's output is multiplied with."""
+        if isinstance(tokens, str):
+            tokens = self.to_single_token(tokens)
+        numbers = torch.as_tensor(tokens, device=self.cfg.device)
+        if numbers.numel() == 1:
+            numbers = numbers.reshape(())
+        return self.W_U.T[numbers]
+
+    def _tokenizer_prepends_bos(self) -> bool:
+        bos = self._beginning()
+        return bos is not None and self.tokenizer("a").input_ids[:1] == [bos]
+
+    def _row(self, text: str, prepend_bos: bool) -> list[int]:
+        bos, eos = self._beginning(), self.tokenizer.eos_token_id
+        numbers: list[int] = list(self.tokenizer(text).input_ids)
+        while len(numbers) > 1 and eos is not None and numbers[-1] == eos and self._appends_eos():
+            numbers.pop()
+        is_there = self._tokenizer_prepends_bos() and numbers[:1] == [bos]
+        if is_there and not prepend_bos:
+            return numbers[1:]
+        return [bos, *numbers] if prepend_bos and not is_there and bos is not None else numbers
+
+    def _appends_eos(self) -> bool:
+        eos = self.tokenizer.eos_token_id
+        return eos is not None and self.tokenizer("a").input_ids[-1:] == [eos]
+
+    def _beginning(self) -> int | None:
+        """The token of the beginning; that of the end where there is no other."""
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        found: int | None = bos if bos is not None else eos
+        return found
+
+    def _padding(self) -> int:
+        pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        found = next((one for one in (pad, eos, self._beginning()) if one is not None), 0)
+        return int(found)
+
+    def _decoded(self, numbers: list[int]) -> str:
+        return str(self.tokenizer.decode(numbers, clean_up_tokenization_spaces=False))
+
 
 def lm_cross_entropy_loss(
     logits: Tensor, tokens: Tensor, attention_mask: Tensor | None = None, per_token: bool = False
@@ -206,6 +182,6 @@ def lm_cross_entropy_loss(
 
 
 def lm_accuracy(logits: Tensor, tokens: Tensor, per_token: bool = False) -> Tensor:
-    """Whether the likeliest next token is the next one, [prompt, pos - 1] if `per_token`, else how often."""
+    """Return which next tokens are the likeliest, [prompt, pos - 1], with `per_token`; else their share."""
     is_right = logits[..., :-1, :].argmax(-1) == tokens[..., 1:]
     return is_right if per_token else is_right.float().mean()

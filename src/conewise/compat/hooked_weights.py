@@ -1,15 +1,18 @@
-"""The weights of a model under the names of TransformerLens: `model.W_Q`, `model.W_U`, `model.b_out`."""
+"""Weights, parts and sizes under TransformerLens's names: `model.W_Q`, `model.blocks[3]`, `model.cfg`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from conewise.compat.hook_table import HookTable
-from conewise.compat.matrices import FactoredMatrix, Matrices, stacked
+from conewise.compat.hook_points import HookPoint
+from conewise.compat.hook_table import BIASES, HookTable
+from conewise.compat.matrices import FactoredMatrix, Matrices, Norm, stacked
 from conewise.runs.run import Run
 
 
@@ -105,7 +108,9 @@ def config_of(table: HookTable, probe: Run, tokenizer: Any, name: str) -> Hooked
         normalization_type=None if norm is None else "LN" if norm.is_centered else "RMS",
         final_rms=final is not None and not final.is_centered,
         eps=None if norm is None else norm.eps,
-        positional_embedding_type=_positions(table, kinds),
+        positional_embedding_type=(
+            "standard" if table.pos_embed is not None else "rotary" if "rot_q" in kinds else "other"
+        ),
         device=weight.device,
         dtype=weight.dtype,
         model_name=name,
@@ -118,13 +123,107 @@ def config_of(table: HookTable, probe: Run, tokenizer: Any, name: str) -> Hooked
     )
 
 
-def _positions(table: HookTable, kinds: tuple[str, ...]) -> str:
-    if table.pos_embed is not None:
-        return "standard"
-    return "rotary" if "rot_q" in kinds else "other"
-
-
 Tensor = torch.Tensor
+
+
+class Part:
+    """One part: the hook points and the weights under its path, and the parts inside of it."""
+
+    def __init__(
+        self,
+        path: str,
+        points: Mapping[str, HookPoint],
+        weights: Mapping[str, Callable[[], Tensor]],
+        parts: Mapping[str, Part] | None = None,
+    ) -> None:
+        self._path, self._points, self._weights, self._parts = path, points, weights, dict(parts or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in self._parts:
+            return self._parts[name]
+        if name in self._weights:
+            return self._weights[name]()
+        if f"{self._path}.{name}" in self._points:
+            return self._points[f"{self._path}.{name}"]
+        raise AttributeError(f"{self._path} has no {name!r}; it has {', '.join(dir(self))}.")
+
+    def __dir__(self) -> list[str]:
+        prefix = f"{self._path}."
+        own = [name.removeprefix(prefix) for name in self._points if name.startswith(prefix)]
+        return [*self._parts, *self._weights, *(name for name in own if "." not in name)]
+
+    def __repr__(self) -> str:
+        return f"{self._path}: {', '.join(dir(self))}"
+
+
+class NormPart(Part):
+    """A norm: called with a stream, it is the module's own; `w` and `b` are its gain and bias."""
+
+    def __init__(self, path: str, points: Mapping[str, HookPoint], norm: Norm) -> None:
+        super().__init__(path, points, {"w": lambda: norm.w, "b": lambda: norm.b})
+        self._norm = norm
+
+    @property
+    def eps(self) -> float:
+        """The number that is added under the root."""
+        return self._norm.eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normed stream."""
+        return self._norm(x)
+
+
+class Unembed(Part):
+    """The last product: called with the normed stream, it returns logits."""
+
+    def __call__(self, residual: Tensor) -> Tensor:
+        """The logits, [..., d_vocab]."""
+        return residual @ self._weights["W_U"]() + self._weights["b_U"]()
+
+
+class Embed(Part):
+    """The table of tokens: called with tokens, it returns their rows."""
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """The rows of W_E, [..., d_model]."""
+        return self._weights["W_E"]()[tokens]
+
+
+class PosEmbed(Part):
+    """The table of positions: called with tokens [prompt, pos], it returns the rows of their positions."""
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """The rows of W_pos, [prompt, pos, d_model]."""
+        return self._weights["W_pos"]()[: tokens.shape[-1]].expand(*tokens.shape, -1)
+
+
+def layer_weights(matrices: Matrices, layer: int, *, is_gated: bool) -> dict[str, Callable[[], Tensor]]:
+    """Return the weights and biases of one block by name, each read when it is called for."""
+    pairs = {
+        "Q": partial(matrices.made, "q", layer),
+        "K": partial(matrices.made, "k", layer),
+        "V": partial(matrices.made, "v", layer),
+        "O": partial(matrices.out_of_heads, layer),
+        "in": partial(matrices.made, "pre_linear" if is_gated else "pre", layer),
+        "out": partial(matrices.out_of_neurons, layer),
+    }
+    if is_gated:
+        pairs["gate"] = partial(matrices.made, "pre", layer)
+
+    def one(name: str, number: int) -> Callable[[], Tensor]:
+        return lambda: pairs[name]()[number]
+
+    return {f"{letter}_{name}": one(name, number) for name in pairs for number, letter in enumerate("Wb")}
+
+
+IN_ATTENTION = frozenset({f"{letter}_{name}" for letter in "Wb" for name in "QKVO"})
+
+
+def _stacked(name: str, shape: str) -> Any:
+    """Return the property of a weight that every block has, stacked; `shape` is its description."""
+    return property(lambda self: stacked(partial(self.weight, name), self.cfg.n_layers), doc=f"{shape}.")
 
 
 class HookedWeights:
@@ -137,77 +236,38 @@ class HookedWeights:
     cfg: HookedConfig
     module: Any
     table: HookTable
+    hook_dict: dict[str, HookPoint]
     _matrices: Matrices
 
-    @property
-    def W_Q(self) -> Tensor:
-        """[layer, head, d_model, d_head]."""
-        return self._made("q")[0]
-
-    @property
-    def W_K(self) -> Tensor:
-        """[layer, head, d_model, d_head], of the heads of keys."""
-        return self._made("k")[0]
-
-    @property
-    def W_V(self) -> Tensor:
-        """[layer, head, d_model, d_head], of the heads of values."""
-        return self._made("v")[0]
-
-    @property
-    def W_O(self) -> Tensor:
-        """[layer, head, d_head, d_model]."""
-        return stacked(lambda layer: self._matrices.out_of_heads(layer)[0], self.cfg.n_layers)
-
-    @property
-    def b_Q(self) -> Tensor:
-        """[layer, head, d_head]."""
-        return self._made("q")[1]
-
-    @property
-    def b_K(self) -> Tensor:
-        """[layer, head, d_head], of the heads of keys."""
-        return self._made("k")[1]
-
-    @property
-    def b_V(self) -> Tensor:
-        """[layer, head, d_head], of the heads of values."""
-        return self._made("v")[1]
-
-    @property
-    def b_O(self) -> Tensor:
-        """[layer, d_model]."""
-        return stacked(lambda layer: self._matrices.out_of_heads(layer)[1], self.cfg.n_layers)
-
-    @property
-    def W_in(self) -> Tensor:
-        """[layer, d_model, d_mlp]; of a gated MLP, what is not activated."""
-        return self._made("pre_linear" if self.cfg.gated_mlp else "pre")[0]
-
-    @property
-    def b_in(self) -> Tensor:
-        """[layer, d_mlp]."""
-        return self._made("pre_linear" if self.cfg.gated_mlp else "pre")[1]
+    W_Q = _stacked("W_Q", "[layer, head, d_model, d_head]")
+    W_K = _stacked("W_K", "[layer, head, d_model, d_head], of the heads of keys")
+    W_V = _stacked("W_V", "[layer, head, d_model, d_head], of the heads of values")
+    W_O = _stacked("W_O", "[layer, head, d_head, d_model]")
+    b_Q = _stacked("b_Q", "[layer, head, d_head]")
+    b_K = _stacked("b_K", "[layer, head, d_head], of the heads of keys")
+    b_V = _stacked("b_V", "[layer, head, d_head], of the heads of values")
+    b_O = _stacked("b_O", "[layer, d_model]")
+    W_in = _stacked("W_in", "[layer, d_model, d_mlp]; of a gated MLP, what is not activated")
+    b_in = _stacked("b_in", "[layer, d_mlp]")
+    W_out = _stacked("W_out", "[layer, d_mlp, d_model]")
+    b_out = _stacked("b_out", "[layer, d_model]")
 
     @property
     def W_gate(self) -> Tensor | None:
         """[layer, d_model, d_mlp] of a gated MLP, what is activated; None of another one."""
-        return self._made("pre")[0] if self.cfg.gated_mlp else None
+        return self._of_gate("W_gate")
 
     @property
     def b_gate(self) -> Tensor | None:
         """[layer, d_mlp] of a gated MLP; None of another one."""
-        return self._made("pre")[1] if self.cfg.gated_mlp else None
+        return self._of_gate("b_gate")
 
-    @property
-    def W_out(self) -> Tensor:
-        """[layer, d_mlp, d_model]."""
-        return stacked(self.out_of_neurons, self.cfg.n_layers)
+    def _of_gate(self, name: str) -> Tensor | None:
+        return stacked(partial(self.weight, name), self.cfg.n_layers) if self.cfg.gated_mlp else None
 
-    @property
-    def b_out(self) -> Tensor:
-        """[layer, d_model]."""
-        return stacked(lambda layer: self._matrices.out_of_neurons(layer)[1], self.cfg.n_layers)
+    def weight(self, name: str, layer: int) -> Tensor:
+        """Return a weight or a bias of one block: `weight("W_Q", 3)`."""
+        return layer_weights(self._matrices, layer, is_gated=self.cfg.gated_mlp)[name]()
 
     @property
     def W_E(self) -> Tensor:
@@ -261,18 +321,10 @@ class HookedWeights:
     def _repeated(self, weight: Tensor) -> Tensor:
         return weight.repeat_interleave(self.cfg.n_heads // weight.shape[1], 1)
 
-    def out_of_heads(self, layer: int) -> Tensor:
-        """W_O of one layer."""
-        return self._matrices.out_of_heads(layer)[0]
-
-    def out_of_neurons(self, layer: int) -> Tensor:
-        """W_out of one layer."""
-        return self._matrices.out_of_neurons(layer)[0]
-
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Tensor:
-        """What the biases of attention and MLPs before `layer` add to the stream, [d_model].
+        """Return what the biases of attention and MLPs before `layer` add to the stream, [d_model].
 
         `mlp_input`: and that of the attention of `layer`. Raises ValueError where a bias is normed on its way
         into the stream: there it is another vector at each position.
@@ -284,37 +336,14 @@ class HookedWeights:
                 total = total + self._constant("mlp_out", number)
         return total
 
-    def bias_of(self, kind: str, layer: int) -> Tensor:
-        """b_O ("attn_out") or b_out ("mlp_out") of one layer."""
-        of = self._matrices
-        return (of.out_of_heads if kind == "attn_out" else of.out_of_neurons)(layer)[1]
-
     def _constant(self, kind: str, layer: int) -> Tensor:
-        written, bias = self.table.written(kind, layer), self.bias_of(kind, layer)
+        written, bias = self.table.written(kind, layer), self.weight(BIASES[kind], layer)
         if written.norm is not None and bool(bias.any()):
             raise ValueError(
                 f"the bias of {kind!r} in layer {layer} is normed before it is added to the stream, with "
                 "another scale at each position. `cache.get_full_resid_decomposition` has it for a run."
             )
         return written.constant(bias, None)
-
-    def tokens_to_residual_directions(self, tokens: Any) -> Tensor:
-        """The columns of W_U of tokens, [..., d_model]: what the final norm's output is multiplied with."""
-        if isinstance(tokens, str):
-            tokens = self.to_single_token(tokens)
-        numbers = torch.as_tensor(tokens, device=self.cfg.device)
-        if numbers.numel() == 1:
-            numbers = numbers.reshape(())
-        weight = _weight(self._embedding("get_output_embeddings", "W_U"), "W_U").detach()
-        return weight[numbers]
-
-    def to_single_token(self, string: str) -> int:
-        """The token of a text that is one."""
-        raise NotImplementedError
-
-    def _made(self, kind: str) -> tuple[Tensor, Tensor]:
-        made = [self._matrices.made(kind, layer) for layer in range(self.cfg.n_layers)]
-        return tuple(stacked(lambda layer, i=i: made[layer][i], len(made)) for i in (0, 1))  # type: ignore[return-value, misc]
 
     def _embedding(self, method: str, matrix: str) -> nn.Module:
         find = getattr(self.module, method, None)
@@ -324,6 +353,57 @@ class HookedWeights:
                 f"this model has no {matrix}: `{type(self.module).__name__}.{method}()` returns no module."
             )
         return found
+
+    # -- parts by their paths ----------------------------------------------------------------------
+
+    @cached_property
+    def blocks(self) -> list[Part]:
+        """The blocks: `model.blocks[3].attn.W_Q`, `model.blocks[3].hook_resid_pre`."""
+        return [self._block(layer) for layer in range(self.cfg.n_layers)]
+
+    def _block(self, layer: int) -> Part:
+        """Return one block: `attn` and `mlp` with their weights, its norms, and the hooks of the stream."""
+        path, points, norms = f"blocks.{layer}", self.hook_dict, self.table.norms
+        weights = layer_weights(self._matrices, layer, is_gated=self.cfg.gated_mlp)
+        of_heads = {name: read for name, read in weights.items() if name in IN_ATTENTION}
+        of_neurons = {name: read for name, read in weights.items() if name not in IN_ATTENTION}
+        parts: dict[str, Part] = {
+            "attn": Part(f"{path}.attn", points, of_heads),
+            "mlp": Part(f"{path}.mlp", points, of_neurons),
+        }
+        for name in ("ln1", "ln1_post", "ln2", "ln2_post"):
+            where = f"{path}.{name}"
+            if where in norms:
+                parts[name] = NormPart(where, points, norms[where])
+        return Part(path, points, {}, parts)
+
+    @property
+    def ln_final(self) -> NormPart:
+        """The norm in front of the unembedding; call it with a stream."""
+        norm = self.table.norms.get("ln_final")
+        if norm is None:
+            raise AttributeError("this model has no ln_final: no norm reads the end of its stream.")
+        return NormPart("ln_final", self.hook_dict, norm)
+
+    @property
+    def unembed(self) -> Unembed:
+        """The unembedding; call it with the normed stream."""
+        return Unembed("unembed", self.hook_dict, {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U})
+
+    @property
+    def embed(self) -> Embed:
+        """The table of tokens; call it with tokens."""
+        return Embed("embed", self.hook_dict, {"W_E": lambda: self.W_E})
+
+    @property
+    def pos_embed(self) -> PosEmbed:
+        """The table of positions; call it with tokens."""
+        return PosEmbed("pos_embed", self.hook_dict, {"W_pos": lambda: self.W_pos})
+
+    @property
+    def all_head_labels(self) -> list[str]:
+        """L0H0, L0H1, ..."""
+        return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
 
 
 def _weight(module: nn.Module, matrix: str) -> Tensor:

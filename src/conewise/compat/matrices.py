@@ -43,7 +43,7 @@ class FactoredMatrix:
 
     @property
     def ndim(self) -> int:
-        """How many dimensions the product has."""
+        """The number of dimensions of the product."""
         return len(self.shape)
 
     @property
@@ -303,7 +303,7 @@ def stacked(of_layer: Callable[[int], Tensor], layers: int) -> Tensor:
 LARGE = 64.0
 """Beside the square of this, no norm's epsilon counts."""
 ALIKE = 1e-4
-"""How near, beside its largest number, a module's output has to be to what is computed here in its place."""
+"""The largest deviation of a module's output from what is computed here, as a share of its largest number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,20 +333,20 @@ class Norm:
         return self._applied(torch.zeros_like(self._probe()))
 
     def centered(self, x: Tensor) -> Tensor:
-        """What is divided by the scale."""
+        """Return what is divided by the scale."""
         return x - x.mean(-1, keepdim=True) if self.is_centered else x
 
     def scale(self, x: Tensor) -> Tensor:
-        """What it divides by, [..., 1]."""
+        """Return what it divides by, [..., 1]."""
         found: Tensor = (self.centered(x).square().mean(-1, keepdim=True) + self.eps).sqrt()
         return found
 
     def affine(self, normalized: Tensor) -> Tensor:
-        """What the module makes of a value that is normalised already."""
+        """Return what the module makes of a value that is normalised already."""
         return normalized * self.w + self.b
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What the module itself makes of x."""
+        """Return what the module itself makes of x."""
         return self._applied(x)
 
     def _probe(self) -> Tensor:
@@ -363,7 +363,7 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """How an output projection gets into the stream: through a norm of its own, times `factor`, plus `shift`.
+    """The way of an output projection into the stream: through a norm, times `factor`, plus `shift`.
 
     Each may be None: then there is none. With the scale that the norm has in a run this is linear, and the
     parts of the projection become parts of what is added to the stream.
@@ -382,7 +382,7 @@ class Written:
         return parts if self.factor is None else parts * self.factor
 
     def constant(self, bias: Tensor, scale: Tensor | None) -> Tensor:
-        """What is added to the stream where all parts are 0; `bias` is that of the projection."""
+        """Return what is added to the stream where all parts are 0; `bias` is that of the projection."""
         made = self.parts(bias, scale)
         if self.norm is not None:
             made = made + (self.norm.b if self.factor is None else self.norm.b * self.factor)

@@ -1,4 +1,4 @@
-"""What a sweep in the manner of TransformerLens returns when more than one number a cell is asked for."""
+"""The result of a sweep in the manner of TransformerLens, with more than one number for each cell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 ROW_BY_ROW = frozenset(
     {"bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "half", "to"}
 )
-"""What changes each position on its own, so that its result may be watched in the place of the logits."""
+"""Functions that change each position on its own: their result may be watched in place of the logits."""
 ALONG_THE_VOCABULARY = frozenset({"log_softmax", "softmax"})
 """The same, if the dimension is the last one."""
 
@@ -70,7 +70,7 @@ class LastPosition(Tensor):
 
 
 def reads_last(index: Any, shape: Sequence[int]) -> bool:
-    """Whether an index into [prompt, pos, vocabulary] reads the last position and no other."""
+    """True if an index into [prompt, pos, vocabulary] reads the last position and no other."""
     entries = list(index) if isinstance(index, tuple) else [index]
     if any(entry is None or isinstance(entry, bool) or _is_mask(entry) for entry in entries):
         return False
@@ -92,7 +92,7 @@ def _is_mask(entry: Any) -> bool:
 
 
 def reads_only_last(function: Callable[[Tensor], Any], logits: Tensor) -> bool:
-    """Whether a function of these logits reads their last position alone, as far as this one call shows."""
+    """True if a function of these logits reads their last position alone, as far as this one call shows."""
     try:
         with torch.no_grad():
             function(LastPosition.of(logits[:, -1], logits.shape[1]))
@@ -147,7 +147,7 @@ class PatchingResult:
         return deviation / math.sqrt(self.values.shape[-1])
 
     def effect(self) -> Tensor:
-        """What each patch changes: the values minus the corrupted run's."""
+        """The change of each patch: the values minus the corrupted run's."""
         return self.values - self._spread(self._expected_baseline())
 
     def normalized(self, clean_baseline: Tensor) -> Tensor:
