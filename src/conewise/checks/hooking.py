@@ -35,7 +35,7 @@ the nearest by far when every other is more than so many times as far off."""
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What goes into a call of a module, or comes out of it."""
+    """The values that go into a call of a module, or come out of it."""
 
     call: ModuleCall
     is_output: bool
@@ -66,7 +66,7 @@ class Spot:
     is_reshaped: bool = False
 
     def read(self, whole: Any) -> Any:
-        """What stands there; None where nothing does."""
+        """Return the value that stands there; None where there is none."""
         for step in self.way:
             try:
                 whole = getattr(whole, str(step)) if _is_attribute(whole, step) else whole[step]
@@ -151,7 +151,7 @@ class HookedModule:
         }
 
     def read(self, hooks: Iterable[Hook], inputs: Mapping[str, Tensor]) -> dict[Hook, Tensor]:
-        """What passes through the hooks in the run of `inputs`."""
+        """Return the values that pass through the hooks in the run of `inputs`."""
         seen: dict[Hook, Tensor] = {}
 
         def keep(hook: Hook) -> Replacement:
@@ -165,7 +165,7 @@ class HookedModule:
         return seen
 
     def outputs(self, inputs: Mapping[str, Tensor], changes: Mapping[Hook, Replacement]) -> Any:
-        """What the module returns when the hooked values are changed so."""
+        """Return the outputs of the module with the hooked values changed so."""
         by_boundary: dict[Boundary, dict[int, Replacement]] = {}
         for hook, change in changes.items():
             by_boundary.setdefault(hook.boundary, {})[hook.leaf] = _in_shape(hook.shape, change)

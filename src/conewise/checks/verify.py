@@ -30,7 +30,7 @@ from conewise.runs.run import baseline
 from conewise.templates import heading, verdict
 
 MULTIPLE = 2
-"""How many times the module's own error a right computation may have: both round, each in its own way."""
+"""The error that is allowed, as a factor of the module's own: both round, each in its own way."""
 
 _HIGHER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
@@ -70,7 +70,7 @@ class Reference:
         return Call(args, kwargs)
 
     def shaken(self, outputs: Any, own: Any, draws: int = 8) -> Iterator[Any]:
-        """What the copy returned, with random errors as large as those of what the module itself returned."""
+        """Yield the copy's outputs with random errors as large as those of the module's own outputs."""
         precise, spec = tree_flatten(outputs)
         theirs = tree_flatten(own)[0]
         where = {one.device for one in precise if _is_number(one)}
@@ -118,7 +118,7 @@ def reference_of(module: nn.Module, own: torch.dtype) -> Reference:
 
 
 def allowed_error(own_error: float, own: torch.dtype, scale: float, multiple: int = MULTIPLE) -> float:
-    """How far from the reference a right computation may be, where the module itself is `own_error` off.
+    """Return the distance from the reference that is allowed, where the module itself is `own_error` off.
 
     The second term is for values that the module happens to hit: half a machine epsilon of the largest value.
     """
@@ -170,7 +170,7 @@ SMALLEST = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was checked, and what was found.
+    """The result of a comparison of the graph with its module.
 
     `bitwise`: on every input, every output of the graph equalled the module's bit for bit. Where it did not,
     `worst` is the largest difference, and `excess` the largest distance of an output from that of the module
@@ -200,7 +200,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was checked held."""
+        """True if all that was checked held."""
         is_the_module = self.bitwise or (self.may_round and self.excess <= 1)
         if self.calls_differ:
             return False
@@ -244,7 +244,7 @@ class _Precise:
         self.missing = ""
 
     def outputs(self, call: Call, like: Sequence[Tensor]) -> list[Tensor] | None:
-        """What it returns for a call, where the module itself returns something `like` this."""
+        """Return its outputs for a call, where the module itself returns something `like` this."""
         if self.missing:
             return None
         try:
@@ -335,7 +335,7 @@ def verify(model: Captured, *, seed: int, samples: int) -> Verification:
 def _excesses(
     ours: Sequence[Tensor], theirs: Sequence[Tensor], precise: Sequence[Tensor] | None
 ) -> Iterator[float]:
-    """How far from the reference each output of the graph is, as a share of what is allowed.
+    """Yield the distance of each output of the graph from the reference, as a share of what is allowed.
 
     Without one, which float64 has not, 100 machine epsilons of the largest output are allowed.
     """
@@ -362,7 +362,7 @@ def _row_deviations(
     outputs: Sequence[Tensor],
     precise: _Precise,
 ) -> Iterator[tuple[float, float]]:
-    """How far each output's row lies from the row alone, relative to the largest; and its tolerance."""
+    """Yield the distance of each output's row from the row alone, relative to the largest; its tolerance."""
     solo, length = sampler.alone(call, row)
     alone = tensor_leaves(baseline(model, solo.args, solo.kwargs).outputs)
     # Outputs may be cast to more bits than they were computed with.

@@ -42,7 +42,7 @@ _LIKE_GPT2 = {"gpt-2", "gpt2", "phi-2", "mpt", "olmo", "olmo2", "jais"}
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says of itself: its settings, and how each kind of tensor is stored."""
+    """The header of a GGUF file: its settings, and the storage of each kind of tensor."""
 
     settings: dict[str, Any]
     tensors: tuple[str, ...]
@@ -55,7 +55,7 @@ class Header:
 
     @property
     def begins_with_bos(self) -> bool:
-        """Whether text is to begin with the token for "beginning of sequence".
+        """True if text is to begin with the token for "beginning of sequence".
 
         Where the file does not say, llama.cpp does it for SentencePiece vocabularies alone.
         """
@@ -64,7 +64,7 @@ class Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins as a GGUF file does."""
+    """True if the file begins as a GGUF file does."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 

@@ -1,4 +1,4 @@
-"""Where weights are read from: safetensors in a folder, the hub, and the cache folder."""
+"""Files of weights: safetensors in a folder, the hub, and the cache folder."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _seal(folder: Path) -> None:
 
 
 def flaw(entry: Path) -> str | None:
-    """What is wrong with an entry, in words; None where it is whole.
+    """Return what is wrong with an entry, in words; None where it is whole.
 
     It is whole when it has its record, and in it just the files that the record lists, each with its
     checksum. All is read, which takes about a second for a gigabyte.
@@ -177,7 +177,7 @@ def file_of(name: str, file: str, revision: str | None, *, local_only: bool) -> 
 
 
 def answer(error: BaseException) -> str:
-    """What the hub said, in a few words."""
+    """Return the answer of the hub in a few words."""
     match error:
         case GatedRepoError():  # it is a RepositoryNotFoundError too
             return "there, access has to be asked for on the model's page; then log in with `hf auth login`"
@@ -199,14 +199,14 @@ Find = Callable[[str], Path | None]
 
 @dataclass(frozen=True)
 class WeightCount:
-    """How many weights the files of a model hold, and in how many bytes."""
+    """The number of weights in the files of a model, and the bytes that they take."""
 
     tensors: int
     size: int
 
 
 def check_weights(where: str, find: Find, named: object, *, is_folder: bool) -> WeightCount | None:
-    """How many weights a model has; one is refused whose weights are not safetensors of its own.
+    """Count the weights of a model; refuse one whose weights are not safetensors of its own.
 
     `named` is the file that the configuration says they are in, mostly None. The result is None where there
     are no weights: that is left for transformers to say. Raises LoadError.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 DRAWN = 400_000
-"""How many weights one figure draws at most."""
+"""The most weights that one figure draws."""
 
 
 @checked

@@ -32,7 +32,7 @@ _ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "jumprelu_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"),
     "jumprelu_skip_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"),
 }
-"""What each architecture is computed with."""
+"""The weights of each architecture."""
 
 
 class Dictionary(nn.Module):
@@ -64,7 +64,7 @@ class Dictionary(nn.Module):
 
     @property
     def latents(self) -> int:
-        """How many latents it has."""
+        """The number of latents."""
         return int(self.W_dec.shape[0])
 
     def encode(self, value: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ _FLAGS = ("apply_b_dec_to_input", "rescale_acts_by_decoder_norm", "finetuning_sc
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What `cfg.json` says, with what it says of the model beside it."""
+    """Return the settings of `cfg.json`, with those of the model beside them."""
     if not all(is_there(folder / name, Path.is_file) for name in (CONFIG, WEIGHTS)):
         there = (
             ", ".join(sorted(path.name for path in folder.iterdir())[:8])
@@ -193,7 +193,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _architecture(folder: Path, settings: Mapping[str, Any]) -> str:
-    """Which architecture it is. Raises DictionaryError where that is not computed here."""
+    """Return the architecture. Raises DictionaryError where that is not computed here."""
     found = settings.get("architecture") or "standard"
     activation = settings.get("activation_fn") or "relu"
     if found == "standard" and activation == "topk":
@@ -258,7 +258,7 @@ def _weights(folder: Path, architecture: str, dtype: torch.dtype | None, device:
 
 
 def _is_centred(settings: Mapping[str, Any], architecture: str) -> bool:
-    """Whether b_dec is taken off what is read: so it is in autoencoders, unless they say otherwise."""
+    """True if b_dec is taken off what is read, as in autoencoders, unless they say otherwise."""
     said = settings.get("apply_b_dec_to_input")
     return "transcoder" not in architecture if said is None else bool(said)
 

@@ -31,7 +31,7 @@ from conewise.threads import one_module
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a forward computes: positions `start` to `stop` of so many `rows`; the prompt ends at `prompt`."""
+    """The positions of a forward: `start` to `stop` of so many `rows`; the prompt ends at `prompt`."""
 
     start: int
     stop: int
@@ -52,9 +52,9 @@ class StepPatch:
     value: Part
     is_new: bool
     has_sizes: bool = field(init=False)
-    """Whether the view of its value depends on the sizes of a run."""
+    """True if the view of its value depends on the sizes of a run."""
     is_whole: bool = field(init=False)
-    """Whether the value is a function of a node's value as it lies."""
+    """True if the value is a function of a node's value as it lies."""
     _known: dict[tuple[Any, ...], tuple[Any, ...]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class StepPatch:
         return self._known[key]
 
     def _given(self, at: Sequence[int], present: Tensor) -> Tensor:
-        """What was given for these positions; a row for each that a search keeps of a prompt."""
+        """Return what was given for these positions; a row for each that a search keeps of a prompt."""
         assert isinstance(self.value, Tensor)
         new, axes = self.value, self.found.part_axes
         chosen = self.place.part["pos"]
@@ -202,7 +202,7 @@ class _Counted:
         self.calls = 0
 
     def __call__(self, _: nn.Module, first: Any, second: Any) -> Any:
-        """What goes on from here; None where nothing is changed."""
+        """Return what goes on from here; None where nothing is changed."""
         if threading.get_ident() not in self.live:
             return None
         number, self.calls = self.calls, self.calls + 1
@@ -224,7 +224,7 @@ class _Counted:
 
 
 def _past(kwargs: Mapping[str, Any]) -> int:
-    """How many positions were computed before, and are in the cache."""
+    """Return the number of positions that were computed before, and are in the cache."""
     cache = kwargs.get("past_key_values")
     if cache is not None and hasattr(cache, "get_seq_length"):
         return int(cache.get_seq_length())
@@ -253,12 +253,12 @@ OPTIONS = {
     "num_beams": "Samples",
     "num_return_sequences": "Samples",
 }
-"""What options of the module's own `generate` are, which does not look at all of them itself."""
+"""The checks of options of the module's own `generate`, which does not look at all of them itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a model wrote: `ids` are the prompts and what follows them, `new` are the tokens that follow.
+    """Generated text: `ids` are the prompts and what follows them, `new` are the tokens that follow.
 
     `texts` are those tokens as text, one for each row, where there was a tokenizer; else None. `returned` is
     what the module's own `generate` returned.

@@ -45,21 +45,21 @@ class LinearMetric(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
 
     @property
     def linear(self) -> Rows:
-        """How it is a sum of logits: see `Metric`."""
+        """The coefficients of the sum of logits that it is: see `Metric`."""
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """How many positions stand behind the one that is read, in each prompt; none for the last."""
+        """The number of positions behind the one that is read, in each prompt; none for the last."""
 
 
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitAttribution:
-    """What each part adds to a metric: `tensor` is [part, prompt], or [part, prompt, pos] by position.
+    """The contributions of parts to a metric: `tensor` is [part, prompt], or [part, prompt, pos] by position.
 
     The norm's scale is as it is in the run. The parts add up to `numbers`, the metric itself, [prompt] or
     [prompt, pos]. That was checked: they differ by `deviation` of what is added up, which is rounding;
@@ -83,11 +83,11 @@ class LogitAttribution:
 
     @property
     def has_positions(self) -> bool:
-        """Whether there is a number for each position."""
+        """True if there is a number for each position."""
         return self.tensor.ndim == 3
 
     def __getitem__(self, name: str) -> Tensor:
-        """What one part adds, [prompt] or [prompt, pos]."""
+        """The contribution of one part, [prompt] or [prompt, pos]."""
         return self.tensor[index_of(self.names, name)]
 
     def __len__(self) -> int:
@@ -257,7 +257,7 @@ def _logits(run: TakenRun, name: str, prompts: int) -> Tensor:
 def _compared(
     run: TakenRun, facts: EdgeFacts, way: Unembedding, name: str, added: Tensor, whole: Tensor
 ) -> tuple[float, float]:
-    """How far the parts are off the metric, as a share of what is added up, and how far they may be."""
+    """Return the distance of the parts from the metric, as a share of what is added up; and the limit."""
     behind = [allowed for dtype, allowed in TOLERANCES.items() if dtype in way.dtypes]
     allowed = max(facts.parts.tolerance(way.reader.entry), *behind)
     sizes = added.abs().sum(0).clamp(min=1e-30)

@@ -94,7 +94,7 @@ class Splice(nn.Module):
         self.encode, self.decode = Held(encode), Held(decode)
         self.latents, self.error = nn.Identity(), nn.Identity()
         self.read: dict[int, Tensor] = {}
-        """What was read to be encoded, by the thread that runs the module."""
+        """The values that were read to be encoded, by the thread that runs the module."""
 
     def forward(self, value: Tensor, read: Tensor | None = None) -> Tensor:
         """`value` with the dictionary in it; the latents are of `read`, where they are those of another."""
@@ -119,7 +119,7 @@ class SpliceHook:
         self.calls: dict[int, int] = {}  # of each thread, which may all run the module at once
 
     def __call__(self, _: nn.Module, first: Any, second: Any) -> Any:
-        """What goes on from here: nothing else where it is not the call, or where the splice only reads."""
+        """Return what goes on from here: nothing else at other calls, or where the splice only reads."""
         thread = threading.get_ident()
         number = self.calls.get(thread, 0)
         self.calls[thread] = number + 1
@@ -166,7 +166,7 @@ def with_splice(
 
 
 def _forward_of_sequence(self: nn.Sequential, input: Any) -> Any:  # noqa: A002  # as torch calls it
-    """What a sequence computes: each of its modules in turn, but for dictionaries, which act by hooks."""
+    """Compute a sequence: each of its modules in turn, but for dictionaries, which act by hooks."""
     for part in self:
         if not isinstance(part, Splice):
             input = part(input)  # noqa: A001
@@ -198,7 +198,7 @@ class Splicing:
     spliced: Spliced
 
     def checked(self, before: Captured, now: Captured) -> Spliced:
-        """What is known of the dictionary, once the outputs with it were compared with those before.
+        """Return what is known of the dictionary, once the outputs with it were compared with those before.
 
         Raises DictionaryError where they are not the same.
         """
@@ -231,7 +231,7 @@ class Splicing:
 def splicing(
     model: Captured, place: PlaceLike, encode: Function, decode: Function, reads: PlaceLike | None, name: str
 ) -> Splicing:
-    """What it takes to splice a dictionary in at a place; see `Model.splice`. The model is left as it is."""
+    """Prepare to splice a dictionary in at a place; see `Model.splice`. The model is left as it is."""
     model.expect_program("splice a dictionary in")
     model.weights.expect_captured()  # it goes into a copy of the module as it is now
     at = as_place(place)
@@ -312,7 +312,7 @@ def _found(model: Captured, place: Place) -> Located:
 
 
 def _has_features_last(view: View) -> bool:
-    """Whether the last dimension is that of features, heads packed in it or not, and no other one is."""
+    """True if the last dimension is that of features, heads packed in it or not, and no other one is."""
     last = view.packing[-1] if view.packing else ()
     return bool(last) and view.axes[-len(last) :] == last and {"batch", "pos"}.isdisjoint(last)
 
@@ -365,7 +365,7 @@ def _size(size: Size, dim: int) -> int:
 
 
 def _applied(half: str, function: Any, example: Tensor) -> Tensor:
-    """What `encode` or `decode` makes of an example. Raises DictionaryError where that is not one tensor."""
+    """Call `encode` or `decode` with an example. Raises DictionaryError where that returns not one tensor."""
     if not callable(function):
         raise DictionaryError(f"{half} is a function of a tensor, or a module, not {describe(function)}.")
     shown = f"{half}, given a tensor of shape {tuple(example.shape)}, {example.dtype}, on {example.device},"
@@ -380,7 +380,7 @@ def _applied(half: str, function: Any, example: Tensor) -> Tensor:
 
 
 def _latents(encode: Any, value: Tensor, place: Place) -> Tensor:
-    """What `encode` makes of a value: the same, but for the last dimension, which is that of latents."""
+    """Return the latents of a value: the same shape, but for the last dimension, which is that of latents."""
     found = _applied("encode", encode, value)
     if found.ndim != value.ndim or found.shape[:-1] != value.shape[:-1] or not found.is_floating_point():
         wanted = ", ".join(map(str, (*value.shape[:-1], "latents")))

@@ -26,7 +26,7 @@ from conewise.anatomy.selectors import (
 )
 from conewise.anatomy.sites import Located
 from conewise.arguments import Count, as_bytes, checked, expect
-from conewise.checks.witness import Rerun
+from conewise.checks.recheck import Rerun
 from conewise.errors import BudgetError, NoEffectWarning, SweepError
 from conewise.jobs.job import run_job, run_jobs
 from conewise.jobs.processes import Processes

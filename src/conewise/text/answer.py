@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Asked(Protocol):
-    """What an answer has to know of its question."""
+    """The question of an answer, as far as the answer reads it."""
 
     @property
     def model(self) -> Captured:
@@ -36,7 +36,7 @@ class Asked(Protocol):
 
     @property
     def numbers(self) -> Sequence[Sequence[int]]:
-        """Which prompts each group has, by number."""
+        """The prompts of each group, by number."""
 
     def sweep(self, group: int) -> Sweep:
         """The sweep of one group."""
@@ -220,7 +220,7 @@ def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> 
 
 
 def _missing(results: Sequence[Result]) -> Iterator[Missing]:
-    """What is missing, with batches counted through all groups."""
+    """Return what is missing, with batches counted through all groups."""
     before = 0
     for result in results:
         for one in result.missing:
@@ -242,7 +242,7 @@ def _whole_ledger(ledgers: Sequence[SweepLedger]) -> SweepLedger:
 
 
 def _whole_provenance(provenances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all groups share, their batches one after another, and every metric that was read."""
+    """Return what all groups share, their batches one after another, and every metric that was read."""
     metrics = [metric for one in provenances for metric in one["metrics"]]
     return {
         **provenances[0],
@@ -287,12 +287,12 @@ class HeldOut:
 
     @property
     def shares(self) -> Tensor:
-        """How much of the way each set goes on the held out prompts."""
+        """The share of the way that each set goes on the held out prompts."""
         return self.tried.normalised
 
     @property
     def found_shares(self) -> Tensor:
-        """How much of the way each set goes on the prompts that it was found on."""
+        """The share of the way that each set goes on the prompts that it was found on."""
         return self.tried_where_found.normalised
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ MOST = 256 * 2**20
 """Bytes of the largest file of prompts that is read."""
 
 BETWEEN = "|"
-"""What stands between the answers in a CSV file."""
+"""The separator of answers in a CSV file."""
 
 _LINES = (".jsonl", ".ndjson")
 _EXAMPLE = (
@@ -79,7 +79,7 @@ def as_pairs(given: Any, *, needs_both: bool = True) -> list[Pair]:
 
 
 def _is_file_name(text: str) -> bool:
-    """Whether a text names a file, and is no prompt: a prompt would be long, or have spaces and no suffix."""
+    """True if a text names a file, and is no prompt: a prompt would be long, or have spaces and no suffix."""
     has_suffix = Path(text).suffix.lower() in {*_LINES, ".json", ".csv"} if len(text) < 4096 else False
     return has_suffix or " " not in text.strip()
 

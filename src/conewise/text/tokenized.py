@@ -21,10 +21,10 @@ METRICS: Mapping[str, str] = {
     "prob": "the probability of the answer",
     "kl": "how far the prediction lies from that of the clean prompt (KL divergence)",
 }
-"""What can be read off prompts and answers, in words; all at the last position."""
+"""The metrics of prompts and answers, in words; all at the last position."""
 
 BATCH = 256
-"""How many prompts are run as one batch at most, by default."""
+"""The most prompts that are run as one batch, by default."""
 
 Progress = Callable[[int, int], None]
 """Called with how many are done, and of how many."""

@@ -114,7 +114,7 @@ class AnswerReader:
         )
 
     def is_unknown(self, tokens: Tokens) -> bool:
-        """Whether a part of a text is not in the vocabulary."""
+        """True if a part of a text is not in the vocabulary."""
         return self._unknown in tokens
 
     def shown(self, tokens: Sequence[int]) -> str:
@@ -132,7 +132,7 @@ class AnswerReader:
 
 
 def _lacks_space(text: str, prompt: str) -> bool:
-    """Whether an answer would be glued to the last word of its prompt."""
+    """True if an answer would be glued to the last word of its prompt."""
     return text[:1].isalnum() and prompt[-1:].isalnum()
 
 
