@@ -135,9 +135,10 @@ lint-js: node_modules/.made ## check format, lint and types of the pages' JavaSc
 test-js: node ## run the tests of the pages' JavaScript
 	node --test tests/javascript/*.test.js
 
-lint: setup ## check format and lint
+lint: setup ## check format and lint; says how much code there is, and how much of it the README's example runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	-@OMP_NUM_THREADS=1 $(BIN)/python .ci/size.py
 
 types: setup ## check types, strictly
 	$(BIN)/mypy
