@@ -36,7 +36,7 @@ from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep
 from conewise.text.tokens import expect_decodes
-from conewise.threads import one_module, one_thread, uncollected
+from conewise.threads import gc_paused, one_module, one_thread
 
 
 @checked
@@ -111,7 +111,7 @@ class Model(Captured):
         key = stack, None if pos is None else as_positions(pos)
         kept: dict[object, Edges] = vars(self).setdefault("_edges", {})
         if key not in kept:
-            with uncollected():
+            with gc_paused():
                 _ = facts.parts  # raises where what components wrote cannot be told apart
                 kept[key] = edges_of(facts.components, key[1])
         return kept[key]

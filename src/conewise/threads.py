@@ -15,7 +15,7 @@ from conewise.errors import BusyError
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Pause the collector of cycles: it would look at all objects of the process again and again."""
     was_on = gc.isenabled()
     gc.disable()

@@ -40,7 +40,7 @@ from conewise.sweeps.planning.planner import EXECUTORS, ModelFacts, Planner, fac
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.storage.result_data import Missing
 from conewise.sweeps.storage.store import StoredSweep
-from conewise.threads import uncollected
+from conewise.threads import gc_paused
 
 KEPT = 32
 """So many runs of an evaluator are looked at."""
@@ -210,7 +210,7 @@ class SweepJob(Job[Numbers]):
         with during("baselines", counted(batch, self.batches)):  # some make their runs when asked
             found = here.batch(batch)
         planning = during("planning", f"{self.cells:,} worlds")
-        with trusting(found, self.weights, self.phases), planning, uncollected():
+        with trusting(found, self.weights, self.phases), planning, gc_paused():
             known = cut(options.evaluator)
             plan = plan_for(self.model, sweep.spec, sweep._planned, batch, found, options, known)
         here.plans[batch] = plan
@@ -315,15 +315,15 @@ class SweepComputing(Computing):
     def begin(self, batch: int) -> Iterator[SweepUnderWay]:
         """Begin with a batch: its baselines are computed once for all chunks."""
         which, during = counted(batch, len(self.plans)), self.phases.during
-        with during("baselines", which), uncollected():
+        with during("baselines", which), gc_paused():
             found = self.batch(batch)
         self._made = None  # it is held for as long as it is under way
         weights = self._weights or self.model.weights.contents()
         with trusting(found, weights, self.phases):
             plan = self.plans[batch]
-            with during("planning"), uncollected():
+            with during("planning"), gc_paused():
                 executor = executor_for(self.model, self.spec, plan, found)
-            with during("baselines", which), uncollected():
+            with during("baselines", which), gc_paused():
                 reader = MetricReader(self.facts, found.metrics, self.spec.tokens, found.base)
                 execution = executor.over(found, reader)
             yield SweepUnderWay(self, plan, found, executor, execution)

@@ -55,7 +55,7 @@ from conewise.sweeps.storage.plan_spec import plain_spec
 from conewise.sweeps.storage.provenance import Given, lazy_provenance, provenance
 from conewise.sweeps.storage.store import StoredSweep
 from conewise.templates import heading
-from conewise.threads import Turn, one_thread, uncollected
+from conewise.threads import Turn, gc_paused, one_thread
 
 
 @contextmanager
@@ -110,7 +110,7 @@ class Sweep:
 
     @_unreported()
     @within_memory("the baseline of this sweep")
-    @uncollected()
+    @gc_paused()
     def __init__(
         self,
         model: Captured,
@@ -316,7 +316,7 @@ class Sweep:
         self, batch: Batch, max_memory: int | None, evaluator: str, cut: StoredCut | None = None
     ) -> SweepPlan:
         """The plan for a batch; `cut` is how a run that is resumed was cut."""
-        with uncollected():
+        with gc_paused():
             plan = self._planner.plan(
                 batch.base,
                 batch.source,
