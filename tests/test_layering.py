@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import conewise
-from conewise.paper.experiments import registry
+from conewise.paper import experiments
 
 PACKAGE = Path(__file__).parents[1] / "src" / "conewise"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -178,7 +178,7 @@ def test_every_module_is_used() -> None:
     """By another one, or by those who use the package: commands, drop-ins, experiments by name."""
     used = {name for path in MODULES for name in own_imports(path.read_text("utf-8")) - {name_of(path)}}
     used |= {home.removeprefix("conewise.") for home in conewise._HOMES.values()}
-    used |= {home.removeprefix("conewise.") for home in registry.HOMES.values()}
+    used |= {f"paper.experiments.{home}" for home in experiments.HOMES.values()}
     used |= {"cli.__main__", "compat.transformer_lens", "jobs.process_worker"}
     folders = {name for name in NAMES if (PACKAGE / name.replace(".", "/")).is_dir()}
     assert NAMES - used - folders == set()

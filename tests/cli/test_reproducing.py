@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from conewise.cli.app import app
-from conewise.paper.experiments import registry
+from conewise.paper import experiments
 from conewise.paper.experiments.result import Progress, Result, Row
 from tests.paper.experiments.quick import quick
 
@@ -17,7 +17,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         progress(1, 1)
         return quick(name)
 
-    monkeypatch.setattr(registry, "run", run)
+    monkeypatch.setattr(experiments, "run", run)
 
 
 def test_json_is_all_that_stands_on_the_standard_output() -> None:
@@ -63,7 +63,7 @@ def test_an_unknown_experiment_is_a_usage_error_that_lists_the_names() -> None:
     done = CliRunner().invoke(app, ["reproduce", "e6"])
     assert done.exit_code == 2
     assert "no experiment 'e6'" in done.stderr
-    for name in registry.NAMES:
+    for name in experiments.NAMES:
         assert name in done.stderr
     assert done.stdout == ""
 
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_the_run(tmp_path: P
 
 def test_what_does_not_match_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Result("e4", "title", "claim", [Row("ρ", "2.0", Fraction(2), Fraction(3))], "compared")
-    monkeypatch.setattr(registry, "run", lambda name, progress: wrong)
+    monkeypatch.setattr(experiments, "run", lambda name, progress: wrong)
     done = CliRunner().invoke(app, ["reproduce", "e4"])
     assert done.exit_code == 1
     assert "differs" in done.stdout
@@ -92,7 +92,7 @@ def test_out_writes_a_page_figures_and_tables(tmp_path: Path) -> None:
     assert done.exit_code == 0
     folder = tmp_path / "new" / "report"
     assert json.loads((folder / "results.json").read_text()) == json.loads(done.stdout)
-    for name in registry.NAMES:
+    for name in experiments.NAMES:
         assert (folder / "figures" / f"{name}.html").stat().st_size > 1000
         table = (folder / "tables" / f"{name}.csv").read_text()
         assert table.count("\n") == len(quick(name).rows) + 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from conewise.paper.experiments.greedy import trials
+from conewise.paper.experiments.edges import trials
 from tests.laws.scenes import Scene, scenes
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conewise.paper import theory
-from conewise.paper.experiments.greedy import expected, spent_on
+from conewise.paper.experiments.edges import expected, spent_on
 from tests.laws.mutants import GREEDY_MUTANTS, SPECULATION_MUTANTS
 from tests.laws.refuting import is_refuted
 from tests.laws.searches import Search, searches

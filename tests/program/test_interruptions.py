@@ -16,7 +16,7 @@ from conewise.checks.hooking import HookedModule
 from conewise.errors import LoadError
 from conewise.models.configs import bounded
 from conewise.models.weight_files import WeightCount
-from conewise.paper.experiments.llama import one_thread
+from conewise.paper.experiments.transformers import one_thread
 from conewise.program.export import _quiet
 from conewise.program.foreign import quiet
 from conewise.program.tensors import multiplying

@@ -1,6 +1,6 @@
 import pytest
 
-from conewise.paper.experiments.e4 import branched, profile_weights, sequential
+from conewise.paper.experiments.layered import branched, profile_weights, sequential
 
 
 def test_weights_grow_towards_the_side_that_is_heavy() -> None:

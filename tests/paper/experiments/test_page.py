@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from plotly.offline import get_plotlyjs
 
-from conewise.paper.experiments import registry
+from conewise.paper import experiments
 from conewise.paper.experiments.figures import figure
 from conewise.paper.experiments.page import as_csv, figure_page, measured, page, taken
 from conewise.paper.experiments.result import Result, Row
@@ -13,7 +13,7 @@ from conewise.report.document import policy
 from tests.paper.experiments.quick import quick
 
 
-@pytest.mark.parametrize("name", registry.NAMES)
+@pytest.mark.parametrize("name", experiments.NAMES)
 def test_every_experiment_has_a_figure_with_named_axes(name: str) -> None:
     drawn = figure(quick(name)).to_plotly_json()
     assert drawn["data"]
@@ -22,14 +22,14 @@ def test_every_experiment_has_a_figure_with_named_axes(name: str) -> None:
 
 
 def test_the_page_holds_all_it_needs_and_plotly_once() -> None:
-    written = page([quick(name) for name in registry.NAMES])
+    written = page([quick(name) for name in experiments.NAMES])
     library = get_plotlyjs()
     assert written.count(library) == 1
     own = written.replace(library, "")
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", own)
     assert "@import" not in own
     assert "prefers-color-scheme: dark" in own
-    for name in registry.NAMES:
+    for name in experiments.NAMES:
         assert f'<section id="{name}">' in own
 
 

@@ -5,25 +5,26 @@ from itertools import permutations
 
 import pytest
 
-from conewise.paper.experiments import drift, e4, e5, e7, e9, registry
-from conewise.paper.experiments.e4 import branched, profile_weights, sequential
+from conewise.paper import experiments
+from conewise.paper.experiments import drift, e9, grafts, layered
+from conewise.paper.experiments.layered import branched, profile_weights, sequential
 from conewise.paper.experiments.result import patch_cost, patch_wave, prints_as, warm
 from conewise.paper.theory import GraftAt, interleaved_cost, sweep_ratio, transformer_ratio
 from tests.paper.experiments.quick import quick
 
 
-@pytest.mark.parametrize("name", registry.NAMES)
+@pytest.mark.parametrize("name", experiments.NAMES)
 def test_everything_exact_matches(name: str) -> None:
     assert [row.name for row in quick(name).rows if row.match is False] == []
     assert quick(name).all_match
 
 
 def test_e4_has_all_of_the_papers_table() -> None:
-    result = e4.run(depths=(20, 320))
+    result = layered.e4(depths=(20, 320))
     assert result.all_match
     printed = [row for row in result.rows if row.paper is not None and row.exact]
-    assert sum(not row.paper_predicts for row in printed) == len(e4.PAPER) == 9
-    assert sum(row.paper_predicts for row in printed) == len(e4.PAPER_LIMITS) == 8
+    assert sum(not row.paper_predicts for row in printed) == len(layered.PAPER) == 9
+    assert sum(row.paper_predicts for row in printed) == len(layered.PAPER_LIMITS) == 8
 
 
 def test_e5_prints_the_same_for_every_profile() -> None:
@@ -33,7 +34,7 @@ def test_e5_prints_the_same_for_every_profile() -> None:
 
 
 def test_e5_at_its_deepest() -> None:
-    assert e5.run(depths=(160,)).all_match
+    assert layered.e5(depths=(160,)).all_match
 
 
 def test_e5_does_not_collapse_when_gradients_are_counted_exactly() -> None:
@@ -57,11 +58,11 @@ def test_e7_has_the_18_costs_the_three_overcounts_and_the_batched_totals() -> No
 
 
 def test_one_order_only_has_the_costs_of_the_papers_random_one() -> None:
-    graph, sites = e7.build()
-    grafts = [GraftAt(site, e7.FRESH) for site in sites]
-    printed = tuple(map(int, e7.PAPER["random"].costs))
-    found = [p for p in permutations(range(6)) if interleaved_cost(graph, grafts, p).costs == printed]
-    assert found == [e7.PAPER["random"].order]
+    graph, sites = grafts.build()
+    planned = [GraftAt(site, grafts.FRESH) for site in sites]
+    printed = tuple(map(int, grafts.PAPER["random"].costs))
+    found = [p for p in permutations(range(6)) if interleaved_cost(graph, planned, p).costs == printed]
+    assert found == [grafts.PAPER["random"].order]
 
 
 def test_drift_reports_slopes_with_intervals_and_judges_only_counts() -> None:
@@ -76,16 +77,19 @@ def test_drift_reports_slopes_with_intervals_and_judges_only_counts() -> None:
 
 def test_drift_makes_as_many_mutations_as_it_says() -> None:
     arms = drift.mutate(50)
-    assert len(arms.graft) == len(arms.redefinition) == 50
-    assert arms.sizes == {"graft": drift.NODES + 50, "redefinition": drift.NODES}
+    assert [len(arm.milliseconds) for arm in arms.values()] == [50, 50]
+    assert {kind: arm.size for kind, arm in arms.items()} == {
+        "graft": drift.NODES + 50,
+        "redefinition": drift.NODES,
+    }
 
 
 def test_the_papers_ceiling_is_a_row_that_its_rounded_beta_would_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert [row.match for row in e9.printed_rows()] == [True, True]
-    monkeypatch.setattr(e9, "PAPER_BETA", Fraction("0.0054"))
-    beta, limit = e9.printed_rows()
+    assert [row.match for row in drift.printed_rows()] == [True, True]
+    monkeypatch.setattr(drift, "PAPER_BETA", Fraction("0.0054"))
+    beta, limit = drift.printed_rows()
     assert beta.match is False
     assert limit.match is False
     assert prints_as(limit.measured, "1.80")
@@ -98,7 +102,7 @@ def test_the_sizes_of_the_drift_are_those_that_the_paper_prints() -> None:
 
 def test_two_profiles_move_away_from_their_limit_again() -> None:
     """The paper says that every entry converges across its depths; those of q = 2 do not, at the last."""
-    rows = e4.run(depths=(20, 160, 320)).rows
+    rows = layered.e4(depths=(20, 160, 320)).rows
     nearer = {
         row.name.rpartition(" ")[2]: row.measured for row in rows if row.name.startswith("of 8 profiles")
     }

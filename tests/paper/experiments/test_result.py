@@ -3,7 +3,7 @@ from fractions import Fraction
 import pytest
 
 from conewise.errors import UnknownExperimentError
-from conewise.paper.experiments import registry
+from conewise.paper import experiments
 from conewise.paper.experiments.result import Result, Row, plain, prints_as
 from tests.paper.experiments.quick import quick
 
@@ -50,7 +50,7 @@ def test_fractions_become_the_nearest_numbers_that_json_has() -> None:
     assert plain(None) is None
 
 
-@pytest.mark.parametrize("name", registry.NAMES)
+@pytest.mark.parametrize("name", experiments.NAMES)
 def test_every_result_has_what_a_reader_of_its_json_needs(name: str) -> None:
     shown = quick(name).as_dict()
     assert {"rows", "all_match", "claim", "compared", "seed", "versions"} <= shown.keys()
@@ -62,12 +62,12 @@ def test_every_result_has_what_a_reader_of_its_json_needs(name: str) -> None:
 
 
 def test_names_are_chosen_in_the_order_of_the_paper_and_all_is_every_one() -> None:
-    assert registry.choose(["e7", "e4", "e7"]) == ("e4", "e7")
-    assert registry.choose(["all"]) == registry.choose([]) == registry.NAMES
+    assert experiments.choose(["e7", "e4", "e7"]) == ("e4", "e7")
+    assert experiments.choose(["all"]) == experiments.choose([]) == experiments.NAMES
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(
         UnknownExperimentError, match=r"no experiment 'e6'.*locality, e4, e5, e7, drift, compiled, e9"
     ):
-        registry.choose(["e4", "e6"])
+        experiments.choose(["e4", "e6"])

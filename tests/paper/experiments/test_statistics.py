@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from conewise.paper.experiments.result import block_medians, drift, trimmed_median
+from conewise.paper.experiments.result import block_medians, fitted_slope, trimmed_median
 
 
 def test_the_slowest_tenth_does_not_count() -> None:
@@ -26,7 +26,7 @@ def test_no_values_have_no_median() -> None:
 def test_a_drift_is_found_and_noise_is_not() -> None:
     noise = np.random.default_rng(0).normal(scale=0.1, size=100)
     x = list(range(100))
-    flat, rising = drift(x, list(5 + noise)), drift(x, list(5 + 0.01 * np.arange(100) + noise))
+    flat, rising = fitted_slope(x, list(5 + noise)), fitted_slope(x, list(5 + 0.01 * np.arange(100) + noise))
     assert flat.low <= 0.0 <= flat.high
     assert rising.low > 0.0
     assert rising.low <= 0.01 <= rising.high

@@ -250,7 +250,7 @@ METHODS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
             {"at": "n1", "size": lopsided(), "weights": {"prepared": 1, "first": 0.5, "last": 1e308}},
         ],
     ),
-    "drift": (result.drift, [{"x": [1.0, 2.0, 3.0], "y": [1.0, 2.5, 3.0], "lags": 1}]),
+    "drift": (result.fitted_slope, [{"x": [1.0, 2.0, 3.0], "y": [1.0, 2.5, 3.0], "lags": 1}]),
     "trimmed_median": (result.trimmed_median, [{"values": [1.0, 2.0, 3.0], "trim": 0.1}]),
     "block_medians": (result.block_medians, [{"values": [1.0, 2.0, 3.0], "size": 3}]),
 }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conewise.errors import TheoryError
 from conewise.paper import theory
-from conewise.paper.experiments.wavefront import fan
+from conewise.paper.experiments.sweeps import fan
 from tests.laws.cost_scenes import line
 
 

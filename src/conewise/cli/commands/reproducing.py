@@ -58,10 +58,10 @@ def reproduce(
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from conewise.paper.experiments import page, registry
+    from conewise.paper.experiments import choose, page, run
 
     errors = Console(stderr=True)
-    names = registry.choose(experiments or [])
+    names = choose(experiments or [])
     if out is not None:
         expect_writable(out, "--out")
         _expect_ours(out)
@@ -72,7 +72,7 @@ def reproduce(
     ) as progress:
         for name in names:
             bar = progress.add_task(name)
-            results.append(registry.run(name, partial(_advance, progress, bar)))
+            results.append(run(name, partial(_advance, progress, bar)))
 
     if json:
         print_as_json(page.as_dict(results))

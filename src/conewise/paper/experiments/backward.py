@@ -1,8 +1,7 @@
-"""Small networks with long skips, and one of parallel towers, with random weights."""
+"""The reverse pass of real models: networks with long skips, of parallel towers, and transformers."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES, Architecture
-from conewise.paper.experiments.result import Progress, Result, Row, silent, versions
+from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent
 from conewise.paper.theory.backward import (
     ReverseCost,
     dense_joint_ratio,
@@ -48,7 +47,7 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(WIDTH, 1, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Of the image's own size."""
+        """Return an image of the same size."""
         found: Tensor = self.first(image)
         kept = []
         for down in self.down:
@@ -72,7 +71,7 @@ class DenseNet(nn.Module):
         self.last = nn.Linear(WIDTH * (layers + 1), 5)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Five logits."""
+        """Return five logits."""
         found: Tensor = self.first(image)
         for layer in self.layers:
             found = torch.cat([found, layer(found)], 1)
@@ -90,27 +89,22 @@ class Towers(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of what the towers make of x."""
+        """Return the sum of what the towers make of x."""
         return torch.stack([tower(x) for tower in self.towers]).sum(0)
 
 
-# -- The reverse pass on captured models: how much of it a patch makes stale, by architecture ------
-# Claim: a patch makes every gradient stale that reaches the loss through an operation which is not linear
-# and reads something changed; so networks with long skips are as dense as stacks, and only branches that
-# meet in a sum are not. With a share σ of a reverse pass that weighs b times the forward pass, ρ is (1 +
-# b)/(1/ρ + b·σ).
-
+# -- How much of the reverse pass a patch makes stale, by architecture ----------------------------
 
 SEED, POSITIONS, LAYERS, SITES = 0, 6, 3, 8
 MEASURED = {"GPT-2 small": 2}
-"""Of how many sites the passes are run, where that is not all of them."""
+"""The number of sites whose passes are run, where that is not all of them."""
 
 Made = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A captured network under one loss: its graph, the swept sites, and what is differentiated by."""
+    """A captured network under one loss: its graph, the swept sites, and those of the gradients."""
 
     name: str
     loss: str
@@ -120,13 +114,13 @@ class Network:
 
     @property
     def title(self) -> str:
-        """Its name and its loss."""
+        """The network's name and its loss."""
         return f"{self.name}, {self.loss}"
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the engine computed, by its ledger, and gradients that changed, of all sites that were run.
+    """Nodes that the engine computed, by its ledger, and gradients that changed, of all sites that were run.
 
     `uncounted` changed although they were not computed again.
     """
@@ -139,25 +133,32 @@ class Counted:
     uncounted: int
 
 
-def run(progress: Progress = silent, names: Sequence[str] | None = None) -> Result:
-    """Capture each network, count its passes from the graph, and run them with each site patched."""
-    started = time.perf_counter()
+@experiment("torch", "transformers")
+def backward(progress: Progress = silent, names: Sequence[str] | None = None) -> Result:
+    """Capture each network, count its passes from the graph, and run them with each site patched.
+
+    Claim: a patch makes every gradient stale that reaches the loss through an operation which is not linear
+    and reads something changed; so networks with long skips are as dense as stacks, and only branches that
+    meet in a sum are not. With a share σ of a reverse pass that weighs b times the forward pass, ρ is
+    (1 + b)/(1/ρ + b·σ).
+    """
     chosen = tuple(MAKERS) if names is None else tuple(names)
     rows: list[Row] = []
-    series: dict[str, list[Any]] = {
-        key: [] for key in ("network", "forward", "joint", "paper", "share", "dense")
-    }
+    series: dict[str, list[Any]] = {}
     for done, name in enumerate(chosen, start=1):
         for network in networks(name):
             cost = reverse_cost(network.graph, network.sites, METRIC, network.wrt)
             rows += _rows(network, cost)
             weight = Fraction(cost.backward, cost.forward)
-            series["network"].append(network.title)
-            series["forward"].append(float(cost.forward_ratio))
-            series["joint"].append(float(cost.ratio))
-            series["paper"].append(float(training_ratio(network.graph, network.sites, METRIC)))
-            series["share"].append(float(cost.share))
-            series["dense"].append(float(dense_joint_ratio(cost.forward_ratio, weight)))
+            for key, value in {
+                "network": network.title,
+                "forward": float(cost.forward_ratio),
+                "joint": float(cost.ratio),
+                "paper": float(training_ratio(network.graph, network.sites, METRIC)),
+                "share": float(cost.share),
+                "dense": float(dense_joint_ratio(cost.forward_ratio, weight)),
+            }.items():
+                series.setdefault(key, []).append(value)
         progress(done, len(chosen))
     return Result(
         name="backward",
@@ -189,14 +190,12 @@ def run(progress: Progress = silent, names: Sequence[str] | None = None) -> Resu
             ),
         ),
         seed=SEED,
-        seconds=time.perf_counter() - started,
-        versions=versions("torch", "transformers"),
         series=series,
     )
 
 
 def networks(name: str) -> list[Network]:
-    """A network under each loss."""
+    """Capture a network under each loss."""
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         module, args, kwargs = MAKERS[name]()
@@ -214,7 +213,7 @@ def networks(name: str) -> list[Network]:
 
 
 def _swept(model: Model) -> list[str]:
-    """Outputs of attention and MLPs; of other networks, some of the values after activations."""
+    """Return outputs of attention and MLPs; of other networks, some of the values after activations."""
     found = [
         model.locate((site.kind, site.layer)).node
         for site in model.sites
@@ -280,51 +279,38 @@ def _rows(network: Network, cost: ReverseCost) -> list[Row]:
     found = counted(network, some)
     spent = found.stale_forward + found.stale_backward
     weight = Fraction(cost.backward, cost.forward)
+    passes = dense_joint_ratio(mine.forward_ratio, weight, stale=mine.share)
+    full = Fraction(len(some) * (found.forward + found.backward), spent)
+    shares = {"share": float(mine.share), "forward": float(mine.forward_ratio)}
+    changing = 100 * found.changed / found.stale_backward if found.stale_backward else 0.0
+    paper = training_ratio(network.graph, network.sites, METRIC)
     return [
-        Row(f"{at}, nodes of the forward pass", None, cost.forward, found.forward, facts=facts),
-        Row(f"{at}, nodes of the reverse pass", None, cost.backward, found.backward, facts=facts),
-        Row(
-            f"{at}, forward nodes that {len(some)} patches make stale",
-            None,
-            sum(mine.stale_forward),
-            found.stale_forward,
+        *rows_of(
+            at,
+            ("nodes of the forward pass", cost.forward, found.forward),
+            ("nodes of the reverse pass", cost.backward, found.backward),
+            (
+                f"forward nodes that {len(some)} patches make stale",
+                sum(mine.stale_forward),
+                found.stale_forward,
+            ),
+            ("reverse nodes that they make stale", sum(mine.stale_backward), found.stale_backward),
             facts=facts,
         ),
-        Row(
-            f"{at}, reverse nodes that they make stale",
-            None,
-            sum(mine.stale_backward),
-            found.stale_backward,
-            facts=facts,
-        ),
-        Row(
-            f"{at}, full passes over the sweep",
-            None,
-            dense_joint_ratio(mine.forward_ratio, weight, stale=mine.share),
-            Fraction(len(some) * (found.forward + found.backward), spent),
-            facts=facts | {"share": float(mine.share), "forward": float(mine.forward_ratio)},
-        ),
-        Row(f"{at}, gradients that change and are not counted", None, 0, found.uncounted, facts=facts),
-        Row(
-            f"{at}, of the counted gradients, those that change, in per cent",
-            None,
-            None,
-            100 * found.changed / found.stale_backward if found.stale_backward else 0.0,
+        *rows_of(at, ("full passes over the sweep", passes, full), facts=facts | shares),
+        *rows_of(at, ("gradients that change and are not counted", 0, found.uncounted), facts=facts),
+        *rows_of(
+            at,
+            ("of the counted gradients, those that change, in per cent", None, changing),
             exact=False,
             facts=facts,
         ),
-        Row(
-            f"{at}, the paper's ratio, by its count",
-            None,
-            training_ratio(network.graph, network.sites, METRIC),
-            _walked(network),
-            facts=facts,
-        ),
+        *rows_of(at, ("the paper's ratio, by its count", paper, _walked(network)), facts=facts),
     ]
 
 
 def _walked(network: Network) -> Fraction:
-    """The paper's ratio by walks over the graph: ancestors, the site and descendants; no sources."""
+    """Return the paper's ratio by walks over the graph: ancestors, the site and descendants; no sources."""
     graph = network.graph
     wanted = {METRIC, *graph.upstream(METRIC)}
     computed = set(graph.computed) & wanted

@@ -1,7 +1,12 @@
-"""The wall-clock ceiling: what a node costs that is computed (a), and one that is only there (β).
+"""E9: all cones of a transformer in closed form, and the ratio on the clock.
 
-The paper's engine walks the whole graph at each demand, so its sweep ratio in time tends to
-(a+β)/(a/2+β), 1.79, and not to 2. This engine's demand walks invalid nodes only.
+Claim: in a Llama-style transformer of L layers and H heads the cone of a head in layer i has 10 + (L−i)·M
+nodes, that of an MLP 2 + (L−i)·M, with M = 7H + 15; the sweep ratio that follows is 2.145 and 2.073 at
+the paper's two sizes, where its clock showed 2.121 and 2.101.
+
+    python -m conewise.paper.experiments.e9 --device cuda --full
+
+times both sizes as the paper did, and prints one JSON object.
 """
 
 from __future__ import annotations
@@ -21,21 +26,30 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from conewise.paper.experiments.e4 import sequential
-from conewise.paper.experiments.llama import Llama, best_device, describe_device, llama, one_thread, same_bits
 from conewise.paper.experiments.result import (
     Progress,
     Result,
     Row,
+    experiment,
     patch_cost,
+    rows_of,
     shifted,
     silent,
-    trimmed_median,
     versions,
     warm,
 )
-from conewise.paper.experiments.transformers import PatchedSite, Transformer, encoder_style, gpt2_style
-from conewise.paper.theory.clocks import Calibration, calibrate, wallclock_ceiling
+from conewise.paper.experiments.transformers import (
+    Kind,
+    PatchedSite,
+    Transformer,
+    best_device,
+    describe_device,
+    encoder_style,
+    gpt2_style,
+    llama,
+    one_thread,
+    same_bits,
+)
 from conewise.paper.theory.transformers import (
     blueprint,
     encoder_cone,
@@ -46,141 +60,9 @@ from conewise.paper.theory.transformers import (
     transformer_ratio,
 )
 from conewise.reactive.world import World
+from conewise.threads import gc_paused
 
-GRAPH_SIZES = (400, 2_000, 10_000, 100_000)
-CONE_SIZES = (10, 50, 200, 390)
-ROUNDS = 60
-
-# a in ms per recomputed node; β is the intercept of 2.24 ms on 412 nodes. Rounded to the printed 0.0054 it
-# would give a ceiling of 1.80, and not the printed 1.79.
-PAPER_A, PAPER_INTERCEPT, PAPER_NODES = Fraction("0.042"), Fraction("2.24"), 412
-PAPER_BETA = PAPER_INTERCEPT / PAPER_NODES
-DEPTHS, LAYER = (4, 8, 12), 5
-
-
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """Times as (cone, graph size, milliseconds), the constants fitted to them, and a fresh run's per node."""
-
-    samples: tuple[tuple[int, int, float], ...]
-    fit: Calibration
-    fresh: float
-
-    def rows(self) -> list[Row]:
-        """The constants beside the paper's, and the ratio that follows from each."""
-        a, beta = self.fit.a, self.fit.beta
-        paper = wallclock_ceiling(PAPER_A, PAPER_BETA)
-        return [
-            *printed_rows(),
-            Row(
-                "a, per node that is recomputed (fork, patch and demand)",
-                "0.042",
-                None,
-                a.value,
-                exact=False,
-                unit="ms",
-                facts={"low": a.low, "high": a.high},
-            ),
-            Row(
-                "β, per node that is in the graph",
-                "0.0054",
-                None,
-                beta.value,
-                exact=False,
-                unit="ms",
-                facts={"low": beta.low, "high": beta.high, "contains_zero": beta.low <= 0.0 <= beta.high},
-            ),
-            Row(
-                "β/a; predicted: from the paper's constants",
-                None,
-                PAPER_BETA / PAPER_A,
-                self.fit.overhead,
-                exact=False,
-            ),
-            Row(
-                "ceiling of the ratio in time, (a+β)/(a/2+β); predicted: from the paper's constants",
-                "1.79",
-                paper,
-                self.fit.ceiling,
-                exact=False,
-            ),
-            Row(
-                "per node of a full run in a fresh world, no fork",
-                None,
-                None,
-                self.fresh,
-                exact=False,
-                unit="ms",
-            ),
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """What the figure draws."""
-        return {"samples": self.samples, "a": self.fit.a.value, "beta": self.fit.beta.value}
-
-
-def printed_rows() -> list[Row]:
-    """What the paper makes of its constants, 0.042 ms a node and 2.24 ms on a graph of 412 nodes.
-
-    The limit is measured as the growth of full runs over the growth of sweeps, both at these constants, in
-    stacks of three depths whose cones the engine counts: their second differences, since both are quadratic.
-    """
-    full, swept = [], []
-    for depth in DEPTHS:
-        stack = sequential([LAYER] * depth)
-        base = warm(stack.graph, stack.output)
-        cones = [patch_cost(base, site, 2.0, stack.output).recomputed for site in stack.sites]
-        nodes = base.ledger.count("recomputed")
-        full.append(depth * (PAPER_A + PAPER_BETA) * nodes)
-        swept.append(PAPER_A * sum(cones) + depth * PAPER_BETA * nodes)
-    growth = [one[0] - 2 * one[1] + one[2] for one in (full, swept)]
-    return [
-        Row(
-            "β by the paper's reading, all of 2.24 ms on a graph of 412 nodes",
-            "0.0054",
-            PAPER_BETA,
-            PAPER_INTERCEPT / sequential([PAPER_NODES - 1]).size,
-            unit="ms",
-        ),
-        Row(
-            "limit of the ratio in time at the paper's constants; measured: growth with depth, cones counted",
-            "1.79",
-            wallclock_ceiling(PAPER_A, PAPER_BETA),
-            growth[0] / growth[1],
-        ),
-    ]
-
-
-def measure_ceiling(graph_sizes: tuple[int, ...] = GRAPH_SIZES) -> Ceiling:
-    """Time fork, patch and demand for each cone size in chains of each size, in turns; fit a and β."""
-    chains = {size: sequential([size - 1]) for size in graph_sizes}
-    worlds = {size: warm(chain.graph, chain.output) for size, chain in chains.items()}
-    cells = [(cone, size) for cone in CONE_SIZES for size in graph_sizes]
-    times: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
-    fresh = []
-    smallest = chains[graph_sizes[0]]
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(ROUNDS):
-            for cone, size in cells:
-                site, output = f"layer1.{size - 1 - cone}", chains[size].output
-                started = time.perf_counter()
-                cost = patch_cost(worlds[size], site, 2.0, output)
-                times[cone, size].append(1e3 * (time.perf_counter() - started))
-                assert cost.recomputed == cone, "the cone of a chain's node is what comes after it"
-            started = time.perf_counter()
-            with World(smallest.graph, keep_sites=False) as world:
-                world.demand(smallest.output)
-            fresh.append(1e3 * (time.perf_counter() - started) / smallest.size)
-    finally:
-        gc.enable()
-    samples = tuple((cone, size, trimmed_median(times[cone, size])) for cone, size in cells)
-    return Ceiling(samples, calibrate(samples), trimmed_median(fresh))
-
-
-# -- Clock -----------------------------------------------------------------------------------------
-# The clock of E9: full re-runs against patches of a Llama-style transformer, through the engine.
+# -- The clock: full re-runs against patches of a Llama-style transformer, through the engine -------
 
 
 SEED = 0
@@ -189,7 +71,7 @@ POSITIONS = 20
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A transformer of the paper: what it was, and what the paper prints of it."""
+    """A transformer of the paper: its shape, and the figures that the paper prints of it."""
 
     layers: int
     heads: int
@@ -204,15 +86,6 @@ class Size:
     def name(self) -> str:
         """The size in words."""
         return f"{self.layers} layers, {self.heads} heads"
-
-
-def llama_sites(model: Llama) -> list[PatchedSite]:
-    """Every head and every MLP of a model."""
-    return [
-        patched
-        for layer, (heads, mlp) in enumerate(zip(model.heads, model.mlps, strict=True), start=1)
-        for patched in (*(PatchedSite(head, layer, "head") for head in heads), PatchedSite(mlp, layer, "mlp"))
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +110,7 @@ class Clock:
 
     @property
     def ratios(self) -> list[float]:
-        """Full over patched, for each repetition."""
+        """ρ: full over patched, for each repetition."""
         return [sum(full) / sum(patched) for full, patched in zip(self.full, self.patched, strict=True)]
 
     @property
@@ -252,12 +125,12 @@ class Clock:
 
     @property
     def distance(self) -> float:
-        """How far the ratio is from the prediction, in per cent of it."""
+        """The distance of the ratio from the prediction, in per cent of it."""
         return 100 * (self.ratio / float(transformer_ratio(self.size.layers, self.size.heads)) - 1)
 
     @property
     def note(self) -> str:
-        """What was timed, in words."""
+        """A description of what was timed."""
         sites = self.size.layers * (self.size.heads + 1)
         sample = (
             f"all {sites} sites"
@@ -271,34 +144,30 @@ class Clock:
         )
 
     def rows(self) -> list[Row]:
-        """The ratio beside the paper's, and whether the answers were right."""
-        at = f"clock, {self.size.name}"
+        """Return the ratio beside the paper's, and the number of wrong answers."""
+        at, shape = f"clock, {self.size.name}", (self.size.layers, self.size.heads)
+        differ = f"patched outputs that differ in a bit from a full re-run, of {self.compared}"
+        counted = transformer_ratio(*shape, readout=True)
         return [
             Row(
                 name=f"{at}, full re-runs over patches, seconds",
                 paper=self.size.wallclock,
-                predicted=transformer_ratio(self.size.layers, self.size.heads),
+                predicted=transformer_ratio(*shape),
                 measured=self.ratio,
                 exact=False,
                 facts=self.as_dict(),
             ),
-            Row(
-                name=f"{at}, all recomputed in a fork over patches, seconds",
-                paper=None,
-                predicted=transformer_ratio(self.size.layers, self.size.heads, readout=True),
-                measured=self.ratio_again,
+            *rows_of(
+                at,
+                ("all recomputed in a fork over patches, seconds", counted, self.ratio_again),
                 exact=False,
             ),
-            Row(
-                name=f"{at}, patched outputs that differ in a bit from a full re-run, of {self.compared}",
-                paper=None,
-                predicted=0,
-                measured=self.different,
-            ),
+            *rows_of(at, (differ, 0, self.different)),
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as JSON takes them."""
+        """Return the figures as JSON takes them."""
+        shape = (self.size.layers, self.size.heads)
         return {
             "layers": self.size.layers,
             "heads": self.size.heads,
@@ -311,10 +180,8 @@ class Clock:
             "ratio": self.ratio,
             "ratio_all_recomputed_in_a_fork": self.ratio_again,
             "ratios": self.ratios,
-            "prediction": float(transformer_ratio(self.size.layers, self.size.heads)),
-            "prediction_readout_counted": float(
-                transformer_ratio(self.size.layers, self.size.heads, readout=True)
-            ),
+            "prediction": float(transformer_ratio(*shape)),
+            "prediction_readout_counted": float(transformer_ratio(*shape, readout=True)),
             "distance_percent": self.distance,
             "paper_ratio": float(self.size.wallclock),
             "full_seconds": _typical(self.full),
@@ -337,7 +204,7 @@ def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Pr
     """
     width = size.width if full else size.cpu_width
     model = llama(size.layers, size.heads, width, positions=POSITIONS, device=device, seed=SEED)
-    sites = llama_sites(model)
+    sites = list(model.patched)
     if not full:
         sites = [p for p in sites if p.kind == "mlp" or p.site.endswith(".head0.out")]
     share = {"head": 1 if full else size.heads, "mlp": 1}
@@ -377,8 +244,7 @@ def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Pr
         shuffled.shuffle(order)
         spent = {name: [0.0] * len(sites) for name in ("full", "again", "patched")}
         gc.collect()
-        gc.disable()
-        try:
+        with gc_paused():
             for step, number in enumerate(order):
                 patched = sites[number]
                 tasks: dict[str, Callable[[], None]] = {
@@ -388,8 +254,6 @@ def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Pr
                 }
                 for name in list(tasks) if (step + repetition) % 2 else reversed(tasks):
                     spent[name][number] = share[patched.kind] * _seconds(model, tasks[name])
-        finally:
-            gc.enable()
         timed.full.append(spent["full"])
         timed.again.append(spent["again"])
         timed.patched.append(spent["patched"])
@@ -398,11 +262,11 @@ def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Pr
 
 
 def _typical(repetitions: list[list[float]]) -> float:
-    """The sum over sites of the median over repetitions."""
+    """Return the sum over sites of the median over repetitions."""
     return math.fsum(statistics.median(seconds) for seconds in zip(*repetitions, strict=True))
 
 
-def _seconds(model: Llama, task: Callable[[], None]) -> float:
+def _seconds(model: Transformer, task: Callable[[], None]) -> float:
     model.synchronize()
     started = time.perf_counter()
     task()
@@ -410,8 +274,8 @@ def _seconds(model: Llama, task: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def _agrees(model: Llama, base: World, site: str, value: Any) -> bool:
-    """Whether a patched fork answers bit for bit what a full run does that overwrites the site's value.
+def _agrees(model: Transformer, base: World, site: str, value: Any) -> bool:
+    """True if a patched fork answers bit for bit what a full run does that overwrites the site's value.
 
     The full run computes every node, the site's own value included; the ledger shows it.
     """
@@ -422,15 +286,7 @@ def _agrees(model: Llama, base: World, site: str, value: Any) -> bool:
         return same and fresh.ledger.count("recomputed") == model.computed
 
 
-# -- E9: all cones of a transformer in closed form, and the ratio on the clock ---------------------
-# Claim: in a Llama-style transformer of L layers and H heads the cone of a head in layer i has 10 + (L−i)·M
-# nodes, that of an MLP 2 + (L−i)·M, with M = 7H + 15; the sweep ratio that follows is 2.145 and 2.073 at
-# the paper's two sizes, where its clock showed 2.121 and 2.101.
-#
-#     python -m conewise.paper.experiments.e9 --device cuda --full
-#
-# times both sizes as the paper did, and prints one JSON object.
-
+# -- Cones -----------------------------------------------------------------------------------------
 
 SIZES = (
     Size(12, 12, 768, sites="156", predicted="2.145", wallclock="2.121", distance="1.14", cpu_width=192),
@@ -443,7 +299,7 @@ REPETITIONS = 2
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An architecture: how its graph is made, and its closed forms."""
+    """An architecture: the function that builds its graph, and its closed forms."""
 
     name: str
     build: Callable[[int, int], Transformer]
@@ -452,9 +308,8 @@ class Family:
 
 
 def _tiny_llama(layers: int, heads: int) -> Transformer:
-    """The paper's transformer with heads of two numbers and four positions: its cones are the same."""
-    model = llama(layers, heads, 2 * heads, positions=4, seed=SEED)
-    return Transformer(model.graph, tuple(llama_sites(model)), model.output)
+    """Build the paper's transformer with heads of two numbers and four positions: its cones are the same."""
+    return llama(layers, heads, 2 * heads, positions=4, seed=SEED)
 
 
 LLAMA = Family("Llama-style", _tiny_llama, transformer_cone, transformer_ratio)
@@ -464,9 +319,9 @@ OTHERS = (
 )
 
 
-def run(progress: Progress = silent, sizes: Sequence[Size] = SIZES) -> Result:
-    """All cones of both sizes, and of other families; then the clock, on the device that is there."""
-    started = time.perf_counter()
+@experiment("torch")
+def e9(progress: Progress = silent, sizes: Sequence[Size] = SIZES) -> Result:
+    """Count all cones of both sizes, and of other families; then time them on the device that is there."""
     device = best_device()
     counted = [(LLAMA, size.layers, size.heads) for size in sizes]
     counted += [(family, 12, 12) for family in OTHERS]
@@ -484,19 +339,16 @@ def run(progress: Progress = silent, sizes: Sequence[Size] = SIZES) -> Result:
             rows.extend(clocks[-1].rows())
             done += 3
             progress(done, work)
+    matches = [row.match for row in rows if row.facts.get("family") == LLAMA.name]
+    sites = sum(size.layers * (size.heads + 1) for size in sizes)
     printed = [
         Row(
-            name="Llama-style, sites of both sizes with the cone of the closed form",
-            paper="564",
-            predicted=sum(size.layers * (size.heads + 1) for size in sizes),
-            measured=sum(1 for row in rows if row.facts.get("family") == LLAMA.name and row.match),
+            "Llama-style, sites of both sizes with the cone of the closed form",
+            "564",
+            sites,
+            sum(map(bool, matches)),
         ),
-        Row(
-            name="Llama-style, cones that differ from the closed form, of 564",
-            paper="0",
-            predicted=0,
-            measured=sum(1 for row in rows if row.facts.get("family") == LLAMA.name and row.match is False),
-        ),
+        Row("Llama-style, cones that differ from the closed form, of 564", "0", 0, matches.count(False)),
     ]
     return Result(
         name="e9",
@@ -513,8 +365,7 @@ def run(progress: Progress = silent, sizes: Sequence[Size] = SIZES) -> Result:
         ),
         notes=(*NOTES, *(timed.note for timed in clocks)),
         seed=SEED,
-        seconds=time.perf_counter() - started,
-        versions=versions("torch") | describe_device(device),
+        versions=describe_device(device),
         series={"clock": [timed.as_dict() for timed in clocks]},
     )
 
@@ -552,27 +403,23 @@ def count(family: Family, layers: int, heads: int) -> list[Row]:
         cost = patch_cost(base, patched.site, shifted(base, patched.site), model.output)
         assert cost.invalidated == cost.recomputed, "the readout demands the whole cone"
         total += cost.recomputed
+        shape = {"layers": layers, "heads": heads, "layer": patched.layer}
         cones.append(
             Row(
                 name=f"{at}, cone of {patched.site}",
                 paper=None,
-                predicted=family.cone(layers=layers, heads=heads, layer=patched.layer, site=patched.kind),
+                predicted=family.cone(**shape, site=patched.kind),
                 measured=cost.recomputed,
                 unit="nodes",
                 detail=True,
-                facts={
-                    "family": family.name,
-                    "layers": layers,
-                    "heads": heads,
-                    "layer": patched.layer,
-                    "kind": patched.kind,
-                },
+                facts={"family": family.name, **shape, "kind": patched.kind},
             )
         )
     full = base.ledger.count("recomputed")
     printed = next((s for s in SIZES if family is LLAMA and (s.layers, s.heads) == (layers, heads)), None)
     facts = {"layers": layers, "heads": heads, "nodes": full}
     ratio = Fraction(len(cones) * (full - 1), total)
+    with_readout = family.ratio(layers, heads, readout=True), Fraction(len(cones) * full, total)
     return [
         *(_layers(model, cones, at, layers, heads) if family is LLAMA else ()),
         *(_distances(printed, ratio, at) if printed else ()),
@@ -590,19 +437,16 @@ def count(family: Family, layers: int, heads: int) -> list[Row]:
             measured=ratio,
             facts=facts,
         ),
-        Row(
-            name=f"{at}, ρ, readout counted",
-            paper=None,
-            predicted=family.ratio(layers, heads, readout=True),
-            measured=Fraction(len(cones) * full, total),
-            facts=facts,
-        ),
+        *rows_of(at, ("ρ, readout counted", *with_readout), facts=facts),
         *cones,
     ]
 
 
+_KINDS: tuple[Kind, Kind] = ("head", "mlp")
+
+
 def _layers(model: Transformer, cones: Sequence[Row], at: str, layers: int, heads: int) -> list[Row]:
-    """What the paper prints of a layer: its nodes, parameters among them, its sites, and its boundary."""
+    """Return what the paper prints of a layer: its nodes, parameters among them, its sites, its boundary."""
     graph, where = model.graph, [f"layer{layer}." for layer in range(1, layers + 1)]
     held = [[site for site in graph.sites if site.startswith(layer)] for layer in where]
     nodes = {len(sites) for sites in held}
@@ -615,6 +459,7 @@ def _layers(model: Transformer, cones: Sequence[Row], at: str, layers: int, head
     shape = blueprint("llama", layers, heads)
     of_layer = [site for site, _ in shape.nodes if site.startswith("layers.1.")]
     own = [site for site in of_layer if site in shape.params]
+    head, mlp = (transformer_cone(layers, heads, layers, kind) for kind in _KINDS)
     return [
         Row(f"{at}, nodes of each layer, 7H+24", str(7 * heads + 24), len(of_layer), _one(nodes)),
         Row(f"{at}, of which parameters", "9", len(own), _one(parameters)),
@@ -629,8 +474,7 @@ def _layers(model: Transformer, cones: Sequence[Row], at: str, layers: int, head
         Row(
             f"{at}, cones of the last layer together, 10H+2",
             str(10 * heads + 2),
-            heads * transformer_cone(layers, heads, layers, "head")
-            + transformer_cone(layers, heads, layers, "mlp"),
+            heads * head + mlp,
             sum(row.measured for row in last),
             unit="nodes",
         ),
@@ -638,23 +482,23 @@ def _layers(model: Transformer, cones: Sequence[Row], at: str, layers: int, head
 
 
 def _one(found: set[int]) -> int:
-    """The one size that all layers have, or -1, which matches nothing."""
+    """Return the one size that all layers have, or -1, which matches nothing."""
     return next(iter(found)) if len(found) == 1 else -1
 
 
 def _distances(size: Size, ratio: Fraction, at: str) -> list[Row]:
-    """How far the paper's clock is from ρ, in per cent, as it prints it and as its printed clock has it."""
-    clock, half, given = (
-        Fraction(size.wallclock),
-        Fraction(1, 2000),
-        transformer_ratio(size.layers, size.heads),
-    )
+    """Return the distance of the paper's clock from ρ, in per cent, as printed and as its clock has it."""
+    clock, half = Fraction(size.wallclock), Fraction(1, 2000)
+    given = transformer_ratio(size.layers, size.heads)
 
     def distance(of: Fraction, from_: Fraction) -> Fraction:
         return 100 * abs(of / from_ - 1)
 
-    rounded = [clock - half, clock, clock + half]
-    allowed = [sorted(round(distance(one, rho), 2) for one in rounded) for rho in (given, ratio)]
+    def is_possible(rho: Fraction) -> int:
+        allowed = sorted(round(distance(one, rho), 2) for one in (clock - half, clock, clock + half))
+        return int(allowed[0] <= Fraction(size.distance) <= allowed[-1])
+
+    possible = f"whether {size.wallclock}, within its rounding, can be {size.distance} per cent away"
     return [
         Row(
             f"{at}, distance of the paper's clock, {size.wallclock}, from ρ, per cent",
@@ -663,12 +507,7 @@ def _distances(size: Size, ratio: Fraction, at: str) -> list[Row]:
             distance(clock, ratio),
             exact=False,
         ),
-        Row(
-            f"{at}, whether {size.wallclock}, within its rounding, can be {size.distance} per cent away",
-            None,
-            int(allowed[0][0] <= Fraction(size.distance) <= allowed[0][-1]),
-            int(allowed[1][0] <= Fraction(size.distance) <= allowed[1][-1]),
-        ),
+        *rows_of(at, (possible, is_possible(given), is_possible(ratio))),
     ]
 
 

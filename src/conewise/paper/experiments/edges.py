@@ -1,29 +1,36 @@
-"""Edges: what the exhaustive sweep over edges costs, in closed form and on captured models.
-
-Claim: readers compute once for each writer, every edge costs the cone of its reader, and against one full
-run for each edge the ratio tends to 3, times what a layer computes over what of it a change can reach. The
-numbers of one layer are read off graphs of one and two layers; deeper models are predicted from them.
-"""
+"""Edges of captured models: the exhaustive sweep over all of them, and greedy search (ACDC)."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
-from conewise.anatomy.components import Components
+import numpy as np
+from numpy.typing import NDArray
+
+from conewise.anatomy.components import Components, Reader
+from conewise.circuits.acdc import Search, acdc_plan
+from conewise.circuits.circuit import Circuit
+from conewise.circuits.greedy import Candidate, Greedy, Mask, Spent
 from conewise.circuits.replaced_parts import edge_facts
-from conewise.model import Model
-from conewise.models.architectures import ARCHITECTURES
-from conewise.paper.experiments.result import Progress, Result, Row, silent, versions
+from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent
+from conewise.paper.experiments.sweeps import SEED, captured
+from conewise.paper.theory.greedy import best_width, greedy_cost, speculation, speculation_gain
 from conewise.paper.theory.parts import EdgeCost, ReaderAt, edge_cost, edge_limit, stack_edge_cost
 from conewise.paper.theory.sweeps import full_cost
-from conewise.program.foreign import quiet
+from conewise.reactive.graph import Graft, Graph, chain
+from conewise.reactive.world import World
 from conewise.runs.metrics import logit_diff
+from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.sweep import Sweep
 
-SEED, POSITIONS, HEADS = 0, 5, 4
+POSITIONS = 5
+
+# -- All edges -------------------------------------------------------------------------------------
+
+HEADS = 4
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"heads": HEADS},
     "llama": {"heads": HEADS, "kv_heads": 2},
@@ -32,11 +39,16 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 DEPTHS, CURVE = (1, 2, 3), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 
 
-def run(
+@experiment("torch", "transformers")
+def edges(
     progress: Progress = silent, names: Sequence[str] = tuple(SHAPES), depths: Sequence[int] = DEPTHS
 ) -> Result:
-    """Sweep every edge of small models; predict each depth from graphs of one and two layers."""
-    started = time.perf_counter()
+    """Sweep every edge of small models; predict each depth from graphs of one and two layers.
+
+    Claim: readers compute once for each writer, every edge costs the cone of its reader, and against one
+    full run for each edge the ratio tends to 3, times what a layer computes over what of it a change can
+    reach. The numbers of one layer are read off graphs of one and two layers; they predict deeper models.
+    """
     rows: list[Row] = []
     series: dict[str, Any] = {"layers": list(CURVE), "ratio": {}, "shared": {}}
     for done, name in enumerate(names, start=1):
@@ -78,14 +90,12 @@ def run(
             ),
         ),
         seed=SEED,
-        seconds=time.perf_counter() - started,
-        versions=versions("torch", "transformers"),
         series=series,
     )
 
 
 def readers_of(components: Components) -> list[ReaderAt]:
-    """The readers of a model by node: heads of one layer that read by one node are parts of one reader."""
+    """Return the readers by node: heads of one layer that read by one node are parts of one reader."""
     found: dict[tuple[str, str, int], int] = {}
     for reader in components.readers:
         at = (reader.entry, reader.node, reader.writers)
@@ -94,20 +104,14 @@ def readers_of(components: Components) -> list[ReaderAt]:
 
 
 def _sweep(name: str, depth: int) -> Sweep:
-    architecture = ARCHITECTURES[name]
-    with quiet():
-        model = Model(architecture.make(depth, SEED), (), architecture.example(POSITIONS, SEED))
-    found: Sweep = model.sweep(
-        model.edges(),
-        base=model.run(**architecture.example(POSITIONS, SEED + 1)),
-        source=model.run(**architecture.example(POSITIONS, SEED + 2)),
-        metric=logit_diff(1, 2, pos=-1),
-    )
+    model, base, source = captured(name, depth, POSITIONS)
+    metric = logit_diff(1, 2, pos=-1)
+    found: Sweep = model.sweep(model.edges(), base=base, source=source, metric=metric)
     return found
 
 
 def _numbers(one: Sweep, two: Sweep) -> dict[str, Any]:
-    """What the closed form takes: of each slot in a model of one layer, and what a second layer adds."""
+    """Return what the closed form takes: of each slot in one layer, and what a second layer adds."""
     alone, first = _by_slot(one), _by_slot(two)
     full, deeper = (int(full_cost(sweep.model.graph, sweep.targets())) for sweep in (one, two))
     return {
@@ -120,7 +124,7 @@ def _numbers(one: Sweep, two: Sweep) -> dict[str, Any]:
 
 
 def _by_slot(sweep: Sweep) -> dict[str, EdgeCost]:
-    """One edge into the first reader of each slot."""
+    """Return the cost of one edge into the first reader of each slot."""
     found: dict[str, EdgeCost] = {}
     for reader in edge_facts(sweep.model).components.readers:
         one = ReaderAt(reader.entry, reader.node, 1)
@@ -146,22 +150,238 @@ def _rows(name: str, depth: int, sweep: Sweep, predicted: EdgeCost) -> list[Row]
     full = result.plan.full_evaluations
     at, facts = f"{name}, {depth} layer{'s' if depth > 1 else ''}", {"model": name, "layers": depth}
     spent = result.ledger.node_evaluations
+    return rows_of(
+        at,
+        ("edges", predicted.edges, result.plan.worlds),
+        ("node evaluations, planned", predicted.total, result.plan.node_evaluations),
+        ("node evaluations, by the ledger", predicted.total, spent),
+        ("node evaluations, edge by edge", predicted.one_by_one, serial.node_evaluations),
+        ("full runs over the sweep", predicted.ratio, Fraction(full, spent)),
+        facts=facts,
+    )
+
+
+# -- Greedy search: ACDC by its order of visits and by what it keeps, and guessing ahead -----------
+
+LAYERS = 2
+NAMES, LINES = ("gpt2", "llama", "gpt_neox"), ((6, 2), (6, 3), (7, 4))
+THRESHOLD = 0.002
+CHANCES, LAUNCH, WIDTHS = ("1/2", "4/5", "9/10", "19/20"), 20, (*range(1, 16), *range(16, 65, 4))
+LINE = 200
+
+
+@experiment("torch", "transformers")
+def greedy(
+    progress: Progress = silent,
+    names: Sequence[str] = NAMES,
+    lines: Sequence[tuple[int, int]] = LINES,
+) -> Result:
+    """Search small models, count their decisions again by a ledger, and run the search over every script.
+
+    Claim: a trial costs its correction, the cone of its reader, and the corrections that stand behind it;
+    guesses that are right with a chance p take in stacks of width W, on average, what the closed form says.
+    The search runs on a captured model; its decisions are made again on a graph of numbers, with a ledger.
+    """
+    rows: list[Row] = []
+    for done, name in enumerate(names, start=1):
+        rows += _searched(name)
+        progress(done, len(names) + len(lines))
+    for done, (candidates, width) in enumerate(lines, start=len(names) + 1):
+        rows += _guessed(candidates, width)
+        progress(done, len(names) + len(lines))
+    series = {
+        "widths": list(WIDTHS),
+        "gain": {
+            p: [float(speculation_gain(width, Fraction(p), LAUNCH)) for width in WIDTHS] for p in CHANCES
+        },
+        "best": {p: _best(Fraction(p)) for p in CHANCES},
+        "worlds": {
+            p: [float(speculation(LINE, width, Fraction(p)).worlds) / LINE for width in WIDTHS]
+            for p in CHANCES
+        },
+        "launch": LAUNCH,
+    }
+    return Result(
+        name="greedy",
+        title="Greedy search, and guessing ahead",
+        claim=(
+            "A trial of ACDC costs its correction, a cone, and the corrections behind it; guesses in stacks "
+            "of W take what the closed form says, and gain at most 1/(1−p), and at most 1 + c/u."
+        ),
+        rows=rows,
+        compared=(
+            "node evaluations of plans and of trials, stacks, worlds and worlds in vain over all scripts "
+            "equal the closed forms exactly. What the searches themselves took is reported"
+        ),
+        notes=(
+            (
+                f"Models of {LAYERS} layers with random weights; the decisions of their searches are made "
+                "again, in order, on the same graph with numbers for values: a correction is grafted behind "
+                "its reader, or given another rule, and taken back where the edge is kept."
+            ),
+            (
+                "The search itself leaves out what nothing reads any more, and what no kept edge reaches; "
+                "current worlds, and those in vain, come on top. A script says of each guess whether it "
+                "turns out right; the mean is over all of them, each with its chance."
+            ),
+        ),
+        seed=SEED,
+        series=series,
+    )
+
+
+def _best(right: Fraction) -> tuple[int, float]:
+    width = best_width(right, LAUNCH)
+    return width, float(speculation_gain(width, right, LAUNCH))
+
+
+def _searched(name: str) -> list[Row]:
+    model, base, source = captured(name, LAYERS, POSITIONS)
+    metric = logit_diff(1, 2, pos=-1)
+    search = Search(model, base=base, source=source, metric=metric, threshold=THRESHOLD)
+    circuit = search.run(progress=False)
+    readers = edge_facts(model).components.readers
+    targets = facts_of(model).targets((metric,))
+    sites = [one.node for one in readers]
+    every = [at for at in range(len(readers) - 1, -1, -1) for _ in range(readers[at].writers)]
+    plan = acdc_plan(model, metric=metric)
+    tried, kept = decisions(circuit, readers)
+    cost = greedy_cost(model.graph, sites, tried, kept, targets)
+    most = greedy_cost(model.graph, sites, every, (), targets).total
+    again = sum(trials(copy_of(model.graph), sites, tried, kept, targets))
+    at, spent, facts = f"{name}, {LAYERS} layers", search.spent, {"model": name}
+    exact = rows_of(
+        at,
+        ("node evaluations at most", most, plan.node_evaluations),
+        (f"node evaluations of its {len(tried)} trials, {len(kept)} edges kept", cost.total, again),
+        facts=facts,
+    )
+    return exact + rows_of(
+        at,
+        ("node evaluations of the search", None, search.node_evaluations),
+        ("worlds of the search", None, spent.worlds),
+        ("stacks of the search", None, spent.stacks),
+        ("worlds of the search in vain", None, spent.in_vain),
+        exact=False,
+        facts=facts,
+    )
+
+
+def decisions(circuit: Circuit, readers: Sequence[Reader]) -> tuple[list[int], list[int]]:
+    """Return the readers whose edges a search decided about, in order, and the trials that kept one."""
+    places = {one.name: place for place, one in enumerate(readers)}
+    tried = [places[one.edge.partition("->")[2]] for one in circuit.log]
+    return tried, [trial for trial, one in enumerate(circuit.log) if one.kept]
+
+
+def copy_of(graph: Graph) -> Graph:
+    """Return a graph of the same wiring, with numbers for values."""
+    found = Graph()
+    for node in graph:
+        if graph.is_source(node.site):
+            found.source(node.site, 1)
+        else:
+            found.node(node.site, _count, node.inputs)
+    return found
+
+
+def trials(
+    graph: Graph, sites: Sequence[str], visits: Sequence[int], kept: Sequence[int], demand: Sequence[str]
+) -> list[int]:
+    """Count what the engine computes for each trial; corrections are grafts, which go if the edge is kept."""
+    world, staying = World(graph, keep_sites=False), set(kept)
+    world.demand(tuple(demand))
+    standing: dict[int, Graft] = {}
+    found = []
+    for trial, reader in enumerate(visits):
+        if reader in standing:
+            output = standing[reader].output
+            before = graph.rule(output)
+            graph.redefine(output, lambda *values: sum(values))
+            found.append(_bill(world, demand))
+            if trial in staying:
+                graph.redefine(output, before)
+        else:
+            graft = graph.graft_after(sites[reader], chain(_count))
+            found.append(_bill(world, demand))
+            if trial in staying:
+                graph.remove(graft)
+            else:
+                standing[reader] = graft
+        world.demand(tuple(demand))
+    return found
+
+
+def _bill(world: World, demand: Sequence[str]) -> int:
+    before = world.ledger.count("recomputed")
+    world.demand(tuple(demand))
+    return world.ledger.count("recomputed") - before
+
+
+def _count(*values: int) -> int:
+    return len(values)
+
+
+def _guessed(candidates: int, width: int) -> list[Row]:
+    right = Fraction(3, 4)
+    predicted = speculation(candidates, width, right)
+    measured = expected(candidates, width, right)
+    at = f"{candidates} candidates, {width} at once, guesses right 3 times in 4"
+    facts: dict[str, Any] = {"candidates": candidates, "width": width}
     return [
-        Row(f"{at}, edges", None, predicted.edges, result.plan.worlds, facts=facts),
-        Row(
-            f"{at}, node evaluations, planned",
-            None,
-            predicted.total,
-            result.plan.node_evaluations,
-            facts=facts,
-        ),
-        Row(f"{at}, node evaluations, by the ledger", None, predicted.total, spent, facts=facts),
-        Row(
-            f"{at}, node evaluations, edge by edge",
-            None,
-            predicted.one_by_one,
-            serial.node_evaluations,
-            facts=facts,
-        ),
-        Row(f"{at}, full runs over the sweep", None, predicted.ratio, Fraction(full, spent), facts=facts),
+        Row(f"{at}, {what} on average", None, one, other, facts=facts | {"what": what})
+        for what, one, other in (
+            ("stacks", predicted.stacks, measured[0]),
+            ("worlds", predicted.worlds, measured[1]),
+            ("worlds in vain", predicted.in_vain, measured[2]),
+        )
     ]
+
+
+class Scripted:
+    """Worlds in which the guess about candidate k turns out right iff `script[k]` says so."""
+
+    epsilon = 0.0
+
+    def __init__(self, script: Sequence[bool], width: int) -> None:
+        self.script = script
+        self.most, self.few = width + 1, width
+
+    def values(self, removed: Mask) -> NDArray[np.float64]:
+        """Return 0 for the current world, 4 more wherever a candidate is to be kept; 1 is the threshold."""
+        if len(removed) == 1:
+            return np.zeros(1)
+        found, here = [0.0], 0.0
+        (first,) = np.flatnonzero(removed[1, 0] & ~removed[0, 0])
+        for world in range(1, len(removed)):
+            at = int(first) + world - 1
+            guess = bool(removed[world + 1, 0, at]) if world + 1 < len(removed) else True
+            is_removed = guess == self.script[at]
+            found.append(here + (0.0 if is_removed else 4.0))
+            if guess:
+                here = found[-1]
+        return np.array(found)
+
+    def exact(self, removed: Mask) -> float:
+        """Refuse: no change is close to the threshold."""
+        raise AssertionError(removed)
+
+
+def spent_on(script: Sequence[bool], width: int) -> Spent:
+    """Return what the search takes when guesses turn out as scripted."""
+    greedy = Greedy(1.0, lambda change: change)
+    line = [Candidate(0, at) for at in range(len(script))]
+    verdicts = greedy.decide(Scripted(script, width), line, np.zeros((1, len(script)), dtype=bool))
+    assert sum(map(len, verdicts)) == len(script), "every candidate has a verdict"
+    return greedy.spent
+
+
+def expected(candidates: int, width: int, right: Fraction) -> tuple[Fraction, Fraction, Fraction]:
+    """Return stacks, worlds and worlds in vain on average, by running the search over every script."""
+    totals = [Fraction(0)] * 3
+    for script in product((True, False), repeat=candidates):
+        chance = right ** sum(script) * (1 - right) ** (candidates - sum(script))
+        spent = spent_on(script, width)
+        for place, count in enumerate((spent.stacks, spent.worlds, spent.in_vain)):
+            totals[place] += chance * count
+    return totals[0], totals[1], totals[2]

@@ -1,42 +1,118 @@
-"""What the figures have in common: colours, and figures of rows as they are drawn."""
+"""The figure of each experiment, which shows its claim at a glance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from conewise.extras import needs
 from conewise.paper.experiments.result import Result, Row, plain
+
+with needs("plots"):
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; the blue is a little lighter than
 # theirs, so that it shows on a dark page too.
 BLUE, ORANGE, GREEN, PINK, RED, SKY = "#2b8ccd", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
 GREY = "#8a8f98"
-PAPER_MARK: dict[str, Any] = {"symbol": "diamond-open", "size": 13, "color": RED, "line": {"width": 2}}
+SYMBOLS = ("circle", "square", "diamond", "triangle-up")
 
 
-def measured_of(rows: Iterable[Row]) -> list[int | float | None]:
-    """What was measured, as it is drawn."""
-    return [plain(row.measured) for row in rows]
+class Drawing:
+    """A figure in the making, of one panel or several side by side.
+
+    Traces of one name are one entry of the legend, in all panels together.
+    """
+
+    def __init__(self, *titles: str) -> None:
+        self.figure = make_subplots(
+            cols=max(1, len(titles)), subplot_titles=titles or None, horizontal_spacing=0.1
+        )
+        self._named: set[str] = set()
+
+    def line(
+        self, x: Any, y: Any, name: str, colour: str, panel: int = 1, *, dash: str = "solid", **more: Any
+    ) -> None:
+        """Add a line; with `marker`, points on it too."""
+        mode = "lines+markers" if "marker" in more else "lines"
+        self._add(go.Scatter(x=x, y=y, mode=mode, line={"color": colour, "dash": dash}, **more), name, panel)
+
+    def dots(
+        self,
+        x: Any,
+        y: Any,
+        name: str,
+        colour: str,
+        panel: int = 1,
+        *,
+        symbol: str = "circle",
+        size: int = 9,
+        width: float | None = None,
+        **more: Any,
+    ) -> None:
+        """Add points; `width` is that of the lines of open symbols."""
+        marker: dict[str, Any] = {"color": colour, "symbol": symbol, "size": size}
+        if width is not None:
+            marker["line"] = {"width": width}
+        self._add(go.Scatter(x=x, y=y, mode="markers", marker=marker, **more), name, panel)
+
+    def printed(self, x: Any, rows: Sequence[Row], panel: int = 1) -> None:
+        """Add what the paper prints of these rows."""
+        self.dots(x, papers_of(rows), "paper", RED, panel, symbol="diamond-open", size=13, width=2)
+
+    def bars(
+        self, x: Any, y: Sequence[Any], name: str, colour: str, panel: int = 1, *, digits: str = ""
+    ) -> None:
+        """Add bars; with `digits`, a format, each has its height above it."""
+        text: dict[str, Any] = {}
+        if digits:
+            shown = [format(height, digits) for height in y if height is not None]
+            text = {"text": shown, "textposition": "outside", "cliponaxis": False}
+        self._add(go.Bar(x=x, y=y, marker={"color": colour}, **text), name, panel)
+
+    def entry(self, name: str, colour: str) -> None:
+        """Add an entry to the legend for dotted lines that are no traces."""
+        self.line([None], [None], name, colour, dash="dot")
+
+    def at_height(self, y: float, colour: str = GREY) -> None:
+        """Add a dotted line across the first panel."""
+        self.figure.add_hline(y=y, line={"color": colour, "dash": "dot"}, row=1, col=1)
+
+    def at_place(self, x: float, colour: str, panel: int) -> None:
+        """Add a dotted line from the bottom of a panel to its top."""
+        self.figure.add_vline(x=x, line={"color": colour, "dash": "dot"}, row=1, col=panel)
+
+    def x(self, title: str | None, panel: int | None = None, **more: Any) -> None:
+        """Name the horizontal axis of a panel, or of all; `log`, `ticks` and plotly's own settings."""
+        self.figure.update_xaxes(title=title, col=panel, **_axis(**more))
+
+    def y(self, title: str | None, panel: int | None = None, **more: Any) -> None:
+        """Name the vertical axis; `zero` lets it begin at 0."""
+        self.figure.update_yaxes(title=title, col=panel, **_axis(**more))
+
+    def _add(self, trace: Any, name: str, panel: int) -> None:
+        trace.update(name=name, legendgroup=name, showlegend=name not in self._named)
+        self._named.add(name)
+        self.figure.add_trace(trace, row=1, col=panel)
 
 
-def papers_of(rows: Sequence[Row]) -> list[float | None]:
-    """What the paper prints, as it is drawn."""
-    return [None if row.paper is None else float(row.paper) for row in rows]
-
-
-# -- One figure per experiment, which shows its claim at a glance ----------------------------------
-
-
-with needs("plots"):
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
+def _axis(
+    *, log: bool = False, ticks: Sequence[float] | None = None, zero: bool = False, **more: Any
+) -> dict[str, Any]:
+    if log:
+        more["type"] = "log"
+    if ticks is not None:
+        more["tickvals"] = ticks
+    if zero:
+        more["rangemode"] = "tozero"
+    return more
 
 
 def figure(result: Result) -> go.Figure:
-    """The figure of an experiment, without a background of its own."""
-    drawn = _FIGURES[result.name](result)
+    """Return the figure of an experiment, without a background of its own."""
+    drawn = FIGURES[result.name](result).figure
     drawn.update_layout(
         height=430,
         margin={"l": 64, "r": 24, "t": 44, "b": 56},
@@ -51,620 +127,345 @@ def figure(result: Result) -> go.Figure:
     return drawn
 
 
-def _locality(result: Result) -> go.Figure:
-    drawn = go.Figure()
-    touched, times = result.series["touched"], result.series["milliseconds"]
-    degrees = result.series["degree"]
-    symbols = ("circle", "square", "diamond", "triangle-up")
-    for degree, colour, symbol in zip(dict.fromkeys(degrees), COLOURS, symbols, strict=False):
+# -- Rows as they are drawn ------------------------------------------------------------------------
+
+
+def measured_of(rows: Iterable[Row]) -> list[int | float | None]:
+    """Return what was measured."""
+    return [plain(row.measured) for row in rows]
+
+
+def predicted_of(rows: Iterable[Row]) -> list[int | float | None]:
+    """Return what was predicted."""
+    return [plain(row.predicted) for row in rows]
+
+
+def papers_of(rows: Iterable[Row]) -> list[float | None]:
+    """Return what the paper prints."""
+    return [None if row.paper is None else float(row.paper) for row in rows]
+
+
+def facts_of(rows: Iterable[Row], fact: str) -> list[Any]:
+    """Return one fact of each row."""
+    return [row.facts[fact] for row in rows]
+
+
+def where(rows: Iterable[Row], **facts: Hashable) -> list[Row]:
+    """Return the rows that have these facts; of a fact that is `...` any value will do."""
+    return [
+        row
+        for row in rows
+        if all(fact in row.facts and value in (..., row.facts[fact]) for fact, value in facts.items())
+    ]
+
+
+def by(rows: Iterable[Row], *facts: str) -> list[tuple[Any, list[Row]]]:
+    """Return the rows in groups of one value of a fact, or of several, in the order in which they come."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        key = tuple(row.facts[fact] for fact in facts)
+        groups.setdefault(key if len(facts) > 1 else key[0], []).append(row)
+    return list(groups.items())
+
+
+def coloured(items: Iterable[Any], colours: Sequence[str] = COLOURS) -> Iterable[tuple[Any, str]]:
+    """Return each item with a colour of its own."""
+    return zip(items, colours, strict=False)
+
+
+def layers_word(count: int) -> str:
+    """Return the number with its noun."""
+    return f"{count} layer{'s' if count > 1 else ''}"
+
+
+# -- The paper's experiments -----------------------------------------------------------------------
+
+
+def _locality(result: Result) -> Drawing:
+    drawn = Drawing()
+    touched, times, degrees = (result.series[key] for key in ("touched", "milliseconds", "degree"))
+    for (degree, colour), symbol in zip(coloured(dict.fromkeys(degrees)), SYMBOLS, strict=False):
         points = [(x, y) for x, y, d in zip(touched, times, degrees, strict=True) if d == degree and y > 0]
-        drawn.add_scatter(
-            x=[x for x, _ in points],
-            y=[y for _, y in points],
-            mode="markers",
-            marker={"color": colour, "symbol": symbol, "size": 8},
-            name=f"nodes that read {degree}",
-        )
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        drawn.dots(xs, ys, f"nodes that read {degree}", colour, symbol=symbol, size=8)
     slope, fixed = result.series["line"]
     ends = sorted(x for x in touched if slope * x + fixed > 0)
-    drawn.add_scatter(
-        x=ends,
-        y=[slope * x + fixed for x in ends],
-        mode="lines",
-        line={"color": GREY, "dash": "dot"},
-        name="least squares: fixed + slope · x",
+    heights = [slope * x + fixed for x in ends]
+    drawn.line(ends, heights, "least squares: fixed + slope · x", GREY, dash="dot")
+    drawn.x(
+        "nodes looked at and edges followed, |V⁺| + |E⁺| + 1 + d(s)",
+        log=True,
+        ticks=[1, 10, 100, 1_000, 10_000, 100_000],
     )
-    drawn.update_xaxes(type="log", title="nodes looked at and edges followed, |V⁺| + |E⁺| + 1 + d(s)")
-    drawn.update_xaxes(tickvals=[1, 10, 100, 1_000, 10_000, 100_000])
-    drawn.update_yaxes(type="log", title="milliseconds of a wave", tickvals=[0.01, 0.1, 1, 10, 100])
+    drawn.y("milliseconds of a wave", log=True, ticks=[0.01, 0.1, 1, 10, 100])
     return drawn
 
 
-def _e4(result: Result) -> go.Figure:
+def _e4(result: Result) -> Drawing:
     profiles = ("output-heavy", "input-heavy")
-    drawn = make_subplots(
-        cols=2, subplot_titles=[f"{profile}" for profile in profiles], horizontal_spacing=0.08
-    )
-    rows = [row for row in result.rows if "limit" in row.facts]
-    for column, profile in enumerate(profiles, start=1):
-        for q, colour in zip(dict.fromkeys(row.facts["q"] for row in rows), COLOURS, strict=False):
-            line = [row for row in rows if row.facts["q"] == q and row.facts["profile"] == profile]
-            depths = [row.facts["L"] for row in line]
-            drawn.add_scatter(
-                x=depths,
-                y=measured_of(line),
-                mode="lines+markers",
-                name=f"q = {q:g}",
-                col=column,
-                row=1,
-                line={"color": colour},
-                marker={"size": 7},
-                legendgroup=str(q),
-                showlegend=column == 1,
-            )
-            drawn.add_scatter(
-                x=[depths[0], depths[-1]],
-                y=[line[0].facts["limit"]] * 2,
-                mode="lines",
-                col=column,
-                row=1,
-                line={"color": colour, "dash": "dot"},
-                legendgroup=str(q),
-                showlegend=False,
-                hovertemplate="limit %{y:.4f}<extra></extra>",
-            )
-        printed = [row for row in rows if row.paper is not None and row.facts["profile"] == profile]
-        drawn.add_scatter(
-            x=[row.facts["L"] for row in printed],
-            y=papers_of(printed),
-            mode="markers",
-            marker=PAPER_MARK,
-            name="paper",
-            showlegend=column == 1,
-            col=column,
-            row=1,
-        )
-    drawn.add_scatter(x=[None], y=[None], mode="lines", line={"color": GREY, "dash": "dot"}, name="limit")
-    drawn.update_xaxes(type="log", title="layers L", tickvals=[20, 40, 80, 160, 320])
-    drawn.update_yaxes(title="ρ, full re-runs over cones", col=1)
+    drawn = Drawing(*profiles)
+    rows = where(result.rows, limit=...)
+    for panel, profile in enumerate(profiles, start=1):
+        here = where(rows, profile=profile)
+        for (q, line), colour in coloured(by(here, "q")):
+            depths, name = facts_of(line, "L"), f"q = {q:g}"
+            drawn.line(depths, measured_of(line), name, colour, panel, marker={"size": 7})
+            ends, limit = [depths[0], depths[-1]], [line[0].facts["limit"]] * 2
+            hover = "limit %{y:.4f}<extra></extra>"
+            drawn.line(ends, limit, name, colour, panel, dash="dot", hovertemplate=hover)
+        printed = [row for row in here if row.paper is not None]
+        drawn.printed(facts_of(printed, "L"), printed, panel)
+    drawn.entry("limit", GREY)
+    drawn.x("layers L", log=True, ticks=[20, 40, 80, 160, 320])
+    drawn.y("ρ, full re-runs over cones", 1)
     return drawn
 
 
-def _e5(result: Result) -> go.Figure:
-    drawn = go.Figure()
-    paper = [row for row in result.rows if row.facts.get("count") == "paper"]
-    exact = [row for row in result.rows if row.facts.get("count") == "exact"]
-    lines: dict[tuple[str, float], list[Row]] = {}
-    for row in paper:
-        lines.setdefault((row.facts["profile"], row.facts["q"]), []).append(row)
-    for number, line in enumerate(lines.values()):
-        drawn.add_scatter(
-            x=[row.facts["L"] for row in line],
-            y=measured_of(line),
-            mode="lines+markers",
-            line={"color": BLUE},
-            name=f"paper's count, {len(lines)} profiles",
-            showlegend=number == 0,
-            legendgroup="paper",
-            hovertext=[row.name for row in line],
-        )
-    printed = list({row.facts["L"]: row for row in paper}.values())
-    drawn.add_scatter(
-        x=[row.facts["L"] for row in printed],
-        y=papers_of(printed),
-        mode="markers",
-        marker=PAPER_MARK,
-        name="paper",
-    )
-    drawn.add_scatter(
-        x=[row.facts["L"] for row in exact],
-        y=measured_of(exact),
-        mode="lines+markers",
-        line={"color": GREEN},
-        name="exact, gradients as nodes",
-        marker={"symbol": "square", "size": 8},
-    )
-    drawn.add_hline(y=1, line={"color": GREY, "dash": "dot"})
-    drawn.update_xaxes(type="log", title="layers L", tickvals=[5, 10, 20, 40, 80, 160])
-    drawn.update_yaxes(title="ρ under backpropagation", rangemode="normal")
+def _e5(result: Result) -> Drawing:
+    drawn = Drawing()
+    paper, exact = where(result.rows, count="paper"), where(result.rows, count="exact")
+    lines = by(paper, "profile", "q")
+    for _, line in lines:
+        name, hover = f"paper's count, {len(lines)} profiles", [row.name for row in line]
+        drawn.line(facts_of(line, "L"), measured_of(line), name, BLUE, marker={}, hovertext=hover)
+    printed = [line[-1] for _, line in by(paper, "L")]
+    drawn.printed(facts_of(printed, "L"), printed)
+    squares = {"symbol": "square", "size": 8}
+    name = "exact, gradients as nodes"
+    drawn.line(facts_of(exact, "L"), measured_of(exact), name, GREEN, marker=squares)
+    drawn.at_height(1)
+    drawn.x("layers L", log=True, ticks=[5, 10, 20, 40, 80, 160])
+    drawn.y("ρ under backpropagation", rangemode="normal")
     return drawn
 
 
-def _e7(result: Result) -> go.Figure:
-    titles = ("cost of each graft, in the order made", "overcount Δ, and the batched total")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
-    steps = [row for row in result.rows if "step" in row.facts]
-    orders = list(dict.fromkeys(row.facts["order"] for row in steps))
-    for order, colour in zip(orders, COLOURS, strict=False):
-        line = [row for row in steps if row.facts["order"] == order]
-        drawn.add_scatter(
-            x=[row.facts["step"] for row in line],
-            y=measured_of(line),
-            mode="lines+markers",
-            name=order,
-            col=1,
-            row=1,
-            line={"color": colour},
-            marker={"size": 8},
-        )
-    drawn.add_scatter(
-        x=[row.facts["step"] for row in steps],
-        y=papers_of(steps),
-        mode="markers",
-        marker=PAPER_MARK,
-        name="paper",
-        col=1,
-        row=1,
-    )
-    kinds = (("overcount Δ", PINK, "overcount Δ"), ("batched", SKY, "batched total"))
-    for kind, colour, label in kinds:
-        bars = [row for row in result.rows if row.name.endswith(f", {kind}")]
-        drawn.add_bar(
-            x=orders,
-            y=measured_of(bars),
-            marker={"color": colour},
-            name=label,
-            col=2,
-            row=1,
-            text=[f"{value:g}" for value in measured_of(bars)],
-            textposition="outside",
-            cliponaxis=False,
-        )
-    drawn.update_xaxes(title="graft", col=1, dtick=1)
-    drawn.update_yaxes(title="nodes recomputed", rangemode="tozero", col=1)
-    drawn.update_yaxes(title="nodes", rangemode="tozero", col=2)
+def _e7(result: Result) -> Drawing:
+    drawn = Drawing("cost of each graft, in the order made", "overcount Δ, and the batched total")
+    steps = where(result.rows, step=...)
+    orders = by(steps, "order")
+    for (order, line), colour in coloured(orders):
+        drawn.line(facts_of(line, "step"), measured_of(line), order, colour, marker={"size": 8})
+    drawn.printed(facts_of(steps, "step"), steps)
+    for kind, colour, name in (("overcount Δ", PINK, "overcount Δ"), ("batched", SKY, "batched total")):
+        heights = measured_of(row for row in result.rows if row.name.endswith(f", {kind}"))
+        drawn.bars([order for order, _ in orders], heights, name, colour, 2, digits="g")
+    drawn.x("graft", 1, dtick=1)
+    drawn.y("nodes recomputed", 1, zero=True)
+    drawn.y("nodes", 2, zero=True)
     return drawn
 
 
-def _drift(result: Result) -> go.Figure:
-    titles = ("bookkeeping, median of each block", "patch and demand, by graph size")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
-    block = result.series["block"]
+def _drift(result: Result) -> Drawing:
+    drawn = Drawing("bookkeeping, median of each block", "patch and demand, by graph size")
+    block, samples = result.series["block"], result.series["ceiling"]["samples"]
     for kind, colour, printed in (("graft", BLUE, 0.035), ("redefinition", ORANGE, 0.024)):
         medians = result.series[kind]
         at = [block * (number + 0.5) for number in range(len(medians))]
-        drawn.add_scatter(
-            x=at,
-            y=medians,
-            mode="markers",
-            marker={"color": colour, "size": 5},
-            name=f"{kind}, measured",
-            col=1,
-            row=1,
-        )
-        drawn.add_scatter(
-            x=[0, at[-1]],
-            y=[printed] * 2,
-            mode="lines",
-            line={"color": colour, "dash": "dot"},
-            name=f"{kind}, paper (100 of them)",
-            col=1,
-            row=1,
-        )
-    cones: dict[int, list[tuple[int, float]]] = {}
-    for cone, size, milliseconds in result.series["ceiling"]["samples"]:
-        cones.setdefault(cone, []).append((size, milliseconds))
-    for (cone, points), colour in zip(cones.items(), (SKY, GREEN, PINK, RED), strict=False):
-        drawn.add_scatter(
-            x=[size for size, _ in points],
-            y=[time for _, time in points],
-            mode="lines+markers",
-            name=f"cone of {cone} nodes",
-            line={"color": colour},
-            col=2,
-            row=1,
-        )
-    drawn.update_xaxes(title="mutations made before", col=1)
-    sizes = list(dict.fromkeys(size for _, size, _ in result.series["ceiling"]["samples"]))
-    drawn.update_xaxes(title="nodes in the graph", type="log", tickvals=sizes, col=2)
-    drawn.update_yaxes(title="milliseconds", rangemode="tozero", col=1)
-    drawn.update_yaxes(title="milliseconds", type="log", tickvals=[0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1], col=2)
+        drawn.dots(at, medians, f"{kind}, measured", colour, size=5)
+        drawn.line([0, at[-1]], [printed] * 2, f"{kind}, paper (100 of them)", colour, dash="dot")
+    for cone, colour in coloured(dict.fromkeys(cone for cone, *_ in samples), (SKY, GREEN, PINK, RED)):
+        points = [(size, time) for of, size, time in samples if of == cone]
+        sizes, times = [size for size, _ in points], [time for _, time in points]
+        drawn.line(sizes, times, f"cone of {cone} nodes", colour, 2, marker={})
+    drawn.x("mutations made before", 1)
+    drawn.x("nodes in the graph", 2, log=True, ticks=list(dict.fromkeys(size for _, size, _ in samples)))
+    drawn.y("milliseconds", 1, zero=True)
+    drawn.y("milliseconds", 2, log=True, ticks=[0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1])
     return drawn
 
 
-def _compiled(result: Result) -> go.Figure:
-    titles = ("looks at the graph's nodes", "full runs over the sweep")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
-    panels = (("looks", 1, "{:.0f}"), ("ratio", 2, "{:.2f}"))
-    depths = list(dict.fromkeys(row.facts["layers"] for row in result.rows if "layers" in row.facts))
-    for kind, column, shown in panels:
-        rows = [row for row in result.rows if kind in row.facts]
-        for layers, colour in zip(depths, COLOURS, strict=False):
-            bars = [row for row in rows if row.facts["layers"] == layers]
-            drawn.add_bar(
-                x=[row.facts[kind] for row in bars],
-                y=measured_of(bars),
-                marker={"color": colour},
-                name=f"{layers} layer{'s' if layers > 1 else ''}",
-                legendgroup=str(layers),
-                showlegend=column == 1,
-                text=[shown.format(plain(row.measured)) for row in bars],
-                textposition="outside",
-                cliponaxis=False,
-                col=column,
-                row=1,
-            )
-    drawn.update_xaxes(title="done by", tickangle=0, col=1)
-    drawn.update_yaxes(title="looks", rangemode="tozero", col=1)
-    drawn.update_xaxes(title="counted in", col=2)
-    drawn.update_yaxes(title="ratio", rangemode="tozero", col=2)
+def _compiled(result: Result) -> Drawing:
+    drawn = Drawing("looks at the graph's nodes", "full runs over the sweep")
+    for panel, (kind, digits) in enumerate((("looks", ".0f"), ("ratio", ".2f")), start=1):
+        for (layers, rows), colour in coloured(by(where(result.rows, **{kind: ...}), "layers")):
+            name = layers_word(layers)
+            drawn.bars(facts_of(rows, kind), measured_of(rows), name, colour, panel, digits=digits)
+    drawn.x("done by", 1, tickangle=0)
+    drawn.y("looks", 1, zero=True)
+    drawn.x("counted in", 2)
+    drawn.y("ratio", 2, zero=True)
     return drawn
 
 
-def _e9(result: Result) -> go.Figure:
-    titles = ("cones: every head and MLP", "sweep ratio: counts and clock")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
+def _e9(result: Result) -> Drawing:
+    drawn = Drawing("cones: every head and MLP", "sweep ratio: counts and clock")
     cones = [row for row in result.rows if row.detail]
-    groups: dict[str, list[Row]] = {}
-    for row in cones:
-        name = f"{row.facts['family']}, {row.facts['layers']} × {row.facts['heads']}"
-        groups.setdefault(name, []).append(row)
-    longest = max((plain(row.measured) or 0 for row in cones), default=1)
-    drawn.add_scatter(
-        x=[0, longest],
-        y=[0, longest],
-        mode="lines",
-        line={"color": GREY, "dash": "dot"},
-        name="equal",
-        col=1,
-        row=1,
-    )
+    longest = max((value or 0 for value in measured_of(cones)), default=1)
+    drawn.line([0, longest], [0, longest], "equal", GREY, dash="dot")
     symbols = ("circle-open", "square-open", "x-thin-open", "cross-thin-open")
-    for (name, rows), colour, symbol in zip(groups.items(), COLOURS, symbols, strict=False):
-        drawn.add_scatter(
-            x=[plain(row.predicted) for row in rows],
-            y=measured_of(rows),
-            mode="markers",
-            col=1,
-            row=1,
-            marker={"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.5}},
-            name=f"{name}: {len(rows)} sites",
-        )
-    clocks = [row for row in result.rows if "ratios" in row.facts]
+    groups = by(cones, "family", "layers", "heads")
+    for (((family, layers, heads), rows), colour), symbol in zip(coloured(groups), symbols, strict=False):
+        name = f"{family}, {layers} × {heads}: {len(rows)} sites"
+        xs, ys = predicted_of(rows), measured_of(rows)
+        drawn.dots(xs, ys, name, colour, symbol=symbol, size=8, width=1.5)
+    clocks = where(result.rows, ratios=...)
     sizes = [f"{row.facts['layers']} layers, {row.facts['heads']} heads" for row in clocks]
-    bars = (
-        ("predicted", [plain(row.predicted) for row in clocks], GREY),
-        ("paper's clock", papers_of(clocks), RED),
-        (f"our clock ({clocks[0].facts['device']})" if clocks else "our clock", measured_of(clocks), BLUE),
-    )
-    for name, heights, colour in bars:
-        drawn.add_bar(
-            x=sizes,
-            y=heights,
-            name=name,
-            marker={"color": colour},
-            col=2,
-            row=1,
-            text=[f"{height:.3f}" for height in heights if height is not None],
-            textposition="outside",
-            cliponaxis=False,
-        )
-    drawn.update_xaxes(title="nodes by the closed form", col=1)
-    drawn.update_yaxes(title="nodes recomputed", col=1)
-    drawn.update_yaxes(title="ρ", rangemode="tozero", col=2)
+    ours = f"our clock ({clocks[0].facts['device']})" if clocks else "our clock"
+    drawn.bars(sizes, predicted_of(clocks), "predicted", GREY, 2, digits=".3f")
+    drawn.bars(sizes, papers_of(clocks), "paper's clock", RED, 2, digits=".3f")
+    drawn.bars(sizes, measured_of(clocks), ours, BLUE, 2, digits=".3f")
+    drawn.x("nodes by the closed form", 1)
+    drawn.y("nodes recomputed", 1)
+    drawn.y("ρ", 2, zero=True)
     return drawn
 
 
-def _skips(result: Result) -> go.Figure:
-    drawn = go.Figure()
-    spans = list(dict.fromkeys(row.facts["span"] for row in result.rows if row.facts["kind"] == "bypassing"))
-    symbols = ("circle", "square", "diamond", "triangle-up")
-    for ratio, limit, colour in (("ρ", "forward", BLUE), ("ρ_train", "training", ORANGE)):
-        formula = "2/(1−y)" if ratio == "ρ" else "1/(1−y)"
-        drawn.add_scatter(
-            x=result.series["y"],
-            y=result.series[limit],
-            mode="lines",
-            line={"color": colour, "dash": "dot"},
-            name=f"limit of {ratio}, {formula}",
-        )
-        for span, symbol in zip(spans, symbols, strict=False):
-            points = [
-                row
-                for row in result.rows
-                if row.facts["ratio"] == ratio
-                and row.facts["span"] == span
-                and row.facts["kind"] == "bypassing"
-            ]
-            drawn.add_scatter(
-                x=[row.facts["y"] for row in points],
-                y=measured_of(points),
-                mode="markers",
-                marker={"color": colour, "symbol": symbol, "size": 9},
-                name=f"{ratio}, span {span}",
-                hovertext=[row.name for row in points],
-            )
-    drawn.update_xaxes(title="y, the chance that two layers are parallel", range=[-0.02, 0.9])
-    drawn.update_yaxes(title="ratio, log scale", type="log", tickvals=[1, 1.5, 2, 3, 4, 6, 8, 12, 16])
+def _skips(result: Result) -> Drawing:
+    drawn = Drawing()
+    bypassing = where(result.rows, kind="bypassing")
+    for ratio, limit, formula, colour in (
+        ("ρ", "forward", "2/(1−y)", BLUE),
+        ("ρ_train", "training", "1/(1−y)", ORANGE),
+    ):
+        name = f"limit of {ratio}, {formula}"
+        drawn.line(result.series["y"], result.series[limit], name, colour, dash="dot")
+        for (span, points), symbol in zip(by(where(bypassing, ratio=ratio), "span"), SYMBOLS, strict=False):
+            name, hover = f"{ratio}, span {span}", [row.name for row in points]
+            xs, ys = facts_of(points, "y"), measured_of(points)
+            drawn.dots(xs, ys, name, colour, symbol=symbol, hovertext=hover)
+    drawn.x("y, the chance that two layers are parallel", range=[-0.02, 0.9])
+    drawn.y("ratio, log scale", log=True, ticks=[1, 1.5, 2, 3, 4, 6, 8, 12, 16])
     return drawn
 
 
-def _growth(result: Result) -> go.Figure:
-    titles = ("loss", "nodes recomputed by a step")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
-    for name, label, colour in (("grown", "grown", BLUE), ("plain", "not grown", ORANGE)):
-        losses = result.series[name]
-        drawn.add_scatter(
-            x=list(range(1, len(losses) + 1)),
-            y=losses,
-            mode="lines",
-            line={"color": colour},
-            name=label,
-            col=1,
-            row=1,
-        )
+def _growth(result: Result) -> Drawing:
+    drawn = Drawing("loss", "nodes recomputed by a step")
+    for key, name, colour in (("grown", "grown", BLUE), ("plain", "not grown", ORANGE)):
+        losses = result.series[key]
+        drawn.line(list(range(1, len(losses) + 1)), losses, name, colour)
     steps = [row for row in result.rows if row.detail]
-    at = [row.facts["step"] for row in steps]
-    drawn.add_scatter(
-        x=at,
-        y=[plain(row.predicted) for row in steps],
-        mode="lines",
-        line={"color": GREY, "shape": "hv"},
-        name="predicted",
-        col=2,
-        row=1,
-    )
-    drawn.add_scatter(
-        x=at,
-        y=measured_of(steps),
-        mode="markers",
-        marker={"color": GREEN, "size": 4},
-        name="measured",
-        col=2,
-        row=1,
-    )
-    for column in (1, 2):
+    at = facts_of(steps, "step")
+    stairs = {"color": GREY, "shape": "hv"}
+    drawn.line(at, predicted_of(steps), "predicted", GREY, 2)
+    drawn.figure.data[-1].line = stairs
+    drawn.dots(at, measured_of(steps), "measured", GREEN, 2, size=4)
+    for panel in (1, 2):
         for place in result.series["grown_at"]:
-            drawn.add_vline(x=place + 0.5, line={"color": PINK, "dash": "dot"}, col=column, row=1)
-    drawn.add_scatter(x=[None], y=[None], mode="lines", line={"color": PINK, "dash": "dot"}, name="a graft")
-    drawn.update_xaxes(title="steps")
-    drawn.update_yaxes(title="mean squared error, log scale", type="log", col=1)
-    drawn.update_yaxes(title="nodes", rangemode="tozero", col=2)
+            drawn.at_place(place + 0.5, PINK, panel)
+    drawn.entry("a graft", PINK)
+    drawn.x("steps")
+    drawn.y("mean squared error, log scale", 1, log=True)
+    drawn.y("nodes", 2, zero=True)
     return drawn
 
 
-def _index(result: Result) -> go.Figure:
-    titles = ("ratio of the sweep", "index of the layers")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.1)
-    rows = [row for row in result.rows if "index" in row.facts]
-    ratios = [value for row in rows for value in (plain(row.predicted), plain(row.measured)) if value]
+def _index(result: Result) -> Drawing:
+    drawn = Drawing("ratio of the sweep", "index of the layers")
+    rows = where(result.rows, index=...)
+    ratios = [value for value in (*predicted_of(rows), *measured_of(rows)) if value]
     ends = [min(ratios, default=1), max(ratios, default=3)]
-    drawn.add_scatter(
-        x=ends, y=ends, mode="lines", line={"color": GREY, "dash": "dot"}, name="equal", col=1, row=1
-    )
-    units = (("nodes", BLUE, "circle"), ("FLOPs", ORANGE, "square"), ("time", GREEN, "diamond"))
-    for unit, colour, symbol in units:
-        points = [row for row in rows if row.facts["weight"] == unit]
-        names = [row.facts["network"] for row in points]
-        marker = {"color": colour, "symbol": symbol, "size": 8}
-        drawn.add_scatter(
-            x=[plain(row.predicted) for row in points],
-            y=measured_of(points),
-            mode="markers",
-            marker=marker,
-            name=unit,
-            legendgroup=unit,
-            hovertext=names,
-            col=1,
-            row=1,
-        )
+    drawn.line(ends, ends, "equal", GREY, dash="dot")
+    for unit, colour, symbol in (
+        ("nodes", BLUE, "circle"),
+        ("FLOPs", ORANGE, "square"),
+        ("time", GREEN, "diamond"),
+    ):
+        points = where(rows, weight=unit)
+        names = facts_of(points, "network")
+        xs, ys = predicted_of(points), measured_of(points)
+        drawn.dots(xs, ys, unit, colour, symbol=symbol, size=8, hovertext=names)
         signs = [1 if row.facts["orientation"] == "output-heavy" else -1 for row in points]
-        drawn.add_scatter(
-            x=[sign * row.facts["index"] for sign, row in zip(signs, points, strict=True)],
-            y=names,
-            mode="markers",
-            marker=marker,
-            name=unit,
-            legendgroup=unit,
-            showlegend=False,
-            col=2,
-            row=1,
-        )
-    drawn.add_vline(x=0, line={"color": GREY, "dash": "dot"}, col=2, row=1)
-    drawn.update_xaxes(title="ρ by the index, at the network's depth", col=1)
-    drawn.update_yaxes(title="ρ of the sweep", col=1)
-    drawn.update_xaxes(title="← input-heavy · q · output-heavy →", col=2)
-    drawn.update_yaxes(autorange="reversed", dtick=1, tickfont={"size": 9}, col=2)
+        xs = [sign * row.facts["index"] for sign, row in zip(signs, points, strict=True)]
+        drawn.dots(xs, names, unit, colour, 2, symbol=symbol, size=8)
+    drawn.at_place(0, GREY, 2)
+    drawn.x("ρ by the index, at the network's depth", 1)
+    drawn.y("ρ of the sweep", 1)
+    drawn.x("← input-heavy · q · output-heavy →", 2)
+    drawn.y(None, 2, autorange="reversed", dtick=1, tickfont={"size": 9})
     return drawn
 
 
-# -- Beyond figures --------------------------------------------------------------------------------
-# The figures of what lies beyond the paper: edges, searches, positions, stacks of worlds, reverse passes.
+# -- Beyond the paper: edges, searches, positions, stacks of worlds, reverse passes ----------------
+
+POWERS_OF_TWO = [1, 2, 4, 8, 16, 32, 64]
 
 
-with needs("plots"):
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-
-def edges_figure(result: Result) -> go.Figure:
-    """Ratios and shared work by depth."""
-    titles = ("full runs over the sweep of all edges", "share of the sweep that readers compute")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.12)
-    for (name, ratios), colour in zip(result.series["ratio"].items(), COLOURS, strict=False):
-        for column, values in ((1, ratios), (2, result.series["shared"][name])):
-            drawn.add_scatter(
-                x=result.series["layers"],
-                y=values,
-                mode="lines",
-                line={"color": colour},
-                name=f"{name}, closed form",
-                legendgroup=name,
-                showlegend=column == 1,
-                col=column,
-                row=1,
-            )
-        rows = [row for row in result.rows if row.facts["model"] == name]
+def _edges(result: Result) -> Drawing:
+    drawn = Drawing("full runs over the sweep of all edges", "share of the sweep that readers compute")
+    for (name, ratios), colour in coloured(result.series["ratio"].items()):
+        for panel, values in ((1, ratios), (2, result.series["shared"][name])):
+            drawn.line(result.series["layers"], values, f"{name}, closed form", colour, panel)
+        rows = where(result.rows, model=name)
         points = [row for row in rows if row.name.endswith("over the sweep")]
-        drawn.add_scatter(
-            x=[row.facts["layers"] for row in points],
-            y=measured_of(points),
-            mode="markers",
-            marker={"color": colour, "size": 9},
-            name=f"{name}, ledger",
-            legendgroup=name,
-            col=1,
-            row=1,
-        )
-        (limit,) = [row.facts["limit"] for row in rows if "limit" in row.facts]
-        drawn.add_hline(y=limit, line={"color": colour, "dash": "dot"}, col=1, row=1)
-    drawn.update_xaxes(title="layers", type="log", tickvals=[1, 2, 4, 8, 16, 32, 64])
-    drawn.update_yaxes(title="ratio, and its limit", rangemode="tozero", col=1)
-    drawn.update_yaxes(title="share", rangemode="tozero", col=2)
+        drawn.dots(facts_of(points, "layers"), measured_of(points), f"{name}, ledger", colour)
+        (limit,) = facts_of(where(rows, limit=...), "limit")
+        drawn.at_height(limit, colour)
+    drawn.x("layers", log=True, ticks=POWERS_OF_TWO)
+    drawn.y("ratio, and its limit", 1, zero=True)
+    drawn.y("share", 2, zero=True)
     return drawn
 
 
-def greedy_figure(result: Result) -> go.Figure:
-    """What guessing ahead gains, by width."""
-    launch = result.series["launch"]
-    titles = (f"gain over one by one, a launch of {launch} worlds' time", "worlds for each candidate")
-    drawn = make_subplots(cols=2, subplot_titles=titles, horizontal_spacing=0.12)
-    widths = result.series["widths"]
-    for (chance, gains), colour in zip(result.series["gain"].items(), COLOURS, strict=False):
-        for column, values in ((1, gains), (2, result.series["worlds"][chance])):
-            drawn.add_scatter(
-                x=widths,
-                y=values,
-                mode="lines",
-                line={"color": colour},
-                name=f"guesses right: {chance}",
-                legendgroup=str(chance),
-                showlegend=column == 1,
-                col=column,
-                row=1,
-            )
+def _greedy(result: Result) -> Drawing:
+    launch, widths = result.series["launch"], result.series["widths"]
+    drawn = Drawing(f"gain over one by one, a launch of {launch} worlds' time", "worlds for each candidate")
+    for (chance, gains), colour in coloured(result.series["gain"].items()):
+        for panel, values in ((1, gains), (2, result.series["worlds"][chance])):
+            drawn.line(widths, values, f"guesses right: {chance}", colour, panel)
         best, gain = result.series["best"][chance]
-        drawn.add_scatter(
-            x=[best],
-            y=[gain],
-            mode="markers",
-            marker={"color": colour, "symbol": "star", "size": 12},
-            name=f"best width {best}",
-            legendgroup=str(chance),
-            col=1,
-            row=1,
-        )
-    drawn.update_xaxes(title="candidates at once", type="log", tickvals=[1, 2, 4, 8, 16, 32, 64])
-    drawn.update_yaxes(title="gain", rangemode="tozero", col=1)
-    drawn.update_yaxes(title="worlds, those in vain included", type="log", col=2)
+        drawn.dots([best], [gain], f"best width {best}", colour, symbol="star", size=12)
+    drawn.x("candidates at once", log=True, ticks=POWERS_OF_TWO)
+    drawn.y("gain", 1, zero=True)
+    drawn.y("worlds, those in vain included", 2, log=True)
     return drawn
 
 
-def positions_figure(result: Result) -> go.Figure:
-    """Ratios in node-rows by size."""
-    drawn = go.Figure()
-    for (case, ratios), colour in zip(result.series["ratio"].items(), COLOURS, strict=False):
-        drawn.add_scatter(
-            x=result.series["size"],
-            y=ratios,
-            mode="lines",
-            line={"color": colour},
-            name=f"{case}, closed form",
-        )
-        points = [
-            row
-            for row in result.rows
-            if row.name.endswith("the ratio")
-            and row.facts["case"] == case
-            and row.facts["layers"] == row.facts["positions"]
-        ]
-        drawn.add_scatter(
-            x=[row.facts["layers"] for row in points],
-            y=measured_of(points),
-            mode="markers",
-            marker={"color": colour, "size": 9},
-            name=f"{case}, ledger",
-        )
+def _positions(result: Result) -> Drawing:
+    drawn = Drawing()
+    ratios = [row for row in result.rows if row.name.endswith("the ratio")]
+    for (case, values), colour in coloured(result.series["ratio"].items()):
+        drawn.line(result.series["size"], values, f"{case}, closed form", colour)
+        rows = where(ratios, case=case)
+        points = [row for row in rows if row.facts["layers"] == row.facts["positions"]]
+        drawn.dots(facts_of(points, "layers"), measured_of(points), f"{case}, ledger", colour)
     for limit in sorted(set(result.series["limit"].values())):
-        drawn.add_hline(y=limit, line={"color": GREY, "dash": "dot"})
-    drawn.update_xaxes(title="layers, and as many positions", type="log", tickvals=[1, 4, 16, 64])
-    drawn.update_yaxes(title="ratio in node-rows, log scale", type="log", tickvals=[1, 2, 3, 4, 6, 8, 12, 16])
+        drawn.at_height(limit)
+    drawn.x("layers, and as many positions", log=True, ticks=[1, 4, 16, 64])
+    drawn.y("ratio in node-rows, log scale", log=True, ticks=[1, 2, 3, 4, 6, 8, 12, 16])
     return drawn
 
 
-def wavefront_figure(result: Result) -> go.Figure:
-    """Launches by width, and values held by order."""
-    titles = ("launches, and the two bounds", "values held", "milliseconds, and as predicted")
-    drawn = make_subplots(cols=3, subplot_titles=titles, horizontal_spacing=0.09)
-    launched = [row for row in result.rows if "width" in row.facts]
-    depths = list(dict.fromkeys(row.facts["layers"] for row in launched))
-    for depth, colour in zip(depths, COLOURS, strict=False):
-        rows = [row for row in launched if row.facts["layers"] == depth]
-        widths = [row.facts["width"] for row in rows]
-        marker, dotted = {"color": colour, "size": 9}, {"color": colour, "dash": "dot"}
-        name = f"{depth} layer{'s' if depth > 1 else ''}"
-        drawn.add_scatter(
-            x=widths, y=measured_of(rows), mode="markers", marker=marker, name=name, col=1, row=1
-        )
+def _wavefront(result: Result) -> Drawing:
+    drawn = Drawing("launches, and the two bounds", "values held", "milliseconds, and as predicted")
+    for (depth, rows), colour in coloured(by(where(result.rows, width=...), "layers")):
+        widths, name = facts_of(rows, "width"), layers_word(depth)
+        drawn.dots(widths, measured_of(rows), name, colour)
         for bound in ("least", "most"):
-            values = [row.facts[bound] for row in rows]
-            drawn.add_scatter(
-                x=widths, y=values, mode="lines", line=dotted, name=f"{name}, at {bound}", col=1, row=1
-            )
-    held = [row for row in result.rows if "branches" in row.facts]
-    for how, colour in zip(dict.fromkeys(row.facts["order"] for row in held), COLOURS[2:], strict=False):
-        rows = [row for row in held if row.facts["order"] == how]
-        drawn.add_bar(
-            x=[str(row.facts["branches"]) for row in rows],
-            y=measured_of(rows),
-            marker={"color": colour},
-            name=how,
-            col=2,
-            row=1,
-        )
-    drawn.update_xaxes(title="worlds at once", type="log", col=1)
-    drawn.update_yaxes(title="launches", type="log", col=1)
-    drawn.update_xaxes(title="branches", type="category", col=2)
-    drawn.update_yaxes(title="sizes of values together", rangemode="tozero", col=2)
-    _clock(drawn, [row for row in result.rows if "timed" in row.facts])
+            drawn.line(widths, facts_of(rows, bound), f"{name}, at {bound}", colour, dash="dot")
+    for (how, rows), colour in coloured(by(where(result.rows, branches=...), "order"), COLOURS[2:]):
+        drawn.bars(list(map(str, facts_of(rows, "branches"))), measured_of(rows), how, colour, 2)
+    for (depth, rows), colour in coloured(sorted(by(where(result.rows, timed=...), "timed"))):
+        widths, name = facts_of(rows, "at_once"), f"{layers_word(depth)}, measured"
+        drawn.dots(widths, measured_of(rows), name, colour, 3, symbol="square", size=8)
+        drawn.line(widths, predicted_of(rows), "launches · c + work / rate", colour, 3)
+    drawn.x("worlds at once", 1, log=True)
+    drawn.y("launches", 1, log=True)
+    drawn.x("branches", 2, type="category")
+    drawn.y("sizes of values together", 2, zero=True)
+    drawn.x("worlds at once", 3, log=True)
+    drawn.y("milliseconds", 3, log=True)
     return drawn
 
 
-def _clock(drawn: go.Figure, timed: Sequence[Row]) -> None:
-    """Milliseconds of stacks by width: measured, and by launches and work."""
-    depths = sorted({row.facts["timed"] for row in timed})
-    for depth, colour in zip(depths, COLOURS, strict=False):
-        rows = [row for row in timed if row.facts["timed"] == depth]
-        widths = [row.facts["at_once"] for row in rows]
-        marker = {"color": colour, "size": 8, "symbol": "square"}
-        name = f"{depth} layer{'s' if depth > 1 else ''}, measured"
-        drawn.add_scatter(
-            x=widths, y=measured_of(rows), mode="markers", marker=marker, name=name, col=3, row=1
-        )
-        predicted = [plain(row.predicted) for row in rows]
-        line = {"color": colour}
-        drawn.add_scatter(
-            x=widths, y=predicted, mode="lines", line=line, name="launches · c + work / rate", col=3, row=1
-        )
-    drawn.update_xaxes(title="worlds at once", type="log", col=3)
-    drawn.update_yaxes(title="milliseconds", type="log", col=3)
-
-
-def backward_figure(result: Result) -> go.Figure:
-    """Ratios of the forward pass, of both passes, and by the paper's count, for each network."""
-    drawn = go.Figure()
-    bars = (
+def _backward(result: Result) -> Drawing:
+    drawn = Drawing()
+    names = result.series["network"]
+    for key, name, colour in (
         ("forward", "forward pass, ρ", BLUE),
         ("joint", "both passes, exact", GREEN),
         ("paper", "the paper's count", ORANGE),
-    )
-    for key, name, colour in bars:
-        drawn.add_bar(x=result.series["network"], y=result.series[key], marker={"color": colour}, name=name)
-    drawn.add_scatter(
-        x=result.series["network"],
-        y=result.series["dense"],
-        mode="markers",
-        marker={"color": GREY, "symbol": "line-ew-open", "size": 26, "line": {"width": 2}},
-        name="if every gradient were stale",
-    )
-    drawn.add_hline(y=1, line={"color": GREY, "dash": "dot"})
-    drawn.update_layout(barmode="group")
-    drawn.update_xaxes(title="network, and loss")
-    drawn.update_yaxes(title="full passes over the sweep", rangemode="tozero")
+    ):
+        drawn.bars(names, result.series[key], name, colour)
+    dense = result.series["dense"]
+    drawn.dots(names, dense, "if every gradient were stale", GREY, symbol="line-ew-open", size=26, width=2)
+    drawn.at_height(1)
+    drawn.figure.update_layout(barmode="group")
+    drawn.x("network, and loss")
+    drawn.y("full passes over the sweep", zero=True)
     return drawn
 
 
-_FIGURES: dict[str, Callable[[Result], go.Figure]] = {
+FIGURES: dict[str, Callable[[Result], Drawing]] = {
     "locality": _locality,
     "e4": _e4,
     "e5": _e5,
@@ -675,9 +476,9 @@ _FIGURES: dict[str, Callable[[Result], go.Figure]] = {
     "skips": _skips,
     "growth": _growth,
     "index": _index,
-    "edges": edges_figure,
-    "greedy": greedy_figure,
-    "positions": positions_figure,
-    "wavefront": wavefront_figure,
-    "backward": backward_figure,
+    "edges": _edges,
+    "greedy": _greedy,
+    "positions": _positions,
+    "wavefront": _wavefront,
+    "backward": _backward,
 }

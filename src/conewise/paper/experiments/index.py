@@ -16,8 +16,8 @@ from typing import Any
 from conewise.anatomy.selectors import SelectorLike, sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
-from conewise.paper.experiments.llama import one_thread
-from conewise.paper.experiments.result import Number, Progress, Result, Row, silent, versions
+from conewise.paper.experiments.result import Number, Progress, Result, Row, experiment, silent
+from conewise.paper.experiments.transformers import one_thread
 from conewise.paper.theory.profiles import KaramataIndex, karamata_index, layered_ratio
 from conewise.paper.theory.sweeps import effective_index, sweep_ratio
 from conewise.paper.theory.weights import Weight
@@ -44,13 +44,13 @@ class Layers:
     after: tuple[Site, ...]
 
     def profile(self, weights: Mapping[Site, Weight]) -> list[Weight]:
-        """The weight of each layer."""
+        """Return the weight of each layer."""
         return [_sum(weights, layer) for layer in self.inside]
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A network in one unit: the index of its layers, the ratio of its sweep, and what predicts it.
+    """A network in one unit: the index of its layers, the ratio of its sweep, and its predictions.
 
     `measured` is what the plan of the sweep counts, `predicted` the same from the graph alone, exactly;
     `by_index` what layers that vary with the index would have at this depth.
@@ -67,7 +67,7 @@ class Weighed:
     by_index: Number
 
     def row(self) -> Row:
-        """The index, the ratio that follows from it, and the ratio of the sweep."""
+        """Return the index, the ratio that follows from it, and the ratio of the sweep."""
         q, effective = self.index.q, effective_index(self.measured)
         return Row(
             name=f"{self.network}, {self.unit}, index {q.value:.2f}: ρ by the index, ρ of its sweep",
@@ -92,7 +92,7 @@ class Weighed:
         )
 
     def exact_row(self) -> Row:
-        """The ratio of the sweep from the graph alone, and as its plan counts it."""
+        """Return the ratio of the sweep from the graph alone, and as its plan counts it."""
         return Row(
             name=f"{self.network}, {self.unit}, ρ of its sweep",
             paper=None,
@@ -103,9 +103,9 @@ class Weighed:
         )
 
 
-def run(progress: Progress = silent, names: Sequence[str] = tuple(ARCHITECTURES)) -> Result:
+@experiment("torch", "transformers")
+def index(progress: Progress = silent, names: Sequence[str] = tuple(ARCHITECTURES)) -> Result:
     """Capture each architecture, weigh its layers, and plan the sweep of its heads and MLPs."""
-    started = time.perf_counter()
     found: list[Weighed] = []
     with one_thread():
         for done, name in enumerate(names, start=1):
@@ -153,8 +153,6 @@ def run(progress: Progress = silent, names: Sequence[str] = tuple(ARCHITECTURES)
             f"Time is the fastest of {ROUNDS} runs of each operation alone, summed over what is recomputed.",
         ),
         seed=SEED,
-        seconds=time.perf_counter() - started,
-        versions=versions("torch", "transformers"),
         series={
             "profiles": {
                 name: {one.unit: one.profile for one in found if one.network == name} for name in names
@@ -164,7 +162,7 @@ def run(progress: Progress = silent, names: Sequence[str] = tuple(ARCHITECTURES)
 
 
 def weigh(name: str) -> list[Weighed]:
-    """One architecture in nodes, FLOPs and seconds."""
+    """Weigh one architecture in nodes, FLOPs and seconds."""
     architecture = ARCHITECTURES[name]
     with quiet():
         module = architecture.make(STACKS.get(name, LAYERS), SEED)
@@ -204,7 +202,7 @@ def weigh(name: str) -> list[Weighed]:
 
 
 def layers_of(program: Program) -> Layers:
-    """The nodes of a program by layer: as the model is drawn, or by its outermost numbered modules."""
+    """Return the nodes of a program by layer: as it is drawn, or by its outermost numbered modules."""
     groups = group(program)
     keyed: list[tuple[object, Site]]
     if any(found.layer is not None for found in groups):
@@ -235,39 +233,38 @@ def layers_of(program: Program) -> Layers:
 
 
 def _numbered(modules: Sequence[Any]) -> object | None:
-    """The outermost module whose name is a number."""
+    """Return the outermost module whose name is a number."""
     return next((call for call in modules if call.path.rpartition(".")[2].isdigit()), None)
 
 
 def _places(model: Model, layers: Layers) -> SelectorLike:
-    """All heads and MLP outputs; where there are none, the last operation of each layer."""
+    """Return all heads and MLP outputs; where there are none, the last operation of each layer."""
     stacks = dict.fromkeys(site.stack for site in model.sites if site.kind == "z")
     if not stacks:
         return [layer[-1] for layer in layers.inside]
-    chosen = [
+    total, *others = (
         sites("z", stack=stack, layer=":", head=":") + sites("mlp_out", stack=stack, layer=":")
         for stack in stacks
-    ]
-    total = chosen[0]
-    for more in chosen[1:]:
+    )
+    for more in others:
         total += more
     return total
 
 
 def _first(outputs: Any) -> Any:
-    """A metric that reads all outputs; nothing is run, so it is never called."""
+    """Read all outputs, as a metric; nothing is run, so it is never called."""
     raise NotImplementedError
 
 
 def _flops_ratio(sweep: Sweep, base: Run) -> Fraction:
-    """ρ in FLOPs: those of the nodes that the worlds of the plan compute."""
+    """Return ρ in FLOPs: those of the nodes that the worlds of the plan compute."""
     folded = fold(sweep.model, sweep.cells, targets=sweep.targets(), base=base)
     spent = sum(often * sum(folded.cones[cone].flops) for cone, often in folded.runs)
     return Fraction(len(sweep.cells) * folded.full_flops, spent)
 
 
 def _seconds(graph: Graph, base: Run) -> dict[Site, float]:
-    """The fastest of some runs of each operation, on the values of the baseline."""
+    """Return the fastest of some runs of each operation, on the values of the baseline."""
     spent: dict[Site, float] = {}
     with computing():
         for site in graph.computed:
@@ -288,7 +285,7 @@ def _by_index(
     patched: Sequence[Site],
     index: KaramataIndex,
 ) -> Number:
-    """ρ of layers that vary as the index says, as heavy as these together, with sites where they stand."""
+    """Return ρ of layers that vary as the index says, as heavy as these, with sites where they stand."""
     depth, heavy = len(layers.inside), layers.profile(weights)
     powers = [float(j) ** index.q.value for j in range(1, depth + 1)]
     if index.orientation == "input-heavy":

@@ -17,26 +17,31 @@ from conewise.paper.experiments.result import (
     Progress,
     Result,
     Row,
+    experiment,
+    rows_of,
     scanning,
     silent,
     trimmed_median,
-    versions,
     warm,
 )
 from conewise.paper.theory.clocks import Estimate, least_squares
 from conewise.paper.theory.sweeps import Touched, demand_size, wave_size
 from conewise.reactive.graph import Graph, Site
 from conewise.reactive.world import World
+from conewise.threads import gc_paused
 
 SIZES = (500, 2_000, 8_000)
 DEGREES = (1, 2, 4, 8)
 SITES, WINDOW, ROUNDS = 10, 16, 9
 SEED = 0
 
+SMALL = 100
+"""Waves that touch less take the time of a patch, whatever they touch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """One patch: where, what theory says its wave touches and its demand looks at, and what did."""
+    """A patch: its site, the nodes and edges that theory predicts for wave and demand, and those counted."""
 
     size: int
     degree: int
@@ -49,7 +54,7 @@ class Wave:
     milliseconds: float
 
     def row(self) -> Row:
-        """The wave as a row of the table."""
+        """Return the wave as a row of the table."""
         return Row(
             name=f"{self.size} nodes of {self.degree} inputs, patch of {self.site}, nodes and edges touched",
             paper=None,
@@ -66,9 +71,9 @@ class Wave:
         )
 
 
-def run(progress: Progress = silent, sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> Result:
-    """Waves through random graphs of each size and density: counted by an instrument, then timed."""
-    started = time.perf_counter()
+@experiment()
+def locality(progress: Progress = silent, sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> Result:
+    """Send waves through random graphs of each size and density: counted by an instrument, then timed."""
     cases = [(size, degree) for size in sizes for degree in DEGREES]
     waves: list[Wave] = []
     for done, (size, degree) in enumerate(cases, start=1):
@@ -101,8 +106,6 @@ def run(progress: Progress = silent, sizes: tuple[int, ...] = SIZES, rounds: int
             "E⁺ are the edges inside of the cone, d(s) the readers of s, at most |V⁺| of them.",
         ),
         seed=SEED,
-        seconds=time.perf_counter() - started,
-        versions=versions(),
         series={
             "touched": [wave.touched.total for wave in waves],
             "milliseconds": [wave.milliseconds for wave in waves],
@@ -113,7 +116,7 @@ def run(progress: Progress = silent, sizes: tuple[int, ...] = SIZES, rounds: int
 
 
 def windowed(size: int, degree: int, seed: int = SEED) -> Graph:
-    """A random graph: each of `size` nodes reads `degree` different ones of the 16 before it."""
+    """Build a random graph: each of `size` nodes reads `degree` different ones of the 16 before it."""
     chosen = random.Random(f"{seed} {size} {degree}")
     graph = Graph()
     sites = [graph.source("x", 1.0)]
@@ -134,8 +137,7 @@ def _waves(size: int, degree: int, rounds: int) -> list[Wave]:
     base = warm(graph, graph.computed)
     times: dict[Site, list[float]] = {site: [] for site in sites}
     gc.collect()
-    gc.disable()
-    try:
+    with gc_paused():
         for _ in range(rounds):
             for site in sites:
                 with base.fork() as world:
@@ -143,8 +145,6 @@ def _waves(size: int, degree: int, rounds: int) -> list[Wave]:
                     started = time.thread_time()
                     world.patch(site, 2.0)
                     times[site].append(1e3 * (time.thread_time() - started))
-    finally:
-        gc.enable()
     return [_counted(base, size, degree, site, trimmed_median(times[site], trim=0.5)) for site in sites]
 
 
@@ -174,7 +174,7 @@ def _counted(base: World, size: int, degree: int, site: Site, milliseconds: floa
 
 
 def _counts(waves: Sequence[Wave]) -> list[Row]:
-    """The totals of each density, and of the demands."""
+    """Return the totals of each density, and of the demands."""
     rows: list[Row] = []
     for degree in dict.fromkeys(wave.degree for wave in waves):
         those = [wave for wave in waves if wave.degree == degree]
@@ -195,22 +195,24 @@ def _counts(waves: Sequence[Wave]) -> list[Row]:
 
 
 def _totals(at: str, predicted: Sequence[Touched], touched: Sequence[Touched]) -> list[Row]:
-    nodes = [sum(one.nodes for one in those) for those in (predicted, touched)]
-    edges = [sum(one.edges for one in those) for those in (predicted, touched)]
+    nodes, edges = (
+        [sum(getattr(one, count) for one in those) for those in (predicted, touched)]
+        for count in ("nodes", "edges")
+    )
     return [
-        Row(f"{at}, nodes looked at", None, nodes[0], nodes[1], unit="nodes"),
-        Row(f"{at}, edges followed", None, edges[0], edges[1], unit="edges"),
+        *rows_of(at, ("nodes looked at", nodes[0], nodes[1]), unit="nodes"),
+        *rows_of(at, ("edges followed", edges[0], edges[1]), unit="edges"),
     ]
 
 
 def _line(waves: Sequence[Wave]) -> tuple[tuple[Estimate, ...], float]:
-    """Time against nodes and edges together: the slope and the fixed cost, and R²."""
+    """Fit time to nodes and edges together; returns the slope and the fixed cost, and R²."""
     fit = least_squares([(wave.touched.total, 1.0) for wave in waves], [wave.milliseconds for wave in waves])
     return fit.coefficients, fit.r_squared
 
 
 def _times(waves: Sequence[Wave]) -> list[Row]:
-    """The fits: one slope for nodes and edges, one for each, what the graph's size adds, and the power."""
+    """Fit one slope for nodes and edges, one for each, what the graph's size adds, and the power."""
     (slope, fixed), quality = _line(waves)
     apart = least_squares(
         [(wave.touched.nodes, wave.touched.edges, wave.size, 1.0) for wave in waves],
@@ -221,6 +223,7 @@ def _times(waves: Sequence[Wave]) -> list[Row]:
         [math.log(wave.milliseconds) for wave in waves if wave.touched.total > SMALL],
     )
     node, edge, idle, _ = apart.coefficients
+    above = f"power of nodes and edges touched that time grows with, above {SMALL} of them"
     return [
         _fitted("a wave, per 1,000 nodes and edges touched", slope, "ms", 1e3),
         _fitted("a wave, fixed", fixed, "ms"),
@@ -229,25 +232,10 @@ def _times(waves: Sequence[Wave]) -> list[Row]:
         _fitted("a wave, per 1,000 edges followed", edge, "ms", 1e3),
         _fitted("a wave, per 1,000 nodes of the graph that it does not touch", idle, "ms", 1e3),
         Row("R² with the three apart", None, None, apart.r_squared, exact=False),
-        _fitted(
-            f"power of nodes and edges touched that time grows with, above {SMALL} of them",
-            power.coefficients[0],
-            "",
-        ),
+        _fitted(above, power.coefficients[0], ""),
     ]
 
 
-SMALL = 100
-"""Waves that touch less take the time of a patch, whatever they touch."""
-
-
 def _fitted(name: str, estimate: Estimate, unit: str, times: float = 1.0) -> Row:
-    return Row(
-        name,
-        None,
-        None,
-        times * estimate.value,
-        exact=False,
-        unit=unit,
-        facts={"low": times * estimate.low, "high": times * estimate.high},
-    )
+    facts = {"low": times * estimate.low, "high": times * estimate.high}
+    return Row(name, None, None, times * estimate.value, exact=False, unit=unit, facts=facts)

@@ -26,10 +26,10 @@ PAGE, RESULTS, FIGURES, TABLES = "index.html", "results.json", "figures", "table
 TITLE = "Conewise: the paper's claims, reproduced"
 SCRIPT = "javascript/experiments/main.js"
 MARK = f"<title>{TITLE}</title>"
-"""What says that a page is one of ours; it stands near the beginning."""
+"""A text near the beginning of a page that marks it as one of ours."""
 
 HEAD = 10_000
-"""How many characters of a page are looked at for it."""
+"""The number of characters of a page in which the mark is looked for."""
 
 
 def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
@@ -45,7 +45,7 @@ def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def taken(folder: Path) -> str | None:
-    """The first file or folder that a report would replace, and none wrote; None where there is none.
+    """Return the first file or folder that a report would replace, and none wrote; None if there is none.
 
     Raises OSError when the page that is there cannot be read.
     """
@@ -59,17 +59,17 @@ def taken(folder: Path) -> str | None:
 
 
 def as_dict(results: Sequence[Result]) -> dict[str, object]:
-    """One object, a key for each experiment."""
+    """Return one object, with a key for each experiment."""
     return {result.name: result.as_dict() for result in results}
 
 
 def as_json(results: Sequence[Result]) -> str:
-    """The same as JSON."""
+    """Return the same as JSON."""
     return json.dumps(as_dict(results), indent=2, ensure_ascii=False)
 
 
 def page(results: Sequence[Result]) -> str:
-    """The whole report as one HTML page, plotly.js included."""
+    """Return the whole report as one HTML page, plotly.js included."""
     versions = results[0].versions if results else {}
     return _document(
         "paper/experiments/page.html",
@@ -82,7 +82,7 @@ def page(results: Sequence[Result]) -> str:
 
 
 def figure_page(result: Result) -> str:
-    """The figure of one experiment as a page of its own."""
+    """Return the figure of one experiment as a page of its own."""
     return _document(
         "paper/experiments/figure.html", f"{result.name}: {result.title}", [result], name=result.name
     )
@@ -101,7 +101,7 @@ def _document(template: str, title: str, results: Sequence[Result], **values: ob
 
 
 def _shown(result: Result) -> dict[str, object]:
-    """What the page shows of an experiment; rows of single sites are details."""
+    """Return what the page shows of an experiment; rows of single sites are details."""
     return {
         "name": result.name,
         "title": result.title,
@@ -127,7 +127,7 @@ MARKS = {True: "[green]✓ match[/green]", False: "[bold red]✗ differs[/bold r
 
 
 def table(result: Result) -> Table:
-    """Paper, predicted, measured, match: a row for each figure but the details."""
+    """Return paper, predicted, measured, match: a row for each figure but the details."""
     shown = Table(title=f"{result.name}: {result.title}", title_justify="left", caption_justify="left")
     shown.add_column("")
     for heading in ("paper", "predicted", "measured"):
@@ -145,7 +145,7 @@ def table(result: Result) -> Table:
 
 
 def measured(row: Row) -> str:
-    """The measured figure, with its interval where it has one."""
+    """Return the measured figure, with its interval where it has one."""
     text = number(row.measured, row)
     if "low" in row.facts:
         text += f" [{number(row.facts['low'], row)}, {number(row.facts['high'], row)}]"
@@ -153,7 +153,7 @@ def measured(row: Row) -> str:
 
 
 def number(value: Number | None, row: Row) -> str:
-    """A number in the digits that its row is read in."""
+    """Return a number in the digits that its row is read in."""
     plainly = plain(value)
     if plainly is None:
         return ""
@@ -165,7 +165,7 @@ def number(value: Number | None, row: Row) -> str:
 
 
 def as_csv(result: Result) -> str:
-    """Every row, details included, with all of its facts as columns."""
+    """Return every row, details included, with all of its facts as columns."""
     rows = [row.as_dict() for row in result.rows]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     text = io.StringIO()
@@ -176,7 +176,7 @@ def as_csv(result: Result) -> str:
 
 
 def _cell(value: object) -> object:
-    """A value as a cell of CSV: a text that a spreadsheet would take for a formula has a quote before it."""
+    """Return a value as a cell of CSV: a text that would be taken for a formula has a quote before it."""
     return (
         f"'{value}"
         if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))

@@ -1,8 +1,7 @@
-"""An instrument: how many rows of nodes wavefronts compute, by the sizes of the tensors that rules return."""
+"""Positions: sweeps over (layer, position) counted in node-rows, on graphs of rows and on captured models."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,11 +11,19 @@ from typing import Any
 import torch
 
 from conewise.anatomy.selectors import sites
-from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
-from conewise.paper.experiments.result import Progress, Result, Row, patch_cost, silent, versions, warm
+from conewise.paper.experiments.result import (
+    Progress,
+    Result,
+    Row,
+    experiment,
+    patch_cost,
+    rows_of,
+    silent,
+    warm,
+)
+from conewise.paper.experiments.sweeps import SEED, captured
 from conewise.paper.theory.parts import Computed, Rows, RowStack, position_limit, row_costs
-from conewise.program.foreign import quiet
 from conewise.program.records import ATTENTION
 from conewise.program.walk import Rule
 from conewise.reactive.graph import Graph
@@ -26,79 +33,6 @@ from conewise.sweeps.execution.wavefront import Wavefront
 from conewise.sweeps.planning.passes import Step
 from conewise.sweeps.planning.plan import SweepPlan
 
-
-@dataclass(slots=True)
-class RowCount:
-    """Node-rows that were computed: a node counts once for each world and position."""
-
-    rows: int = 0
-
-
-@contextmanager
-def counting_rows(base: Run, positions: int) -> Iterator[RowCount]:
-    """Count what wavefronts over runs of the base's shape compute, from the first run of each on.
-
-    A row of a node has as many numbers as the base's value has, over its positions where it has some.
-    """
-    count, original, lengths = RowCount(), Wavefront._rule, _lengths(base, positions)
-
-    def counted(self: Wavefront, step: Step) -> Rule:
-        rule = original(self, step)
-
-        def noting(*operands: Any) -> Any:
-            value = rule(*operands)
-            columns = self._columns.get(step.node)  # of a product of which only some are computed
-            each = lengths[step.node] if columns is None else columns.numel()
-            rows, rest = divmod(_numbers(value), each)
-            assert not rest, f"{step.node} is computed in whole rows"
-            count.rows += rows * (1 + len(step.inside))
-            return value
-
-        return noting
-
-    Wavefront._rule = counted  # type: ignore[method-assign]
-    try:
-        yield count
-    finally:
-        Wavefront._rule = original  # type: ignore[method-assign]
-
-
-def planned_rows(plan: SweepPlan, positions: int) -> int:
-    """The node-rows that a plan says: its steps, by their worlds and their positions."""
-    assert plan.compiled is not None, "a planned sweep is compiled"
-    programs = plan.compiled.programs
-    return sum(
-        step.count * (1 + len(step.inside)) * (positions if step.rows is None else step.rows)
-        for one in plan.compiled.passes
-        for step in programs[one.program].steps
-    )
-
-
-def _lengths(base: Run, positions: int) -> dict[str, int]:
-    """How many numbers a row of each node has."""
-    program = base.model.program
-    names = [record.name for record in program.records]
-    found = {}
-    for name, value in zip(names, base.demand(names), strict=True):
-        has_rows = any(program.pos_dims[one] is not None for one in (name, *program.parts.get(name, ())))
-        found[name] = _numbers(value) // (positions if has_rows else 1)
-    return found
-
-
-def _numbers(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel()
-    return sum(map(_numbers, value)) if isinstance(value, tuple | list) else 0
-
-
-# -- Positions -------------------------------------------------------------------------------------
-# Positions: sweeps over (layer, position) counted in node-rows, on graphs of rows and on captured models.
-#
-# Claim: in a causal stack a patch makes stale only rows from its position on, so that the ratio tends to 4
-# where that of whole nodes tends to 2; a demand at the last position leaves the limit as it is, a shared
-# prefix divides by what is left, and attention that looks both ways takes the gain away.
-
-
 SIZES = ((1, 1), (2, 4), (4, 4), (4, 16), (8, 16), (12, 1))
 CURVE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 KEYS, QUERIES, MIXED = 3, 1, 6
@@ -107,29 +41,31 @@ CASES: tuple[tuple[str, bool, Rows], ...] = (
     ("causal, all demanded", True, "all"),
     ("both ways, last position demanded", False, "last"),
 )
-
-
 MODELS = (("gpt2", 3, 6), ("llama", 2, 5), ("bert", 2, 5))
 """Captured ones: which, of how many layers, over how many positions."""
 BOTH_WAYS = {"bert"}
-SEED = 0
 
 
-def run(
+@experiment("torch", "transformers")
+def positions(
     progress: Progress = silent,
     sizes: Sequence[tuple[int, int]] = SIZES,
     models: Sequence[tuple[str, int, int]] = MODELS,
 ) -> Result:
-    """Patch every layer at every position, in graphs of rows and on captured models."""
-    started = time.perf_counter()
+    """Patch every layer at every position, in graphs of rows and on captured models.
+
+    Claim: in a causal stack a patch makes stale only rows from its position on, so that the ratio tends to 4
+    where that of whole nodes tends to 2; a demand at the last position leaves the limit as it is, a shared
+    prefix divides by what is left, and attention that looks both ways takes the gain away.
+    """
     rows: list[Row] = []
     work = len(sizes) + len(models)
-    for done, (layers, positions) in enumerate(sizes, start=1):
-        for case, causal, demand in CASES:
-            rows += _rows(case, RowStack(layers, positions, KEYS, QUERIES, MIXED, causal=causal), demand)
+    for done, shape in enumerate(sizes, start=1):
+        for name, causal, demand in CASES:
+            rows += _rows(name, RowStack(*shape, KEYS, QUERIES, MIXED, causal=causal), demand)
         progress(done, work)
-    for done, (name, layers, positions) in enumerate(models, start=len(sizes) + 1):
-        rows += _swept(name, layers, positions)
+    for done, case in enumerate(models, start=len(sizes) + 1):
+        rows += _swept(*case)
         progress(done, work)
     series = {
         "size": list(CURVE),
@@ -172,8 +108,6 @@ def run(
             ),
         ),
         seed=SEED,
-        seconds=time.perf_counter() - started,
-        versions=versions("torch", "transformers"),
         series=series,
     )
 
@@ -185,18 +119,20 @@ def _rows(case: str, stack: RowStack, demand: Rows) -> list[Row]:
     sites, spent = len(costs), sum(costs.values())
     half = stack.positions // 2
     later = [cost for (_, t), cost in costs.items() if t >= half]
-    return [
-        Row(f"{at}, a full run", None, stack.full(demand), full, unit="node-rows", facts=facts),
-        Row(f"{at}, the sweep", None, stack.sweep(demand), spent, unit="node-rows", facts=facts),
-        Row(f"{at}, the ratio", None, stack.ratio(demand), Fraction(sites * full, spent), facts=facts),
-        Row(
-            f"{at}, the ratio with a shared prefix of {half}",
-            None,
-            stack.ratio(demand, half),
-            Fraction(len(later) * full, sum(later)),
-            facts=facts,
-        ),
-    ]
+    shared = Fraction(len(later) * full, sum(later))
+    counts_of_rows = rows_of(
+        at,
+        ("a full run", stack.full(demand), full),
+        ("the sweep", stack.sweep(demand), spent),
+        unit="node-rows",
+        facts=facts,
+    )
+    return counts_of_rows + rows_of(
+        at,
+        ("the ratio", stack.ratio(demand), Fraction(sites * full, spent)),
+        (f"the ratio with a shared prefix of {half}", stack.ratio(demand, half), shared),
+        facts=facts,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +146,9 @@ class Swept:
 
 
 def swept(name: str, layers: int, positions: int) -> list[Swept]:
-    """The stream behind each layer patched at each position, one sweep each."""
-    architecture = replace(ARCHITECTURES[name], attention=False)  # what torch has fused
-    with quiet():
-        model = Model(architecture.make(layers, SEED), (), architecture.example(positions, SEED))
-    base, source = (model.run(**architecture.example(positions, SEED + more)) for more in (1, 2))
+    """Patch the stream behind each layer at each position, one sweep each."""
+    fused = replace(ARCHITECTURES[name], attention=False)
+    model, base, source = captured(fused, layers, positions)
     mixes = {
         record.name: [key.name for key in record.args[1:3]]
         for record in model.program.records
@@ -254,15 +188,19 @@ def _swept(name: str, layers: int, positions: int) -> list[Row]:
     predicted = sum(one.predicted for one in found)
     planned, computed = sum(one.planned for one in found), sum(one.computed for one in found)
     wrong = sum(not one.predicted == one.planned == one.computed for one in found)
+    needed = sum(one.needed for one in found)
     return [
-        Row(f"{at}, the sweep, planned", None, predicted, planned, unit="node-rows", facts=facts),
-        Row(f"{at}, the sweep, computed", None, predicted, computed, unit="node-rows", facts=facts),
-        Row(f"{at}, patches of which the three differ", None, 0, wrong, facts=facts),
-        Row(
-            f"{at}, the sweep; predicted: what has to be computed",
-            None,
-            sum(one.needed for one in found),
-            computed,
+        *rows_of(
+            at,
+            ("the sweep, planned", predicted, planned),
+            ("the sweep, computed", predicted, computed),
+            unit="node-rows",
+            facts=facts,
+        ),
+        *rows_of(at, ("patches of which the three differ", 0, wrong), facts=facts),
+        *rows_of(
+            at,
+            ("the sweep; predicted: what has to be computed", needed, computed),
             exact=False,
             unit="node-rows",
             facts=facts,
@@ -271,7 +209,7 @@ def _swept(name: str, layers: int, positions: int) -> list[Row]:
 
 
 def counts(stack: RowStack, demand: Rows) -> tuple[int, dict[tuple[int, int], int]]:
-    """What the engine computes for a full run, and for a patch at each layer and position."""
+    """Count what the engine computes for a full run, and for a patch at each layer and position."""
     graph, ends = graph_of(stack)
     wanted = tuple(ends if demand == "all" else ends[-1:])
     base = warm(graph, wanted)
@@ -284,7 +222,7 @@ def counts(stack: RowStack, demand: Rows) -> tuple[int, dict[tuple[int, int], in
 
 
 def graph_of(stack: RowStack) -> tuple[Graph, list[str]]:
-    """The graph of rows, and what is demanded of each; the site of a layer and row is `{layer}.{row}`."""
+    """Build the graph of rows; returns the demanded nodes, too. A site is named `{layer}.{row}`."""
     graph, positions = Graph(), range(stack.positions)
     stream = [graph.source(f"x.{t}", t) for t in positions]
     for layer in range(stack.layers):
@@ -303,9 +241,9 @@ def graph_of(stack: RowStack) -> tuple[Graph, list[str]]:
 
 
 def node_graph(stack: RowStack) -> tuple[Graph, dict[str, list[str]]]:
-    """The graph of whole nodes, and what `row_costs` takes as mixes; the site of a layer is its number.
+    """Build the graph of whole nodes; returns the mixes for `row_costs`, too. A site is its layer's number.
 
-    What is demanded is "end".
+    The demanded node is "end".
     """
     graph, mixes = Graph(), dict[str, list[str]]()
     stream = graph.source("x", 1)
@@ -332,3 +270,70 @@ def _chain(graph: Graph, name: str, reads: str, length: int) -> str:
 
 def _mixed(*values: int) -> int:
     return hash(values)
+
+
+# -- An instrument that counts rows by the sizes of the tensors that rules return ------------------
+
+
+@dataclass(slots=True)
+class RowCount:
+    """Node-rows that were computed: a node counts once for each world and position."""
+
+    rows: int = 0
+
+
+@contextmanager
+def counting_rows(base: Run, positions: int) -> Iterator[RowCount]:
+    """Count what wavefronts over runs of the base's shape compute, from the first run of each on.
+
+    A row of a node has as many numbers as the base's value has, over its positions where it has some.
+    """
+    count, original, lengths = RowCount(), Wavefront._rule, _lengths(base, positions)
+
+    def counted(self: Wavefront, step: Step) -> Rule:
+        rule = original(self, step)
+
+        def noting(*operands: Any) -> Any:
+            value = rule(*operands)
+            columns = self._columns.get(step.node)  # of a product of which only some are computed
+            each = lengths[step.node] if columns is None else columns.numel()
+            rows, rest = divmod(_numbers(value), each)
+            assert not rest, f"{step.node} is computed in whole rows"
+            count.rows += rows * (1 + len(step.inside))
+            return value
+
+        return noting
+
+    Wavefront._rule = counted  # type: ignore[method-assign]
+    try:
+        yield count
+    finally:
+        Wavefront._rule = original  # type: ignore[method-assign]
+
+
+def planned_rows(plan: SweepPlan, positions: int) -> int:
+    """Return the node-rows of a plan: its steps, by their worlds and their positions."""
+    assert plan.compiled is not None, "a planned sweep is compiled"
+    programs = plan.compiled.programs
+    return sum(
+        step.count * (1 + len(step.inside)) * (positions if step.rows is None else step.rows)
+        for one in plan.compiled.passes
+        for step in programs[one.program].steps
+    )
+
+
+def _lengths(base: Run, positions: int) -> dict[str, int]:
+    """Return how many numbers a row of each node has."""
+    program = base.model.program
+    names = [record.name for record in program.records]
+    found = {}
+    for name, value in zip(names, base.demand(names), strict=True):
+        has_rows = any(program.pos_dims[one] is not None for one in (name, *program.parts.get(name, ())))
+        found[name] = _numbers(value) // (positions if has_rows else 1)
+    return found
+
+
+def _numbers(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel()
+    return sum(map(_numbers, value)) if isinstance(value, tuple | list) else 0

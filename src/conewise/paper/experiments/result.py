@@ -1,17 +1,19 @@
-"""What an experiment hands back: rows that set the paper, the prediction and the measurement side by side."""
+"""Results of experiments, rows of paper, prediction and measurement; and the instruments that measure."""
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import math
 import platform
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ParamSpec
 
 from conewise.errors import TheoryError
 from conewise.paper.theory.clocks import Estimate, least_squares
@@ -22,19 +24,20 @@ from conewise.reactive.world import World
 from conewise.version import __version__
 
 Number = int | float | Fraction
+P = ParamSpec("P")
 
 Progress = Callable[[int, int], None]
-"""Called with how many of how many units of work are done."""
+"""A function of two counts: the units of work that are done, and all of them."""
 
 
 def silent(done: int, total: int) -> None:
-    """A progress that nobody watches."""
+    """Report no progress."""
     del done, total
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: as the paper prints it, as the theory predicts it, as it was measured.
+    """A figure as the paper prints it, as the theory predicts it, and as it was measured.
 
     `paper` keeps the printed digits ("2.0057"), because those are what is compared. `exact` rows
     must agree; the others (timings) are reported. Where `paper_predicts`, the printed figure is a
@@ -54,7 +57,7 @@ class Row:
 
     @property
     def match(self) -> bool | None:
-        """Whether measured equals predicted, and the paper in every digit it prints; None for timings."""
+        """True if measured equals predicted, and the paper in every digit it prints; None for timings."""
         if not self.exact:
             return None
         if self.paper_predicts:
@@ -64,7 +67,7 @@ class Row:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as JSON takes it; fractions become the nearest float."""
+        """Return the row as JSON takes it; fractions become the nearest float."""
         return {
             "name": self.name,
             **self.facts,
@@ -98,11 +101,11 @@ class Result:
 
     @property
     def all_match(self) -> bool:
-        """Whether every exact row matches."""
+        """True if every exact row matches."""
         return all(row.match is not False for row in self.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON takes it."""
+        """Return the result as JSON takes it."""
         return {
             "title": self.title,
             "claim": self.claim,
@@ -118,25 +121,25 @@ class Result:
 
 
 def printed_number(printed: str) -> int | float:
-    """The number that the paper prints."""
+    """Return the number that the paper prints."""
     return float(printed) if "." in printed else int(printed)
 
 
 def prints_as(value: Number, printed: str) -> bool:
-    """Whether `value`, rounded to as many decimals as `printed` has, is what is printed."""
+    """True if `value`, rounded to as many decimals as `printed` has, is what is printed."""
     decimals = len(printed.partition(".")[2])
     return round(Fraction(value), decimals) == Fraction(printed)
 
 
 def plain(value: Number | None) -> int | float | None:
-    """A number that JSON knows: whole numbers as int, other fractions as the nearest float."""
+    """Return a number that JSON knows: whole numbers as int, other fractions as the nearest float."""
     if isinstance(value, Fraction):
         return value.numerator if value.denominator == 1 else float(value)
     return value
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The versions of Python, of conewise and of `packages`, and the kind of machine."""
+    """Return the versions of Python, of conewise and of `packages`, and the kind of machine."""
     found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
     found["conewise"] = __version__
     for package in ("numpy", *packages):
@@ -147,6 +150,36 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
+def experiment(*packages: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Add to the results of a function the seconds that it took, and the versions of `packages`."""
+
+    def decorated(run: Callable[P, Result]) -> Callable[P, Result]:
+        @functools.wraps(run)
+        def timed(*args: P.args, **kwargs: P.kwargs) -> Result:
+            started = time.perf_counter()
+            result = run(*args, **kwargs)
+            seconds = time.perf_counter() - started
+            return replace(result, seconds=seconds, versions=versions(*packages) | dict(result.versions))
+
+        return timed
+
+    return decorated
+
+
+def rows_of(
+    at: str,
+    *figures: tuple[str, Number | None, Number],
+    unit: str = "",
+    exact: bool = True,
+    facts: Mapping[str, Any] | None = None,
+) -> list[Row]:
+    """Return a row for each (name, predicted, measured) of one place, none of which the paper prints."""
+    return [
+        Row(f"{at}, {name}", None, predicted, measured, exact, unit, facts=facts or {})
+        for name, predicted, measured in figures
+    ]
+
+
 # -- What the engine did, read off its ledger: the cost of a patch in a fork of a warm world -------
 
 
@@ -155,7 +188,7 @@ Demand = Site | tuple[Site, ...]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Nodes that one change invalidated, nodes that the demand after it recomputed, and its answer."""
+    """The nodes that a change invalidated, those that the demand after it recomputed, and its answer."""
 
     invalidated: int
     recomputed: int
@@ -163,7 +196,7 @@ class Cost:
 
 
 def warm(graph: Graph, output: Demand) -> World:
-    """A world that has answered `output` once, whose ledger keeps tallies only."""
+    """Return a world that has answered `output` once, whose ledger keeps tallies only."""
     world = World(graph, keep_sites=False)
     world.demand(output)
     return world
@@ -179,24 +212,23 @@ def patch_cost(base: World, site: Site, value: Any, output: Demand) -> Cost:
 
 
 def patch_wave(base: World, site: Site, value: Any) -> int:
-    """How many nodes a patch invalidates; nothing is computed."""
+    """Return how many nodes a patch invalidates; nothing is computed."""
     with base.fork() as world:
         world.patch(site, value)
         return world.ledger.count("invalidated")
 
 
 def shifted(base: World, site: str) -> Any:
-    """A value for a patch: the site's own, each position holding its neighbour's."""
+    """Return a value for a patch: the site's own, each position holding its neighbour's."""
     value = base.demand(site)
     return value[[*range(1, len(value)), 0]]
 
 
-# -- Statistics ------------------------------------------------------------------------------------
-# The little statistics that timings need: a trimmed median, and a drift with its confidence interval.
+# -- Timings ---------------------------------------------------------------------------------------
 
 
 def trimmed_median(values: Iterable[float], trim: float = 0.1) -> float:
-    """The median of `values` without the largest `trim` of them.
+    """Return the median of `values` without the largest `trim` of them.
 
     Whatever disturbs a timing makes it longer, so only the upper end is trimmed (trimming both
     ends alike would leave the median where it is).
@@ -212,15 +244,15 @@ def trimmed_median(values: Iterable[float], trim: float = 0.1) -> float:
 
 
 def block_medians(values: Iterable[float], size: int) -> list[float]:
-    """The trimmed median of each block of `size` values, in order; `size` divides their number."""
+    """Return the trimmed median of each block of `size` values, in order; `size` divides their number."""
     timings, length = _expect_timings(values), expect_count(size, "the size of a block")
     if not timings or len(timings) % length:
         raise TheoryError(f"{len(timings)} values do not fall into blocks of {shown(length)}.")
     return [trimmed_median(timings[first : first + length]) for first in range(0, len(timings), length)]
 
 
-def drift(x: Iterable[float], y: Iterable[float], lags: int = 5) -> Estimate:
-    """The slope of the least-squares line through (x, y), with its 95 % confidence interval.
+def fitted_slope(x: Iterable[float], y: Iterable[float], lags: int = 5) -> Estimate:
+    """Return the slope of the least-squares line through (x, y), with its 95 % confidence interval.
 
     Neighbouring timings on one machine are alike, so the interval allows for residuals that are
     correlated over `lags` points. It allows for too little where they stay alike for long: it is then
@@ -236,21 +268,20 @@ def _expect_timings(values: object) -> list[float]:
 
 
 # -- Scanning --------------------------------------------------------------------------------------
-# An instrument: which nodes of a graph are looked at, and which edges are followed, while something runs.
-#
-# It stands between the engine and the graph's table and counts; neither knows of it.
+# An instrument that counts which nodes of a graph are looked at, and which edges are followed. It stands
+# between the engine and the graph's table; neither knows of it.
 
 
 @dataclass(slots=True)
 class Walk:
-    """How often each node, by number, was looked at, and how many edges were followed from there."""
+    """The looks at each node, by number, and the edges that were followed from there."""
 
     nodes: Counter[int] = field(default_factory=Counter)
     edges: int = 0
 
     @property
     def touched(self) -> Touched:
-        """Nodes looked at and edges followed, each as often as that was done."""
+        """The nodes looked at and the edges followed, each as often as that was done."""
         return Touched(self.nodes.total(), self.edges)
 
     def clear(self) -> None:
@@ -261,7 +292,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What was walked: from nodes to their readers, and from nodes to what they read."""
+    """The walks from nodes to their readers, and from nodes to their inputs."""
 
     down: Walk = field(default_factory=Walk)
     up: Walk = field(default_factory=Walk)

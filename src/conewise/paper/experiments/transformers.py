@@ -1,17 +1,22 @@
-"""Transformers of other families as real graphs over numpy: GPT-2-style, and a post-norm encoder.
+"""Transformers as real graphs, one node for each op and head: Llama-style, GPT-2-style, a post-norm encoder.
 
-One node for each op and head, the biases nodes of their own. Small random weights: cones do not depend
-on width.
+The Llama-style one is the paper's, over torch; the others are over numpy, with their biases nodes of their
+own and small random weights: cones do not depend on width. Below them is what a timing on a device needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from conewise.paper import ops
 from conewise.reactive.graph import Graph, Site
@@ -22,7 +27,7 @@ Kind = Literal["head", "mlp"]
 
 @dataclass(frozen=True, slots=True)
 class PatchedSite:
-    """A site that a sweep patches: in which layer, counted from 1, and what it is."""
+    """A site that a sweep patches, its layer, counted from 1, and its kind."""
 
     site: Site
     layer: int
@@ -36,6 +41,168 @@ class Transformer:
     graph: Graph
     patched: tuple[PatchedSite, ...]
     output: Site
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def computed(self) -> int:
+        """The number of nodes that one full run computes."""
+        return len(self.graph) - len(self.graph.sources)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked of it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+# -- Llama-style, over torch -----------------------------------------------------------------------
+
+
+def llama(
+    layers: int,
+    heads: int,
+    width: int,
+    *,
+    positions: int = 20,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Transformer:
+    """Build a random transformer of `layers` × `heads` and d_model = `width`, over `positions` random tokens.
+
+    The MLP is 8/3 as wide as the model, rounded up to a multiple of 64 (from 64 on). Weights are
+    drawn on the CPU, so that every device gets the same ones.
+
+    Per layer 9 parameters and M = 7H + 15 computed nodes: norm1; q, k, v; rope(q), rope(k); per head
+    slice q, slice k, slice v, scores, scale and mask, softmax, times v; concat, o; add; norm2; gate, up,
+    swiglu, down; add. One terminal readout ends it.
+    """
+    if width % (2 * heads):
+        raise ValueError(
+            f"width {width} does not split into {heads} heads of an even size (rope turns pairs). "
+            f"Take a multiple of {2 * heads}."
+        )
+    size = width // heads
+    inner = math.ceil(8 * width / 3)
+    inner = inner if inner < 64 else 64 * math.ceil(inner / 64)
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.device(device)
+
+    def draw(*shape: int, scale: float) -> Tensor:
+        return (torch.randn(*shape, generator=generator) * scale).to(target, dtype)
+
+    def weight(rows: int, columns: int) -> Tensor:
+        return draw(rows, columns, scale=columns**-0.5)
+
+    rotate = _rope(positions, heads, size, target, dtype)
+    mask = torch.full((positions, positions), -math.inf).triu(1).to(target, dtype)
+    scale = size**-0.5
+
+    def scale_and_mask(scores: Tensor) -> Tensor:
+        return torch.add(mask, scores, alpha=scale)
+
+    graph = Graph()
+    stream = graph.source("x", draw(positions, width, scale=1.0))
+    norm = _rms_norm(width)
+    slices = [_columns(head * size, (head + 1) * size) for head in range(heads)]
+    patched: list[PatchedSite] = []
+    for layer in range(1, layers + 1):
+        at = f"layer{layer}"
+        square, wide = (width, width), (inner, width)
+        shapes = {"q": square, "k": square, "v": square, "o": square, "gate": wide, "up": wide}
+        shapes["down"] = (width, inner)
+        params = {
+            name: graph.source(f"{at}.w_{name}", weight(*shape), param=True) for name, shape in shapes.items()
+        }
+        for name in ("norm1", "norm2"):
+            gain = (1 + draw(width, scale=0.1).float()).to(target, dtype)
+            params[name] = graph.source(f"{at}.w_{name}", gain, param=True)
+        normed = graph.node(f"{at}.norm1", norm, [stream, params["norm1"]])
+        q, k, v = (graph.node(f"{at}.{name}", functional.linear, [normed, params[name]]) for name in "qkv")
+        q, k = graph.node(f"{at}.rope_q", rotate, [q]), graph.node(f"{at}.rope_k", rotate, [k])
+        outputs = []
+        for head, part in enumerate(slices):
+            of = f"{at}.head{head}"
+            mine = [graph.node(f"{of}.{name}", part, [site]) for name, site in (("q", q), ("k", k), ("v", v))]
+            scores = graph.node(f"{of}.scores", _scores, mine[:2])
+            masked = graph.node(f"{of}.masked", scale_and_mask, [scores])
+            weights = graph.node(f"{of}.softmax", _softmax, [masked])
+            outputs.append(graph.node(f"{of}.out", torch.matmul, [weights, mine[2]]))
+        joined = graph.node(f"{at}.concat", _concat, outputs)
+        attended = graph.node(f"{at}.o", functional.linear, [joined, params["o"]])
+        stream = graph.node(f"{at}.add1", torch.add, [stream, attended])
+        normed = graph.node(f"{at}.norm2", norm, [stream, params["norm2"]])
+        gate, up = (
+            graph.node(f"{at}.{name}", functional.linear, [normed, params[name]]) for name in ("gate", "up")
+        )
+        acted = graph.node(f"{at}.swiglu", _swiglu, [gate, up])
+        down = graph.node(f"{at}.down", functional.linear, [acted, params["down"]])
+        stream = graph.node(f"{at}.add2", torch.add, [stream, down])
+        patched += [PatchedSite(output, layer, "head") for output in outputs]
+        patched.append(PatchedSite(down, layer, "mlp"))
+    direction = graph.source("w_logit_difference", weight(2, width), param=True)
+    output = graph.node("readout", _logit_difference, [stream, direction])
+    return Transformer(graph, tuple(patched), output, target)
+
+
+def _rope(
+    positions: int, heads: int, size: int, device: torch.device, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """Turn each pair of a head's coordinates by an angle that grows with the position."""
+    rates = 10_000.0 ** (-torch.arange(0, size, 2) / size)
+    angles = torch.arange(positions)[:, None] * torch.cat([rates, rates])[None, :]
+    cos = angles.cos().repeat(1, heads).to(device, dtype)
+    sin = angles.sin().repeat(1, heads).to(device, dtype)
+    half = size // 2
+
+    def rope(x: Tensor) -> Tensor:
+        by_head = x.view(positions, heads, size)
+        turned = torch.cat([-by_head[..., half:], by_head[..., :half]], dim=-1).view_as(x)
+        return x * cos + turned * sin
+
+    return rope
+
+
+def _rms_norm(width: int) -> Callable[[Tensor, Tensor], Tensor]:
+    shape = (width,)
+
+    def norm(x: Tensor, gain: Tensor) -> Tensor:
+        return functional.rms_norm(x, shape, gain, 1e-6)
+
+    return norm
+
+
+def _columns(first: int, last: int) -> Callable[[Any], Any]:
+    """Return the rule that takes some columns of a tensor, or of an array."""
+
+    def columns(x: Any) -> Any:
+        return x[:, first:last]
+
+    return columns
+
+
+def _scores(q: Any, k: Any) -> Any:
+    return q @ k.T
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    return scores.softmax(-1)
+
+
+def _concat(*outputs: Tensor) -> Tensor:
+    return torch.cat(outputs, dim=-1)
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate) * up
+
+
+def _logit_difference(stream: Tensor, directions: Tensor) -> Tensor:
+    """The difference of two logits at the last position."""
+    logits = functional.linear(stream[-1], directions)
+    return logits[0] - logits[1]
+
+
+# -- GPT-2-style and encoder, over numpy -----------------------------------------------------------
 
 
 class _Builder:
@@ -53,7 +220,7 @@ class _Builder:
         return self.graph.source(name, around + self._random.normal(size=shape) * 0.3, param=True)
 
     def linear(self, name: Site, site: Site, reads: int, makes: int) -> Site:
-        """A product with a weight, and the bias as a node of its own; returns the biased site."""
+        """Add a product with a weight, and the bias as a node of its own; returns the biased site."""
         product = self.graph.node(name, ops.linear, [site, self.param(f"{name}.weight", reads, makes)])
         return self.graph.node(f"{name}_bias", ops.bias_add, [product, self.param(f"{name}.bias", makes)])
 
@@ -62,7 +229,7 @@ class _Builder:
         return self.graph.node(name, ops.layernorm, [site, gain, self.param(f"{name}.bias", self.width)])
 
     def attention(self, layer: int, q: Site, k: Site, v: Site, offsets: tuple[int, int, int]) -> Site:
-        """Each head's slices, scores, scale and mask, softmax and product with v; then the concatenation.
+        """Add each head's slices, scores, scale and mask, softmax and product with v; then the concatenation.
 
         `offsets` say where in the width of its site each of q, k and v begins.
         """
@@ -91,7 +258,7 @@ class _Builder:
         return self.graph.node(name, ops.add, [self.stream, site])
 
     def causal(self) -> None:
-        """From here on no position sees a later one."""
+        """Let no position see a later one from here on."""
         self._mask = np.triu(np.full_like(self._mask, -1e9), 1)
 
     def finish(self) -> Transformer:
@@ -100,7 +267,7 @@ class _Builder:
 
 
 def gpt2_style(layers: int, heads: int, seed: int = 0) -> Transformer:
-    """LayerNorm before each half, q, k and v from one fused product, GELU."""
+    """Build a model with LayerNorm before each half, q, k and v from one fused product, GELU."""
     build = _Builder(heads, seed)
     build.causal()
     for layer in range(1, layers + 1):
@@ -114,7 +281,7 @@ def gpt2_style(layers: int, heads: int, seed: int = 0) -> Transformer:
 
 
 def encoder_style(layers: int, heads: int, seed: int = 0) -> Transformer:
-    """LayerNorm after each half, three products for q, k and v, every position sees all."""
+    """Build a model with LayerNorm after each half, separate q, k and v; every position sees all."""
     build = _Builder(heads, seed)
     for layer in range(1, layers + 1):
         at, width = f"layer{layer}", build.width
@@ -127,17 +294,6 @@ def encoder_style(layers: int, heads: int, seed: int = 0) -> Transformer:
     return build.finish()
 
 
-def _columns(first: int, last: int) -> Callable[[Any], Any]:
-    def columns(x: Array) -> Array:
-        return x[:, first:last]
-
-    return columns
-
-
-def _scores(q: Array, k: Array) -> Array:
-    return q @ k.T
-
-
 def _scaled_and_masked(scale: float, mask: Array) -> Callable[[Any], Any]:
     def masked(scores: Array) -> Array:
         return scores * scale + mask
@@ -147,3 +303,43 @@ def _scaled_and_masked(scale: float, mask: Array) -> Callable[[Any], Any]:
 
 def _readout(stream: Array, direction: Array) -> float:
     return float(stream[-1] @ direction)
+
+
+# -- Timings on a device ---------------------------------------------------------------------------
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """True if two tensors are equal bit for bit, a NaN in the same entry included."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.reshape(-1).contiguous().view(torch.uint8)
+
+
+def best_device() -> str:
+    """Return the accelerator, if there is one that torch can use, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one CPU thread inside the `with` block: for small ops more of them only wait."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def describe_device(device: str) -> dict[str, str]:
+    """Return the device and the versions that a timing on it depends on."""
+    target = torch.device(device)
+    facts = {"torch": torch.__version__, "float32_matmul": torch.get_float32_matmul_precision()}
+    if target.type == "cuda":
+        return facts | {"device": torch.cuda.get_device_name(target), "cuda": str(torch.version.cuda)}
+    threads = torch.get_num_threads()
+    return facts | {"device": f"cpu, {threads} thread{'s' if threads > 1 else ''}"}

@@ -1,0 +1,467 @@
+"""Grafts that stay: sequences of them, interleaved and batched (E7), and a network that grows in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from conewise.paper import ops
+from conewise.paper.experiments.layered import relu
+from conewise.paper.experiments.result import (
+    Progress,
+    Result,
+    Row,
+    experiment,
+    patch_cost,
+    rows_of,
+    silent,
+    warm,
+)
+from conewise.paper.theory.grafts import (
+    GraftAt,
+    batched_cost,
+    interleaved_cost,
+    isolated_cost,
+    order_extremes,
+)
+from conewise.paper.theory.sweeps import sweep_cost
+from conewise.reactive.gradients import Gradients, gradients
+from conewise.reactive.graph import Block, Edge, Graft, Graph, Site, block, chain
+from conewise.reactive.world import World
+
+# -- E7: what a sequence of grafts that stay costs, in a given order, and as a batch ---------------
+
+NODES, SITES, FRESH = 400, 6, 20
+Order = tuple[int, ...]
+Way = Literal["edge", "after"]
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A line of the paper's table: the cost of each graft, and Δ."""
+
+    order: Order
+    costs: tuple[str, ...]
+    overcount: str
+
+
+# Sites are counted from the shallowest. The paper prints no permutation for its random order; its costs
+# allow one only: without an overcount the six cost 363, 306, 249, 191, 134, 77, from which the printed
+# ones differ by 20 for each deeper site that was grafted before.
+PAPER: dict[str, Printed] = {
+    "shallowest-first": Printed((0, 1, 2, 3, 4, 5), ("363", "306", "249", "191", "134", "77"), "0"),
+    "deepest-first": Printed((5, 4, 3, 2, 1, 0), ("77", "154", "231", "309", "386", "463"), "300"),
+    "random": Printed((2, 3, 0, 5, 4, 1), ("249", "191", "403", "77", "154", "386"), "140"),
+}
+
+
+@experiment()
+def e7(progress: Progress = silent) -> Result:
+    """Make the three orders, interleaved and batched, as grafts on an edge and as grafts after a node.
+
+    Claim (Theorem "exact interleaved cost", Proposition "batched grafting"): with a demand after each graft
+    an order costs the isolated sum plus an overcount Δ, which is 0 upstream first and h·K(K−1)/2 downstream
+    first; without demands in between all orders cost the same: the union of the cones and the fresh nodes.
+    """
+    rows: list[Row] = []
+    total = 4 * len(PAPER)
+    for name, printed in PAPER.items():
+        on_edge, after = _interleaved(printed.order, "edge"), _interleaved(printed.order, "after")
+        graph, sites = build()
+        predicted = interleaved_cost(graph, _planned(sites, "edge"), printed.order)
+        again = interleaved_cost(graph, _planned(sites, "after"), printed.order)
+        assert predicted == again, "on a chain a node has one reader, so both kinds of graft are one"
+        for step, place in enumerate(printed.order):
+            rows.append(
+                Row(
+                    name=f"{name}, graft {step + 1} of {SITES}, at {sites[place]}",
+                    paper=printed.costs[step],
+                    predicted=predicted.costs[step],
+                    measured=_agreed(on_edge[step], after[step]),
+                    unit="nodes",
+                    facts={
+                        "order": name,
+                        "step": step + 1,
+                        "site": sites[place],
+                        "invalidated": on_edge[step].invalidated,
+                        "fresh": on_edge[step].fresh,
+                        "recomputed": on_edge[step].recomputed,
+                        "recomputed_after_node": after[step].recomputed,
+                    },
+                )
+            )
+        spent = sum(cost.recomputed for cost in on_edge)
+        alone = sum(cost.recomputed for cost in _isolated())
+        rows.append(
+            Row(
+                name=f"{name}, overcount Δ",
+                paper=printed.overcount,
+                predicted=predicted.overcount,
+                measured=spent - alone,
+                unit="nodes",
+                facts={"order": name, "interleaved": spent, "isolated": alone},
+            )
+        )
+        progress(len(rows), total * 2)
+    for name, printed in PAPER.items():
+        graph, sites = build()
+        rows.append(
+            Row(
+                name=f"{name}, batched",
+                paper="463",
+                predicted=batched_cost(graph, _planned(sites, "edge")),
+                measured=_agreed(_batched(printed.order, "edge"), _batched(printed.order, "after")),
+                unit="nodes",
+                facts={"order": name},
+            )
+        )
+    grafts = [row for row in rows if "step" in row.facts]
+    rows.append(
+        Row(
+            "grafts of the three orders that cost what the closed form says",
+            "18",
+            len(PAPER) * SITES,
+            sum(row.measured == row.predicted for row in grafts),
+        )
+    )
+    rows.extend(_summary())
+    progress(1, 1)
+    return Result(
+        name="e7",
+        title="Sequences of grafts, interleaved and batched",
+        claim=(
+            "With a demand after each graft an order costs the isolated sum plus Δ ≥ 0: 0 upstream first, "
+            "h·K(K−1)/2 downstream first. As a batch every order costs the union of the cones plus the "
+            "fresh nodes."
+        ),
+        rows=rows,
+        compared="every count equals the theory's and the paper's, at zero tolerance",
+        notes=(
+            (
+                "A graft's cost is what the ledger has as recomputed by the demand that follows; it equals "
+                "the nodes that the graft invalidated plus its fresh ones, and is the same for a graft on "
+                "the edge behind a site and for one after the site."
+            ),
+            "Δ is the interleaved total less the total of the six grafts made each on a graph of its own.",
+            "The order of the paper's random permutation is the only one that has the printed costs.",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GraftCost:
+    """The counts of the ledger for one graft, or a batch, and the demand that followed."""
+
+    invalidated: int
+    fresh: int
+    recomputed: int
+
+
+def build() -> tuple[Graph, tuple[Site, ...]]:
+    """Build a chain of 400 computed nodes; returns six sites at even depths, too."""
+    graph = Graph()
+    last = graph.source("x", 1.0)
+    for number in range(1, NODES + 1):
+        last = graph.node(f"n{number}", relu, [last])
+    return graph, tuple(f"n{round(NODES * k / (SITES + 1))}" for k in range(1, SITES + 1))
+
+
+def fresh_block() -> Block:
+    """Return a block of twenty nodes."""
+    return chain(*[relu] * FRESH)
+
+
+def _edge_behind(site: Site) -> Edge:
+    return site, f"n{int(site[1:]) + 1}"
+
+
+def _planned(sites: tuple[Site, ...], way: Way) -> list[GraftAt]:
+    return [GraftAt(_edge_behind(site) if way == "edge" else site, FRESH) for site in sites]
+
+
+def _grafting(graph: Graph, way: Way) -> Callable[[Site], Graft]:
+    if way == "edge":
+        return lambda site: graph.graft(_edge_behind(site), fresh_block())
+    return lambda site: graph.graft_after(site, fresh_block())
+
+
+def _interleaved(order: Order, way: Way) -> list[GraftCost]:
+    """Make one graft after the other on one graph, with a demand after each."""
+    graph, sites = build()
+    world, graft = warm(graph, f"n{NODES}"), _grafting(graph, way)
+    costs = []
+    for place in order:
+        with world.ledger.interval() as ledger:
+            fresh = graft(sites[place]).sites
+            world.demand(f"n{NODES}")
+        costs.append(GraftCost(ledger.count("invalidated"), len(fresh), ledger.count("recomputed")))
+    return costs
+
+
+def _isolated() -> list[GraftCost]:
+    """Make each graft on a graph of its own."""
+    return [cost for place in range(SITES) for cost in _interleaved((place,), "edge")]
+
+
+def _batched(order: Order, way: Way) -> GraftCost:
+    """Make all grafts, then one demand."""
+    graph, sites = build()
+    world, graft = warm(graph, f"n{NODES}"), _grafting(graph, way)
+    with world.ledger.interval() as ledger:
+        fresh = sum(len(graft(sites[place]).sites) for place in order)
+        world.demand(f"n{NODES}")
+    return GraftCost(ledger.count("invalidated"), fresh, ledger.count("recomputed"))
+
+
+def _agreed(one: GraftCost, other: GraftCost) -> int:
+    """Return the cost that all witnesses agree on, or -1, which matches nothing."""
+    witnesses = {cost.recomputed for cost in (one, other)}
+    witnesses |= {cost.invalidated + cost.fresh for cost in (one, other)}
+    return witnesses.pop() if len(witnesses) == 1 else -1
+
+
+def _summary() -> list[Row]:
+    """Return the totals that the paper's text prints around its table."""
+    graph, sites = build()
+    planned = _planned(sites, "edge")
+    extremes = order_extremes(graph, planned)
+    batch, predicted = _batched(PAPER["random"].order, "edge"), batched_cost(graph, planned)
+    alone = sum(cost.recomputed for cost in _isolated())
+    least, most = (
+        sum(cost.recomputed for cost in _interleaved(order, "edge")) - alone
+        for order in (extremes.best, extremes.worst)
+    )
+    shallowest = patch_cost(warm(graph, f"n{NODES}"), sites[0], 2.0, f"n{NODES}").recomputed
+    without_fresh = batched_cost(graph, [GraftAt(graft.at, 0) for graft in planned])
+    return [
+        Row(name, paper, predicted, measured, unit="nodes")
+        for name, paper, predicted, measured in (
+            ("isolated sum of the six grafts", "1320", isolated_cost(graph, planned), alone),
+            (
+                "original nodes invalidated by the batch",
+                "343",
+                predicted - SITES * FRESH,
+                batch.invalidated,
+            ),
+            (
+                "cone of the shallowest site, which holds the other cones",
+                "343",
+                sweep_cost(graph, [sites[0]]),
+                shallowest,
+            ),
+            ("fresh nodes of the batch", "120", predicted - without_fresh, batch.fresh),
+            ("least Δ over all orders, in the order that theory calls best", "0", extremes.least, least),
+            ("most Δ over all orders, in the order that theory calls worst", "300", extremes.most, most),
+        )
+    ]
+
+
+# -- Growth during training: a network that is trained while blocks are grafted into it ------------
+
+Array = npt.NDArray[np.float64]
+
+SEED = 0
+LAYERS, WIDTH, INNER, EXAMPLES = 4, 8, 16, 64
+STEPS, RATE = 60, 0.15
+
+ORDER = (2, 0, 3, 1)
+"""After which layers blocks are grafted, one after each round of steps; not upstream first."""
+
+
+@dataclass(slots=True)
+class Course:
+    """A training course: the loss of every step; (predicted, measured) of every step and of every graft."""
+
+    losses: list[float] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    grafts: list[tuple[int, int]] = field(default_factory=list)
+    reversals: list[tuple[int, int]] = field(default_factory=list)
+    grown_at: list[int] = field(default_factory=list)
+    loss_changed: int = 0
+
+
+@experiment()
+def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
+    """Train and grow; then train as long without growing, from the same beginning.
+
+    Claim (the remark on growing a network mid-training): a growth schedule is accounted for as any sequence
+    of grafts. Each graft costs what the closed form says of the graph before training began; each step costs
+    what depends on the parameters; a graft of residual blocks with zero weights leaves the loss as it was,
+    bit for bit, and the loss goes on falling.
+    """
+    grown = train(ORDER, steps, progress)
+    plain = train((), steps * (len(ORDER) + 1))
+    rounds = [grown.losses[first : first + steps] for first in range(0, len(grown.losses), steps)]
+    count = len(grown.steps)
+    rows = [
+        Row(
+            f"nodes recomputed by {count} steps, for the loss and the gradients that are read",
+            None,
+            sum(predicted for predicted, _ in grown.steps),
+            sum(measured for _, measured in grown.steps),
+            unit="nodes",
+        ),
+        Row(
+            f"of {count} steps, those that recomputed another number",
+            None,
+            0,
+            sum(predicted != measured for predicted, measured in grown.steps),
+        ),
+    ]
+    for number, layer in enumerate(ORDER, start=1):
+        rows += rows_of(
+            f"graft {number} of {len(ORDER)}, after layer {layer + 1}",
+            ("nodes recomputed for the loss", *grown.grafts[number - 1]),
+            ("gradient nodes computed anew", *grown.reversals[number - 1]),
+            unit="nodes",
+        )
+    falls = sum(losses[-1] < losses[0] for losses in rounds)
+    rows += [
+        Row("grafts that changed the loss in a bit", None, 0, grown.loss_changed),
+        Row(
+            f"of {len(rounds)} rounds of {steps} steps, those in which the loss did not fall",
+            None,
+            0,
+            len(rounds) - falls,
+        ),
+        Row("loss at the beginning", None, None, grown.losses[0], exact=False),
+        Row("loss in the end, grown", None, None, grown.losses[-1], exact=False),
+        Row("loss in the end, as many steps without growth", None, None, plain.losses[-1], exact=False),
+    ]
+    for number, (counts, loss) in enumerate(zip(grown.steps, grown.losses, strict=True), start=1):
+        facts = {"step": number, "loss": loss}
+        name = f"step {number}, nodes recomputed"
+        rows.append(Row(name, None, *counts, unit="nodes", detail=True, facts=facts))
+    return Result(
+        name="growth",
+        title="A network that grows while it is trained",
+        claim=(
+            "Blocks grafted during training cost what the closed form says of the graph before it, and each "
+            "step costs what depends on the parameters it sets; the grafts leave the loss as it was, bit for "
+            "bit, and it goes on falling."
+        ),
+        rows=rows,
+        compared=(
+            "the nodes recomputed by every step and every graft equal the theory's exactly; the loss is the "
+            "same in every bit before and after each graft, and falls in every round. Losses are reported"
+        ),
+        notes=(
+            (
+                f"A residual network of {LAYERS} layers over numpy, its gradients nodes of the same graph, "
+                f"fitted to a deeper one by gradient descent on all {EXAMPLES} examples. After each {steps} "
+                "steps a block x + f(x), whose last weights are zero, is grafted after a layer, in the order "
+                f"{', '.join(str(layer + 1) for layer in ORDER)}; the first {steps // 4} steps then train "
+                "the fresh block alone."
+            ),
+            (
+                "A step sets the parameters that are trained, and demands the loss and the gradients that "
+                "the next step reads: what depends on these parameters is computed. A graft takes the "
+                "gradients out, puts the block in, demands the loss, and builds the gradients again; what "
+                "the loss costs is predicted from the graph before the first step, by the formula for "
+                "interleaved grafts."
+            ),
+        ),
+        seed=SEED,
+        series={
+            "grown": grown.losses,
+            "plain": plain.losses,
+            "grown_at": grown.grown_at,
+            "nodes": [measured for _, measured in grown.steps],
+        },
+    )
+
+
+def network(seed: int = SEED) -> tuple[Graph, Site, list[Site], list[Site]]:
+    """Build a residual network with its examples: the graph, its loss, its parameters, its layers' ends."""
+    random = np.random.default_rng(seed)
+    graph, params, ends = Graph(), [], []
+    x = random.normal(size=(EXAMPLES, WIDTH))
+    stream = graph.source("x", x)
+    graph.source("target", _teacher(x, random))
+    for layer in range(1, LAYERS + 1):
+        params.append(graph.source(f"w{layer}", random.normal(size=(WIDTH, WIDTH)) * 0.3, param=True))
+        product = graph.node(f"layer{layer}.product", ops.linear, [stream, params[-1]])
+        acted = graph.node(f"layer{layer}.tanh", ops.tanh, [product])
+        stream = graph.node(f"layer{layer}.sum", ops.add, [stream, acted])
+        ends.append(stream)
+    params.append(graph.source("readout.weight", random.normal(size=(WIDTH, WIDTH)) * 0.3, param=True))
+    readout = graph.node("readout", ops.linear, [stream, params[-1]])
+    return graph, graph.node("loss", ops.mse, [readout, "target"]), params, ends
+
+
+def _teacher(x: Array, random: np.random.Generator) -> Array:
+    """Return the answers of a deeper network, which are to be learnt."""
+    for _ in range(2 * LAYERS):
+        x = x + np.tanh(x @ random.normal(size=(WIDTH, WIDTH)) * 0.4)
+    answers: Array = x / np.abs(x).max()
+    return answers
+
+
+def residual_block(random: np.random.Generator) -> Block:
+    """Return the block x + tanh(x·U)·V with V zero: the identity, until it learns."""
+    inside = Graph()
+    inside.source("in")
+    inside.source("up", random.normal(size=(WIDTH, INNER)) * 0.5, param=True)
+    inside.source("down", np.zeros((INNER, WIDTH)), param=True)
+    inside.node("product", ops.linear, ["in", "up"])
+    inside.node("tanh", ops.tanh, ["product"])
+    inside.node("f", ops.linear, ["tanh", "down"])
+    inside.node("sum", ops.add, ["in", "f"])
+    return block(inside, entry="in")
+
+
+def train(order: Sequence[int], steps: int, progress: Progress = silent) -> Course:
+    """Take `steps` steps, then a graft, and so on for each place of `order`; then `steps` more.
+
+    After a graft the first quarter of the steps trains the fresh block alone.
+    """
+    graph, loss, params, ends = network()
+    random = np.random.default_rng(SEED + 1)
+    blocks = [residual_block(random) for _ in order]
+    grafts = [GraftAt(ends[layer], made) for layer, made in zip(order, blocks, strict=True)]
+    predicted = interleaved_cost(graph, grafts, demand=loss).costs
+    world, course = World(graph, keep_sites=False), Course()
+    grads = gradients(graph, loss, params)
+    world.demand((loss, *grads.values()))
+    trained = [list(params)] * (steps + 1)
+    for number in range(len(order) + 1):
+        for now, then in pairwise(trained):
+            _step(world, loss, grads, now, then, course)
+        progress(number + 1, len(order) + 1)
+        if number < len(order):
+            before = np.asarray(world.demand(loss)).tobytes()
+            grads.remove()
+            with world.ledger.interval() as ledger:
+                graft = graph.graft_after(ends[order[number]], blocks[number])
+                after = np.asarray(world.demand(loss)).tobytes()
+            course.grafts.append((int(predicted[number]), ledger.count("recomputed")))
+            course.loss_changed += before != after
+            course.grown_at.append(len(course.losses))
+            fresh = [site for site in graft.sources if site in graph.params]
+            params += fresh
+            trained = [fresh] * (steps // 4) + [list(params)] * (steps - steps // 4 + 1)
+            forward = len(graph.computed)
+            grads = gradients(graph, loss, params)
+            with world.ledger.interval() as ledger:
+                world.demand(tuple(grads.values()))
+            course.reversals.append((len(graph.computed) - forward, ledger.count("recomputed")))
+    return course
+
+
+def _step(
+    world: World, loss: Site, grads: Gradients, now: Sequence[Site], then: Sequence[Site], course: Course
+) -> None:
+    """Take one step of gradient descent: set the parameters `now`, and demand what the next step reads."""
+    slopes = world.demand([grads[site] for site in now])
+    demand = (loss, *(grads[site] for site in then))
+    with world.ledger.interval() as ledger:
+        for site, slope in zip(now, slopes, strict=True):
+            world.set(site, world.demand(site) - RATE * slope)
+        course.losses.append(float(world.demand(demand)[0]))
+    predicted = sweep_cost(world.graph, [tuple(now)], demand)
+    course.steps.append((int(predicted), ledger.count("recomputed")))
