@@ -37,9 +37,9 @@ from conewise.cli.output import Status
 from conewise.cli.questions import ModelName
 from conewise.cli.showing import show_cost
 from conewise.errors import LoadError
+from conewise.loading import load
 from conewise.models import tiny
 from conewise.models.gguf import read_header
-from conewise.models.load import load
 from conewise.models.weight_files import INDEX, WEIGHTS
 from conewise.program.foreign import brief, quiet, translating
 from conewise.report.circuit import Curve, CurvePoint
@@ -355,7 +355,7 @@ def test_what_libraries_print_while_they_read_a_model_is_no_output(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader of tokenizers says on stdout, past Python, what it does not know in a file."""
-    monkeypatch.setattr("conewise.models.load.load", lambda *_, **__: os.write(1, b"Ignored\n"))
+    monkeypatch.setattr("conewise.loading.load", lambda *_, **__: os.write(1, b"Ignored\n"))
     ModelName("tiny").load(Status(quiet=True))
     assert capfd.readouterr() == ("", "Ignored\n")
     os.write(1, b"told\n")

@@ -43,8 +43,8 @@ def folder(tmp_path: Path) -> Path:
 Read = Callable[[Path, Model], object]
 
 READERS: dict[str, tuple[str, Read]] = {
-    "conewise result": ("result/manifest.json", lambda kept, _: cw.load(kept / made.RESULT)),
-    "conewise story": ("result/story.json", lambda kept, _: cw.load(kept / made.RESULT)),
+    "conewise result": ("result/manifest.json", lambda kept, _: cw.open(kept / made.RESULT)),
+    "conewise story": ("result/story.json", lambda kept, _: cw.open(kept / made.RESULT)),
     "conewise folded": ("result/folded.json", lambda kept, _: read_run(kept / made.RESULT)),
     "conewise inside": ("result/inside.json", lambda kept, _: read_inside(kept / made.RESULT)),
     "conewise plan": ("plan.json", lambda kept, _: SweepPlan.from_json((kept / made.PLAN).read_text())),
@@ -182,7 +182,7 @@ def test_a_number_of_a_manifest_that_was_changed_by_hand_is_found(folder: Path) 
     manifest = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps(manifest | {"base": [(2.0).hex(), (3.0).hex()]}), "utf-8")
     with pytest.raises(ConewiseError, match=r"manifest\.json does not have the checksum that it was written"):
-        cw.load(folder / made.RESULT)
+        cw.open(folder / made.RESULT)
 
 
 def test_an_evaluation_over_nothing_comes_back(folder: Path, tmp_path: Path) -> None:

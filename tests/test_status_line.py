@@ -10,7 +10,7 @@ import pytest
 import conewise as cw
 from conewise import status as phases
 from conewise import status as status_line
-from conewise.models.load import load
+from conewise.loading import load
 from conewise.status import StatusLine, _TerminalLine, said_by
 from tests.sweeps.small import module, prompts
 from tests.sweeps.test_progress import Terminal

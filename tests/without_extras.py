@@ -69,7 +69,7 @@ def main(saved: Path) -> None:
     first_use("a table", result.to_dataframe)
     first_use("a table of sites", model.sites.to_dataframe)
     first_use("save", lambda: result.save(saved.parent / "again"))
-    first_use("load a result", lambda: cw.load(saved))
+    first_use("open a result", lambda: cw.open(saved))
     first_use("a figure", result.plot)
     first_use("an image", lambda: result.save_image(saved.parent / "image.png"))
     first_use("a page", lambda: result.report(saved.parent / "page.html"))

@@ -15,7 +15,7 @@ import torch
 import transformers
 from huggingface_hub import EvalResult, ModelCardData
 
-from conewise.models.load import load
+from conewise.loading import load
 from training import language
 from training.circuit import LOOKS, STRONG, Circuit, Head, measure
 from training.held_out import NEW_TEMPLATES, Score, held_out_prompts, score

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import conewise as cw
-from conewise.models.load import load
+from conewise.loading import load
 from training.held_out import default_prompts
 from training.words import NUMBERS, encode
 

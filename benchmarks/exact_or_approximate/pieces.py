@@ -117,7 +117,7 @@ class Pieces:
             started = time.perf_counter()
             compute().save(folder)
             say(f"{name}: {time.perf_counter() - started:.1f} s")
-        result: Any = cw.load(folder)
+        result: Any = cw.open(folder)
         effects = result.per_prompt[0] - result.base_per_prompt[0]
         self.read[name] = Effects(
             tuple(cell.name for cell in result.cells),

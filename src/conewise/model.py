@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,8 @@ from conewise.arguments import Samples, checked, expect
 from conewise.checks.verify import Verification, verify
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import CaptureError, InexactCaptureWarning, PromptError, describe
-from conewise.models.load import Loaded
+from conewise.jobs.digests import fingerprint
+from conewise.program.calls import forward_parameters
 from conewise.program.export import unwrapped
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor
@@ -35,8 +36,17 @@ from conewise.sweeps.execution.kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep
+from conewise.templates import heading
 from conewise.text.tokens import expect_decodes
-from conewise.threads import gc_paused, one_module, one_thread
+from conewise.threads import Turn, gc_paused, one_module, one_thread
+
+CAPTURED = frozenset(
+    {
+        *("program", "signature", "batch_is_fixed", "graph", "state", "weights", "fidelity", "site_table"),
+        *("phases", "splices", "spliced_into", "_built", "_is_traced", "_behind", "_supports", "_bytes"),
+    }
+)
+"""What a model has once it is captured."""
 
 
 @checked
@@ -49,7 +59,52 @@ class Model(Captured):
     before are refused from then on, and new ones have the new weights. A module whose tensors were replaced
     by others (`module.w = nn.Parameter(...)`, `load_state_dict(..., assign=True)`, `module.to(dtype)`) is to
     be captured again, and says so. `fidelity` says how the graph compares with the module on the example.
+
+    What `cw.load` gives is captured when it is first used, with the first inputs that it is given as the
+    example, or with eight tokens where something else is asked first. It computes the logits of all
+    positions. A model that takes further inputs than those, such as a mask, is captured with all of them:
+    `cw.capture(model, input_ids=..., attention_mask=...)`.
     """
+
+    origin: str = ""
+    """Where the weights came from, in words; empty where a module was captured."""
+
+    @classmethod
+    def _loaded(cls, module: Any, tokenizer: Any, label: str, origin: str) -> Model:
+        """A model that is captured when it is first used."""
+        model = object.__new__(cls)
+        model.module, model.tokenizer, model.label, model.origin = module, tokenizer, label, origin
+        model.name, model._batch_dim, model._turn = type(module).__name__, None, Turn()
+        model._is_waiting = True
+        return model
+
+    def __getattr__(self, name: str) -> Any:
+        """Capture a loaded model where something is read that only a captured one has."""
+        if name not in CAPTURED or self.is_captured:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._capture_for(None)
+        return getattr(self, name)
+
+    @property
+    def is_captured(self) -> bool:
+        """True once the model is a graph; what `cw.load` gives is captured when it is first used."""
+        return not vars(self).get("_is_waiting")
+
+    def _capture_for(self, given: Any) -> None:
+        """Capture a loaded model, with the first inputs that it is given; a captured one stays as it is."""
+        if self.is_captured:
+            return
+        with one_module():
+            if self.is_captured:
+                return  # another thread did so meanwhile
+            self._is_waiting, before = False, vars(self).copy()
+            try:
+                self._capture((), _example(self.module, given, self.tokenizer))
+                load_kernels(self)
+            except BaseException:
+                vars(self).clear()
+                vars(self).update(before, _is_waiting=True)
+                raise
 
     @within_memory("this run")
     def run(self, /, *args: Any, keep: Keep = None, **kwargs: Any) -> Run:
@@ -62,8 +117,9 @@ class Model(Captured):
         1 GiB, else what patches at the named sites read. What is not kept is computed again when it
         is asked for; results do not depend on `keep`.
 
-        A model that was captured with its tokenizer takes texts: `run("...")`, or several of one length.
+        A model that has its tokenizer takes texts: `run("...")`, or several of one length.
         """
+        self._capture_for(args[0] if len(args) == 1 and is_text(args[0]) else kwargs)
         return baseline(self, args, kwargs, keep)
 
     def sweep(
@@ -90,6 +146,7 @@ class Model(Captured):
         refused: a reader is patched with what it would be in the base. `Circuit.evaluate` removes edges with
         every reader live.
         """
+        self._capture_for(base)
         chosen = with_named(sites, self.components, self.locate, self.each_call)
         return Sweep(self, chosen, base=base, source=source, metric=metric, precision=precision)
 
@@ -136,6 +193,7 @@ class Model(Captured):
         readers such as `a9.h6<q>`, `m5` and `logits`; names may hold `*`, and a set of receivers is patched
         together. The plan counts the worlds; what live components compute for senders comes on top.
         """
+        self._capture_for(base)
         facts = edge_facts(self, stack)
         cells = paths_of(facts.components, senders, receivers, freeze)
         _ = facts.parts  # raises where what components wrote cannot be told apart
@@ -175,6 +233,7 @@ class Model(Captured):
             made = splicing(self, place, encode, decode, reads, name)
             model = object.__new__(type(self))
             model.tokenizer, model.label, model._batch_dim = self.tokenizer, self.label, self._batch_dim
+            model.origin, model._turn = self.origin, Turn()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", InexactCaptureWarning)  # the capture said so
                 model._hold(made.module, made.exported, made.sites_of, doing)
@@ -228,6 +287,21 @@ class Model(Captured):
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""
         return Sweep(self, **asked_by(plan.spec, lambda inputs: baseline(self, (), inputs)))
 
+    def fingerprint(self) -> str:
+        """A sha256 of the module's architecture and weights as they are now."""
+        return fingerprint(self.module)
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.is_captured else f"Model {self._described()}"
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() if self.is_captured else heading("Model", self._described())
+
+    def _described(self) -> str:
+        weights = sum(weight.numel() for weight in self.module.parameters())
+        tokenizer = "no tokenizer" if self.tokenizer is None else "its tokenizer"
+        return f"{self.label}: {self.name} of {weights:,} weights, and {tokenizer} ({self.origin})"
+
     def verify(self, *, seed: int = 0, samples: Samples = 3) -> Verification:
         """Check the graph against the module itself, on random inputs; see `Verification`."""
         with within_memory("verifying this model"):
@@ -245,42 +319,27 @@ def capture(module: Any, /, *args: Any, batch_dim: Any = None, tokenizer: Any = 
     the module inside. Raises CaptureError with torch's reason and what to do, where the module is not
     one graph.
 
-    What `cw.load` gives may stand for the module: then the model has its tokenizer, or the one that is given
-    as `tokenizer`, and takes texts wherever it takes inputs: `model.run("...")`. Such a model needs no
-    example, and a text is one.
+    With a `tokenizer`, the model takes texts wherever it takes inputs: `model.run("...")`. A language model
+    then needs no example, and a text is one. What `cw.load` gives may stand for the module with its
+    tokenizer: it is captured anew, at once.
     """
     module = unwrapped(module)
-    if not isinstance(module, Loaded | torch.nn.Module):
-        load = f" Load it first: cw.capture(cw.load({module!r}))." if isinstance(module, str) else ""
+    if not isinstance(module, Model | torch.nn.Module):
+        load = f" Load it first: cw.load({module!r})." if isinstance(module, str) else ""
         raise CaptureError(
             f"cw.capture takes an nn.Module, or what cw.load gives, and this is {describe(module)}.{load}"
         )
+    label = origin = ""
+    if isinstance(module, Model):
+        tokenizer = module.tokenizer if tokenizer is None else tokenizer
+        label, origin, module = module.label, module.origin, module.module
     parameters = inspect.signature(module.forward).parameters if hasattr(module, "forward") else {}
     if batch_dim is not None and "batch_dim" in parameters:
         kwargs, batch_dim = {**kwargs, "batch_dim": batch_dim}, None
     if tokenizer is not None and "tokenizer" in parameters:
         kwargs, tokenizer = {**kwargs, "tokenizer": tokenizer}, None
-    label = ""
-    if isinstance(module, Loaded):
-        label, tokenizer = module.name, module.tokenizer if tokenizer is None else tokenizer
-        module = module.module
     expect_decodes(tokenizer)
     expect("batch_dim", batch_dim, "int | None")
-    args, kwargs = _example(module, args, kwargs, tokenizer, is_loaded=bool(label))
-    with within_memory("capturing this module"):
-        model = Model(module, args, kwargs, batch_dim=batch_dim, tokenizer=tokenizer, label=label)
-        load_kernels(model)
-    return model
-
-
-EXAMPLE = tuple(range(8))
-"""The tokens that a language model is captured with where none are given; any do, their number may vary."""
-
-
-def _example(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tokenizer: Any, *, is_loaded: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that a module is captured with: texts as tokens, and tokens where there are none."""
     given = args[0] if args else kwargs.get("input_ids")
     if is_text(given):
         if tokenizer is None:
@@ -289,13 +348,42 @@ def _example(
                 "`tokenizer=`, or tokens: `input_ids=...`."
             )
         tokens = tokens_of(tokenizer, given).to(_device(module))
-        return (tokens, *args[1:]) if args else args, kwargs if args else {**kwargs, "input_ids": tokens}
-    if args or given is not None or not (is_loaded or tokenizer is not None):
-        return args, kwargs
+        args = (tokens, *args[1:]) if args else args
+        kwargs = kwargs if args else {**kwargs, "input_ids": tokens}
+    elif not args and given is None and tokenizer is not None:
+        kwargs = {**_example(module), **kwargs}
+    with within_memory("capturing this module"):
+        model = Model(module, args, kwargs, batch_dim=batch_dim, tokenizer=tokenizer, label=label)
+        model.origin = origin
+        load_kernels(model)
+    return model
+
+
+EXAMPLE = tuple(range(8))
+"""The tokens that a language model is captured with where none are given; any do, their number may vary."""
+
+PROMPTS = 2
+"""So many of the first inputs of a loaded model are the example: a capture computes it."""
+
+
+def _example(module: Any, given: Any = None, tokenizer: Any = None) -> Mapping[str, Any]:
+    """Return the arguments that a language model is captured with: those of its first inputs, or tokens.
+
+    Of a batch, `PROMPTS` rows are taken.
+    """
+    one = given[0] if isinstance(given, list | tuple) and given and not is_text(given) else given
+    if is_text(one) and tokenizer is not None:
+        texts = [one] if isinstance(one, str) else list(one[:PROMPTS])
+        return {"input_ids": tokens_of(tokenizer, texts).to(_device(module))}
+    if isinstance(one, Mapping) and one:
+        batches = {len(value) for value in one.values() if isinstance(value, Tensor) and value.ndim}
+        rows = PROMPTS if len(batches) == 1 else None
+        is_cut = {name: isinstance(value, Tensor) and value.ndim > 0 for name, value in one.items()}
+        return {name: value[:rows] if is_cut[name] else value for name, value in one.items()}
     is_two = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
-    if is_two or "input_ids" not in inspect.signature(module.forward).parameters:
-        return args, kwargs
-    return args, {"input_ids": token_rows([EXAMPLE], _device(module)), **kwargs}
+    if is_two or "input_ids" not in forward_parameters(module):
+        return {}
+    return {"input_ids": token_rows([EXAMPLE], _device(module))}
 
 
 def _device(module: Any) -> Any:

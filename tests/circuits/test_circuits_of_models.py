@@ -148,7 +148,7 @@ def test_the_result_of_a_sweep_over_edges_makes_circuits(tmp_path: Path) -> None
     assert other.scores is not None
     assert list(other.scores.values()) == (result.table[1] - result.base[1]).tolist()
     assert len(other) == circuit.graph.count
-    loaded = cw.load(result.save(tmp_path / "saved"))
+    loaded = cw.open(result.save(tmp_path / "saved"))
     assert isinstance(loaded, Result)
     with pytest.raises(SweepError, match="a loaded result has no model at hand, which a circuit is one of"):
         loaded.circuit(top=12)

@@ -194,7 +194,7 @@ def test_a_trace_can_be_verified_drawn_and_kept(tmp_path: Path) -> None:
     page = trace.report(tmp_path / "trace.html")
     assert "states of the residual stream" in page.read_text(encoding="utf-8")
     trace.result.save(tmp_path / "trace")
-    kept: Any = cw.load(tmp_path / "trace")
+    kept: Any = cw.open(tmp_path / "trace")
     assert torch.equal(kept.values, trace.values)
     assert kept.spreads[0].axes == ("layer", "pos")
 

@@ -13,7 +13,7 @@ import pytest
 import conewise as cw
 from conewise.circuits.acdc import acdc
 from conewise.cli.commands import circuit_finding
-from conewise.models.load import load
+from conewise.loading import load
 from conewise.text.pairs import Pair
 from conewise.text.tokenized import tokenize
 from tests.cli.captured_once import captured_once

@@ -12,7 +12,7 @@ import pytest
 
 import conewise as cw
 from conewise.cli.folders import read_run
-from conewise.models.load import load
+from conewise.loading import load
 from conewise.models.tiny import PROMPTS
 from conewise.text.pairs import read_pairs
 from conewise.text.questions import Question

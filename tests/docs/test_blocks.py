@@ -107,7 +107,7 @@ def test_the_message_about_weights_that_are_not_installed(monkeypatch: pytest.Mo
 
 def test_the_message_about_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "conewise.models.load", raising=False)
+    monkeypatch.delitem(sys.modules, "conewise.loading", raising=False)
     block = _not_run("tiny")
     _check(block, run(block, {"cw": conewise}))
 

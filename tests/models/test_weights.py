@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants, hf_api
 
 from conewise.errors import LoadError
-from conewise.models.load import load
+from conewise.loading import load
 from conewise.models.weight_files import INDEX, WEIGHTS, why_not_reached
 from tests.models.fake_hub import COMMIT, serving
 from tests.program.small_llama import small_llama, small_tokenizer

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 import conewise
-from conewise.models.load import load
+from conewise.loading import load
 from tests.project.makefile import ROOT, targets
 
 PAPERS = ["CONTRIBUTING.md", "SECURITY.md", "docs/versioning.md", ".github/PULL_REQUEST_TEMPLATE.md"]

@@ -13,7 +13,6 @@ import conewise as cw
 from conewise import templates as markup
 from conewise.checks.verify import Verification
 from conewise.model import Model
-from conewise.models.load import Loaded
 from conewise.sweeps.result import Result
 from tests.sweeps.small import HEADS, LAYERS, model, prompts, sweep_over
 
@@ -96,10 +95,12 @@ def test_a_verdict_is_told_by_a_sign_too() -> None:
 
 
 def test_what_was_loaded_is_named_in_a_line(small: Model) -> None:
-    loaded = Loaded(small.module, None, "small", "made for a test")
+    loaded = Model._loaded(small.module, None, "small", "made for a test")
     weights = sum(weight.numel() for weight in loaded.module.parameters())
     told = f"GPT2LMHeadModel of {weights:,} weights, and no tokenizer (made for a test)"
-    assert repr(loaded) == f"Loaded small: {told}"
+    assert repr(loaded) == f"Model small: {told}"
+    assert told in Page(loaded._repr_html_())
+    assert not loaded.is_captured
 
 
 def test_a_model_says_what_it_is(small: Model) -> None:

@@ -243,7 +243,7 @@ def test_interactions_are_what_pairs_do_beyond_single_cells(tmp_path: Path) -> N
         expected[one, other] = expected[other, one] = both - single[one] - single[other]
     assert_alike(result.interactions(), expected)
     result.save(tmp_path / "r")
-    loaded: Any = cw.load(tmp_path / "r")
+    loaded: Any = cw.open(tmp_path / "r")
     assert torch.equal(loaded.interactions(), result.interactions())
     heat = result.plot().data[0]
     assert heat.z[3][5] == heat.z[5][3]

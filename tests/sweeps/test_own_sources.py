@@ -247,7 +247,7 @@ def test_a_result_is_saved_with_its_labels(tmp_path: Path) -> None:
     sources = {"minus": cw.add(VECTOR, -1.0), "plus": cw.add(VECTOR)}
     result = swept(cw.cells(cw.sites("mlp_out", layer=":"), sources=sources, axis="sign"))
     result.save(tmp_path / "r")
-    loaded: Any = cw.load(tmp_path / "r")
+    loaded: Any = cw.open(tmp_path / "r")
     assert loaded.equals(result)
     assert loaded.coordinates == {"layer": [0, 1, 2], "sign": ["minus", "plus"]}
     frame = result.to_dataframe()

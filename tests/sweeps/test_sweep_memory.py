@@ -335,7 +335,7 @@ def test_a_result_says_what_was_planned_and_what_was_measured(tmp_path: Path) ->
     told = replace(result, ledger=replace(result.ledger, peak_bytes=3 << 20))
     planned = f"{result.plan.peak_bytes / 1024:.1f} KiB"
     assert f", peak memory 3.0 MiB (planned {planned})" in repr(told)
-    loaded: Any = cw.load(told.save(tmp_path / "saved"))
+    loaded: Any = cw.open(told.save(tmp_path / "saved"))
     assert loaded.ledger == told.ledger
     assert loaded.ledger.peak_bytes == 3 << 20
 
@@ -347,7 +347,7 @@ def test_a_result_saved_without_a_measured_peak_is_loaded(tmp_path: Path) -> Non
     for name in ("peak_bytes", "reserved_bytes"):
         del told["measured"][name]
     manifest.write_text(json.dumps(told), encoding="utf-8")
-    loaded: Any = cw.load(folder)
+    loaded: Any = cw.open(folder)
     assert loaded.ledger.peak_bytes is None
     assert "peak memory" not in repr(loaded)
 

@@ -105,11 +105,11 @@ def test_a_page_says_where_the_time_went(tmp_path: Path) -> None:
 def test_phases_are_saved_and_results_without_them_load(tmp_path: Path) -> None:
     result = sweep_over(model()).run()
     folder = result.save(tmp_path / "saved")
-    loaded = cw.load(folder)
+    loaded = cw.open(folder)
     assert loaded.ledger == result.ledger  # type: ignore[union-attr]
     manifest = json.loads((folder / MANIFEST).read_text())
     assert set(manifest["measured"].pop("phases")) == {*PHASES, "other"}
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    old = cw.load(folder)
+    old = cw.open(folder)
     assert old.ledger == replace(result.ledger, phases={})  # type: ignore[union-attr]
     assert "time:" not in str(old)

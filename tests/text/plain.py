@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conewise.models.load import Loaded, load
+from conewise.loading import load
+from conewise.model import Model
 
 Edit = Callable[[Tensor], Tensor]
 
 
 @cache
-def tiny() -> Loaded:
+def tiny() -> Model:
     """The tiny model, loaded once."""
     return load("tiny")
 

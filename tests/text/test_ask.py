@@ -14,8 +14,8 @@ import torch
 
 import conewise as cw
 from conewise.errors import MetricError, PromptError, PromptWarning, SweepError
+from conewise.loading import load as load_model
 from conewise.model import Model
-from conewise.models.load import load as load_model
 from conewise.text.answer import Answer
 from conewise.text.pairs import Pair
 from tests.text.plain import difference, head_effects, logits, pairs, tiny, token, tokens
@@ -162,7 +162,7 @@ def test_a_stored_answer_goes_on_and_is_saved_with_its_story(tmp_path: Path) -> 
     again = question.run(out=tmp_path / "run", resume=True)
     assert again.ledger.resumed == 3 * 16
     assert again.equals(first)
-    loaded = cw.load(first.save(tmp_path / "saved"))
+    loaded = cw.open(first.save(tmp_path / "saved"))
     assert isinstance(loaded, cw.Result)
     assert loaded.equals(first)
     assert loaded.story == first.story
@@ -175,7 +175,7 @@ def test_smollm2_is_a_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         seen.append("embedded")
         raise PromptError("this is the embedded one")
 
-    monkeypatch.setattr("conewise.models.load._embedded", embedded)
+    monkeypatch.setattr("conewise.loading._embedded", embedded)
     with pytest.raises(PromptError, match="the embedded one"):
         load_model("smollm2")
     monkeypatch.chdir(tmp_path)

@@ -12,8 +12,8 @@ import torch
 
 import conewise as cw
 from conewise.errors import BudgetError, PromptError, SiteError, SweepError
+from conewise.loading import load
 from conewise.model import Model
-from conewise.models.load import load
 from conewise.models.tiny import PROMPTS
 from conewise.sweeps.result import Result
 from conewise.text.ask import chosen_edges
@@ -249,7 +249,7 @@ def test_the_story_tells_what_was_asked(tmp_path: Path) -> None:
     assert story.forward_seconds > 0
     assert asking.folded().node_evaluations * 2 == whole().plan.node_evaluations
     whole().save(tmp_path)
-    assert cw.load(tmp_path).equals(whole())  # type: ignore[union-attr]
+    assert cw.open(tmp_path).equals(whole())
 
 
 def test_equal_questions_are_described_alike_and_others_are_not() -> None:

@@ -14,13 +14,12 @@ from rich.text import Text
 
 from conewise.arguments import shown_bytes
 from conewise.cli.output import Status, table
-from conewise.cli.questions import ModelName
+from conewise.cli.questions import ModelName, captured
 from conewise.errors import FormatError, LoadError, SweepError
 from conewise.files import is_leftover
 from conewise.status import shown_phases
 
 if TYPE_CHECKING:
-    from conewise.models.load import Loaded
     from conewise.report.folded import Folded
     from conewise.report.story import Story
     from conewise.sweeps.planning.plan import SweepPlan
@@ -57,7 +56,6 @@ class Demo:
     `forwards` are the seconds of the full forwards that were timed; the story has their mean.
     """
 
-    loaded: Loaded
     question: Question
     plan: SweepPlan
     result: Result
@@ -72,25 +70,21 @@ class Demo:
         return self.story.forward_seconds * self.plan.worlds
 
 
-def ask(name: str, status: Status) -> tuple[Loaded, Question]:
+def ask(name: str, status: Status) -> Question:
     """Load a model, and ask it about all of its heads and MLPs."""
     try:
-        loaded = ModelName(name).load(status)
+        model = ModelName(name).load(status)
     except LoadError as error:
         if name != TINY:
             error.add_note("`conewise demo --tiny` takes a small model apart that needs no download.")
         raise
-    with status.doing(f"capturing {name} as a graph"):
-        from conewise.anatomy.selectors import sites
-        from conewise.model import capture
-        from conewise.text.questions import Question
-        from conewise.text.tokenized import tokenize
+    from conewise.anatomy.selectors import sites
+    from conewise.text.questions import Question
+    from conewise.text.tokenized import tokenize
 
-        prompts = tokenize(pairs(name), loaded.tokenizer)
-        # Full forwards are compared with this: they should not pay for logits that nobody reads.
-        model = capture(loaded.module, logits_to_keep=1, **prompts.inputs_of(0, "clean"))
-    chosen = sites("z", layer=":", head=":") + sites("mlp_out", layer=":")
-    return loaded, Question(model, prompts, chosen)
+    prompts = tokenize(pairs(name), model.tokenizer)
+    captured(model, status, prompts)
+    return Question(model, prompts, sites("z", layer=":", head=":") + sites("mlp_out", layer=":"))
 
 
 def pairs(name: str) -> list[Pair]:
@@ -117,7 +111,7 @@ def budget(question: Question) -> int:
     return max(question.plan().peak_bytes // STEPS, LEAST)
 
 
-def run(loaded: Loaded, question: Question, plan: SweepPlan, typed: str, status: Status) -> Demo:
+def run(question: Question, plan: SweepPlan, typed: str, status: Status) -> Demo:
     """Run the sweep, and samples of full forwards: some for their time, some for their numbers.
 
     Half of those that are timed run before the sweep and half after it, so that a machine that is busier
@@ -129,12 +123,12 @@ def run(loaded: Loaded, question: Question, plan: SweepPlan, typed: str, status:
     with status.doing(f"checking {CHECKED} random cells by the module itself, with hooks"):
         result = replace(result, verification=result.verify(n=CHECKED))
     story = replace(
-        question.story(loaded.name, typed),
-        title=f"{TITLE} {loaded.name} taken apart",
+        question.story(command=typed),
+        title=f"{TITLE} {question.model.label} taken apart",
         forwards_timed=len(forwards),
         forward_seconds=sum(forwards) / len(forwards),
     )
-    return Demo(loaded, question, plan, result, story, question.folded(), forwards)
+    return Demo(question, plan, result, story, question.folded(), forwards)
 
 
 def timed(question: Question, when: str, status: Status) -> tuple[float, ...]:
@@ -212,15 +206,15 @@ def stdout(*, quiet: bool) -> Console:
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), quiet=quiet)
 
 
-def show_question(console: Console, loaded: Loaded, question: Question, plan: SweepPlan) -> None:
+def show_question(console: Console, question: Question, plan: SweepPlan) -> None:
     """The model, what it is asked, and what the answer will cost: before anything of it is run."""
     model, prompts = question.model, question.prompts
     heads = len({cell.at["head"] for cell in question.cells if "head" in cell.at})
     layers = len(model.sites.layers("z"))
-    weights = sum(weight.numel() for weight in loaded.module.parameters())
+    weights = sum(weight.numel() for weight in model.module.parameters())
     console.print(
         f"\n[bold]The model[/bold] has {layers} layers of {heads} heads and {weights:,} weights "
-        f"({escape(loaded.source)}). It is now a graph of {len(model.program.records):,} operations."
+        f"({escape(model.origin)}). It is now a graph of {len(model.program.records):,} operations."
     )
     console.print(f"\n[bold]The question[/bold], the first of {len(prompts.pairs)} pairs of prompts:")
     pair = prompts.pairs[0]

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from conewise.circuits.forwards import Asked
     from conewise.jobs.scheduling import Fleet
     from conewise.model import Model
-    from conewise.models.load import Loaded
-    from conewise.runs.captured import Captured
     from conewise.text.pairs import Pair
     from conewise.text.questions import Question
     from conewise.text.tokenized import TokenizedPrompts
@@ -64,10 +62,6 @@ def placed(text: str, model: Model) -> Place:
     return place
 
 
-EXAMPLE = tuple(range(8))
-"""The tokens that a model is captured with where no prompt is at hand; any do, their number may vary."""
-
-
 @dataclass(frozen=True)
 class ModelName:
     """A model as it is named on the command line."""
@@ -75,10 +69,10 @@ class ModelName:
     name: str
     how: LoadOptions = field(default_factory=LoadOptions)
 
-    def load(self, status: Status) -> Loaded:
+    def load(self, status: Status) -> Model:
         """The module and its tokenizer."""
         with status.doing(f"loading {self.name}"), status.warnings_as_notes(), _stdout_kept_free():
-            from conewise.models.load import load
+            from conewise.loading import load
 
             return load(
                 self.name,
@@ -93,10 +87,11 @@ class ModelName:
     def _may_take_long(self) -> bool:
         return self.name != "tiny"
 
-    def capture(self, status: Status) -> tuple[Loaded, Model]:
-        """The module, and the model that it is captured as, without a prompt."""
-        loaded = self.load(status)
-        return loaded, captured(loaded, [EXAMPLE], status)
+    def capture(self, status: Status) -> Model:
+        """The model, captured without a prompt."""
+        model = self.load(status)
+        captured(model, status)
+        return model
 
 
 @contextmanager
@@ -116,32 +111,31 @@ def _stdout_kept_free() -> Iterator[None]:
         os.close(kept)
 
 
-def model_json(loaded: Loaded, model: Captured) -> dict[str, str]:
+def model_json(model: Model) -> dict[str, str]:
     """A model as JSON tells of it."""
     from conewise.sweeps.planning.planner import facts_of
     from conewise.sweeps.storage.provenance import model_digest
 
     facts = facts_of(model)
     return {
-        "name": loaded.name,
-        "source": loaded.source,
+        "name": model.label,
+        "source": model.origin,
         "fingerprint": model_digest(model).weights,
         "device": str(facts.device),
         "dtype": str(facts.dtype).removeprefix("torch."),
     }
 
 
-def captured(
-    loaded: Loaded, rows: Sequence[Sequence[int]], status: Status, *, reads_last: bool = False
-) -> Model:
-    """The module as a graph, captured with these tokens.
+def captured(model: Model, status: Status, prompts: TokenizedPrompts | None = None) -> None:
+    """Capture a model that was loaded, with the first of these prompts where there are some."""
+    with status.doing(f"capturing {model.label} as a graph"), status.warnings_as_notes():
+        from conewise.text.ask import captured_for, expect_reads_text
 
-    With `reads_last` it computes the logits of the last position alone, where it can.
-    """
-    with status.doing(f"capturing {loaded.name} as a graph"), status.warnings_as_notes():
-        from conewise.text.ask import captured_with
-
-        return captured_with(loaded, rows, reads_last=reads_last)
+        if prompts is None:
+            expect_reads_text(model.module, model.label)
+            model._capture_for(None)
+        else:
+            captured_for(model, prompts)
 
 
 LOCAL = "local"
@@ -320,9 +314,7 @@ def needed_options(metric: Metric, *, reads_both: bool) -> list[str]:
     return needed + (["--wrong"] if metric is Metric.LOGIT_DIFF else [])
 
 
-def ask(
-    model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, status: Status
-) -> tuple[Loaded, Question]:
+def ask(model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, status: Status) -> Question:
     """Load the model, read the prompts in its tokens, and make the question."""
     reads_both = options.patch is Patch.SOURCE or options.direction is Direction.DENOISE
     command = "edges" if isinstance(options, EdgeOptions) else "sweep"
@@ -332,15 +324,13 @@ def ask(
     from conewise.text.questions import default_direction, noise_scale
 
     scale = noise_scale(options.patch.value, options.noise_scale)
-    is_last = isinstance(options, QuestionOptions) or options.pos is None
-    loaded, prompts, graph = read_prompts(
+    prompts, graph = read_prompts(
         model,
         pairs,
         options,
         options.metric,
         status,
         reads_both=options.patch is Patch.SOURCE,
-        reads_last=is_last,  # an edge into the logits has a position of its own
         batch_size=options.batch_size,
     )
     from conewise.text.questions import Question
@@ -349,7 +339,7 @@ def ask(
         sites: SelectorLike = chosen_edges(options.edges, options.pos, graph, prompts.lengths)
     else:
         sites = selected(options.sites, options.pos, graph)
-    return loaded, Question(
+    return Question(
         graph,
         prompts,
         sites,
@@ -370,12 +360,11 @@ def read_prompts(
     status: Status,
     *,
     reads_both: bool,
-    reads_last: bool = True,
     batch_size: int | None = None,
-) -> tuple[Loaded, TokenizedPrompts, Model]:
+) -> tuple[TokenizedPrompts, Model]:
     """Load the model, read the prompts in its tokens, and capture it with one of them.
 
-    `reads_both`: what one run has is put into the other, so they have to differ. `reads_last`: as `captured`.
+    `reads_both`: what one run has is put into the other, so they have to differ.
     """
     loaded = model.load(status)
     from conewise.text.questions import expect_two_runs
@@ -393,17 +382,16 @@ def read_prompts(
     prompts.expect_answers(metric.word)
     if reads_both:
         expect_two_runs(prompts)
-    # Two prompts show what many would: a capture computes its example.
-    example = [prompts.clean[number] for number in prompts.groups[0][:2]]
-    return loaded, prompts, captured(loaded, example, status, reads_last=reads_last)
+    captured(loaded, status, prompts)
+    return prompts, loaded
 
 
-def question_json(loaded: Loaded, question: Question) -> dict[str, Any]:
+def question_json(question: Question) -> dict[str, Any]:
     """The question as the JSON of `plan` and `sweep` has it."""
     from conewise.text.tokenized import METRICS
 
     return {
-        "model": model_json(loaded, question.model),
+        "model": model_json(question.model),
         "question": {
             "direction": question.direction,
             "base": question.base,
@@ -420,11 +408,11 @@ def question_json(loaded: Loaded, question: Question) -> dict[str, Any]:
     }
 
 
-def show_question(console: Console, loaded: Loaded, question: Question, unit: str = "site") -> None:
+def show_question(console: Console, question: Question, unit: str = "site") -> None:
     """The question, for people: the first pair, what is changed (`unit`s, one by one), what is read."""
     from conewise.text.tokenized import METRICS
 
-    show_prompts(console, loaded, question)
+    show_prompts(console, question)
     ways = {"denoise": "denoising", "noise": "noising"}
     way = ways[question.direction] if question.source else f"ablation in the {question.base} run"
     put = {
@@ -437,7 +425,7 @@ def show_question(console: Console, loaded: Loaded, question: Question, unit: st
     console.print(f"  metric: {METRICS[question.metric]}, at the last position\n")
 
 
-def show_prompts(console: Console, loaded: Loaded, question: Question) -> None:
+def show_prompts(console: Console, question: Question) -> None:
     """The first pair, and what of it is the base and the source."""
     from rich.markup import escape
 
@@ -447,7 +435,7 @@ def show_prompts(console: Console, loaded: Loaded, question: Question) -> None:
     lengths = sorted(set(question.prompts.lengths))
     many = f"{count} pairs of prompts" if count > 1 else "1 pair of prompts"
     console.print(
-        f"[bold]{escape(loaded.name)}[/bold], {many} of {' or '.join(map(str, lengths))} tokens"
+        f"[bold]{escape(question.model.label)}[/bold], {many} of {' or '.join(map(str, lengths))} tokens"
         + (", the first:" if count > 1 else ":")
     )
     for name in ("clean", "corrupted"):

@@ -25,7 +25,6 @@ from conewise.compat.hooked_weights import config_of
 from conewise.compat.matrices import Matrices
 from conewise.errors import PatchError
 from conewise.model import Model, capture
-from conewise.models.load import Loaded
 from conewise.program.export import unwrapped
 from conewise.program.tensors import recordable, recording
 from conewise.runs.reading import Reading
@@ -100,11 +99,11 @@ class HookedModel(HookRegistry, HookedText):
     def __init__(
         self, loaded: Any, tokenizer: Any = None, *, name: str | None = None, default_prepend_bos: bool = True
     ) -> None:
-        if isinstance(loaded, Loaded):
-            tokenizer = loaded.tokenizer if tokenizer is None else tokenizer
-            name = loaded.name if name is None else name
         captured = loaded if isinstance(loaded, Model) else None
-        module = unwrapped(loaded.module if isinstance(loaded, Loaded | Model) else loaded)
+        if captured is not None:
+            tokenizer = captured.tokenizer if tokenizer is None else tokenizer
+            name = captured.label if name is None else name
+        module = unwrapped(loaded if captured is None else captured.module)
         if not isinstance(module, nn.Module):
             raise TypeError(
                 "a HookedModel is made of a loaded model (`cw.load(...)`), a module or a captured model, and "

@@ -6,6 +6,7 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -161,9 +162,9 @@ def prepared(recipe: Recipe, device: str | None = None) -> Captured:
     """The model of a recipe, on this machine. Raises FleetError where it is not the driver's."""
     where = None if device is None else torch.device(device)
     if recipe.module is None:
-        from conewise.models.load import load  # noqa: PLC0415  # needs transformers
-
         assert recipe.source is not None
+        # It goes by its name, as the class of the model does: both stand above this folder.
+        load = import_module("conewise.loading").load
         how = dict(recipe.how) if device is None else {**recipe.how, "device": device}
         module = load(recipe.source, **how).module
     else:

@@ -48,8 +48,8 @@ class Captured:
     before are refused from then on, and new ones have the new weights. A module whose tensors were replaced
     by others (`module.w = nn.Parameter(...)`, `load_state_dict(..., assign=True)`, `module.to(dtype)`) is to
     be captured again, and says so. `fidelity` says how the graph compares with the module on the example.
-    `tokenizer` reads texts that are given as inputs; None where it was captured without one. `label` is the
-    model as the user named it.
+    `tokenizer` reads texts that are given as inputs; None where it has none. `label` is the model as the user
+    named it.
     """
 
     def __init__(
@@ -63,13 +63,18 @@ class Captured:
         label: str = "",
     ) -> None:
         """See `conewise.capture`."""
-        module = unwrapped(module)
-        with one_module(), status_line(f"capturing {type(module).__name__}") as doing:
+        self.module = unwrapped(module)
+        self.name = type(self.module).__name__
+        self.tokenizer, self.label = tokenizer, label or self.name
+        self._batch_dim = batch_dim
+        self._turn = Turn()
+        self._capture(args, kwargs)
+
+    def _capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        with one_module(), status_line(f"capturing {self.name}") as doing:
             doing("exporting")
-            exported = export(module, args, kwargs, batch_dim=batch_dim)
-            self.tokenizer, self.label = tokenizer, label or exported.program.module_name
-            self._batch_dim = batch_dim
-            self._hold(module, exported, SiteTable, doing)
+            exported = export(self.module, args, kwargs, batch_dim=self._batch_dim)
+            self._hold(self.module, exported, SiteTable, doing)
         self.phases = doing.seconds()
         """The seconds that capturing took: exporting, building, comparing, weights."""
 
@@ -82,7 +87,6 @@ class Captured:
     ) -> None:
         """Be the captured model of a module that was exported; `sites_of` finds the sites of its program."""
         doing("building")
-        self._turn = Turn()
         self.module = module
         self.name = exported.program.module_name
         self.program: Program = exported.program
@@ -152,6 +156,9 @@ class Captured:
                         f"{name!r} holds the id {low if low < 0 else high}, and {self.name} knows {rows}, "
                         f"from 0 to {rows - 1}. Tokenize with the model's own tokenizer."
                     )
+
+    def _capture_for(self, given: Any) -> None:
+        """Capture a model that was loaded, with the first inputs that it is given: here nothing waits."""
 
     def locate(self, place: PlaceLike) -> Located:
         """Find a place: one value. Raises MissingSiteError with the reason, or with the nearest names."""

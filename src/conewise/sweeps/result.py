@@ -282,7 +282,7 @@ class Result(ResultData):
         return Circuit.from_scores(own, scores, top=top, threshold=threshold, connected=connected)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the values (Parquet) and a manifest (JSON) to a folder; `cw.load(folder)` reads them.
+        """Write the values (Parquet) and a manifest (JSON) to a folder; `cw.open(folder)` reads them.
 
         What was asked, where that is known, is written beside them.
         """

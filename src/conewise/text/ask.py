@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,8 @@ from conewise.anatomy.selectors import (
 from conewise.arguments import checked
 from conewise.errors import Argument, PromptError, PromptWarning, SiteError, SweepError, describe
 from conewise.model import Model, capture
-from conewise.models.load import Loaded
 from conewise.program.calls import forward_parameters
 from conewise.program.export import unwrapped
-from conewise.runs.inputs import token_rows
 from conewise.text.pairs import Pair, as_pairs
 from conewise.text.questions import Question, default_direction, expect_asked, noise_scale
 from conewise.text.tokenized import TokenizedPrompts, tokenize
@@ -143,7 +141,7 @@ Prompts = str | Path | Mapping[str, Any] | Pair | Iterable[Mapping[str, Any] | P
 
 @checked
 def ask(
-    model: Loaded | Model | nn.Module,
+    model: Model | nn.Module,
     prompts: Prompts | Any,
     *,
     sites: SelectorLike = HEADS,
@@ -181,7 +179,7 @@ def ask(
     if seed and patch != "noise":
         raise SweepError(f"seed={seed} is that of noise, and patch={patch!r} draws none: leave it out.")
     own = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    if not isinstance(model, Loaded | Model | nn.Module):
+    if not isinstance(model, Model | nn.Module):
         raise PromptError(
             "a question is asked of a model: what `cw.load` gives, what `cw.capture` gives, or a module, and "
             f"this is {describe(model)}."
@@ -196,9 +194,7 @@ def ask(
     for note in read.notes:
         warnings.warn(f"{note}.", PromptWarning, stacklevel=3)
     expect_asked(read, direction, patch, metric, scale, seed)
-    if not isinstance(model, Model):
-        reads_last = isinstance(metric, str) and not (isinstance(sites, str) and "->" in sites)
-        model = captured_for(model, read, tokenizer=own, reads_last=reads_last)
+    model = captured_for(model, read, own)
     return Question(
         model,
         read,
@@ -229,43 +225,33 @@ def sites_of(model: Model, sites: SelectorLike, prompts: TokenizedPrompts) -> Se
     return found if isinstance(found, Edges) else as_selectors(found)
 
 
-def captured_for(
-    loaded: Loaded | nn.Module, prompts: TokenizedPrompts, *, tokenizer: Any = None, reads_last: bool = True
-) -> Model:
-    """A model captured with prompts of its own; `reads_last` as in `captured_with`."""
-    # Two prompts show what many would: a capture computes its example.
-    example = [prompts.clean[number] for number in prompts.groups[0][:2]]
-    return captured_with(loaded, example, tokenizer=tokenizer, reads_last=reads_last)
+def captured_for(given: Model | nn.Module, prompts: TokenizedPrompts, tokenizer: Any = None) -> Model:
+    """A model that is captured; one that was loaded is captured with the first of these prompts.
 
-
-def captured_with(
-    loaded: Loaded | nn.Module,
-    rows: Sequence[Sequence[int]],
-    *,
-    tokenizer: Any = None,
-    reads_last: bool = False,
-) -> Model:
-    """A language model as a graph, captured with these tokens.
-
-    With `reads_last` it computes the logits of the last position alone, where it can: nobody reads the
-    others, and the full forwards that a sweep is compared with should not pay for them. Raises PromptError
-    for a module that does not read one text.
+    Raises PromptError for a module that does not read one text.
     """
-    module: Any = unwrapped(loaded.module if isinstance(loaded, Loaded) else loaded)
-    name = loaded.name if isinstance(loaded, Loaded) else type(module).__name__
+    model = given if isinstance(given, Model) else None
+    module: Any = unwrapped(given.module if isinstance(given, Model) else given)
+    name = type(module).__name__ if model is None else model.label
+    if model is None or not model.is_captured:
+        expect_reads_text(module, name)
+    if model is None:
+        return capture(module, prompts.pairs[prompts.groups[0][0]].clean, tokenizer=tokenizer)
+    # Two prompts show what many would: a capture computes its example.
+    model._capture_for([prompts.pairs[number].clean for number in prompts.groups[0][:2]])
+    return model
+
+
+def expect_reads_text(module: Any, name: str) -> None:
+    """Raise PromptError for a module that does not read one text."""
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         raise PromptError(
             f"{name} is an encoder-decoder model, which has two inputs; questions in text are asked of those "
             "that have one. Capture it from Python: `cw.capture(module, input_ids=..., "
             "decoder_input_ids=...)`."
         )
-    parameters = forward_parameters(module)
-    if "input_ids" not in parameters:
+    if "input_ids" not in forward_parameters(module):
         raise PromptError(
             f"{name} ({type(module).__name__}) reads no tokens: its forward has no `input_ids`. Questions in "
             "text are asked of language models; capture it from Python with `cw.capture(module, ...)`."
         )
-    last = {"logits_to_keep": 1} if reads_last and "logits_to_keep" in parameters else {}
-    first = next(iter(module.parameters()), None)
-    tokens = token_rows(rows, None if first is None else first.device)
-    return capture(loaded, input_ids=tokens, tokenizer=tokenizer, **last)

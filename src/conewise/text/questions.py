@@ -16,15 +16,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from conewise.anatomy.places import EdgePlace
 from conewise.anatomy.selectors import POSITIONS, Cell, SelectorLike, Selectors, as_selectors
 from conewise.arguments import Count, Samples, as_bytes, checked
 from conewise.attributing.attribution import estimated, estimated_together, planned
 from conewise.attributing.pieces import HYBRID, AttributionPlan
-from conewise.checks.hooking import HookedModule
 from conewise.errors import Argument, MetricError, MissingSiteError, PromptError, SweepError
 from conewise.jobs.progress import PassedOn, Shown, bar
 from conewise.jobs.scheduling import Fleet
+from conewise.program.calls import forward_parameters
+from conewise.program.export import eager
 from conewise.program.tensors import Tensor
 from conewise.report.folded import Folded
 from conewise.report.folding import fold
@@ -53,7 +56,7 @@ from conewise.text.answer import (
     without_steps,
 )
 from conewise.text.tokenized import METRICS, Progress, TokenizedPrompts
-from conewise.threads import Turn, one_thread
+from conewise.threads import Turn, one_module, one_thread
 
 DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")}
 """Which run is the base, and which the source, of each direction."""
@@ -144,15 +147,19 @@ def expect_tokens(model: Captured, metric: Metric) -> None:
 
 
 def forward_seconds(model: Captured, inputs: Sequence[Mapping[str, Tensor]], times: int) -> float:
-    """What one full forward of all `inputs` takes: the mean of so many, after one."""
-    device = facts_of(model).device
-    module = HookedModule(model.module, model.program, model.signature)
-    started = 0.0
+    """What one full forward of all `inputs` takes: the mean of so many, after one.
+
+    A module that can computes the logits of the last position alone: nobody reads the others.
+    """
+    device, module = facts_of(model).device, model.module
+    last = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(module) else {}
+    constants, started = model.signature.example.kwargs, 0.0
     for number in range(times + 1):
         if number == 1:  # the first is not counted: kernels are chosen and memory is taken in it
             started = time.perf_counter()
-        for one in inputs:
-            module.outputs(one, {})
+        with one_module(), torch.no_grad(), eager(module):
+            for one in inputs:
+                module(**{**constants, **one, **last})
         synchronize(device)
     return (time.perf_counter() - started) / times
 

@@ -37,7 +37,7 @@ def result(captured: Model) -> Result:
 
 def test_a_result_loads_as_it_was(result: Result, tmp_path: Path) -> None:
     assert result.save(tmp_path / "a" / "b") == tmp_path / "a" / "b"
-    loaded = cw.load(tmp_path / "a" / "b")
+    loaded = cw.open(tmp_path / "a" / "b")
     assert isinstance(loaded, Result)
     assert loaded.equals(result)
     assert loaded.plan.costs() == result.plan.costs()
@@ -113,8 +113,8 @@ def test_a_save_that_was_killed_can_be_made_again(result: Result, tmp_path: Path
 
 def test_a_result_may_be_saved_beside_its_store(captured: Model, tmp_path: Path) -> None:
     sweep = sweep_over(captured)
-    with pytest.raises(LoadError):
-        cw.load(tmp_path)
+    with pytest.raises(SweepError, match="no saved result"):
+        cw.open(tmp_path)
     found = sweep.run(out=tmp_path)
     with pytest.raises(SweepError, match=r"holds the store of a sweep, and no saved result.*resume=True"):
         load_result(tmp_path)
@@ -147,25 +147,25 @@ def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match=r"holds no saved result: there is no manifest\.json in it"):
         load_result(tmp_path)
     (tmp_path / MANIFEST).write_text('{"kind": "something else"}')
-    with pytest.raises(SweepError, match="is not the manifest of a saved result"):
+    with pytest.raises(SweepError, match="is is not the manifest"):
         load_result(tmp_path)
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(SweepError, match=r"is damaged: manifest\.json cannot be read"):
         load_result(tmp_path)
 
 
-def test_other_folders_are_taken_for_models(tmp_path: Path) -> None:
+def test_other_folders_hold_no_result(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"kind": "something else"}')
-    with pytest.raises(LoadError):
-        cw.load(tmp_path)
-    with pytest.raises(LoadError):
-        cw.load(tmp_path / "nowhere")
+    with pytest.raises(SweepError, match="no saved result|is not the manifest"):
+        cw.open(tmp_path)
+    with pytest.raises(SweepError, match="no saved result|is not the manifest"):
+        cw.open(tmp_path / "nowhere")
 
 
-def test_a_result_is_loaded_as_it_is(result: Result, tmp_path: Path) -> None:
+def test_a_result_is_no_model(result: Result, tmp_path: Path) -> None:
     result.save(tmp_path)
-    with pytest.raises(SweepError, match="holds a saved result, which is loaded as it is: leave out dtype"):
-        cw.load(tmp_path, dtype="float32")
+    with pytest.raises(LoadError, match=r"is not a model: it holds a saved result\. Open it with `cw\.open"):
+        cw.load(tmp_path)
 
 
 def test_a_result_of_a_newer_version_is_refused(result: Result, tmp_path: Path) -> None:
@@ -261,13 +261,13 @@ def test_wrong_counts_and_types_are_found(
 ) -> None:
     changed(result.save(tmp_path), *path, to=to)
     with pytest.raises(SweepError, match=rf"is damaged: .*{said}.*Put a sound copy in its place"):
-        cw.load(tmp_path)
+        cw.open(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "9" * 5_000 + "}", r'{"a": "\ud800"}', "[]", "3"])
 def test_a_manifest_that_cannot_be_read_is_refused(result: Result, tmp_path: Path, text: str) -> None:
     (result.save(tmp_path) / MANIFEST).write_text(text)
-    for load in (load_result, cw.load):  # the values beside it say that it was a result, and no model
+    for load in (load_result, cw.open):
         with pytest.raises(
             SweepError, match=r"manifest.json (cannot be read|is not the manifest of a saved result)"
         ):

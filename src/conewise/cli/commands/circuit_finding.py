@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from conewise.circuits.circuit import Circuit
     from conewise.cli.folders import FoundCircuit
     from conewise.jobs.scheduling import Fleet
-    from conewise.models.load import Loaded
     from conewise.text.questions import Question
 
 HELP = """Find the circuit of a task: the edges between components that the model needs for it.
@@ -109,9 +108,9 @@ def circuit(
         expect_writable_file(report, "--report")
     stored = None if storing.out is None else StoredRun(storing.out, storing.resume)
     status = Status(output.quiet)
-    loaded, question = _ask(ModelName(model, without_workers(loading)), prompts, finding, status)
+    question = _ask(ModelName(model, without_workers(loading)), prompts, finding, status)
     if plan:
-        _print_plan(loaded, question, finding, max_memory, fleet, status, as_json=output.json)
+        _print_plan(question, finding, max_memory, fleet, status, as_json=output.json)
         return
     command = command_of(ctx)
     with _interruptible(stored, command), status.warnings_as_notes(), fleet_of(fleet, loading) as executor:
@@ -126,7 +125,7 @@ def circuit(
         if not circuit.edges:
             status.warn(_why_empty(circuit))
         with status.doing("evaluating"):
-            found = search.evaluated(circuit, loaded, shell_command(command))
+            found = search.evaluated(circuit, shell_command(command))
     if stored is not None:
         found.write(stored.folder)
         status(f"kept the search in {stored.folder}")
@@ -135,11 +134,11 @@ def circuit(
         status(f"wrote {report}")
     files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
     if output.json:
-        body = {**question_json(loaded, question), **circuit_json(found, finding.ablation.value)}
+        body = {**question_json(question), **circuit_json(found, finding.ablation.value)}
         print_json("circuit", {**body, "seconds": seconds, "files": files})
         return
     console = stdout()
-    show_prompts(console, loaded, question)
+    show_prompts(console, question)
     show_circuit(console, found, finding.ablation.value, seconds)
 
 
@@ -160,14 +159,12 @@ def _expect_sense(finding: FindOptions, plan: bool, storing: StoreOptions, repor
         raise CommandError(f"--threshold {least} is no threshold: it is a change of the metric, {known}.")
 
 
-def _ask(
-    model: ModelName, options: PairOptions, finding: FindOptions, status: Status
-) -> tuple[Loaded, Question]:
+def _ask(model: ModelName, options: PairOptions, finding: FindOptions, status: Status) -> Question:
     """Load the model and read the prompts: the clean run is kept, the corrupted one is what edges lose to."""
     is_resampled = finding.ablation is Ablation.RESAMPLE
     needed = needed_options(finding.metric, reads_both=is_resampled)
     pairs = pairs_of(model.name, options, needed, "circuit")
-    loaded, prompts, graph = read_prompts(
+    prompts, graph = read_prompts(
         model, pairs, options, finding.metric, status, reads_both=is_resampled, batch_size=len(pairs)
     )
     lengths = sorted(set(prompts.lengths))
@@ -181,11 +178,10 @@ def _ask(
     edges = graph.edges()
     if finding.top is not None and finding.top > len(edges):
         raise CommandError(f"--top {finding.top} is more than the {len(edges):,} edges that there are.")
-    return loaded, Question(graph, prompts, edges, "noise", finding.ablation.patch, finding.metric.word)
+    return Question(graph, prompts, edges, "noise", finding.ablation.patch, finding.metric.word)
 
 
 def _print_plan(
-    loaded: Loaded,
     question: Question,
     finding: FindOptions,
     max_memory: str | None,
@@ -203,10 +199,10 @@ def _print_plan(
                 simulation = simulated(question, fleet, RunOptions(max_memory=max_memory))
         if as_json:
             beside = {} if simulation is None else {"simulation": simulation}
-            print_json("circuit", {**question_json(loaded, question), "plan": plan_json(swept), **beside})
+            print_json("circuit", {**question_json(question), "plan": plan_json(swept), **beside})
             return
         console = stdout()
-        show_prompts(console, loaded, question)
+        show_prompts(console, question)
         show_plan(console, swept)
         if simulation is not None:
             console.print(shown(simulation))
@@ -221,12 +217,10 @@ def _print_plan(
             simulation = simulated_search(asked(question.model, **runs), fleet)
     if as_json:
         beside = {} if simulation is None else {"simulation": simulation}
-        print_json(
-            "circuit", {**question_json(loaded, question), "plan": plan_of_search_json(found), **beside}
-        )
+        print_json("circuit", {**question_json(question), "plan": plan_of_search_json(found), **beside})
         return
     console = stdout()
-    show_prompts(console, loaded, question)
+    show_prompts(console, question)
     show_search_plan(console, found)
     if simulation is not None:
         console.print(search_shown(simulation))
@@ -323,14 +317,15 @@ class _Search:
             model=self.question.model,
         )
 
-    def evaluated(self, circuit: Circuit, loaded: Loaded, command: str) -> FoundCircuit:
+    def evaluated(self, circuit: Circuit, command: str) -> FoundCircuit:
         """The circuit with its evaluation, its curve and its story."""
         from conewise.cli.folders import FoundCircuit
 
         how = {**self.runs, "executor": self.executor}
         evaluation = circuit.evaluate(**how, minimality=self.finding.minimality)
         curve = circuit.curve(**how)
-        return FoundCircuit(circuit, evaluation, curve, self.question.story(loaded.name, command))
+        story = self.question.story(command=command)
+        return FoundCircuit(circuit, evaluation, curve, story)
 
 
 def _why_empty(circuit: Circuit) -> str:

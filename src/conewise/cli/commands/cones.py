@@ -56,7 +56,7 @@ def cone(
             raise CommandError(f"-o {file}: a cone is drawn as .svg or as .html.")
         expect_writable_file(file, "-o")
     status = Status(output.quiet)
-    loaded, found = ModelName(model, loading).capture(status)
+    found = ModelName(model, loading).capture(status)
     place = placed(site, found)
     from conewise.report.folding import fold
     from conewise.runs.inputs import token_rows
@@ -71,7 +71,7 @@ def cone(
         status(f"wrote {file}")
     if output.json:
         body = _as_json(folded, one)
-        print_json("cone", {"model": loaded.name, "site": str(place), **body, "file": file and str(file)})
+        print_json("cone", {"model": found.label, "site": str(place), **body, "file": file and str(file)})
         return
     from conewise.report.wave import cone_text
 

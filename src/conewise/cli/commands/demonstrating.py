@@ -67,17 +67,17 @@ def demo(
     status = Status()
     console = stdout(quiet=json)
     console.rule(f"{TITLE} {name} taken apart", align="left")
-    loaded, question = ask(name, status)
+    question = ask(name, status)
     with status.doing("planning"):
         plan = question.plan(budget(question))
-    show_question(console, loaded, question, plan)
-    found = run(loaded, question, plan, command(tiny, out), status)
+    show_question(console, question, plan)
+    found = run(question, plan, command(tiny, out), status)
     page, folder = write(found, out, status)
     if json:
         files = {"out": str(folder), "report": str(page)}
         print_json(
             "demo",
-            {**question_json(loaded, question), **result_json(found.result, found.story), "files": files},
+            {**question_json(question), **result_json(found.result, found.story), "files": files},
         )
     show_sites(console, found)
     show_cost(console, found)

@@ -42,12 +42,12 @@ def sites(
     loading: LoadOptions,
 ) -> None:
     """List what can be patched; see `HELP`."""
-    loaded, found = ModelName(model, loading).capture(Status(output.quiet))
+    found = ModelName(model, loading).capture(Status(output.quiet))
     listing = found.sites
     if output.json or kind is not None:
         rows = _of_kind(list(listing.rows()), kind, listing.kinds, listing.missing())
         if output.json:
-            print_json("sites", {"model": loaded.name, "kinds": list(listing.kinds), "sites": rows})
+            print_json("sites", {"model": found.label, "kinds": list(listing.kinds), "sites": rows})
             return
         _show(rows, kind or "all")
         return

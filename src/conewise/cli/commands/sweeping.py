@@ -41,7 +41,6 @@ from conewise.cli.showing import plan_json, result_json, show_plan, show_result
 from conewise.cli.streams import CHECK_FAILED
 
 if TYPE_CHECKING:
-    from conewise.models.load import Loaded
     from conewise.sweeps.result import Result
     from conewise.text.questions import Question
 
@@ -133,7 +132,7 @@ def run_question(
         expect_writable_file(results.report, "--report")
     stored = None if storing.out is None else StoredRun(storing.out, storing.resume)
     status = Status(output.quiet)
-    loaded, question = ask(ModelName(model, without_workers(loading)), options, running.seed, status)
+    question = ask(ModelName(model, without_workers(loading)), options, running.seed, status)
     command = command_of(ctx)
     evaluator, max_memory = running.evaluator.value, running.max_memory
     if stored is not None:
@@ -167,7 +166,7 @@ def run_question(
             else:
                 result = _run(question, how | {"executor": executor}, stored, counting, is_drawn=is_drawn)
         finish(
-            loaded, question, result, shell_command(command),
+            question, result, shell_command(command),
             stored=stored, report=results.report, status=status, as_json=output.json, top=results.top,
             name=name, unit=unit,
         )  # fmt: skip
@@ -232,17 +231,17 @@ def plan_question(
     """Ask, plan and print what it would cost."""
     expect_on_paper(fleet)
     status = Status(output.quiet)
-    loaded, question = ask(ModelName(model, without_workers(loading)), options, running.seed, status)
+    question = ask(ModelName(model, without_workers(loading)), options, running.seed, status)
     with status.doing("planning"):
         progress = status.counter("prompts planned")
         found = question.plan(running.max_memory, running.evaluator.value, progress)
         paper = simulated(question, fleet, running) if fleet.simulate else None
     if output.json:
         simulation = {} if paper is None else {"simulation": paper}
-        print_json(name, {**question_json(loaded, question), "plan": plan_json(found), **simulation})
+        print_json(name, {**question_json(question), "plan": plan_json(found), **simulation})
         return
     console = stdout()
-    show_question(console, loaded, question, unit)
+    show_question(console, question, unit)
     show_plan(console, found)
     if paper is not None:
         console.print(shown(paper))
@@ -297,7 +296,6 @@ def _cells(question: Question) -> int:
 
 
 def finish(
-    loaded: Loaded,
     question: Question,
     result: Result,
     command: str,
@@ -311,7 +309,7 @@ def finish(
     unit: str = "site",
 ) -> None:
     """Keep, draw and print a result; fail when its check failed."""
-    story = question.story(loaded.name, command, FORWARDS)
+    story = question.story(command=command, forwards=FORWARDS)
     folded = inside = None
     if stored is not None or report is not None:
         folded, inside = question.folded(), question.inside(result, story)
@@ -327,11 +325,11 @@ def finish(
     if as_json:
         print_json(
             name,
-            {**question_json(loaded, question), **result_json(result, story), "files": files},
+            {**question_json(question), **result_json(result, story), "files": files},
         )
     else:
         console = stdout()
-        show_question(console, loaded, question, unit)
+        show_question(console, question, unit)
         show_result(console, result, story, top, unit)
     check = result.verification
     if check is not None and not check.ok:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conewise.circuits.tracing import Trace
-    from conewise.models.load import Loaded
+    from conewise.model import Model
     from conewise.report.story import Story
     from conewise.text.tokenized import TokenizedPrompts
 
@@ -110,9 +110,9 @@ def trace(
         status.warn(note)
     metric = "logit_diff" if wrong_answers else "prob"
     noised = subject_positions(prompt, subject, loaded.tokenizer)  # before the model is captured
-    found = captured(loaded, prompts.clean, status, reads_last=True)
+    captured(loaded, status, prompts)
     traced = causal_trace(
-        found,
+        loaded,
         prompt,
         subject=noised,
         metric=prompts.metric(0, metric),
@@ -136,7 +136,7 @@ def trace(
         traced.report(results.report, story=story)
         status(f"wrote {results.report}")
     if output.json:
-        body = {"model": model_json(loaded, found), "notes": list(prompts.notes), **_as_json(story, traced)}
+        body = {"model": model_json(loaded), "notes": list(prompts.notes), **_as_json(story, traced)}
         print_json("trace", {**body, "report": results.report and str(results.report)})
     else:
         _show(stdout(), loaded, story, traced, results.top)
@@ -145,7 +145,7 @@ def trace(
 
 
 def _story(
-    loaded: Loaded, prompts: TokenizedPrompts, traced: Trace, metric: str, command: str, seed: int
+    loaded: Model, prompts: TokenizedPrompts, traced: Trace, metric: str, command: str, seed: int
 ) -> Story:
     from conewise.text.tokenized import METRICS
 
@@ -153,7 +153,7 @@ def _story(
     (pair,), (answers,) = traced_story.prompts, prompts.tokenized_pairs()
     pair = replace(pair, answers=answers.answers, wrong_answers=answers.wrong_answers)
     return replace(
-        traced_story, model=loaded.name, prompts=(pair,), metric=METRICS[metric], command=command, seed=seed
+        traced_story, model=loaded.label, prompts=(pair,), metric=METRICS[metric], command=command, seed=seed
     )
 
 
@@ -183,7 +183,7 @@ def _as_json(story: Story, traced: Trace) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, loaded: Loaded, story: Story, traced: Trace, top: int) -> None:
+def _show(console: Console, loaded: Model, story: Story, traced: Trace, top: int) -> None:
     """The question, the states that restore most, and the cost."""
     (pair,) = story.prompts
     tokens = pair.clean_tokens
@@ -191,7 +191,7 @@ def _show(console: Console, loaded: Loaded, story: Story, traced: Trace, top: in
         f"*{text.strip()}*" if at in pair.noised else text.strip() for at, text in enumerate(tokens)
     )
     answers = ", ".join(map(repr, pair.answers))
-    console.print(f"{loaded.name}: {words} →{answers}  (noise on *these*)", markup=False)
+    console.print(f"{loaded.label}: {words} →{answers}  (noise on *these*)", markup=False)
     ends = f"clean {traced.clean:.4g}, with noise {traced.corrupted:.4g}"
     kind = traced.result.spreads[0].name
     cells = len(traced.result.cells)

@@ -45,13 +45,13 @@ def verify(
 ) -> None:
     """Check the captured graph; see `HELP`."""
     status = Status(output.quiet)
-    loaded, found = ModelName(model, loading).capture(status)
+    found = ModelName(model, loading).capture(status)
     with status.doing("comparing with the model itself"):
         check = found.verify(seed=seed, samples=samples)
     if output.json:
         body = {**asdict(check), "notes": list(check.notes), "ok": check.ok, "seed": seed}
-        print_json("verify", {"model": loaded.name, "fingerprint": loaded.fingerprint(), **body})
+        print_json("verify", {"model": found.label, "fingerprint": found.fingerprint(), **body})
     else:
-        stdout().print(f"{loaded.name}: {check}", markup=False)
+        stdout().print(f"{found.label}: {check}", markup=False)
     if not check.ok:
         raise typer.Exit(CHECK_FAILED)
