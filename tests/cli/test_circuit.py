@@ -31,7 +31,7 @@ def library() -> tuple[Any, dict[str, Any]]:
     """The tiny model, and what the library is asked for PAIR."""
     loaded = load("tiny")
     prompts = tokenize([Pair(CLEAN, CORRUPTED, ("Mary",), ("John",), "the test")], loaded.tokenizer)
-    model = cw.capture(loaded.module, logits_to_keep=1, **prompts.inputs_of(0, "clean"))
+    model = cw.capture(loaded.module, **prompts.inputs_of(0, "clean"))
     runs = {name: model.run(**prompts.inputs_of(0, name)) for name in ("clean", "corrupted")}
     return model, {"base": runs["clean"], "source": runs["corrupted"], "metric": prompts.metric(0)}
 

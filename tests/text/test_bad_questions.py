@@ -114,8 +114,8 @@ def test_what_cannot_be_asked_of_prompts(asked: dict[str, Any], said: str) -> No
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (None, "`model` is NoneType None; expected what `cw.load` returns"),
-        ("tiny", "`model` is str 'tiny'; expected what `cw.load` returns"),
+        (None, "`model` is NoneType None; expected a model"),
+        ("tiny", "`model` is str 'tiny'; expected a model"),
         (torch.nn.Linear(2, 2), "there is none. Give what `cw.load` gives"),
         ((torch.nn.Linear(2, 2), "tokenizer"), "reads no tokens"),
     ],

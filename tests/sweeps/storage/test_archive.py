@@ -147,7 +147,7 @@ def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match=r"holds no saved result: there is no manifest\.json in it"):
         load_result(tmp_path)
     (tmp_path / MANIFEST).write_text('{"kind": "something else"}')
-    with pytest.raises(SweepError, match="is is not the manifest"):
+    with pytest.raises(SweepError, match="is not the manifest"):
         load_result(tmp_path)
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(SweepError, match=r"is damaged: manifest\.json cannot be read"):

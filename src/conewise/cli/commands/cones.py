@@ -12,7 +12,7 @@ from conewise.cli.failing import CommandError
 from conewise.cli.option_groups import LoadOptions, OutputOptions
 from conewise.cli.options import flat, help_text, literal
 from conewise.cli.output import Status, expect_writable_file, print_json, stdout
-from conewise.cli.questions import EXAMPLE, ModelName, placed
+from conewise.cli.questions import ModelName, placed
 
 if TYPE_CHECKING:
     from conewise.report.folded import Cone, Folded
@@ -62,7 +62,7 @@ def cone(
     from conewise.runs.inputs import token_rows
     from conewise.sweeps.planning.planner import facts_of
 
-    base = found.run(input_ids=token_rows([EXAMPLE], facts_of(found).input_device))
+    base = found.run(input_ids=token_rows([range(8)], facts_of(found).input_device))
     base[place]  # says what is wrong with its part
     folded = fold(found, [place], base=base)
     one = folded.cone(str(place))
