@@ -156,9 +156,9 @@ def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
 
 def test_other_folders_hold_no_result(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"kind": "something else"}')
-    with pytest.raises(SweepError, match="no saved result|is not the manifest"):
+    with pytest.raises(SweepError, match=r"no saved result|is not the manifest"):
         cw.open(tmp_path)
-    with pytest.raises(SweepError, match="no saved result|is not the manifest"):
+    with pytest.raises(SweepError, match=r"no saved result|is not the manifest"):
         cw.open(tmp_path / "nowhere")
 
 
