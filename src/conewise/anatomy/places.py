@@ -107,7 +107,7 @@ class SourcedPlace(Place):
 
     @property
     def is_function(self) -> bool:
-        """Whether what is put there depends on what would have been there."""
+        """True if what is put there depends on what would have been there."""
         return self.how in {"shift", "function"}
 
     def __hash__(self) -> int:
@@ -215,7 +215,7 @@ def as_numbers(index: object) -> int | tuple[int, ...]:
 
 
 def expect_few(given: Any) -> Any:
-    """What was given, unless it is a range that would not end: raises TypeError for it."""
+    """Return what was given. Raises TypeError for a range that would not end."""
     if isinstance(given, range) and (given.stop - given.start) // given.step > MOST:
         raise TypeError(given)
     return given

@@ -29,7 +29,7 @@ POSITIONS = frozenset({"pos", "query_pos", "key_pos"})
 """Axes whose numbers mean something else in prompts of another length, but where they count from the end."""
 
 FEATURES = ("d_model", "d_head")
-"""What a site calls the axis that people write as `d`."""
+"""Names that sites have for the axis that people write as `d`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,10 @@ class Pairs:
 
 
 Group = tuple[Place | SourcedCell, ...]
-"""What one world patches: places with the sweep's source, and others with their own."""
+"""The places that one world patches, with the sweep's source, and others with their own."""
 
 Part = Selector | SourcedCells | Pairs | Edges | tuple[Group, ...]
-"""What stands for cells: a selector, sources at places, pairs, edges, or cells that were listed."""
+"""A part of what stands for cells: a selector, sources at places, pairs, edges, or cells that were listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> S
 
 
 def _is_axis(axis: str) -> bool:
-    """Whether some site may have an axis of this name that not every kind of model has."""
+    """True if some site may have an axis of this name that not every kind of model has."""
     return axis in FEATURES or re.fullmatch("dim[0-9]+", axis) is not None
 
 
@@ -216,7 +216,7 @@ def _as_choice(axis: str, choice: object) -> Choice:
 
 
 def as_selectors(given: SelectorLike | Any) -> Selectors:
-    """What people may write for `sites=`: a selector, a sum, a place, a list of places and sets of places.
+    """Read what people write for `sites=`: a selector, a sum, a place, a list of places and sets of places.
 
     With sources of their own, too: cells, or families of them; and pairs.
     """
@@ -271,7 +271,7 @@ def _as_group(item: object) -> Group:
 
 
 def is_place(item: object) -> bool:
-    """Whether this is one place, as people write it."""
+    """True if this is one place, as people write it."""
     return isinstance(item, Place | str) or (
         isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int)
     )
@@ -299,7 +299,7 @@ class Spread:
         return [(one, other) for one in range(count) for other in range(one + alone, count)]
 
     def labels_of(self, axis: int) -> list[str]:
-        """What stands along an axis, by its number: labels where it has some, else numbers."""
+        """Return what stands along an axis, by its number: labels where it has some, else numbers."""
         named = self.labels.get(self.axes[axis])
         return list(named) if named is not None else [str(number) for number in self.coordinates[axis]]
 
@@ -439,7 +439,7 @@ def _label(label: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What is asked of the model that is swept. `cones` are those that were looked at so far."""
+    """Questions to the model that is swept. `cones` are those that were looked at so far."""
 
     components: Callable[[str], Components]
     locate: Callable[[Place], Located]
@@ -453,7 +453,7 @@ def with_named(
     locate: Callable[[Place], Located],
     each_call: Callable[[Sequence[Place]], Sequence[Place]],
 ) -> Any:
-    """What was given for `sites`, with an edge for each name of one, and single edges for tables of some.
+    """Return what was given for `sites`, with an edge for each name of one, and edges for tables of some.
 
     `components` gives those of a stack, `locate` the node that a place is a part of, `each_call` the places
     that the path of a module means.
@@ -588,6 +588,6 @@ def _by_position(edges: Sequence[EdgePlace]) -> Iterator[tuple[EdgePlace, list[E
 
 
 def has_one_writer(places: Sequence[Place]) -> bool:
-    """Whether the places of one world are an edge, or edges from one writer into several readers."""
+    """True if the places of one world are an edge, or edges from one writer into several readers."""
     edges = [place for place in places if isinstance(place, EdgePlace)]
     return len(edges) == len(places) and len({edge.written_by for edge in edges}) == 1 and not edges[0].also

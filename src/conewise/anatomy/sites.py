@@ -29,7 +29,7 @@ AXES = ("batch", "pos", "head", "d_model")
 
 @dataclass(frozen=True, slots=True)
 class HeadResult:
-    """How `result` is made of z: through which projection, and whether its weight is [out, in].
+    """The way from z to `result`: through which projection, and whether its weight is [out, in].
 
     `is_pos_first`: what the projection reads has its positions in front of the batch.
     """
@@ -113,7 +113,7 @@ WHERE: Mapping[str, str] = {
     "ln_final_scale": "what the norm that the unembedding reads multiplies with, likewise",
     "post": "the neurons as the down projection reads them: activated, and gated",
 }
-"""Where each kind lies; the test suite checks every line against hooks on the module."""
+"""The place of each kind; the test suite checks every line against hooks on the module."""
 
 WHERE_IN_DICTIONARY: Mapping[str, str] = {
     "latents": "what encode makes of the value; what is patched here leaves the error term alone",
@@ -122,7 +122,7 @@ WHERE_IN_DICTIONARY: Mapping[str, str] = {
     "output": "reconstruction + error: what the rest of the model reads",
     "input": "the value itself, before the dictionary",
 }
-"""Where each site of a dictionary lies, by the end of its name."""
+"""The place of each site of a dictionary, by the end of its name."""
 
 _CALL = re.compile(r"(.+)[#@]([0-9]+)((?:\.(?:input|output)(?:\.[0-9]+)?)?)")
 """One call of a module, as names write it, or as they were written once: `a#1`, `a@1`, `a#1.input`."""
@@ -220,7 +220,7 @@ class SiteTable:
 
     @property
     def has_repeated_calls(self) -> bool:
-        """Whether some module is called several times."""
+        """True if some module is called several times."""
         return bool(self._calls)
 
     def calls(self, name: str) -> tuple[str, ...]:
@@ -281,7 +281,7 @@ class SiteTable:
 
     @property
     def missing(self) -> Mapping[tuple[str, str, int], tuple[Piece, ...]]:
-        """Why kinds are not there, by (kind, stack, layer)."""
+        """Reasons why kinds are not there, by (kind, stack, layer)."""
         return self._missing
 
     def find(self, kind_or_name: str, layer: int | None = None, stack: str = "") -> Site:
@@ -591,7 +591,7 @@ class Located:
 
     @property
     def result(self) -> HeadResult | None:
-        """How it is computed, where no node holds it."""
+        """The way to compute it, where no node holds it."""
         return self.site.result
 
     @property
@@ -632,14 +632,14 @@ class Located:
         return plain.read(shown, self.part).clone()
 
     def shown(self, present: Tensor, program: Program, inputs: Mapping[str, Tensor]) -> Tensor | None:
-        """Which entries of the whole site, in natural axes, are no padding: see `shown_entries`."""
+        """Return which entries of the whole site, in natural axes, are no padding: see `shown_entries`."""
         is_cross, stack = self.site.kind.startswith("cross_"), self.site.stack or self.site.name
         return shown_entries(
             program, inputs, self.view.axes, present.shape, self.node, stack, is_cross=is_cross
         )
 
     def is_same_place(self, other: Located) -> bool:
-        """Whether both are the same part of the same site, whatever name it was found by."""
+        """True if both are the same part of the same site, whatever name it was found by."""
         return self.site is other.site and dict(self.part) == dict(other.part)
 
     def expect(self, part: object, present: Tensor, place: Place) -> None:

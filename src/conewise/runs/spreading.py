@@ -48,7 +48,7 @@ class Sourcing(Protocol):
 
 
 KEPT = 64
-"""How many spreadings of a model are kept. They lie with it."""
+"""The number of spreadings of a model that are kept. They lie with it."""
 _SPREADINGS = "_spreadings"
 
 
@@ -102,7 +102,7 @@ def _joined(model: Captured, spreads: tuple[Spread, ...]) -> Spreading:
 
 
 def _key(selectors: Selectors, along: Sequence[Along | None]) -> Hashable:
-    """What cells depend on; None where places were listed one by one, or have sources of their own."""
+    """Return what cells depend on; None where places were listed one by one, or have sources of their own."""
     parts: list[Hashable] = []
     for part, found in zip(selectors.parts, along, strict=True):
         if isinstance(part, Edges):
@@ -212,7 +212,7 @@ class _Spreading:
         return Spread(name, ("pair",), (tuple(range(len(cells))),), tuple(cells), labels, names)
 
     def _hole(self, place: Place) -> tuple[str, Place]:
-        """What a place is, whatever name it goes by."""
+        """Return what a place is, whatever name it goes by."""
         return self._model.locate(place).node, Place("", part=place.part)
 
 
@@ -221,7 +221,7 @@ def _bare(place: Place) -> Place:
 
 
 def _labels(places: Sequence[Place]) -> str:
-    """What the sources at places are called, each once."""
+    """Return what the sources at places are called, each once."""
     named = [place.label if isinstance(place, SourcedPlace) else "source" for place in places]
     return " + ".join(dict.fromkeys(named))
 

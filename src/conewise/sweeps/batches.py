@@ -71,7 +71,7 @@ class Batches:
         return len(self._base) if isinstance(self._base, Sequence) else 1
 
     def given(self, number: int) -> tuple[Any, Any]:
-        """What was given as base and source of one batch."""
+        """Return what was given as base and source of one batch."""
         base: Any = self._base
         source: Any = self._source
         if isinstance(base, Reading):
@@ -87,7 +87,7 @@ class Batches:
         return base[number], source
 
     def all_given(self) -> list[tuple[Any, Any]]:
-        """What was given as base and source of each batch."""
+        """Return what was given as base and source of each batch."""
         return [self.given(number) for number in range(len(self))]
 
     def __getitem__(self, number: int) -> Batch:
@@ -108,7 +108,7 @@ class Batches:
         return batch
 
     def metrics(self, number: int) -> tuple[Metric, ...]:
-        """What is read of one batch: of metrics with answers for the prompts of all batches, its own."""
+        """Return the metrics of one batch: of those with answers for the prompts of all batches, its own."""
         return self._metrics_of.get(number, self._metrics)
 
     def forget(self) -> None:
@@ -185,7 +185,7 @@ class Batches:
 
 
 def _read(model: Captured, given: Any) -> Any:
-    """What was given with texts as inputs: a list of texts is one batch, with a row for each."""
+    """Return what was given, with texts as inputs: a list of texts is one batch, with a row for each."""
     if model.tokenizer is None:
         return given
     if is_text(given):
@@ -209,7 +209,7 @@ def _read_source(model: Captured, given: Any, *, is_listed: bool) -> Any:
 
 
 def _is_word(text: str) -> bool:
-    """Whether a text is no prompt: 'zero', 'mean', or what was probably meant so, which is refused later."""
+    """True if a text is no prompt: 'zero', 'mean', or what was probably meant so, which is refused later."""
     return text in WORDS or (" " not in text and bool(nearest_names(text, WORDS)))
 
 
@@ -230,7 +230,7 @@ def _cut(metric: Metric, prompts: Sequence[int]) -> list[Metric]:
 
 
 def _copied(given: Any, copies: dict[int, Any]) -> Any:
-    """What was given with inputs as copies, each made once; what makes its runs when asked stays as it is."""
+    """Copy the inputs in what was given, each once; what makes its runs when asked stays as it is."""
     if isinstance(given, list | tuple):
         return [_copied(one, copies) for one in given]
     if not isinstance(given, Mapping):

@@ -44,11 +44,11 @@ class Batch:
 
     @cached_property
     def edges(self) -> EdgeValues:
-        """What edges put in."""
+        """The values that edges put in."""
         return EdgeValues(self.base, self.source, self.intervention)
 
     def part(self, place: Place) -> Tensor | PartFunction:
-        """What a world puts at one place."""
+        """Return what a world puts at one place."""
         if isinstance(place, EdgePlace):
             return self.edges.part(place)
         if isinstance(place, SourcedPlace):
@@ -66,7 +66,7 @@ class Batch:
                     put.expect_base(cells, self.base)
 
     def seen(self, place: EdgePlace) -> tuple[Tensor, bool]:
-        """What the reader of an edge sees more than in the base; or all that it sees, and True."""
+        """Return what the reader of an edge sees more than in the base; or all that it sees, and True."""
         return self.edges.seen(place)
 
 
@@ -82,7 +82,7 @@ def _source_of(place: Place) -> int | None:
 
 
 def edge_stacks(model: Captured) -> list[EdgeFacts]:
-    """What is known of the edges of each stack that has some."""
+    """Return what is known of the edges of each stack that has some."""
     found = []
     for stack in dict.fromkeys(layer.stack for layer in model.site_table.model_layers):
         try:
@@ -100,7 +100,7 @@ def _reading(run: Reading) -> Callable[[str], Any]:
 
 @dataclass(slots=True)
 class _Written:
-    """What writers would write more than in the base, [writer, batch, pos, d_model], and what they are given.
+    """Change of what writers write, [writer, batch, pos, d_model], and what they are given.
 
     `norms` are those of their own parts and of what they are given; `constants` are the base's, by entry.
     """
@@ -112,7 +112,7 @@ class _Written:
 
 
 class EdgeValues:
-    """What the edges of a model put into one base, by an intervention on what their writers wrote."""
+    """Values that the edges of a model put into one base, by an intervention on what their writers wrote."""
 
     def __init__(self, base: Reading, source: Reading | None, intervention: Intervention) -> None:
         self._base, self._source, self._intervention = base, source, intervention
@@ -124,7 +124,7 @@ class EdgeValues:
         self._evaluations = self._calls = 0
 
     def counted(self) -> tuple[int, int]:
-        """How many nodes were computed, and by how many calls, since this was last asked.
+        """Return how many nodes were computed, and by how many calls, since this was last asked.
 
         It is asked behind every pass: nothing is kept for the next.
         """
@@ -134,7 +134,7 @@ class EdgeValues:
         return found
 
     def part(self, place: EdgePlace) -> Tensor:
-        """What the world of one edge puts in."""
+        """Return what the world of one edge puts in."""
         located = self._base.model.locate(place)
         site = place.name, place.layer, place.stack
         node = self._computed(site, (place.written_by,), 1, place.live)
@@ -142,7 +142,7 @@ class EdgeValues:
         return located.read(node, self._base._sizes)
 
     def seen(self, place: EdgePlace) -> tuple[Tensor, bool]:
-        """What the reader of an edge sees more than in the base, shaped like its entry's value.
+        """Return what the reader of an edge sees more than in the base, shaped like its entry's value.
 
         Or what it sees, and True: where so much goes that what it sees more is nearly all of the stream.
         """
@@ -240,7 +240,7 @@ class EdgeValues:
         return self._last_live[1]
 
     def _parts(self, facts: EdgeFacts, entry: str) -> _Written:
-        """What each writer would write in the place of its own part, at a value of the stream."""
+        """Return what each writer would write in the place of its own part, at a value of the stream."""
         parts = facts.parts
         key = "" if parts.is_carried_unchanged else entry
         if key not in self._written:

@@ -13,17 +13,17 @@ KERNEL_RATE = {torch.float32: 4e13, torch.float64: 4e13, torch.bfloat16: 4e14, t
 """Operations that a device of today does in a second, about; what is not listed counts as float32."""
 
 LAUNCH_SECONDS = 5e-5
-"""What the host needs to launch one step of a pass, about: where kernels take longer, it keeps ahead."""
+"""Seconds in which the host launches one step of a pass, about: where kernels take longer, it keeps ahead."""
 
 
 def replay_pays(flops: int, launches: int, dtype: torch.dtype) -> bool:
-    """Whether the host would be slower than the device: kernels are shorter than the time to launch one."""
+    """True if the host would be slower than the device: kernels are shorter than the time to launch one."""
     rate = KERNEL_RATE.get(dtype, KERNEL_RATE[torch.float32])
     return flops / rate < launches * LAUNCH_SECONDS
 
 
 class Graph(Protocol):
-    """What was recorded."""
+    """A recorded action."""
 
     def replay(self) -> None:
         """Do it again."""
@@ -56,7 +56,7 @@ class Replayed:
         before = _allocated(device, "current")
         self._graph = record(act)
         self.held = _allocated(device, "peak") - before
-        """What the graph holds at most, in bytes."""
+        """The most bytes that the graph holds."""
 
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs for what is given, a value for each slot; they hold until the next run."""

@@ -38,10 +38,10 @@ from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 RUNNERS = 64
-"""How many passes of a plan are kept ready: thousands, for a small budget, would hold more than it."""
+"""The passes of a plan that are kept ready, at most: thousands would hold more than a small budget."""
 
 SERIAL_GROUP = 16
-"""How many worlds of a serial run are one chunk, so that storing is cheap."""
+"""The number of worlds of a serial run that are one chunk, so that storing is cheap."""
 
 
 class Execution:
@@ -211,7 +211,7 @@ class WavefrontExecutor:
         ledger.launches += launches
 
     def runner(self, chunk: int, batch: Batch) -> PassRunner:
-        """What runs a pass; kept, but where edits stand in the base."""
+        """Return what runs a pass; kept, but where edits stand in the base."""
         edits = batch.base.edits
         if chunk in self._runners and not edits:
             return self._runners[chunk]
@@ -248,7 +248,7 @@ class WavefrontExecutor:
         return Batch(found[0], source, put, batch.own, batch.metrics), runner.stays
 
     def _baseline(self, runs: Sequence[InputRun]) -> BaselineRunner | None:
-        """What computes so many runs as one; None where they cannot be stacked."""
+        """Return what computes so many runs as one; None where they cannot be stacked."""
         worlds = len(runs)
         if worlds not in self._baselines:
             facts, exact = self.facts, runs[0]
@@ -374,7 +374,7 @@ class PassRunner:
 
     @property
     def held(self) -> int:
-        """What the graph holds that is replayed, in bytes; 0 where there is none."""
+        """The bytes of the graph that is replayed; 0 where there is none."""
         return 0 if self._replayed is None else self._replayed.held
 
     def run(
@@ -477,7 +477,7 @@ class BaselineRunner:
 
     @property
     def stays(self) -> bool:
-        """Whether values lie in the memory of a graph, where those of the next runs will lie."""
+        """True if values lie in the memory of a graph, where those of the next runs will lie."""
         return self._replayed is not None
 
     @torch.inference_mode(mode=False)

@@ -1,4 +1,4 @@
-"""What worlds put into values: a few gathers and indexed writes for each node, by the plan's fill tables.
+"""Fills: what worlds put into values, a few gathers and indexed writes for each node, by the fill tables.
 
 This is the vectorised form of `runs/values.py`, which replaces a part of one value.
 """

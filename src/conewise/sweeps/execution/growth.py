@@ -1,4 +1,4 @@
-"""How much memory work takes: measured, and kept to what was planned, or to a budget.
+"""Memory that work takes: measured, and kept to what was planned, or to a budget.
 
 On the CPU it is the process that grows. The C library keeps what is freed, in holes that later blocks may not
 fit, so that a process can grow by twice what its tensors hold. glibc gives holes back when it is told to, and
@@ -27,10 +27,10 @@ SMALL = 16 << 20
 """A process grows by this much for reasons of its own: what is planned to take less is measured, not held."""
 
 SLACK = 0.05
-"""How far a process may go beyond what was planned, relative to that, before holes are given back."""
+"""The share of the plan by which a process may go beyond it, before holes are given back."""
 
 BESIDE = 3 << 20
-"""What of a budget is left for what a process takes beside tensors: plans, indices, kernels' own memory."""
+"""The bytes of a budget that are left for what is no tensor: plans, indices, kernels' own memory."""
 
 INTERVAL = 0.005
 """Seconds from one look at the process to the next."""
@@ -39,7 +39,7 @@ STATM, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 
 
 class Watch(Protocol):
-    """What is held beyond what was held when the watch began.
+    """Watches what is held beyond what was held when the watch began.
 
     When it has ended, `peak` says how much that was at most, and `reserved` how much more the allocator of a
     GPU then had from the driver; None where nothing measures it.
@@ -83,7 +83,7 @@ def watching(devices: Sequence[torch.device], planned: int, budget: int | None =
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """How much a process holds now, and held at most in its life; 0 where the system does not say.
+    """Reads how much a process holds now, and held at most in its life; 0 where the system does not say.
 
     `give_back` returns holes to the system, where that can be done.
     """
@@ -218,14 +218,14 @@ class Holes:
 
 
 ARENA = 1.4
-"""How much is taken from the driver at once, relative to the plan: room for holes between blocks."""
+"""The amount that is taken from the driver at once, relative to the plan: room for holes between blocks."""
 
 ROOMY = 4.0
 """A budget of so many times the plan, or none, leaves room for all holes, and for a pass that is recorded."""
 
 
 def is_roomy(planned: int, budget: int | None) -> bool:
-    """Whether a budget is so large that nothing has to be done to keep it."""
+    """True if a budget is so large that nothing has to be done to keep it."""
     return budget is None or ROOMY * planned <= budget
 
 
@@ -333,10 +333,10 @@ SMALL_BLOCK = 1 << 20
 """Blocks up to this size are cut from small segments of their own."""
 
 PAGE = 20 << 20
-"""What the allocator takes at least for larger ones."""
+"""The least that the allocator takes for larger ones."""
 
 MARGIN = 2 * PAGE
-"""What of a budget is left for pages that a block does not fill."""
+"""The bytes of a budget that are left for pages that a block does not fill."""
 
 EXPANDABLE = "expandable_segments"
 
@@ -400,7 +400,7 @@ def expandable_segments() -> Iterator[None]:
 
 
 def _settings(native: Any) -> str:
-    """What the allocator was told, by the environment or since."""
+    """Return what the allocator was told, by the environment or since."""
     read = getattr(native, "_accelerator_getAllocatorSettings", None)
     found = read() if read is not None else ""
     return str(found or os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))

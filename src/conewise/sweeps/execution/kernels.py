@@ -1,4 +1,4 @@
-"""How the operations of a pass are computed, where torch has several ways."""
+"""Kernels of the operations of a pass, where torch has several."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def kernels_of_passes(device: torch.device, precision: str | None) -> Iterator[N
 # work on. In the first sweep of a process that would come to as much as a small sweep takes.
 
 SIZE = 16
-"""What stands for a size that varies from run to run."""
+"""Stands for a size that varies from run to run."""
 
 _LOADED: set[tuple[Any, ...]] = set()
-"""What was loaded in this process: kernels by what they are for, with the device, the dtype and the width."""
+"""Kernels that this process loaded, by what they are for, with the device, the dtype and the width."""
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def load_kernels(model: Captured) -> None:
 
 
 def _fill(device: torch.device, dtype: torch.dtype) -> None:
-    """What brings stacks to their worlds, and puts something into them."""
+    """Bring stacks to their worlds, and put something into them."""
     stack, at = torch.ones(4, 8, 64, device=device, dtype=dtype), torch.tensor([2, 0], device=device)
     stack[at, at] = stack[at, at]
     torch.cat([stack.index_select(0, at), stack.expand(4, 8, 64)]).repeat(2, 1, 1)

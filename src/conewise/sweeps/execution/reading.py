@@ -22,7 +22,7 @@ PHASES = ("weights", "planning", "baselines", "passes", "storing")
 
 @dataclass(slots=True)
 class SweepLedger:
-    """What a run of a sweep did: counted while it did it.
+    """Counts what a run of a sweep does, while it does it.
 
     `peak_bytes` is the most that the process grew by while chunks were computed, on a GPU the most that
     tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
@@ -84,7 +84,7 @@ class MetricReader:
         )
 
     def prompts(self, run: Reading) -> int:
-        """How many prompts a run has."""
+        """Return how many prompts a run has."""
         return self._facts.read.prompts(run.inputs)
 
     def of_run(self, run: Any) -> Tensor:

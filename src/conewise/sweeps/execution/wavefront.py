@@ -38,7 +38,7 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 READY = 64
-"""How many passes are kept ready: plans for small budgets have hundreds of shapes."""
+"""The number of passes that are kept ready: plans for small budgets have hundreds of shapes."""
 
 
 class Wavefront:
@@ -146,7 +146,7 @@ class Wavefront:
         return lambda *operands: self._aligned(step.node, rule(*operands), step.align, step.rows)
 
     def _operands(self, step: Step, at: Places) -> tuple[int, Operands | None]:
-        """What a step gets for all of its inputs; None where that is one value as it stands, at a place."""
+        """Return what reads all inputs of a step; or the place of its one input, and None."""
         count, is_narrow = step.count, step.node in self._columns
         places = [self._place_of(one, step, at) for one in step.reads]
         known = [place for place in places if place is not None]
@@ -164,7 +164,7 @@ class Wavefront:
         return 0, each_of(found)
 
     def _place_of(self, one: Read, step: Step, at: Places) -> int | None:
-        """Where what a step reads stands as it is; None where it has to be brought to the step's worlds."""
+        """Return the place of what a step reads; None where it has to be brought to the step's worlds."""
         if one.node == SIZES:
             return at.of_sizes(self.layout.sizes(step.count, step.rows))
         if one.stacked:
@@ -209,7 +209,7 @@ class Wavefront:
     # -- what a step reads -----------------------------------------------------------------------
 
     def _operand(self, one: Read, count: int, at: Places) -> Operand:
-        """What a step of `count` worlds gets for one of its inputs."""
+        """Return what a step of `count` worlds gets for one of its inputs."""
         if not one.stacked:
             return lambda _: self._baseline(one.node, count, one.rows)
         place = at.of_stack(one.node)
@@ -299,7 +299,7 @@ class Wavefront:
     # -- what worlds put in ----------------------------------------------------------------------
 
     def _ready_put(self, put: Put) -> ReadyPut:
-        """How a node's stack gets the worlds that patch it: fresh rows, or changed ones.
+        """Return how a node's stack gets the worlds that patch it: fresh rows, or changed ones.
 
         Nothing else holds the old stack, so that it goes as soon as there is a new one.
         """
@@ -322,7 +322,7 @@ class Wavefront:
         return with_fresh
 
     def _ready_fresh(self, put: Put, dim: int) -> Callable[[PassFills, Values], Tensor]:
-        """How rows of worlds are made that begin with the baseline's value, and what they put into it."""
+        """Return how rows of worlds are made: the baseline's value, with what they put into it."""
         node, worlds, layout, kept = put.node, put.fresh, self.layout, put.rows
         count, sizes, is_first = count_of(worlds), layout.sizes(1), dim == 0
         length = layout.length(node)
@@ -402,7 +402,7 @@ def _known(value: Tensor | None) -> Tensor:
 
 
 def _taken(held: Held, place: int) -> Any:
-    """What stands at a place; it stands there no more."""
+    """Take what stands at a place; it stands there no more."""
     value, held[place] = held[place], None
     return value
 
@@ -426,7 +426,7 @@ Held = list[Any]
 Operand = Callable[[Held], Any]
 """Something that is read, of what is held."""
 Operands = Callable[[Held], Sequence[Any]]
-"""What a rule gets, of what is held."""
+"""The operands of a rule, of what is held."""
 ReadyPut = Callable[[torch.Tensor | None, PassFills, Values], torch.Tensor]
 """A node's stack, None where there is none, with what worlds put into it."""
 ReadyStep = tuple[int, int, Rule | None, int, Operands | None, ReadyPut | None, tuple[int, ...]]
@@ -453,7 +453,7 @@ class ReadyPass:
     beginning: Held
 
     def held(self, read: Callable[[str], Any], given: Mapping[str, Any]) -> Held:
-        """What a run holds when it begins: sizes, weights, and the stacks that it is given."""
+        """Return what a run holds when it begins: sizes, weights, and the stacks that it is given."""
         held = self.beginning.copy()
         for name, place in self.weights.items():
             held[place] = read(name)
@@ -493,14 +493,14 @@ class Places:
 
 
 def all_of(places: Sequence[int]) -> Operands:
-    """What stands at these places, none or several, as it is."""
+    """Return what reads these places, none or several, as they are."""
     if not places:
         return _nothing
     return itemgetter(*places)
 
 
 def each_of(operands: Sequence[Operand]) -> Operands:
-    """What each of these reads."""
+    """Return what reads by each of these."""
     if len(operands) == 2:
         first, second = operands
         return lambda held: (first(held), second(held))

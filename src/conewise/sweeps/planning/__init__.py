@@ -1,1 +1,1 @@
-"""What a sweep will compute, and at what cost."""
+"""Plans of sweeps: the steps to compute, and their cost."""

@@ -45,10 +45,10 @@ from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import Conditions, ReadOut, SweepSpec, first_changes
 
 DEFAULT_MEMORY = 2 << 30
-"""What a sweep may hold beside the model and its baseline, where nothing else is said."""
+"""The bytes that a sweep may hold beside the model and its baseline, where nothing else is said."""
 
 HOLES = {"cuda": 1.4}
-"""How much torch's allocator has of a device for tensors that take 1: there are holes between its blocks."""
+"""Bytes of a device that torch's allocator has for each byte of tensors: it leaves holes between blocks."""
 
 
 class Compilation:
@@ -87,7 +87,7 @@ class Compilation:
 
     @cached_property
     def _numbers(self) -> list[list[tuple[int, ...]]]:
-        """What each place of each group selects, counted from the front."""
+        """The numbers that each place of each group selects, counted from the front."""
         groups = zip(self.patching.groups, self._lengths, strict=True)
         return [counted_from_front(group, lengths) for group, lengths in groups]
 
@@ -182,7 +182,7 @@ class Compilation:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Which nodes are computed in which worlds."""
+        """The schedule of all worlds; raises SweepError where some change nothing that a metric reads."""
         found = self.schedule_of(self.world_of)
         reached = found.reached
         if reached != (1 << found.worlds) - 1:
@@ -212,7 +212,7 @@ class Compilation:
         return self.facts.finder.changed(start, plan.patched.keys(), computed, self._hides)
 
     def regions(self, start: int) -> Regions:
-        """Which positions of which nodes are computed in worlds that change nothing before `start`."""
+        """Return which positions of nodes are computed in worlds that change nothing before `start`."""
         if start not in self._regions:
             found, tail = self._changed(self.schedule, start), self.conditions.tail
             # What is read may begin in front of the first change: then all positions are put together.
@@ -295,7 +295,7 @@ class Compilation:
         return replace(measured(program, sizes, reading=self.reading, put=put + self.kept), flops=flops)
 
     def _kernel(self, node: str, rows: int | None, worlds: int) -> str:
-        """Which way to compute a product or an attention is meant, with so many positions and worlds."""
+        """Return the name of the kernel for a product or an attention of so many positions and worlds."""
         if self.splitting is not None and self.splitting.pays(node, rows, worlds):
             return SPLIT
         return attention_kernel(self.facts.records[node], rows, self.facts.layout, self._masks)

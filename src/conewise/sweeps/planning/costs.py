@@ -1,4 +1,4 @@
-"""What a record costs before it runs: floating-point operations, and bytes of its value."""
+"""The cost of a record before it runs: floating-point operations, and bytes of its value."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Costs:
         return self.elements(name, rows=rows) * dtype.itemsize
 
     def elements(self, name: str, *, rows: int | None = None) -> int:
-        """How many numbers one world's value has; 1 where it is no tensor."""
+        """Return the count of numbers in one world's value; 1 where it is no tensor."""
         if name in self._constant or name in self._columns:
             return math.prod(self.shape(name, rows=rows) or ())
         found = self._layout.elements(name, rows)
@@ -98,7 +98,7 @@ class Costs:
         return 0 if dim is None or shape is None or shape[dim] == 1 else self.bytes_of_copy(name, rows=rows)
 
     def is_view(self, name: str) -> bool:
-        """Whether the record's value shares memory with what it reads."""
+        """True if the record's value shares memory with what it reads."""
         return _is_view(self._records[name])
 
 
@@ -179,7 +179,7 @@ LEAST = 256
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What a product multiplies: a value with a weight. With `is_turned` that is [columns, inner]."""
+    """The factors of a product: a value and a weight. With `is_turned` that is [columns, inner]."""
 
     value: str
     weight: str
@@ -201,7 +201,7 @@ def factors_of(record: Record) -> Factors | None:
 
 
 def split_pays(rows: int, inner: int, columns: int) -> bool:
-    """Whether a product of these sizes is faster in parts, splitting included. Weights are split already."""
+    """True if a product of these sizes is faster in parts, splitting included. Weights are split already."""
     if min(rows, inner, columns) < LEAST or inner % 8 or columns % 8:
         return False
     work = 2 * rows * inner * columns
@@ -232,7 +232,7 @@ class Splitting:
                 self._sizes[record.name] = inner, columns
 
     def pays(self, node: str, rows: int | None, worlds: int) -> bool:
-        """Whether a node is a product that is faster in parts, with so many positions and worlds."""
+        """True if a node is a product that is faster in parts, with so many positions and worlds."""
         return node in self._sizes and split_pays(self._rows(node, rows, worlds), *self._sizes[node])
 
     def scratch(self, node: str, rows: int | None, worlds: int) -> int:

@@ -1,4 +1,4 @@
-"""What worlds put where, as index tables: a few for each node, however many worlds there are.
+"""Fill tables: what worlds put where, as indices; a few for each node, however many worlds there are.
 
 Places of one site that are selected alike (one number along some axes, and all else the same) are one group.
 A group becomes one table: the worlds, and for each of those axes the number that each world selects.
@@ -18,12 +18,12 @@ from conewise.errors import SweepError
 from conewise.reactive.graph import Graph
 
 Fixed = tuple[tuple[str, Any], ...]
-"""What is selected alike in a whole group: axes, and the list or the slice as (start, stop, step)."""
+"""The selection that all of a group share: axes, and the list or the slice as (start, stop, step)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeFill:
-    """What worlds of edges put in: the `writers` of each, and where their readers read: `entry`.
+    """The edges that worlds patch: the `writers` of each, and `entry`, where their readers read.
 
     Each has one writer, or each has several at once.
 
@@ -40,7 +40,7 @@ class EdgeFill:
 
 @dataclass(frozen=True, slots=True)
 class OwnFill:
-    """What worlds put in that have sources of their own: the number of each one's source, and how.
+    """The sources of worlds that have their own: the number of each, and how it is put in.
 
     `how` is that of their places: see `SourcedPlace`. Where it is no value and no shift, all have one source.
     """
@@ -73,7 +73,7 @@ class FillTable:
 
     @property
     def part(self) -> dict[str, Any]:
-        """What all worlds select, as it is written in a place."""
+        """The selection that all worlds share, as it is written in a place."""
         return {axis: slice(*one[1]) if one[0] == "slice" else list(one[1]) for axis, one in self.fixed}
 
     @property
@@ -119,7 +119,7 @@ class PlaceGroup:
 
     @property
     def is_function(self) -> bool:
-        """Whether what cells' own sources put in depends on what is there."""
+        """True if what cells' own sources put in depends on what is there."""
         return self.how in {"shift", "function"}
 
     @property
@@ -129,7 +129,7 @@ class PlaceGroup:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the places are the whole site."""
+        """True if the places are the whole site."""
         return not self.axes and not self.fixed
 
 
@@ -162,12 +162,12 @@ def place_groups(cells: Sequence[Sequence[Place]], locate: Callable[[Place], Loc
 
 
 def _sourced(place: SourcedPlace) -> tuple[str, int]:
-    """What places of one group share: values of several sources are put in together, others are not."""
+    """Return the key that places of one group share: only values and shifts of several sources share one."""
     return place.how, -1 if place.how in {"value", "shift"} else place.number
 
 
 class _Selected:
-    """What a place selects: one number along some axes, and what is fixed along others."""
+    """The selection of a place: one number along some axes, and what is fixed along others."""
 
     __slots__ = ("axes", "fixed", "numbers")
 
@@ -244,7 +244,7 @@ def fill_tables(
 
 
 def part_size(group: PlaceGroup, lengths: Mapping[str, int]) -> int:
-    """How many numbers one place of a group has."""
+    """Return the count of numbers in one place of a group."""
     size = 1
     for axis in group.located.view.axes:
         if axis not in group.axes:
@@ -260,7 +260,7 @@ def part_size(group: PlaceGroup, lengths: Mapping[str, int]) -> int:
 # for all writers together, in slices of so many that a slice takes no more than `SLICE`.
 
 SLICE = 64 << 20
-"""What a slice of writers may take beside what it makes, in bytes; a single writer may take more."""
+"""The bytes that a slice of writers may take beside what it makes; a single writer may take more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class ReaderWork:
         return max(1, SLICE // max(1, self.bytes))
 
     def taken(self, writers: int) -> int:
-        """What computing them for so many writers takes, in bytes, beside what is kept."""
+        """Return the bytes that computing them for so many writers takes, beside what is kept."""
         return self.bytes * min(writers, self.at_once)
 
 
@@ -288,7 +288,7 @@ def reader_nodes(graph: Graph, entry: str, sites: Sequence[str]) -> tuple[str, .
 
 
 def reader_work(graph: Graph, entry: str, site: str, bytes_of: Callable[[str], int]) -> ReaderWork:
-    """What one writer's edge into a site takes; `bytes_of` says how large the value of a node is."""
+    """Return the work of one writer's edge into a site; `bytes_of` gives the bytes of a node's value."""
     nodes = reader_nodes(graph, entry, (site,))
     return ReaderWork(nodes, sum(map(bytes_of, (entry, *nodes))))
 
@@ -304,7 +304,7 @@ class ReaderRead:
 
 
 def read_in(fills: Sequence[FillTable], worlds: range) -> Iterator[ReaderRead]:
-    """What readers compute in a pass over `worlds`.
+    """Yield what readers compute in a pass over `worlds`.
 
     A node of which several sites are patched for the same writers is computed once for all of them.
     """

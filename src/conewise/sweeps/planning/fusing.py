@@ -45,7 +45,7 @@ def find_fusions(program: Program, device: torch.device) -> tuple[Fusion, ...]:
 
 
 def _fits(fusion: Fusion, program: Program, device: torch.device) -> bool:
-    """Whether a chain is computed on one device, of the kind that it was looked for on."""
+    """True if a chain is computed on one device, of the kind that it was looked for on."""
     where = {record.name: record.device for record in program.records}
     where |= {leaf.name: leaf.device for leaf in program.inputs}
     where |= {name: value.device for name, value in program.source_values.items()}
@@ -85,7 +85,7 @@ def _tanh_gelu(record: Record, records: Mapping[str, Record]) -> Fusion | None:
     inside: list[str] = []
 
     def operands(ref: Any, op: str, number: float | None) -> list[Ref] | None:
-        """What the record at `ref` reads, if it is this operation, with this number."""
+        """Return the operands of the record at `ref`, if it is this operation, with this number."""
         found = records.get(ref.name) if isinstance(ref, Ref) else None
         if found is None or found.op != op or found.kwargs:
             return None
@@ -141,7 +141,7 @@ def _linear(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> to
 
 
 def _is_narrow(value: torch.Tensor, inner: int, columns: int) -> bool:
-    """Whether a device multiplies faster without a bias: on an H200 up to twice as fast."""
+    """True if a device multiplies faster without a bias: on an H200 up to twice as fast."""
     rows = value.numel() // max(inner, 1)
     return columns <= 1024 and (inner > columns or rows <= 1024)
 
@@ -252,7 +252,7 @@ class NormChains:
         return _Norm(below, norm.epsilon, norm.inside | {norm.of})
 
     def _raised(self, name: str) -> str | None:
-        """What a record casts to float32."""
+        """Return the value that a record casts to float32."""
         record = self._records.get(name)
         is_cast = record is not None and record.dtype == torch.float32 and _is_cast(record)
         return record.inputs[0] if record is not None and is_cast else None
@@ -287,7 +287,7 @@ class NormChains:
 
 
 def _is_cast(record: Record) -> bool:
-    """Whether a record gives the numbers that it reads first, in another precision."""
+    """True if a record gives the numbers that it reads first, in another precision."""
     is_read = bool(record.args) and isinstance(record.args[0], Ref)
     return record.op in {"to", "_to_copy", "type_as", "float"} and is_read
 
@@ -370,7 +370,7 @@ def _halves(value: str, crossed: str, records: Mapping[str, Record]) -> tuple[st
 
 
 def _is_rotation(record: Record, value: str, factors: tuple[str, str], records: Mapping[str, Record]) -> bool:
-    """Whether the value keeps its shape and precision, and the factors are as wide as it is."""
+    """True if the value keeps its shape and precision, and the factors are as wide as it is."""
     whole = records.get(value)
     if whole is None or whole.shape is None or (whole.shape, whole.dtype) != (record.shape, record.dtype):
         return False

@@ -39,7 +39,7 @@ Dim = int | None
 
 @dataclass(slots=True)
 class _Finding:
-    """What was found of a record, and the questions about sizes that it rests on, with their answers.
+    """A finding about a record, and the questions about sizes that it rests on, with their answers.
 
     `holds_elsewhere`: it rests on nothing else, so that it holds for every shape that answers them alike.
     """
@@ -55,7 +55,7 @@ class _Finding:
 
 
 class _Findings:
-    """What was found of a program along one dimension, and all questions that were asked, by number.
+    """The findings about a program along one dimension, and all questions that were asked, by number.
 
     Each finding has the number of its premise: those that rest on the same questions and answers share it.
     """
@@ -88,7 +88,7 @@ def _findings_of(program: Program, symbols: set[str], *, is_batch: bool) -> _Fin
 
 
 class Independence:
-    """What is known of the records of a program along one dimension: the batch, or the positions.
+    """Known independence of a program's records along one dimension: the batch, or the positions.
 
     `dims` has the dimension of each value. `alike(name)` says whether a constant that extends along it is the
     same in every slice, where that can be asked.
@@ -117,7 +117,7 @@ class Independence:
         self._asked: list[_Finding] = []
 
     def known(self, name: str) -> bool:
-        """Whether the node of that name is known to keep slices apart."""
+        """True if the node of that name is known to keep slices apart."""
         found = self._found.get(name)
         if found is None:
             found = self._found[name] = self._kept(name) or self._new(name)
@@ -126,7 +126,7 @@ class Independence:
         return found.answer
 
     def _kept(self, name: str) -> _Finding | None:
-        """What was found with another shape, and holds for this one."""
+        """Return what was found with another shape, and holds for this one."""
         for found, premise in self._findings.known.get(name, ()):
             if premise not in self._holds:
                 questions = found.questions.items()
@@ -147,7 +147,7 @@ class Independence:
         return found
 
     def _ask(self, *question: Any) -> bool:
-        """Whether sizes are as a question says, in runs of this shape."""
+        """True if sizes are as a question says, in runs of this shape."""
         number = self._findings.number(question)
         answer = self._answer(number)
         if self._asked:
@@ -262,7 +262,7 @@ class Independence:
         return self._dims is self._layout.batch_dim
 
     def is_plain(self, name: str) -> bool:
-        """Whether its slices can be taken as they lie.
+        """True if its slices can be taken as they lie.
 
         Those of the batch are the outermost of their dimension; positions are the innermost, alone or behind
         the batch.
@@ -276,7 +276,7 @@ class Independence:
         return placement.inner == 1 and self._ask("outer", placement.outer, shared)
 
     def _is_outer(self, outer: Size, is_batch: bool) -> bool:
-        """Whether there is one in front of ours, or as many as the batch has rows."""
+        """True if there is one in front of ours, or as many as the batch has rows."""
         return self._number(outer) == (self._layout.batch if is_batch else 1)
 
     def _dim(self, ref: Any) -> Dim:
@@ -289,7 +289,7 @@ class Independence:
         return self._layout.program.sizes.value(size, self._layout.symbols)
 
     def _is_sole(self, name: str) -> bool:
-        """Whether exactly one dimension of a value extends along ours, and holds its slices in order."""
+        """True if exactly one dimension of a value extends along ours, and holds its slices in order."""
         found = [size for size in self._shapes.get(name) or () if self._mentions(size)]
         return len(found) == 1 and self.is_plain(name)
 
@@ -297,7 +297,7 @@ class Independence:
         return not self._symbols.isdisjoint(symbols_in(size))
 
     def _is_one(self, ref: Any) -> bool:
-        """Whether it is a value with slices of its own, which a run's inputs determine."""
+        """True if it is a value with slices of its own, which a run's inputs determine."""
         return (
             isinstance(ref, Ref)
             and ref.name in self._layout.varying
@@ -306,7 +306,7 @@ class Independence:
         )
 
     def _is_same(self, record: Record, ref: Any) -> bool:
-        """Whether it is such a value, of as many slices as the record's own."""
+        """True if it is such a value, of as many slices as the record's own."""
         if not self._is_one(ref):
             return False
         dim, here = self._dims[ref.name], self._dims[record.name]
@@ -315,7 +315,7 @@ class Independence:
         return here is not None and own is not None and self._shape(ref)[dim] == own[here]
 
     def _is_weight(self, arg: Any) -> bool:
-        """Whether it is the same for every slice: no tensor, a parameter, a constant without slices."""
+        """True if it is the same for every slice: no tensor, a parameter, a constant without slices."""
         if not isinstance(arg, Ref):
             return not isinstance(arg, list | tuple)
         if arg.name in self._layout.varying or arg.name == SIZES:
@@ -332,7 +332,7 @@ class Independence:
         return all(self._is_weight(arg) for arg in args)
 
     def _is_aligned(self, name: str, out: str) -> bool:
-        """Whether an operand of a pointwise operation meets each slice with its own, or with all."""
+        """True if an operand of a pointwise operation meets each slice with its own, or with all."""
         here, shape = self._dims[out], self._shapes[out]
         assert here is not None
         assert shape is not None
@@ -350,7 +350,7 @@ class Independence:
         return set(record.inputs) <= {ref.name, SIZES}
 
     def _is_placed_alike(self, record: Record) -> bool:
-        """Whether what it takes lies at the same place however many slices there are."""
+        """True if what it takes lies at the same place however many slices there are."""
         expressions = self._layout.program.sizes.expressions
         used = [expressions[leaf.index] for leaf in record.leaves() if isinstance(leaf, SizeRef)]
         return not any(map(self._mentions, used))
@@ -373,14 +373,14 @@ Stacked = tuple[Variant, ...]
 """The batches that an operation is given, one behind the other."""
 
 DOUBLE_TOLERANCE = 1e-10
-"""How far a stack in float64 may lie from each batch alone, relative to the largest value.
+"""The distance that a stack in float64 may lie from each batch alone, relative to the largest value.
 
 Rounding in float64 is a million times smaller; what depends on a row's place, or on its neighbours, shows.
 """
 
 
 class Trial:
-    """Which nodes mix rows of the batch: most are known from their kind, the others are tried.
+    """Finds the nodes that mix rows of the batch: most are known from their kind, the others are tried.
 
     A node that is tried is given two batches, one behind the other. Changing either must not move one bit
     of the other's result: the kernels are the same. And each result must be that of its batch alone, computed
@@ -404,7 +404,7 @@ class Trial:
         self._several: dict[tuple[str, Stacked, bool], Any] = {}
 
     def is_batch_independent(self, name: str) -> bool:
-        """Whether rows of the batch stay apart in the node of that name."""
+        """True if rows of the batch stay apart in the node of that name."""
         return self._independent.known(name) or self._is_tried(name)
 
     @torch.no_grad()
@@ -420,7 +420,7 @@ class Trial:
             return False
 
     def _is_unmoved(self, record: Record) -> bool:
-        """Whether neither half of a stack moves when the other is changed."""
+        """True if neither half of a stack moves when the other is changed."""
         if record.shape is None:
             return True  # its parts are looked at where they are taken out
         for half in (0, 1):
@@ -434,7 +434,7 @@ class Trial:
         return True
 
     def _is_stacked(self, record: Record, other: Variant) -> bool:
-        """Whether a stack is what its batches are alone, one behind the other."""
+        """True if a stack is what its batches are alone, one behind the other."""
         if record.shape is None:
             return True
         dim, is_double = self._layout.batch_dim[record.name], self._can_double()

@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 
 class Layout:
-    """Where the batch and the positions lie in each value of a program, for runs of one shape."""
+    """The dimensions of batch and positions in each value of a program, for runs of one shape."""
 
     def __init__(self, program: Program, symbols: dict[str, int]) -> None:
         self.program = program
@@ -41,7 +41,7 @@ class Layout:
         self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
 
     def _length(self, shape: tuple[Size, ...] | None) -> int:
-        """How many positions a value of this shape has: an encoder's may differ from a decoder's."""
+        """Return how many positions a value of this shape has: an encoder's may differ from a decoder's."""
         for size in shape or ():
             for symbol in symbols_in(size) & self._positions:
                 return self.symbols[symbol]
@@ -68,7 +68,7 @@ class Layout:
         return self._shapes[key]
 
     def elements(self, name: str, rows: int | None = None) -> int | None:
-        """How many numbers one run's value has; None for no tensor."""
+        """Return the count of numbers in one run's value; None for no tensor."""
         number = self._number.get(name)
         if number is None:
             return None
@@ -90,7 +90,7 @@ class Layout:
         return self._sizes[key]
 
     def length(self, name: str) -> int:
-        """How many positions a value has."""
+        """Return the number of positions of a value."""
         return self._length_of[self._number[name]]
 
     @property
@@ -104,7 +104,7 @@ class Layout:
         return value if tail is None else tail(value)
 
     def tail_of(self, name: str, rows: int, of: int | None = None) -> Callable[[Tensor], Tensor] | None:
-        """What takes the last `rows` positions of a value, or of a stack; None where it is all of it."""
+        """Return a function that takes the last `rows` positions of a value or a stack; None for all."""
         dim = self.pos_dim.get(name)
         if dim is None:
             return None
@@ -124,7 +124,7 @@ class Layout:
     def as_view(
         self, name: str, worlds: int, start: int, stop: int
     ) -> tuple[tuple[int, int, int], list[int]] | None:
-        """How to show positions of one run's value for `worlds` alike: where to narrow it, how to expand it.
+        """Return where to narrow one run's value, and how to expand it, to show positions for `worlds` alike.
 
         None where that takes more than a view.
         """
@@ -200,7 +200,7 @@ class Constants:
     @with_numbers()
     @torch.no_grad()
     def alike(self, name: str) -> bool:
-        """Whether every world has the same value of a constant that extends along the batch."""
+        """True if every world has the same value of a constant that extends along the batch."""
         if name not in self._alike:
             two, dim = self._computed(name, 2), self._layout.batch_dim.get(name)
             self._alike[name] = (

@@ -130,7 +130,7 @@ class _Walk:
         return operands[alias]
 
     def _is_strided(self, read: Read) -> bool:
-        """Whether a reader is given the last positions of something longer, without a copy."""
+        """True if a reader is given the last positions of something longer, without a copy."""
         align = read.align
         if not read.stacked or align.add or (align.pick is not None and len(align.pick) > 1):
             return False
@@ -194,7 +194,7 @@ class _Walk:
         return rows
 
     def _gather(self, node: str, count: int) -> None:
-        """What so many worlds put into a node, before it is written there."""
+        """Take what so many worlds put into a node, before it is written there."""
         made = self.memory.take(self._sizes.of_edges(node, count))
         self.memory.release(self.memory.take(self._sizes.part(node) * count))
         self.memory.release(made)
@@ -313,7 +313,7 @@ class PutSizes:
 
     @cached_property
     def _writers_of(self) -> dict[str, int]:
-        """How many writers have edges into a node."""
+        """The number of writers that have edges into each node."""
         return {
             node: max(len(set(group.writers or ())) for group in groups)
             for node, groups in self._patching.edge_groups.items()

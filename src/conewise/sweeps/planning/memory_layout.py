@@ -1,4 +1,4 @@
-"""How values lie in memory: which show another's, which a product has to copy; found without computing.
+"""Layout of values in memory: which show another's, which a product has to copy; found without computing.
 
 The program is walked with tensors that have shapes and strides, and no data: each operation once for reads
 that lie alike, so that of equal layers one is walked. Where an operation cannot be walked so, its value is
@@ -43,7 +43,7 @@ class MemoryLayout:
     copied: Mapping[str, tuple[str, ...]]
 
     def copies(self, node: str, patched: Collection[str]) -> Iterator[str]:
-        """What a product has to copy first; where something is patched, values were put together anew."""
+        """Yield what a product copies first; where something is patched, values were put together anew."""
         for read in self.copied.get(node, ()):
             one: str | None = read
             while one is not None and one not in patched:
@@ -54,7 +54,7 @@ class MemoryLayout:
 
 @torch.no_grad()
 def memory_layout(layout: Layout, device: torch.device) -> MemoryLayout:
-    """How the values of a program lie in memory, for runs of one shape on this device.
+    """Return how the values of a program lie in memory, for runs of one shape on this device.
 
     A record that says on which device it is computed is laid out as on that one.
     """
@@ -80,7 +80,7 @@ def memory_layout(layout: Layout, device: torch.device) -> MemoryLayout:
 
 
 CONSTANT, ATTENDED, NEW, POINT, WALKED = "constant", "attended", "new", "pointwise", "walked"
-"""How the value of a record lies: as attention lays it out, newly, newly unless what it reads is strided, or
+"""Layouts of a record's value: as attention lays it out, newly, newly unless what it reads is strided, or
 as the operation says."""
 
 _WAYS: weakref.WeakKeyDictionary[Program, list[tuple[Record, str, Rule]]] = weakref.WeakKeyDictionary()
@@ -118,7 +118,7 @@ class _Value:
 
 
 Lie = tuple[Any, ...]
-"""How a value lies: a tensor's shape, strides and dtype; several such; a plain value."""
+"""Layout of a value: a tensor's shape, strides and dtype; several such; a plain value."""
 
 
 class _Walk:
@@ -163,7 +163,7 @@ class _Walk:
         return _Value(self._plain[key], (self._fresh(),))
 
     def is_scattered(self, value: _Value | None) -> bool:
-        """Whether the matrices of a value do not lie one behind the other: a product of many copies them."""
+        """True if the matrices of a value do not lie one behind the other: a product of many copies them."""
         kind, *lie = self._lies[value.lies] if value is not None else ("",)
         if kind != "tensor" or len(lie[0]) < 4:
             return False
@@ -171,7 +171,7 @@ class _Walk:
         return bool(shape[1] > 1 and strides[0] != strides[1] * shape[1])
 
     def _result(self, rule: Rule, reads: Sequence[_Value]) -> _Value | None:
-        """What a rule makes of values that lie so; None where that cannot be found without computing."""
+        """Return what a rule makes of values that lie so; None where that takes computing."""
         key = (rule, *(read.lies for read in reads))
         if key not in self._walked:
             self._walked[key] = self._walk(rule, [self._made(read.lies) for read in reads])
@@ -189,7 +189,7 @@ class _Walk:
         return _Value(lies, tuple(memory), is_walked=True)
 
     def _walk(self, rule: Rule, given: Sequence[Any]) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-        """How the result lies, and whose memory each of its tensors has: that of a read, or a new one."""
+        """Return how the result lies, and whose memory each of its tensors has: a read's, or a new one."""
         try:
             result = rule(*given)
             lies = self._lie(result)

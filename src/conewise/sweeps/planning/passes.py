@@ -1,4 +1,4 @@
-"""What a pass of a plan consists of: steps, and how each gets what it reads. Data, without a tensor in it.
+"""Passes of a plan: steps, and how each gets what it reads. Data, without a tensor in it.
 
 A pass computes some worlds together. The values of a node in the worlds that changed it are its *stack*, laid
 one behind the other along the batch, in the order of the worlds; what no world changed is the baseline's.
@@ -31,7 +31,7 @@ from conewise.sweeps.planning.shape_facts import ShapeFacts
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How a stack is brought to the worlds that a reader computes.
+    """The way from a stack to the worlds that a reader computes.
 
     The stack has `worlds`. First those at the places `pick` are taken, None for all; then the baseline is
     added for `add` more worlds, behind them; then they are put in `order`, places again, None where they are
@@ -45,7 +45,7 @@ class Alignment:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the stack is taken as it is."""
+        """True if the stack is taken as it is."""
         return self.pick is None and not self.add and self.order is None
 
 
@@ -54,7 +54,7 @@ AS_IT_IS = Alignment()
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a step gets for one of its inputs: the last `rows` positions of it, None for all.
+    """One input of a step: the last `rows` positions of it, None for all.
 
     With `stacked` it is made of the input's stack, which has the last `have` positions, None for all; else it
     is the baseline's value, for as many worlds as the step has.
@@ -131,7 +131,7 @@ class PassProgram:
 
     @property
     def launches(self) -> int:
-        """How many operations it launches, fills not counted."""
+        """The number of operations that it launches, fills not counted."""
         return sum(1 for step in self.steps if step.worlds)
 
 
@@ -274,7 +274,7 @@ def build_pass(
 
 
 class _Builder:
-    """What stands where while a pass is built: the worlds of each stack, and the patches still to come."""
+    """State while a pass is built: the worlds of each stack, and the patches still to come."""
 
     def __init__(self, waiting: dict[str, int], regions: Regions, several: Callable[[str], bool]) -> None:
         self.steps: list[Step] = []
@@ -289,7 +289,7 @@ class _Builder:
             self.steps.append(Step(node, put=Put(node, ranges_of(worlds), rows=self._regions.of(node))))
 
     def computed(self, node: str, worlds: int) -> Put | None:
-        """What is put into a node after it was computed in `worlds`."""
+        """Return what is put into a node after it was computed in `worlds`."""
         patched = self._waiting.pop(node, 0)
         self.stacks[node] = worlds | patched
         if not patched:
@@ -300,7 +300,7 @@ class _Builder:
         return Put(node, ranges_of(fresh), ranges_of(again), places, order, self._regions.of(node))
 
     def read(self, name: str, worlds: int, rows: int | None) -> Read:
-        """How a step that is computed in `worlds` reads a node: its last `rows` positions."""
+        """Return how a step that is computed in `worlds` reads the last `rows` positions of a node."""
         if name == SIZES:
             return Read(name)
         have = self.stacks.get(name, 0)
@@ -312,7 +312,7 @@ class _Builder:
 
 
 def alignment(have: int, want: int) -> Alignment:
-    """How a stack of the worlds `have` becomes one of the worlds `want`: masks, some of both."""
+    """Return how a stack of the worlds `have` becomes one of the worlds `want`: masks, some of both."""
     if have == want:
         return AS_IT_IS
     shared = have & want
@@ -345,7 +345,7 @@ def _drops(
 # base, and what they take from the source.
 
 PASSES = 16
-"""How many of these passes are kept with a program."""
+"""The number of these passes that are kept with a program."""
 
 _KEPT: weakref.WeakKeyDictionary[Program, OrderedDict[Hashable, PassProgram]] = weakref.WeakKeyDictionary()
 
@@ -401,7 +401,7 @@ def _built_baseline(
 
 
 def can_stack(facts: ShapeFacts, program: PassProgram) -> bool:
-    """Whether all inputs, and all that is kept, have rows along which several runs lie one behind another."""
+    """True if all inputs, and all that is kept, have rows along which several runs can be stacked."""
     batch_dim = facts.layout.batch_dim
     names = [*(leaf.name for leaf in facts.program.inputs), *(one.node for one in program.targets)]
     return all(batch_dim.get(name) is not None for name in names)

@@ -21,7 +21,7 @@ FORMAT = Format("conewise plan", 1)
 
 @dataclass(frozen=True, slots=True)
 class PlanCosts:
-    """What a sweep will cost.
+    """Costs of a sweep, known before it runs.
 
     `node_evaluations` counts a node once for each world that computes it: the ledger of the run counts the
     same. `full_evaluations` is what full re-runs would compute, `ratio` (ρ) their quotient. `launches` counts
@@ -104,7 +104,7 @@ class Plannable(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SweepPlan(PlanCosts):
-    """What a sweep will do, step by step, and what that costs; see `PlanCosts`.
+    """A sweep, step by step, before any of it is computed; and its costs, see `PlanCosts`.
 
     `compiled` has the passes, and what each consists of. `spec` says what the plan is for, in plain values:
     the program, the cells, metrics and inputs, as far as they can be written down; with it, a plan that was
@@ -275,7 +275,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a sweep computes, for runs of one shape.
+    """The steps of a plan, for runs of one shape.
 
     `symbols` are the sizes of the inputs, `targets` the nodes that metrics read, `order` the cell of each
     world. `steps` says which nodes are computed in which worlds, whichever way; `passes` how a wavefront does

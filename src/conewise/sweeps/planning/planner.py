@@ -32,12 +32,12 @@ from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import Conditions, ReadOut, StoredCut, SweepSpec, read_conditions
 
 KEPT = 64
-"""How many compiled sweeps of a model are kept."""
+"""The number of compiled sweeps of a model that are kept."""
 EXECUTORS = 8
-"""How many executors of a model are kept: they may hold the memory of a GPU."""
+"""The number of executors of a model that are kept: they may hold the memory of a GPU."""
 
 PlanKey = tuple[str, tuple[tuple[str, int], ...], Conditions]
-"""What a compiled sweep depends on: the spec's identity, the sizes of the inputs, the conditions."""
+"""The key of a compiled sweep: the spec's identity, the sizes of the inputs, the conditions."""
 
 
 class ModelFacts:
@@ -197,7 +197,7 @@ class Planner:
         return self.facts.plans[key]
 
     def compilation(self, shape: ShapeFacts, conditions: Conditions) -> Compilation:
-        """What compiles the sweep for runs of one shape."""
+        """Return what compiles the sweep for runs of one shape."""
         spec, patching = self.spec, self.patching
         stacks = {group.place.stack for group in patching.groups if group.writers is not None}
         writers = [len(edge_facts(self.model, one).components.writers) for one in stacks]
@@ -217,7 +217,7 @@ class Planner:
     # -- what is read off the runs -----------------------------------------------------------
 
     def conditions(self, base: Reading, source: Reading | None, shape: ShapeFacts) -> Conditions:
-        """What the plan depends on besides spec and shape: read off the runs, before anything is planned."""
+        """Read off the runs what the plan depends on besides spec and shape, before anything is planned."""
         read = reader(base)
         found = read_conditions(base, source, shape, read)
         found = replace(found, tail=tail_of(self.facts, self.spec.metrics, base.inputs))
@@ -226,7 +226,7 @@ class Planner:
     def _obstacle(
         self, base: Reading, shape: ShapeFacts, conditions: Conditions, read: Callable[[str], Any]
     ) -> str:
-        """Why the worlds cannot be stacked, or nothing."""
+        """Return why the worlds cannot be stacked; empty where they can."""
         model = self.model
         if changed := model.changed_sites:
             if any(isinstance(place, EdgePlace) for cell in self.spec.cells for place in cell):
@@ -251,7 +251,7 @@ class Planner:
 def _mixing(
     shape: ShapeFacts, patched: Iterable[str], computed: Sequence[str], read: Callable[[str], Any]
 ) -> str:
-    """Which node keeps the rows of a batch from being independent; nothing where none does."""
+    """Return which node keeps the rows of a batch from being independent; empty where none does."""
     for node in patched:
         if shape.layout.batch_dim.get(node) is None:
             return f"{node!r} is patched and has no batch along which worlds could be stacked"
@@ -264,7 +264,7 @@ def _mixing(
 
 
 def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
-    """What the metrics of a spec read of runs of one shape."""
+    """Return what the metrics of a spec read of runs of one shape."""
     targets = facts.targets(spec.metrics)
     columns: tuple[tuple[str, int], ...] = ()
     if len(targets) == 1 and spec.reads_few_tokens and is_product(targets[0], facts, shape):
@@ -279,13 +279,13 @@ def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
 
 
 def tail_of(facts: ModelFacts, metrics: Sequence[Metric], inputs: Mapping[str, Tensor]) -> int:
-    """How many of the last positions metrics read of a run that read one each."""
+    """Return how many of the last positions metrics read of a run that read one each."""
     read = (most_behind(one, facts.program, inputs, facts.target(one)) for one in metrics)
     return 1 + max(read, default=0)
 
 
 def is_product(target: str, facts: ModelFacts, shape: ShapeFacts) -> bool:
-    """Whether an output is a product with a weight, of which a few columns can be computed alone."""
+    """True if an output is a product with a weight, of which a few columns can be computed alone."""
     record = shape.records.get(target)
     return (
         record is not None

@@ -29,7 +29,7 @@ class Mask:
     hides: int
 
     def hides_from(self, start: int) -> bool:
-        """Whether no position before `start` sees one from there on."""
+        """True if no position before `start` sees one from there on."""
         return bool(self.hides >> start & 1)
 
 
@@ -44,7 +44,7 @@ def masks_of(program: Program) -> tuple[str, ...]:
 
 
 def attention_kernel(record: Record, rows: int | None, layout: Layout, masks: Masks) -> str:
-    """Which way to compute an operation is meant, with so many positions; empty for what has one way only."""
+    """Return the name of an attention's kernel for so many positions; empty for what has one way only."""
     if record.op != ATTENTION:
         return ""
     mask = attention_argument(record, "attn_mask")
@@ -55,12 +55,12 @@ def attention_kernel(record: Record, rows: int | None, layout: Layout, masks: Ma
 
 @torch.no_grad()
 def read_masks(names: tuple[str, ...], read: Callable[[str], Any]) -> dict[str, Mask]:
-    """What these masks hide in a run, whose values `read` gives."""
+    """Return what these masks hide in a run, whose values `read` gives."""
     return {name: mask_of(read(name)) for name in names}
 
 
 def mask_of(value: Any) -> Mask:
-    """What a mask hides: booleans where a position sees, or numbers that are added to scores."""
+    """Return what a mask hides: booleans where a position sees, or numbers that are added to scores."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return Mask(is_causal=False, hides=0)
     rows, columns = value.shape[-2:]
@@ -148,7 +148,7 @@ def _repeated_heads(value: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def is_causal_mask(mask: Any) -> bool:
-    """Whether every position sees itself and all before it, and nothing else."""
+    """True if every position sees itself and all before it, and nothing else."""
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.dim() < 2:
         return False
     rows, columns = mask.shape[-2:]
@@ -168,15 +168,15 @@ class Regions:
     tail: int = 1
 
     def of(self, node: str) -> int | None:
-        """How many positions of a node are computed; None for all."""
+        """Return how many positions of a node are computed; None for all."""
         return self.rows.get(node)
 
     def wanted(self, node: str, read: str) -> int | None:
-        """How many positions of `read` a node reads; None for all."""
+        """Return how many positions of `read` a node reads; None for all."""
         return None if read in self.seen.get(node, ()) else self.rows.get(node)
 
     def wanted_of(self, target: str) -> int | None:
-        """How many positions of a target the metrics read; None for all."""
+        """Return how many positions of a target the metrics read; None for all."""
         return self.tail if target in self.last else None
 
     def ending(self, last: frozenset[str], tail: int = 1) -> Regions:
@@ -258,17 +258,17 @@ class RegionFinder:
         return name in self._layout.varying and self._independent.known(name)
 
     def has_rows(self, name: str) -> bool:
-        """Whether a value has one row for each position of the run, in order."""
+        """True if a value has one row for each position of the run, in order."""
         return self._layout.pos_dim.get(name) is not None and self._independent.is_plain(name)
 
     def shows_positions(self, name: str, view: View) -> bool:
-        """Whether the axis `pos` of a view is what the run's positions are: an attention's may be others."""
+        """True if the axis `pos` of a view is what the run's positions are: an attention's may be others."""
         at = [dim for dim, packed in enumerate(view.packing) if "pos" in packed]
         is_inner = all(view.packing[dim][-1] == "pos" for dim in at)
         return self.has_rows(name) and is_inner and at == [self._layout.pos_dim.get(name)]
 
     def _takes_last(self, record: Record) -> bool:
-        """Whether the record is a slice that takes the last position, whatever reads it."""
+        """True if the record is a slice that takes the last position, whatever reads it."""
         layout = self._layout
         if record.op != "slice" or len(record.args) < 3 or layout.pos_dim.get(record.name) is not None:
             return False
@@ -312,5 +312,5 @@ class RegionFinder:
 
 
 def _first_of(start: Any, sizes: Sequence[int]) -> Any:
-    """Where a slice begins."""
+    """Return where a slice begins."""
     return sizes[start.index] if isinstance(start, SizeRef) else start

@@ -42,7 +42,7 @@ class Schedule:
 
     @property
     def launches(self) -> int:
-        """How many nodes are computed in at least one world: what a wavefront launches."""
+        """The number of nodes that some world computes: what a wavefront launches."""
         return len(self.steps)
 
     @property
@@ -140,7 +140,7 @@ def mask_of_members(members: Sequence[int]) -> int:
 
 
 def count_of(ranges: Ranges) -> int:
-    """How many worlds there are."""
+    """Return how many worlds there are."""
     if len(ranges) == 1:
         return ranges[0][1] - ranges[0][0]
     return sum(stop - start for start, stop in ranges)
@@ -153,7 +153,7 @@ def members(worlds: int | Ranges) -> list[int]:
 
 
 def places_in(part: int, whole: int) -> Ranges:
-    """Where the worlds of the mask `part` stand among those of `whole`, which has all of them."""
+    """Return where the worlds of the mask `part` stand among those of `whole`, which has all of them."""
     if whole & (whole + 1) == 0:
         return ranges_of(part)
     found: list[tuple[int, int]] = []
@@ -189,7 +189,7 @@ def merged_order(first: int, second: int) -> Ranges | None:
 
 
 def _befores(mask: int) -> list[int]:
-    """How many worlds of the mask stand before each of its ranges."""
+    """Return how many worlds of the mask stand before each of its ranges."""
     found, total = [], 0
     for start, stop in ranges_of(mask):
         found.append(total)
@@ -204,13 +204,13 @@ def _befores(mask: int) -> list[int]:
 # rows, so they are kept together, as far as the rows that this saves are worth a pass of their own.
 
 LAUNCH_FLOPS = {"cpu": 1_000_000, "cuda": 100_000_000}
-"""What launching an operation is worth in operations: constants, so that equal sweeps are cut alike.
+"""Cost of launching an operation, in operations: constants, so that equal sweeps are cut alike.
 
 On CUDA it is that of a kernel in a graph that is replayed: some microseconds.
 """
 
 FEW = 16
-"""How many first positions are told apart at most: further passes save hardly any rows."""
+"""The most first positions that are told apart: further passes save hardly any rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is known of all runs of one shape: where dimensions lie, what values cost, how they lie in memory.
+"""Facts about all runs of one shape: where dimensions lie, what values cost, how they lie in memory.
 
 Found once for each model and shape, and kept: a new pair of prompts finds all of it.
 """
@@ -41,12 +41,12 @@ class ShapeFacts:
         self._independent: dict[str, bool] = {}
 
     def device_of(self, node: str) -> torch.device:
-        """Where the value of a node lies."""
+        """Return the device on which the value of a node lies."""
         return self.records[node].device or self.device
 
     @cached_property
     def memory_layout(self) -> MemoryLayout:
-        """Which values share memory, and which a product has to copy."""
+        """The values that share memory, and those that a product has to copy."""
         return memory_layout(self.layout, self.device)
 
     def narrow_costs(self, columns: Mapping[str, int]) -> Costs:
@@ -60,11 +60,11 @@ class ShapeFacts:
         return self._narrow_costs[key]
 
     def workspace(self, costs: Costs) -> Workspace:
-        """What operations take beside their values."""
+        """Return the bytes that operations take beside their values."""
         return Workspace(self.layout, costs, self.device)
 
     def masks(self, read: Callable[[str], Any]) -> Masks:
-        """What the masks hide in a run whose values `read` gives; constant ones are read once."""
+        """Return what the masks hide in a run whose values `read` gives; constant ones are read once."""
         if not self._masks:
             return {}
         varying = tuple(name for name in self._masks if name in self.layout.varying)

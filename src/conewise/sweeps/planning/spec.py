@@ -1,4 +1,4 @@
-"""What a sweep asks: places, metrics, precision. Frozen, and without a run in it."""
+"""The spec of a sweep: places, metrics, precision. Frozen, and without a run in it."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ class SweepSpec:
 
     @property
     def reads_few_tokens(self) -> bool:
-        """Whether every metric reads the logits of a few tokens only."""
+        """True if every metric reads the logits of a few tokens only."""
         return all(metric.among is not None for metric in self.metrics)
 
     def reads_last(self, has_last: Callable[[Metric], bool]) -> bool:
-        """Whether every metric reads the last position alone, of an output where that is known."""
+        """True if every metric reads the last position alone, of an output where that is known."""
         return all(metric.last and has_last(metric) for metric in self.metrics)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOut:
-    """How metrics read: the nodes, whether the last position alone, how many columns of a product.
+    """The nodes that metrics read, whether the last position alone, and how many columns of a product.
 
     `taken` has what each metric takes for one number of what it reads, in bytes; see `Metric.copies`.
     """
@@ -114,7 +114,7 @@ class StandingEdit:
 
 @dataclass(frozen=True, slots=True)
 class StoredCut:
-    """How a stored run was cut up: another cut would round differently."""
+    """The chunks of a stored run: another cut would round differently."""
 
     evaluator: str
     chunks: tuple[int, ...]
@@ -122,7 +122,7 @@ class StoredCut:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a plan depends on besides what is asked and the shape of the runs.
+    """Everything that a plan depends on besides what is asked and the shape of the runs.
 
     `first_change` is the first position at which base and source can differ, `differing` the inputs that do.
     `masks` says what attention masks hide, `edits` what stands in the base. `tail` is how many of the last
@@ -161,7 +161,7 @@ def read_conditions(
 
 
 def standing_edits(base: Reading) -> tuple[StandingEdit, ...]:
-    """What stands in a base, in the order in which it was patched."""
+    """Return the edits that stand in a base, in the order in which it was patched."""
     edits = []
     for number, edit in enumerate(base.edits):
         site = edit.place.name, edit.place.layer, edit.place.stack
@@ -204,7 +204,7 @@ def first_changes(
 
 
 def only_length(layout: Layout) -> int:
-    """How many positions a run has; 0 where its inputs have several lengths, or none."""
+    """Return how many positions a run has; 0 where its inputs have several lengths, or none."""
     lengths = layout.lengths
     return next(iter(lengths)) if len(lengths) == 1 else 0
 
