@@ -301,7 +301,7 @@ _PLAIN: dict[Any, _Alternative] = {
 }
 _WORDS = {
     "Captured": "a model, `cw.load(...)`",
-    "Fleet": "workers, such as `cw.Processes(4)`",
+    "Pool": "workers, such as `cw.Processes(4)`",
     "Model": "a model, `cw.load(...)`",
     "Module": "an `nn.Module`",
     "Plannable": "a captured model, `cw.capture(...)`",

@@ -158,7 +158,7 @@ def test_an_operation_that_raises_ends_the_search(fleet: Any, model: Model, tmp_
 DRIVER = """
     import sys
     import conewise as cw
-    from conewise.circuits.search import acdc
+    from conewise.circuits import acdc
     from tests.jobs.fleet_cases import slow, small_model
     from tests.jobs.search_cases import asked_of
 

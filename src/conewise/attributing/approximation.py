@@ -14,7 +14,7 @@ from conewise.arguments import checked
 from conewise.attributing.comparison import Numbers, largest, share_bound
 from conewise.errors import SweepError
 from conewise.extras import needs
-from conewise.jobs.scheduling import Fleet
+from conewise.jobs.pool import Pool
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.statistics import student_quantile
@@ -224,7 +224,7 @@ class Approximation(Result):
         seed: int = 0,
         *,
         metric: str | None = None,
-        executor: Fleet | None = None,
+        executor: Pool | None = None,
     ) -> Check:
         """Compute some cells exactly, by one sweep, and say what that means for all.
 

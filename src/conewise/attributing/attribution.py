@@ -19,8 +19,8 @@ from conewise.attributing.running import AttributionJob
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import Argument, SweepError
 from conewise.jobs.job import run_job, run_jobs
+from conewise.jobs.pool import Pool
 from conewise.jobs.progress import Shown
-from conewise.jobs.scheduling import Fleet
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor, recording
 from conewise.runs.captured import Captured
@@ -40,7 +40,7 @@ class _Exact:
 
     approx: Approximation
     max_memory: int | str | None = None
-    executor: Fleet | None = None
+    executor: Pool | None = None
     effects: dict[int, float] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
@@ -65,7 +65,7 @@ def hybrid(
     sample: int,
     seed: int,
     max_memory: int | str | None = None,
-    executor: Fleet | None = None,
+    executor: Pool | None = None,
 ) -> Approximation:
     """`approx` with exact values of `sample` random cells, and of all that may be among the `top` largest.
 
@@ -159,7 +159,7 @@ def attribution(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool | Callable[[int, int], None] | None = None,
-    executor: Fleet | None = None,
+    executor: Pool | None = None,
 ) -> Approximation:
     """Estimate by gradients what `model.sweep(sites, ...)` would find: a result of the same cells.
 
@@ -251,7 +251,7 @@ def estimated(
     out: str | Path | None = None,
     resume: bool = False,
     progress: Shown = None,
-    executor: Fleet | None = None,
+    executor: Pool | None = None,
 ) -> Approximation:
     """What a sweep would find, estimated by a method: see `attribution`."""
     _expect_one_source(sweep)
@@ -266,12 +266,12 @@ def estimated(
         count = min(_cells(top, TOP, 1, "top"), len(sweep.cells))
         drawn = _cells(sample, SAMPLE, 2, "sample")
         ranking = Asked.of(sweep, _ranking(sweep), None, max_memory)
-        first = run_job(AttributionJob(ranking), None, progress=progress, pool=executor)
+        first = run_job(AttributionJob(ranking), None, progress=progress, workers=executor)
         return hybrid(first, count, drawn, seed, max_memory, executor)
     if top is not None or sample is not None:
         raise SweepError("`top` and `sample` are of method='hybrid'; others compute no cell exactly.")
     asked = Asked.of(sweep, method, steps, max_memory)
-    return run_job(AttributionJob(asked), out, resume=resume, progress=progress, pool=executor)
+    return run_job(AttributionJob(asked), out, resume=resume, progress=progress, workers=executor)
 
 
 @recording()
@@ -279,7 +279,7 @@ def estimated_together(
     sweeps: Sequence[Sweep],
     method: str,
     steps: int | None,
-    executor: Fleet,
+    executor: Pool,
     folders: Sequence[str | Path | None],
     *,
     max_memory: int | str | None,
@@ -290,7 +290,7 @@ def estimated_together(
     for sweep in sweeps:
         _expect_one_source(sweep)
     jobs = [AttributionJob(Asked.of(sweep, method, steps, max_memory)) for sweep in sweeps]
-    return run_jobs(jobs, folders, resume=resume, progress=progress, pool=executor)
+    return run_jobs(jobs, folders, resume=resume, progress=progress, workers=executor)
 
 
 def _ranking(sweep: Sweep) -> str:

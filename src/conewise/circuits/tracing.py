@@ -20,7 +20,7 @@ from conewise.anatomy.selectors import Cell, Choice, Spread, chosen
 from conewise.arguments import as_bytes, checked
 from conewise.checks.recheck import CellCheck
 from conewise.errors import BudgetError, PromptError, SweepError, describe
-from conewise.jobs.scheduling import Fleet
+from conewise.jobs.pool import Pool
 from conewise.program.records import SIZES
 from conewise.program.tensors import Tensor
 from conewise.program.walk import run_sources
@@ -174,7 +174,7 @@ def causal_trace(
     evaluator: str = "auto",
     max_memory: int | str | None = None,
     progress: bool | Callable[[int, int], None] | None = False,
-    executor: Fleet | None = None,
+    executor: Pool | None = None,
 ) -> Trace:
     """Which states carry what the model knows of the subject (Meng et al., 2022).
 

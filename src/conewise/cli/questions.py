@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from conewise.anatomy.selectors import SelectorLike
     from conewise.circuits.forwards import Asked
-    from conewise.jobs.scheduling import Fleet
+    from conewise.jobs.pool import Pool
     from conewise.model import Model
     from conewise.text.pairs import Pair
     from conewise.text.questions import Question
@@ -166,7 +166,7 @@ def expect_on_paper(options: FleetOptions) -> None:
 
 
 @contextmanager
-def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Fleet | None]:
+def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Pool | None]:
     """The workers that were asked for, ended with the command; None where there are none."""
     if options.simulate:
         raise CommandError("--simulate runs nothing: it goes with `conewise plan`, and with --plan.")

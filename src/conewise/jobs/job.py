@@ -8,19 +8,20 @@ for every kind: `run_jobs`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from conewise.errors import WeightsChangedError
-from conewise.jobs.payload import packed
+from conewise.errors import FleetError, WeightsChangedError
+from conewise.jobs.payload import Work, packed
+from conewise.jobs.pool import Pool
 from conewise.jobs.progress import Shown, Told, bar, follow_workers
-from conewise.jobs.scheduling import ChunkCost, Done, Failed, FleetLedger, Share, Work
+from conewise.jobs.scheduling import ChunkCost, Done, Failed, Share, cut_into_shares, run_shares
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
@@ -208,13 +209,6 @@ class Job(ABC, Generic[R]):
 # -- the driver ------------------------------------------------------------------------------------
 
 
-class Pool(Protocol):
-    """Workers beyond this process, such as `conewise.jobs.processes.Processes`."""
-
-    def run(self, jobs: Sequence[JobRun[Any]], watch: Callable[[FleetLedger], None] | None = None) -> None:
-        """Compute all shares of all jobs together; each takes what comes back of its own."""
-
-
 def run_job(job: Job[R], out: str | Path | None, **how: Any) -> R:
     """Run one job: see `run_jobs`."""
     (found,) = run_jobs([job], [out], **how)
@@ -227,21 +221,21 @@ def run_jobs(
     *,
     resume: bool = False,
     progress: Shown = None,
-    pool: Pool | None = None,
+    workers: object = None,
     phases: Phases | None = None,
 ) -> list[R]:
     """Run jobs over one model, and return their results; each is stored in its folder, if it has one.
 
-    Without a `pool`, this process computes batch after batch, and what goes wrong is raised as it is. Workers
-    are given shares of all jobs together. A job that goes on, with `resume`, computes what is not stored. The
-    seconds of all are those of the first.
+    Without `workers`, this process computes batch after batch, and what goes wrong is raised as it is. They
+    (see `pool_of`) are given shares of all jobs together. A job that goes on, with `resume`, computes what is
+    not stored. The seconds of all are those of the first.
 
     The weights are mostly those that were last read, so that is assumed where nothing is stored or sent: they
     are read at the end. Only where they turn out to be others are they read first, and all is done again.
     """
     phases = phases or Phases(PHASES)
     model, total = jobs[0].model, sum(job.cells * job.batches for job in jobs)
-    with bar(progress, total, facts_of(model).device) as tell:
+    with pool_of(workers) as pool, bar(progress, total, facts_of(model).device) as tell:
         tell.begin(phases)
         attempt = partial(_attempt, jobs, folders, tell=tell, phases=phases, resume=resume, pool=pool)
         with phases.during("weights"):
@@ -288,14 +282,8 @@ def _attempt(
         else:
             for run in runs:
                 run.plan_all()
-            known = [run.seconds for run in runs if run.seconds is not None]
-
-            def watch(ledger: FleetLedger) -> None:
-                ledger.predicted = sum(known) if len(known) == len(runs) else None
-                follow_workers(tell, ledger)
-
             with phases.during("passes"):
-                pool.run(runs, watch)
+                _run_by_workers(runs, pool, tell)
         jobs[0].expect_unchanged(runs[-1].ending)
         found = [run.job.result(run) for run in runs]
     for number, run in enumerate(runs):
@@ -303,6 +291,58 @@ def _attempt(
         run.ledger.phases = {name: 0.0 if number else taken for name, taken in seconds.items()}
         run.ledger.seconds = sum(run.ledger.phases.values())
     return found
+
+
+def _run_by_workers(runs: Sequence[JobRun[Any]], pool: Pool, tell: Told) -> None:
+    """Have all shares of all jobs computed: they stand in one line, so that no worker waits for the last."""
+    numbers = [None] if len(runs) == 1 else range(len(runs))
+    chunks: list[ChunkCost] = []
+    shares: list[Share] = []
+    for number, run in zip(numbers, runs, strict=True):
+        some, baselines = run.wanted()
+        chunks += [replace(one, job=number) for one in some]
+        shares += [replace(one, job=number) for one in baselines]
+    known = [run.seconds for run in runs if run.seconds is not None]
+
+    def of(share: Share) -> JobRun[Any]:
+        return runs[share.job or 0]
+
+    with pool.at_work([run.work for run in runs]) as ledger:
+        ledger.predicted = sum(known) if len(known) == len(runs) else None
+        follow_workers(tell, ledger)
+        run_shares(
+            [*shares, *cut_into_shares(chunks, pool.workers)],
+            pool,
+            lambda share: of(share).worlds_of(share),
+            lambda share, found: of(share).done(share, found),
+            lambda share, failed: of(share).given_up(share, failed),
+            ledger,
+        )
+
+
+@contextmanager
+def pool_of(workers: object) -> Iterator[Pool | None]:
+    """Have the workers that `workers` says; those that are started for it end with the block.
+
+    None: this process computes. A number: so many processes. "ray": a local cluster of Ray. Another text: the
+    address of a cluster. `cw.Processes(...)` and `cw.Ray(...)` are what they are, and stay open.
+    """
+    from conewise.jobs.processes import Processes  # noqa: PLC0415  # both are pools
+    from conewise.jobs.ray_workers import Ray  # noqa: PLC0415
+
+    if workers is None or isinstance(workers, Pool):
+        yield workers
+    elif isinstance(workers, str):
+        with Ray(None if workers == "ray" else workers) as ray:
+            yield ray
+    elif isinstance(workers, int) and not isinstance(workers, bool):
+        with Processes(workers) as processes:
+            yield processes
+    else:
+        raise FleetError(
+            f"`workers` is a number of processes, 'ray', the address of a cluster, or a pool such as "
+            f"`cw.Processes(4)`, and not {workers!r}."
+        )
 
 
 @dataclass(slots=True)

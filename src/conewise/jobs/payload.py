@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -201,3 +203,23 @@ def _moved(given: Any, device: torch.device) -> Any:
     if isinstance(given, Mapping):
         return {name: _moved(value, device) for name, value in given.items()}
     return type(given)(_moved(one, device) for one in given) if isinstance(given, list | tuple) else given
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What workers are told of a job, each once: its model, what is asked, the plan of each batch.
+
+    `asked` is a function and what it is given beside the model: it makes the `Computing` of a worker.
+    """
+
+    model: Captured
+    asked: Payload
+    plans: Mapping[int, str] = field(default_factory=dict)
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def model_key(self) -> str:
+        """What the model is known by: one with other weights is another."""
+        self.model.expect_program("send this model to workers")
+        weights = self.model.weights.contents().whole.numbers
+        return hashlib.sha256(f"{program_digest(self.model.program)}{weights}".encode()).hexdigest()

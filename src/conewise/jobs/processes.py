@@ -5,61 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
 
-from conewise.arguments import as_bytes, checked
-from conewise.circuits.forwards import Asked
-from conewise.circuits.masked_forward import Forward
+from conewise.arguments import checked
 from conewise.errors import FleetError, describe
 from conewise.extras import expect
-from conewise.jobs.scheduling import (
-    DIED,
-    Crew,
-    Dispatch,
-    Done,
-    Failed,
-    FleetLedger,
-    Job,
-    Published,
-    Share,
-    Watch,
-    Work,
-    WorkerSeat,
-    expect_counts,
-    run_jobs,
-)
-from conewise.jobs.search_job import fleet_forward
-
-
-class Turn:
-    """Whether workers are taken."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Have the workers meanwhile. Raises FleetError where they are taken: by a progress function, say."""
-        if not self._lock.acquire(blocking=False):
-            raise FleetError(
-                "these workers are in the middle of another sweep or search. Give others, or wait until that "
-                "has ended."
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
+from conewise.jobs.pool import Pool, WorkerSeat, expect_counts
+from conewise.jobs.scheduling import DIED, Done, Failed, Share
 
 
 @checked
-class Processes:
+class Processes(Pool):
     """Runs sweeps in processes of this machine: `sweep.run(executor=cw.Processes(devices="cuda:0,cuda:1"))`.
 
     There is one worker for each of `devices`; without them, `workers` that compute where the model is. Each
@@ -78,8 +39,7 @@ class Processes:
         model: str | None = None,
         load: Mapping[str, Any] | None = None,
     ) -> None:
-        self._seats: list[_Process] = []
-        self._published = Published(model, load or {})
+        super().__init__(model, load, max_memory)
         if isinstance(devices, str):
             devices = devices.split(",")
         for one in devices or ():
@@ -91,86 +51,29 @@ class Processes:
             raise FleetError(f"devices are names such as 'cuda:0', and {devices!r} has none or an empty one.")
         if workers is not None and chosen and workers != len(chosen):
             raise FleetError(f"there is one worker for each device: {len(chosen)}, not {workers}.")
-        if load and model is None:
-            raise FleetError("`load` says how workers load `model`, which was not given.")
         expect("workers")
         self._devices = chosen or [None] * (workers or 2)
-        self._threads, self._memory = threads, as_bytes(max_memory)
-        self._count = 0
-        self._turn = Turn()
-        self.ledger = FleetLedger()
-        """What the last sweep took, by worker."""
+        self._threads = threads
 
     @property
     def workers(self) -> int:
         """How many workers there are."""
         return len(self._devices)
 
-    def close(self) -> None:
-        """End all processes."""
-        for seat in self._seats:
-            seat.end()
-        self._seats.clear()
-        self._published.clear()
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self.close()
-
     def __del__(self) -> None:
-        if hasattr(self, "_published"):  # not where it was refused
+        if hasattr(self, "_devices"):  # not where it was refused
             self.close()
 
-    def run(self, jobs: Sequence[Job], watch: Watch | None = None) -> None:
-        """Run some jobs together; see `conewise.jobs.scheduling.Fleet`."""
-        with self._dispatch() as dispatch:
-            if watch is not None:
-                watch(self.ledger)
-            run_jobs(jobs, dispatch, self.ledger)
+    def new_seat(self, name: str, replaced: Any = None) -> WorkerSeat:
+        """Start a process."""
+        device = self._devices[len(self.seats)] if replaced is None else replaced.device
+        named = name + (f" on {device}" if device else "")
+        return _Process(named, self._published, device, self._threads, self._memory)
 
-    @contextmanager
-    def forward(self, asked: Asked, own: Forward) -> Iterator[Forward]:
-        """Worlds with removed edges by workers; see `conewise.jobs.search_job`."""
-        with self._dispatch() as dispatch, fleet_forward(asked, own, dispatch, self.ledger) as forward:
-            yield forward
-
-    @contextmanager
-    def _dispatch(self) -> Iterator[Dispatch]:
-        """Workers for one who asks; where that fails while they are at work, they end."""
-        with self._turn.taken():
-            self.ledger = FleetLedger()
-            try:
-                yield Dispatch(self.workers, self._crew, self._ended)
-            except BaseException:
-                if any(seat.is_out for seat in self._seats):
-                    self.close()
-                raise
-
-    def _crew(self, works: Sequence[Work]) -> Crew:
-        """Workers that have the models of some work."""
-        published = self._published.begin(works, lambda given: given, self._forget_model)
-        for device in self._devices[len(self._seats) :]:
-            self._seats.append(self._seat(device))
-        for seat in self._seats:
-            seat.begin(published)
-        return _ProcessCrew(self, published, self._seats)
-
-    def _forget_model(self, key: str) -> None:
-        for seat in self._seats:
-            seat.forget_model(key)
-
-    def _ended(self, works: Sequence[Work]) -> None:
-        """Forget some work."""
-        self._published.end(works)
-        for seat in self._seats:
-            seat.forget(works)
-
-    def _seat(self, device: str | None) -> _Process:
-        self._count += 1
-        named = f"worker {self._count}" + (f" on {device}" if device else "")
-        return _Process(named, self._published.by_key, device, self._threads, self._memory)
+    def ready(self, seats: Sequence[Any]) -> Sequence[WorkerSeat]:
+        """Wait until something comes back of some of these processes, or until one has ended."""
+        waiting: dict[Any, _Process] = {seat.pipe: seat for seat in seats}
+        return [waiting[pipe] for pipe in wait(list(waiting))]
 
 
 class _Process(WorkerSeat):
@@ -180,7 +83,7 @@ class _Process(WorkerSeat):
         self, name: str, published: Mapping[str, Any], device: str | None, threads: int, memory: int | None
     ) -> None:
         super().__init__(name, published)
-        self.device, self.is_out = device, False
+        self.device = device
         self.pipe, theirs = Pipe()
         options = [str(theirs.fileno()), device or "", str(threads), str(memory or "")]
         own_path = f"import sys; sys.path[:] = {[*map(str, sys.path)]}"
@@ -204,12 +107,10 @@ class _Process(WorkerSeat):
 
     def run(self, key: str, share: Share) -> None:
         """Send a share."""
-        self.is_out = True
         self.call("run", key, share)
 
     def outcome(self) -> Done | Failed:
-        """What came back."""
-        self.is_out = False
+        """Return what came back."""
         try:
             is_set_up, found = self.pipe.recv()
         except (EOFError, OSError):
@@ -226,26 +127,3 @@ class _Process(WorkerSeat):
         self.pipe.close()
         self.process.kill()
         self.process.wait()
-
-
-class _ProcessCrew:
-    def __init__(self, fleet: Processes, works: Sequence[tuple[Work, str]], seats: list[_Process]) -> None:
-        self._fleet, self._works, self._seats = fleet, works, seats
-
-    @property
-    def seats(self) -> Sequence[_Process]:
-        """All seats."""
-        return self._seats
-
-    def wait(self) -> list[tuple[Any, Done | Failed]]:
-        """Wait until a share comes back."""
-        waiting: dict[Connection, _Process] = {seat.pipe: seat for seat in self._seats if seat.is_out}
-        return [(waiting[pipe], waiting[pipe].outcome()) for pipe in wait(list(waiting))]  # type: ignore[index]
-
-    def replace(self, seat: Any) -> _Process:
-        """Another process in the place of one that ended."""
-        seat.end()
-        own = self._fleet._seat(seat.device)
-        own.begin(self._works)
-        self._seats[self._seats.index(seat)] = own
-        return own

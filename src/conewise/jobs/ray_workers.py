@@ -14,30 +14,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from conewise.arguments import as_bytes, checked
-from conewise.circuits.forwards import Asked
-from conewise.circuits.masked_forward import Forward
+from conewise.arguments import checked
 from conewise.errors import FleetError
 from conewise.extras import expect, needs
-from conewise.jobs.processes import Turn
-from conewise.jobs.scheduling import (
-    DIED,
-    Crew,
-    Dispatch,
-    Done,
-    Failed,
-    FleetLedger,
-    Job,
-    Published,
-    Share,
-    Watch,
-    Work,
-    WorkerSeat,
-    expect_counts,
-    is_number,
-    run_jobs,
-)
-from conewise.jobs.search_job import fleet_forward
+from conewise.jobs.pool import Pool, WorkerSeat, expect_counts
+from conewise.jobs.scheduling import DIED, Done, Failed, Share
 from conewise.jobs.worker import Worker
 
 LOOPBACK = "127.0.0.1"
@@ -48,7 +29,7 @@ PATIENCE = 30.0
 
 
 @checked
-class Ray:
+class Ray(Pool):
     """Runs sweeps on workers of Ray: `sweep.run(executor=cw.Ray(workers=4))`.
 
     `address` is that of a cluster ("auto" finds the one of this machine, "ray://head:10001" another); None
@@ -75,23 +56,17 @@ class Ray:
         model: str | None = None,
         load: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, given in (("gpus_per_worker", gpus_per_worker), ("cpus_per_worker", cpus_per_worker)):
-            if not is_number(given) or given < 0:
+        amounts: dict[str, object] = {"gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker}
+        for name, given in amounts.items():
+            if isinstance(given, bool) or not isinstance(given, int | float) or given < 0:
                 raise FleetError(f"{name} is a number of 0 or more, not {given!r}.")
         expect_counts(workers=workers)
-        if load and model is None:
-            raise FleetError("`load` says how workers load `model`, which was not given.")
+        super().__init__(model, load, max_memory)
         expect("ray")
         self._address, self._gpus, self._cpus = address, gpus_per_worker, cpus_per_worker
-        self._asked, self._memory = workers, as_bytes(max_memory)
-        self._published = Published(model, load or {})
+        self._asked = workers
         self._ray: Any = None
         self._own_cluster = ExitStack()
-        self._seats: list[_Actor] = []
-        self._count = 0
-        self._turn = Turn()
-        self.ledger = FleetLedger()
-        """What the last sweep took, by worker."""
 
     # -- the cluster -------------------------------------------------------------------------------
 
@@ -163,72 +138,18 @@ class Ray:
         """Let all workers go; a local cluster that was started for them ends."""
         if self._ray is None:
             return
-        self._end_seats()
-        self._published.clear()
+        super().close()
         self._ray = None
         self._own_cluster.close()
         atexit.unregister(self.close)
 
-    def _end_seats(self) -> None:
-        for seat in self._seats:
-            seat.end()
-        self._seats.clear()
+    # -- the workers -------------------------------------------------------------------------------
 
-    def __enter__(self) -> Ray:
-        return self
+    def put(self, given: Any) -> Any:
+        """Put something into Ray's object store."""
+        return self._connected().put(given)
 
-    def __exit__(self, *ended: object) -> None:
-        self.close()
-
-    # -- sweeps ------------------------------------------------------------------------------------
-
-    def run(self, jobs: Sequence[Job], watch: Watch | None = None) -> None:
-        """Run some jobs together; see `conewise.jobs.scheduling.Fleet`."""
-        with self._dispatch() as dispatch:
-            if watch is not None:
-                watch(self.ledger)
-            run_jobs(jobs, dispatch, self.ledger)
-
-    @contextmanager
-    def forward(self, asked: Asked, own: Forward) -> Iterator[Forward]:
-        """Worlds with removed edges by workers; see `conewise.jobs.search_job`."""
-        with self._dispatch() as dispatch, fleet_forward(asked, own, dispatch, self.ledger) as forward:
-            yield forward
-
-    @contextmanager
-    def _dispatch(self) -> Iterator[Dispatch]:
-        """Workers for one who asks; where that fails while they are at work, they end."""
-        with self._turn.taken():
-            self._connected()
-            self.ledger = FleetLedger()
-            try:
-                yield Dispatch(self.workers, self._crew, self._ended)
-            except BaseException:
-                if any(seat.is_out for seat in self._seats):
-                    self._end_seats()
-                raise
-
-    def _crew(self, works: Sequence[Work]) -> Crew:
-        """Workers that have the models of some work."""
-        published = self._published.begin(works, self._ray.put, self._forget_model)
-        self._expect_room(self.workers - len(self._seats))
-        while len(self._seats) < self.workers:
-            self._seats.append(self._seat())
-        for seat in self._seats:
-            seat.begin(published)
-        return _RayCrew(self, published, self._seats)
-
-    def _forget_model(self, key: str) -> None:
-        for seat in self._seats:
-            seat.forget_model(key)
-
-    def _ended(self, works: Sequence[Work]) -> None:
-        """Forget some work."""
-        self._published.end(works)
-        for seat in self._seats:
-            seat.forget(works)
-
-    def _expect_room(self, count: int) -> None:
+    def expect_room(self, count: int) -> None:
         """Raise FleetError where a cluster has no room for so many workers: they would wait unseen."""
         wanted = {"CPU": count * self._cpus, "GPU": count * self._gpus}
         until = time.monotonic() + PATIENCE
@@ -246,7 +167,15 @@ class Ray:
                 )
             time.sleep(0.2)
 
-    def _seat(self) -> _Actor:
+    def ready(self, seats: Sequence[Any]) -> Sequence[WorkerSeat]:
+        """Wait until something comes back of one of these actors."""
+        waiting: dict[Any, _Actor] = {seat.pending: seat for seat in seats}
+        found, _ = self._ray.wait(list(waiting), num_returns=1)
+        return [waiting[one] for one in found]
+
+    def new_seat(self, name: str, replaced: Any = None) -> WorkerSeat:
+        """Start an actor."""
+        del replaced
         ray, threads = self._ray, max(1, int(self._cpus))
         actor = ray.remote(Worker).options(
             num_cpus=self._cpus,
@@ -255,9 +184,7 @@ class Ray:
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
         )
         device = "cuda" if self._gpus else None
-        self._count += 1
-        handle = actor.remote(device, threads, self._memory)
-        return _Actor(ray, f"worker {self._count}", handle, self._published.by_key)
+        return _Actor(ray, name, actor.remote(device, threads, self._memory), self._published)
 
 
 @contextmanager
@@ -335,11 +262,6 @@ class _Actor(WorkerSeat):
         """Ask the actor for something; what comes of it is looked at with the next share."""
         self._calls.append(getattr(self._actor, method).remote(*given))
 
-    @property
-    def is_out(self) -> bool:
-        """Whether something comes back."""
-        return self.pending is not None
-
     def run(self, key: str, share: Share) -> None:
         """Ask for a share."""
         self.pending = self._actor.run.remote(key, share)
@@ -360,33 +282,9 @@ class _Actor(WorkerSeat):
         ) as error:
             return Failed(DIED, str(error).strip().splitlines()[0])
         except exceptions.RayTaskError as error:
-            self.pending = found  # it is of no use any more: whoever asked ends it
             raise FleetError(f"{self.name} could not be set up: {error.cause or error}") from error
         return outcome
 
     def end(self) -> None:
         """Let the actor go."""
         self._ray.kill(self._actor, no_restart=True)
-
-
-class _RayCrew:
-    def __init__(self, fleet: Ray, works: Sequence[tuple[Work, str]], seats: list[_Actor]) -> None:
-        self._fleet, self._works, self._seats = fleet, works, seats
-
-    @property
-    def seats(self) -> Sequence[_Actor]:
-        """All seats."""
-        return self._seats
-
-    def wait(self) -> list[tuple[Any, Done | Failed]]:
-        """Wait until a share comes back."""
-        waiting = {seat.pending: seat for seat in self._seats if seat.is_out}
-        ready, _ = self._fleet._ray.wait(list(waiting), num_returns=1)
-        return [(waiting[one], waiting[one].outcome()) for one in ready]
-
-    def replace(self, seat: Any) -> _Actor:
-        """Another worker in the place of one that died."""
-        own = self._fleet._seat()
-        own.begin(self._works)
-        self._seats[self._seats.index(seat)] = own
-        return own

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -15,11 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from conewise.circuits.forwards import WorldsExecutor
 from conewise.errors import FleetError
-from conewise.jobs.digests import program_digest
-from conewise.jobs.payload import Payload, Recipe, recipe_of
-from conewise.runs.captured import Captured
 
 Numbers = NDArray[np.float64]
 
@@ -302,60 +295,6 @@ DEATHS = 10
 """How many workers may die one behind the other without any share being done."""
 
 
-class WorkerSeat(ABC):
-    """Tells a worker all that a share needs, each once, and gives it shares.
-
-    `published` has what was put where workers find it, by key. Calls are carried out in the order in which
-    they are made.
-    """
-
-    def __init__(self, name: str, published: Mapping[str, Any]) -> None:
-        self.name, self._published = name, published
-        self._told: set[Any] = set()
-        self._works: Sequence[tuple[Work, str]] = ()
-
-    @abstractmethod
-    def call(self, method: str, *given: Any) -> None:
-        """Have the worker do something, and do not wait for it."""
-
-    @abstractmethod
-    def run(self, key: str, share: Share) -> None:
-        """Have the worker run a share; something comes back of it."""
-
-    def begin(self, works: Sequence[tuple[Work, str]]) -> None:
-        """Tell it of the models of some work, by their keys: all that comes behind the shares of one."""
-        self._works = works
-        for _, model in works:
-            if model not in self._told:
-                self.call("prepare", model, self._published[model])
-                self._told.add(model)
-
-    def submit(self, share: Share) -> None:
-        """Give it a share, and tell it before what it does not know of its job."""
-        work, model = self._works[share.job or 0]
-        if (work.key,) not in self._told:
-            self.call("know_job", work.key, model, self._published[work.key])
-            self._told.add((work.key,))
-        if share.batch in work.plans and (work.key, share.batch) not in self._told:
-            self.call("know_plan", work.key, share.batch, work.plans[share.batch])
-            self._told.add((work.key, share.batch))
-        self.run(work.key, share)
-
-    def forget(self, works: Sequence[Work]) -> None:
-        """Jobs have ended."""
-        for work in works:
-            if (work.key,) in self._told:
-                self.call("forget", work.key)
-        keys = {work.key for work in works}
-        self._told = {one for one in self._told if not (isinstance(one, tuple) and one[0] in keys)}
-
-    def forget_model(self, key: str) -> None:
-        """A model is not needed any more."""
-        if key in self._told:
-            self._told.discard(key)
-            self.call("forget_model", key)
-
-
 class Seat(Protocol):
     """Where one worker is, and the share that it has."""
 
@@ -494,154 +433,3 @@ def _cut(
     ledger.log.append(f"{share.label} did not fit into memory and was cut in half: {failed.said}")
     for half in halves(share, first, worlds):
         again(half, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What workers are told of a job, each once: its model, what is asked, the plan of each batch.
-
-    `asked` is a function and what it is given beside the model: it makes the `WorkerJob` of a worker.
-    """
-
-    model: Captured
-    asked: Payload
-    plans: Mapping[int, str] = field(default_factory=dict)
-    key: str = field(default_factory=lambda: secrets.token_hex(8))
-
-    @property
-    def model_key(self) -> str:
-        """What the model is known by: one with other weights is another."""
-        self.model.expect_program("send this model to workers")
-        weights = self.model.weights.contents().whole.numbers
-        return hashlib.sha256(f"{program_digest(self.model.program)}{weights}".encode()).hexdigest()
-
-
-class Job(Protocol):
-    """Something that is cut into shares. Its workers are told `work`."""
-
-    work: Work
-
-    def wanted(self) -> tuple[Sequence[ChunkCost], Sequence[Share]]:
-        """The chunks that are to be computed, and shares that are given out beside them."""
-
-    def worlds_of(self, share: Share) -> tuple[int, int]:
-        """Which worlds of its batch a share of one chunk has: the first, and how many."""
-
-    def done(self, share: Share, found: Done) -> int:
-        """Take what came back of a share; how many cells are whole by it."""
-
-    def given_up(self, share: Share, failed: Failed) -> None:
-        """A share was not run, and will not be."""
-
-
-Watch = Callable[[FleetLedger], None]
-"""Is given the ledger of a run that begins, to look at meanwhile."""
-
-
-class Fleet(WorldsExecutor, Protocol):
-    """Workers that run jobs beyond this process, and evaluate worlds with removed edges."""
-
-    def run(self, jobs: Sequence[Job], watch: Watch | None = None) -> None:
-        """Run all shares of all jobs, together; each job takes what comes back of its own.
-
-        `watch` is given the ledger when they begin.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """How workers are had: how many; `crew` gets them ready for some work, `ended` lets them forget it."""
-
-    workers: int
-    crew: Callable[[Sequence[Work]], Crew]
-    ended: Callable[[Sequence[Work]], None]
-
-
-def run_jobs(jobs: Sequence[Job], dispatch: Dispatch, ledger: FleetLedger) -> None:
-    """Run several jobs at once: all shares stand in one line, so that no worker waits for the last of a job.
-
-    `ledger` says meanwhile, and afterwards, who did what.
-    """
-    number = [None] if len(jobs) == 1 else range(len(jobs))
-    chunks: list[ChunkCost] = []
-    shares: list[Share] = []
-    for own, job in zip(number, jobs, strict=True):
-        some, beside = job.wanted()
-        chunks += [replace(one, job=own) for one in some]
-        shares += [replace(one, job=own) for one in beside]
-    shares += cut_into_shares(chunks, dispatch.workers)
-
-    def of(share: Share) -> Job:
-        return jobs[share.job or 0]
-
-    works = [job.work for job in jobs]
-    crew = dispatch.crew(works)
-    try:
-        run_shares(
-            shares,
-            crew,
-            lambda share: of(share).worlds_of(share),
-            lambda share, found: of(share).done(share, found),
-            lambda share, failed: of(share).given_up(share, failed),
-            ledger,
-        )
-    finally:
-        dispatch.ended(works)
-
-
-KEPT = 2
-"""How many models workers keep, beside those that they are at work with."""
-
-
-class Published:
-    """Recipes and payloads by key. With `source`, workers load weights from there; `how` says how.
-
-    `put` puts something where workers find it, and returns what they find it by.
-    """
-
-    def __init__(self, source: str | None, how: Mapping[str, Any]) -> None:
-        self.by_key: dict[str, Any] = {}
-        self._source, self._how = source, dict(how)
-        self._models: list[str] = []
-
-    def begin(
-        self, works: Sequence[Work], put: Callable[[Any], Any], forget_model: Callable[[str], None]
-    ) -> list[tuple[Work, str]]:
-        """Publish some work, each with the key of its model. Models that have long been idle are dropped."""
-        known = {id(work.model): work.model_key for work in {id(one.model): one for one in works}.values()}
-        keys = [known[id(work.model)] for work in works]
-        for work, key in zip(works, keys, strict=True):
-            if key not in self.by_key:
-                recipe: Recipe = recipe_of(work.model, self._source, **self._how)
-                self.by_key[key] = put(recipe)
-            self.by_key[work.key] = put(work.asked)
-        used = list(dict.fromkeys(keys))
-        idle = [one for one in self._models if one not in used]
-        for key in idle[: max(0, len(idle) - KEPT)]:
-            del self.by_key[key]
-            forget_model(key)
-        self._models = [*idle[max(0, len(idle) - KEPT) :], *used]
-        return list(zip(works, keys, strict=True))
-
-    def end(self, works: Sequence[Work]) -> None:
-        """Some work has ended."""
-        for work in works:
-            self.by_key.pop(work.key, None)
-
-    def clear(self) -> None:
-        """Nobody is there any more."""
-        self.by_key.clear()
-        self._models.clear()
-
-
-def is_number(given: object) -> bool:
-    """Whether it is a number, and not a truth."""
-    return isinstance(given, int | float) and not isinstance(given, bool)
-
-
-def expect_counts(**given: object) -> None:
-    """Raise FleetError where something that was given is no whole number of 1 or more."""
-    for name, count in given.items():
-        is_count = isinstance(count, int) and not isinstance(count, bool) and 0 < count < 1 << 16
-        if count is not None and not is_count:
-            raise FleetError(f"{name} is a number of 1 or more, not {count!r}.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from conewise.circuits.forwards import Asked, FollowingForward, WorldsPart, asked
 from conewise.circuits.masked_forward import Forward, Mask, Numbers
 from conewise.errors import FleetError
-from conewise.jobs.payload import packed
-from conewise.jobs.scheduling import Crew, Dispatch, Done, Failed, FleetLedger, Share, Work, run_shares
+from conewise.jobs.payload import Work, packed
+from conewise.jobs.scheduling import Crew, Done, Failed, FleetLedger, Share, run_shares
 from conewise.runs.captured import Captured
 
 
@@ -100,9 +100,8 @@ class WorldsJob:
         return self._forward, self._following
 
 
-@contextmanager
-def fleet_forward(asked: Asked, own: Forward, dispatch: Dispatch, ledger: FleetLedger) -> Iterator[Forward]:
-    """The forward of what is asked by workers that are had for it, and then forget it."""
+def work_of(asked: Asked) -> Work:
+    """What workers are told of a search."""
     given = {
         "base": asked.base,
         "source": asked.source,
@@ -110,12 +109,7 @@ def fleet_forward(asked: Asked, own: Forward, dispatch: Dispatch, ledger: FleetL
         "ablation": asked.ablation,
         "max_memory": asked.max_memory,
     }
-    work = Work(asked.model, packed((WorldsJob, given), asked.model))
-    crew = dispatch.crew([work])
-    try:
-        yield FleetForward(own, crew, dispatch.workers, ledger)
-    finally:
-        dispatch.ended([work])
+    return Work(asked.model, packed((WorldsJob, given), asked.model))
 
 
 class FleetForward:

@@ -29,9 +29,9 @@ from conewise.arguments import Count, as_bytes, checked, expect
 from conewise.checks.recheck import Rerun
 from conewise.errors import BudgetError, NoEffectWarning, SweepError
 from conewise.jobs.job import run_job, run_jobs
+from conewise.jobs.pool import Pool
 from conewise.jobs.processes import Processes
 from conewise.jobs.progress import Shown
-from conewise.jobs.scheduling import Fleet
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor, expect_precision
 from conewise.program.weights import Sums
@@ -346,7 +346,7 @@ class Sweep:
         progress: bool | Callable[[int, int], None] | None = None,
         verify: Count = 0,
         plan: SweepPlan | None = None,
-        executor: Fleet | None = None,
+        executor: Pool | None = None,
         device: str | None = None,
     ) -> Result:
         """Run the plan: the one that is given, or else the one that `plan` would make.
@@ -379,7 +379,7 @@ class Sweep:
                 )  # fmt: skip
 
         job = SweepJob(self, options)
-        numbers = run_job(job, out, resume=resume, progress=progress, pool=executor, phases=phases)
+        numbers = run_job(job, out, resume=resume, progress=progress, workers=executor, phases=phases)
         result = self._result(numbers, job.weights.whole)
         return replace(result, verification=result.verify(n=verify)) if verify else result
 
@@ -451,7 +451,7 @@ def expect_each(plan: Callable[[int], object], numbers: Iterable[int]) -> None:
 
 def run_together(
     sweeps: Sequence[Sweep],
-    executor: Fleet,
+    executor: Pool,
     options: Options,
     folders: Sequence[str | Path | None],
     *,
@@ -464,5 +464,5 @@ def run_together(
     """
     jobs = [SweepJob(sweep, options) for sweep in sweeps]
     with _unreported():
-        found = run_jobs(jobs, folders, resume=resume, progress=progress, pool=executor)
+        found = run_jobs(jobs, folders, resume=resume, progress=progress, workers=executor)
     return [sweep._result(one, jobs[0].weights.whole) for sweep, one in zip(sweeps, found, strict=True)]

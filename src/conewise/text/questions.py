@@ -24,8 +24,8 @@ from conewise.arguments import Count, Samples, as_bytes, checked
 from conewise.attributing.attribution import estimated, estimated_together, planned
 from conewise.attributing.pieces import HYBRID, AttributionPlan
 from conewise.errors import Argument, MetricError, MissingSiteError, PromptError, SweepError
+from conewise.jobs.pool import Pool
 from conewise.jobs.progress import PassedOn, Shown, bar
-from conewise.jobs.scheduling import Fleet
 from conewise.program.calls import forward_parameters
 from conewise.program.export import eager
 from conewise.program.tensors import Tensor
@@ -386,7 +386,7 @@ class Question:
         resume: bool = False,
         progress: Shown = None,
         verify: Count = 0,
-        executor: Fleet | None = None,
+        executor: Pool | None = None,
     ) -> Answer:
         """Run every sweep; see `Sweep.run`. The answer has the prompts in the order of `prompts.pairs`.
 
@@ -442,7 +442,7 @@ class Question:
         out: str | Path | None = None,
         resume: bool = False,
         progress: Shown = None,
-        executor: Fleet | None = None,
+        executor: Pool | None = None,
     ) -> Result:
         """What every sweep would find, estimated by gradients: see `conewise.attribution`.
 

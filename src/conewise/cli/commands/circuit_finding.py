@@ -53,7 +53,7 @@ from conewise.cli.showing import (
 if TYPE_CHECKING:
     from conewise.circuits.circuit import Circuit
     from conewise.cli.folders import FoundCircuit
-    from conewise.jobs.scheduling import Fleet
+    from conewise.jobs.pool import Pool
     from conewise.text.questions import Question
 
 HELP = """Find the circuit of a task: the edges between components that the model needs for it.
@@ -234,7 +234,7 @@ class _Search:
     finding: FindOptions
     max_memory: str | None
     progress: Any = None
-    executor: Fleet | None = None
+    executor: Pool | None = None
 
     @property
     def runs(self) -> dict[str, Any]:
