@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -49,7 +50,31 @@ def rewired(model: Model) -> Callable[[], None]:
     return lambda: model.graph.redefine(behind, old, inputs)
 
 
-@pytest.fixture(params=[redefined, grafted, rewired])
+def grafted_on_an_edge(model: Model) -> Callable[[], None]:
+    """The same, by a block in front of the stream behind the MLP alone."""
+    edge = model.locate(("mlp_out", 1)).node, model.locate(("resid_post", 1)).node
+    graft = model.graph.graft(edge, cw.chain(lambda value: value * 0))
+    return lambda: model.graph.remove(graft)
+
+
+def joined(model: Model) -> Callable[[], None]:
+    """The same, by a node of its own that the stream behind the MLP reads."""
+    mlp, behind = (model.locate((kind, 1)).node for kind in ("mlp_out", "resid_post"))
+    rule, inputs = model.graph.rule(behind), model.graph.inputs(behind)
+    fresh = model.graph.node("nothing", lambda value: value * 0, [mlp])
+    model.graph.redefine(behind, rule, [fresh if name == mlp else name for name in inputs])
+
+    def undo() -> None:
+        model.graph.redefine(behind, rule, inputs)
+        model.graph.discard([fresh])
+
+    return undo
+
+
+CHANGES = [redefined, grafted, rewired, grafted_on_an_edge, joined]
+
+
+@pytest.fixture(params=CHANGES)
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     found = captured()
     undo = request.param(found)
@@ -93,6 +118,14 @@ def by_hooks(sites: list[str]) -> Tensor:
         last = logits(clean, {path: partial(_first, seen)})[:, -1]
         values.append((last[:, 5] - last[:, 6]).double().mean())
     return torch.stack(values)
+
+
+@cache
+def rebuilt() -> Model:
+    """A capture of the module that has the change itself: the weights of its second MLP are 0."""
+    module = copy.deepcopy(captured().module)
+    torch.nn.init.zeros_(module.get_submodule("model.layers.1.mlp.down_proj").weight)
+    return cw.capture(module, input_ids=captured().run(CLEAN).inputs["input_ids"])
 
 
 def swept(model: Model, **given: Any) -> cw.Sweep:
@@ -140,39 +173,129 @@ def test_a_fork_from_before_the_change_follows_it() -> None:
     torch.testing.assert_close(found, by_hooks(PATHS[:1]), rtol=1e-5, atol=1e-5)
 
 
-ESTIMATES: list[cw.Approximation] = []
+def ids(text: str) -> dict[str, Tensor]:
+    return dict(captured().run(text).inputs)
 
+
+def values(model: Model, sites: Any, **given: Any) -> Tensor:
+    asked = {"base": ids(CLEAN), "source": ids(OTHER), "metric": METRIC, **given}
+    return model.sweep(sites, **asked).run(progress=False).values
+
+
+def forked(model: Model) -> Tensor:
+    world = model.run(**ids(CLEAN)).fork()
+    world.patch(("z", 2), "zero")
+    found: Tensor = world.logits
+    return found
+
+
+HEADS, BLOCKS = cw.sites("z", layer=":", head=":"), [("resid_pre", 2), ("mlp_out", 0)]
+FOLLOWS: dict[str, Callable[[Model], Tensor]] = {
+    "a run": lambda model: model.run(**ids(CLEAN)).logits,
+    "a run that keeps little": lambda model: model.run(**ids(CLEAN), keep=[("mlp_out", 0)]).logits,
+    "one that keeps a site": lambda model: model.run(**ids(CLEAN), keep=[("resid_pre", 3)])["resid_pre", 3],
+    "a fork": forked,
+    "heads": lambda model: values(model, HEADS),
+    "positions": lambda model: values(model, cw.sites("resid_pre", layer="2:", pos="-3:")),
+    "several sites": lambda model: values(model, [[("z", 0), ("z", 2)], [("mlp_out", 0)]]),
+    "ablation": lambda model: values(model, HEADS, source="zero"),
+    "a mean": lambda model: values(model, BLOCKS, source=cw.mean(model, [ids(CLEAN), ids(OTHER)])),
+    "noise": lambda model: values(model, BLOCKS, source=cw.noise(1.0, seed=3)),
+    "a divergence": lambda model: values(model, BLOCKS, metric=cw.kl_to(model.run(**ids(CLEAN)))),
+    "a function": lambda model: values(model, BLOCKS, metric=lambda out: out.logits[:, -1].logsumexp(-1)),
+    "patterns": lambda model: model.run(**ids(CLEAN)).attention().tensor,
+    "a trace": lambda model: (
+        cw.causal_trace(model, ids(CLEAN), subject=[1, 2], metric=METRIC, layers="2:", samples=2).values
+    ),
+}
+
+
+@pytest.mark.parametrize("job", list(FOLLOWS))
+def test_what_follows_the_graph_is_that_of_a_module_with_the_change(model: Model, job: str) -> None:
+    torch.testing.assert_close(FOLLOWS[job](model), FOLLOWS[job](rebuilt()), rtol=1e-4, atol=1e-5)
+
+
+def before(kind: str) -> Any:
+    """What was made before the change: estimates, a circuit, its edges, a plan, a result, a fork."""
+    model, given = captured(), {"base": CLEAN, "source": OTHER, "metric": METRIC}
+    if kind not in BEFORE:
+        BEFORE["estimates"] = cw.attribution(model, SITES, **given)
+        BEFORE["circuit"] = cw.acdc(model, **given, threshold=0.5)
+        BEFORE["edges"] = model.edges()
+        BEFORE["plan"] = swept(model).plan()
+        BEFORE["result"] = swept(model).run(progress=False)
+        BEFORE["fork"] = model.run(CLEAN).fork()
+    return BEFORE[kind]
+
+
+BEFORE: dict[str, Any] = {}
+GIVEN: dict[str, Any] = {"base": CLEAN, "source": OTHER, "metric": METRIC}
 REFUSED: dict[str, Callable[[Model, Path], object]] = {
+    "components": lambda model, _: model.components(),
     "edges": lambda model, _: model.edges(),
-    "named edges": lambda model, _: model.sweep(["m0->logits"], base=CLEAN, source=OTHER, metric=METRIC),
-    "paths": lambda model, _: model.paths("m0", "logits", base=CLEAN, source=OTHER, metric=METRIC),
-    "acdc": lambda model, _: cw.acdc(model, base=CLEAN, source=OTHER, metric=METRIC, threshold=0.1),
+    "named edges": lambda model, _: model.sweep(["m0->logits"], **GIVEN),
+    "edges from before": lambda model, _: model.sweep(before("edges"), **GIVEN).run(progress=False),
+    "paths": lambda model, _: model.paths("m0", "logits", **GIVEN),
+    "acdc": lambda model, _: cw.acdc(model, **GIVEN, threshold=0.1),
+    "the plan of acdc": lambda model, _: cw.acdc_plan(model, metric=METRIC),
+    "a circuit": lambda model, _: before("circuit").bind(model),
+    "its evaluation": lambda *_: before("circuit").evaluate(**GIVEN),
+    "its curve": lambda *_: before("circuit").curve(**GIVEN, points=2),
     "gradients": lambda model, _: model.run(CLEAN).gradients(METRIC, [("resid_pre", 1)]),
+    "gradients in a fork": lambda *_: before("fork").gradients(METRIC, [("resid_pre", 1)]),
     "cost": lambda model, _: model.run(CLEAN).backward_cost(METRIC, [("resid_pre", 1)]),
-    "attribution": lambda model, _: cw.attribution(model, SITES, base=CLEAN, source=OTHER, metric=METRIC),
+    "attribution": lambda model, _: cw.attribution(model, SITES, **GIVEN),
+    "attribution to edges": lambda model, _: cw.attribution(model, before("edges"), **GIVEN, method="eap"),
+    "the plan of an attribution": lambda model, _: cw.attribution_plan(model, SITES, **GIVEN),
+    "check of estimates": lambda *_: before("estimates").check(),
     "lens": lambda model, _: model.run(CLEAN).lens(),
+    "lens of a fork": lambda *_: before("fork").lens(),
     "decompose": lambda model, _: model.run(CLEAN).decompose(),
     "logits": lambda model, _: model.run(CLEAN).logit_attribution(METRIC),
     "generate": lambda model, _: model.generate(CLEAN, 2),
     "splice": lambda model, _: model.splice(("resid_post", 2), encode=torch.relu, decode=torch.clone),
     "check": lambda model, _: swept(model).run(progress=False, verify=1),
+    "check of a result": lambda *_: before("result").verify(n=1),
     "store": lambda model, folder: swept(model).run(progress=False, out=folder),
-    "check of estimates": lambda model, _: ESTIMATES[0].check(),
     "workers": lambda model, _: swept(model).run(progress=False, executor=cw.Processes(1)),
 }
 
 
 @pytest.mark.parametrize("job", list(REFUSED))
-def test_what_is_computed_from_the_program_is_refused(job: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_computed_from_the_program_is_refused(
+    change: Callable[[Model], Callable[[], None]], job: str, tmp_path: Path
+) -> None:
     model = captured()
-    if not ESTIMATES:
-        ESTIMATES.append(cw.attribution(model, SITES, base=CLEAN, source=OTHER, metric=METRIC))
-    undo = grafted(model)
+    _ = before("plan"), model.run(CLEAN)
+    undo = change(model)
     try:
-        with pytest.raises(GraphChangedError, match="the graph of LlamaForCausalLM was changed after the"):
+        with pytest.raises(
+            GraphChangedError, match="the graph of LlamaForCausalLM was changed after the"
+        ) as e:
             REFUSED[job](model, tmp_path / "out")
+        assert "make the change in the module and capture that, or undo it" in str(e.value)
     finally:
         undo()
+
+
+def test_patterns_of_an_attention_with_another_rule_are_refused() -> None:
+    model = captured()
+    node = next(iter(model.site_table.model_layers)).attention.core.name
+    old = model.graph.rule(node)
+    model.graph.redefine(node, lambda *inputs: old(*inputs) * 2)
+    try:
+        with pytest.raises(GraphChangedError, match="attention weights of layer 0"):
+            model.run(CLEAN).attention()
+        assert model.run(CLEAN).attention(1).layers == (1,)
+    finally:
+        model.graph.redefine(node, old)
+
+
+def test_the_module_is_not_what_a_changed_graph_computes(model: Model) -> None:
+    verified = model.verify(samples=1)
+    assert not verified
+    assert "the graph was changed after the capture, at" in str(verified)
 
 
 def test_a_mean_from_before_the_change_is_taken_anew() -> None:
@@ -236,8 +359,5 @@ def test_shares_of_a_projection_with_another_rule_are_refused() -> None:
         with pytest.raises(GraphChangedError, match="output projection"):
             _ = model.run(CLEAN)["result", 1]
         assert model.run(CLEAN)["result", 0].shape[2] == 4
-        verified = model.verify(samples=1)
-        assert not verified
-        assert "the graph was changed after the capture, at" in str(verified)
     finally:
         model.graph.redefine(node, old)

@@ -153,7 +153,8 @@ def _computed(run: TakenRun, layer: Layer) -> Tensor | None:
     record, read = layer.attention.core, reading(run)
     if record.op != ATTENTION:
         return None
-
+    if record.name in run.model.changed_sites:
+        run.model.expect_program(f"compute the attention weights of layer {layer.number}")
     named = (*record.args[:3], attention_argument(record, "attn_mask"))
     query, key, value, mask = (read(one.name) if isinstance(one, Ref) else one for one in named)
     if query.ndim != 4:
