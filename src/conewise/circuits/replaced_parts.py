@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from conewise.anatomy.components import Components
-from conewise.anatomy.sites import SiteTable
 from conewise.circuits.readers import LiveStreams, ReaderValues
 from conewise.circuits.stream_parts import StreamParts
 from conewise.errors import EdgeError
-from conewise.program.records import Program
 from conewise.program.rehearsal import as_numpy
 from conewise.program.tensors import brought
+from conewise.runs.captured import Captured
 
 Tensor = torch.Tensor
 Mask = NDArray[np.bool_]
@@ -169,25 +167,10 @@ def _numbers(rows: Mask, device: torch.device) -> Tensor:
     return brought(torch.from_numpy(np.flatnonzero(rows)), device)
 
 
-class Structured(Protocol):
-    """A captured model, as far as its structure is read."""
-
-    @property
-    def program(self) -> Program:
-        """Its operations."""
-
-    @property
-    def site_table(self) -> SiteTable:
-        """Its named places."""
-
-    def expect_program(self, what: str) -> None:
-        """Raise where its graph is no longer that of the program."""
-
-
 class EdgeFacts:
     """The components of one stack of a model; `parts` and `readers` are made when they are first used."""
 
-    def __init__(self, model: Structured, stack: str = "", *, reads_heads: bool = True) -> None:
+    def __init__(self, model: Captured, stack: str = "", *, reads_heads: bool = True) -> None:
         self._table, self._program = model.site_table, model.program
         layers = model.site_table.model_layers
         self.components = Components(model.program, layers, stack, reads_heads=reads_heads)
@@ -239,10 +222,10 @@ class EdgeFacts:
         return ReaderValues(self._table, self.components)
 
 
-_known: WeakKeyDictionary[Structured, dict[tuple[str, bool], EdgeFacts]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Captured, dict[tuple[str, bool], EdgeFacts]] = WeakKeyDictionary()
 
 
-def edge_facts(model: Structured, stack: str = "", *, reads_heads: bool = True) -> EdgeFacts:
+def edge_facts(model: Captured, stack: str = "", *, reads_heads: bool = True) -> EdgeFacts:
     """What edges of a stack of the model need. Raises EdgeError where it has none, and says why.
 
     Without `reads_heads`, what its parts need, which heads have whatever their queries are made of.

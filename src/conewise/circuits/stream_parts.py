@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
@@ -17,6 +16,7 @@ from conewise.anatomy.wiring import Step, Walk, walk_to
 from conewise.circuits.readers import Read, StackedValues, StreamViews, bent, normed, stepped
 from conewise.errors import NAN_OF_PADDING, EdgeError
 from conewise.program.tensors import computing
+from conewise.runs.values import Values
 from conewise.sweeps.planning.layout import compile_stacked_rule
 
 Tensor = torch.Tensor
@@ -141,13 +141,6 @@ class Rows:
     numbers: range
 
 
-class Demanded(Protocol):
-    """A run, as far as its values are read here."""
-
-    def demand(self, nodes: Iterable[str]) -> tuple[Any, ...]:
-        """The values at nodes of the graph."""
-
-
 class StreamParts:
     """What the writers of a model have in the values of its stream.
 
@@ -251,7 +244,7 @@ class StreamParts:
         with computing():
             return next(constant for at, constant in self.constants(read) if at == entry)
 
-    def check(self, run: Demanded, tolerance: float | None = None) -> float:
+    def check(self, run: Values, tolerance: float | None = None) -> float:
         """Compare parts and constant with the stream wherever it is read; the largest relative difference.
 
         Raises EdgeError where they differ by more than `tolerance` times the stream's largest value: 1e-4 in

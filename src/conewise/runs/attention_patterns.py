@@ -17,7 +17,8 @@ from conewise.errors import DecompositionError, MissingSiteError
 from conewise.extras import needs
 from conewise.program.records import ATTENTION, Ref
 from conewise.program.tensors import computing
-from conewise.runs.decomposition import TakenRun, expect_prompt, reading
+from conewise.runs.decomposition import expect_prompt, reading
+from conewise.runs.values import Values
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class AttentionPatterns:
 
 
 def attention_patterns(
-    run: TakenRun, layer: Any = None, *, stack: str = "", tokenizer: Any = None
+    run: Values, layer: Any = None, *, stack: str = "", tokenizer: Any = None
 ) -> AttentionPatterns:
     """The attention patterns of some layers, or of all; see `Run.attention`."""
     known = [one.number for one in run.model.site_table.model_layers if one.stack == stack]
@@ -131,7 +132,7 @@ def attention_patterns(
     return AttentionPatterns(layers, tensor, labels)
 
 
-def _pattern(run: TakenRun, layer: int, stack: str) -> tuple[int, Tensor]:
+def _pattern(run: Values, layer: int, stack: str) -> tuple[int, Tensor]:
     """The pattern of one layer, and the layer's number from 0. A fused attention's is computed anew."""
     own = [one for one in run.model.site_table.model_layers if one.stack == stack]
     at = layer + max((one.number for one in own), default=-1) + 1 if layer < 0 else layer
@@ -145,7 +146,7 @@ def _pattern(run: TakenRun, layer: int, stack: str) -> tuple[int, Tensor]:
         return at, value
 
 
-def _computed(run: TakenRun, layer: Layer) -> Tensor | None:
+def _computed(run: Values, layer: Layer) -> Tensor | None:
     """The weights of a fused attention, of what it reads; None where they are not its own for certain.
 
     They are compared with what the operation returned: weights times values.

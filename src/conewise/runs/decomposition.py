@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from conewise.anatomy.components import Components, Reader, Writer
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import PlaceLike, as_place
-from conewise.anatomy.sites import Located
 from conewise.anatomy.wiring import SAME, Walk, walk_to
 from conewise.arguments import checked
 from conewise.circuits.readers import StackedValues, normed, stepped
-from conewise.circuits.replaced_parts import EdgeFacts, Structured, edge_facts
+from conewise.circuits.replaced_parts import EdgeFacts, edge_facts
 from conewise.errors import DecompositionError, EdgeError
 from conewise.extras import needs
 from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE, Record, Ref
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import field_names, output_names
+from conewise.runs.values import Values
 from conewise.sweeps.planning.layout import compile_stacked_rule
 from conewise.text.tokens import position_labels
 
@@ -31,49 +31,12 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-class Taken(Structured, Protocol):
-    """A captured model: its structure, and where its places are."""
-
-    def locate(self, place: PlaceLike) -> Located:
-        """Find a place."""
-
-
-class Patched(Protocol):
-    """A patch that is in force."""
-
-    @property
-    def place(self) -> Any:
-        """Where it is."""
-
-
-class TakenRun(Protocol):
-    """A run or a world of it. What is read is not watched: nothing here writes to it."""
-
-    @property
-    def model(self) -> Taken:
-        """What was run."""
-
-    @property
-    def inputs(self) -> Mapping[str, Tensor]:
-        """What it was given."""
-
-    @property
-    def edits(self) -> Sequence[Patched]:
-        """The patches in force."""
-
-    def value_at(self, node: str) -> Any:
-        """The value at a node of the graph."""
-
-    def read(self, place: PlaceLike) -> Tensor:
-        """The value at a place, in natural axes."""
-
-
-def reading(run: TakenRun) -> Callable[[str], Any]:
+def reading(run: Values) -> Callable[[str], Any]:
     """Reads values of a run by the graph's own names, each once."""
     return functools.cache(run.value_at)
 
 
-def logits_name(run: TakenRun) -> str | None:
+def logits_name(run: Values) -> str | None:
     """The node of the logits: the output of that name, or the only one there is. None where neither is."""
     program = run.model.program
     names = field_names(program, "logits") or output_names(program)
@@ -91,7 +54,7 @@ def largest(whole: Tensor) -> float:
     return float(torch.where(whole.isfinite(), whole.double().abs(), 0.0).max()) or 1.0
 
 
-def patches_in_the_way(run: TakenRun) -> str:
+def patches_in_the_way(run: Values) -> str:
     """What to say of patches, where parts do not add up."""
     if not run.edits:
         return ""
@@ -409,7 +372,7 @@ def expect_prompt(prompt: int, prompts: int) -> int:
 
 
 def decompose(
-    run: TakenRun,
+    run: Values,
     by: str = "head",
     at: PlaceLike | None = None,
     *,
@@ -438,7 +401,7 @@ def expect_way(by: str) -> None:
         raise DecompositionError(f"by={by!r}: the stream is taken apart by {', '.join(map(repr, WAYS))}.")
 
 
-def facts_of(run: TakenRun, stack: str) -> EdgeFacts:
+def facts_of(run: Values, stack: str) -> EdgeFacts:
     """What is known of who writes into a stack's stream. Raises DecompositionError, and says what hinders."""
     try:
         try:
@@ -453,7 +416,7 @@ def facts_of(run: TakenRun, stack: str) -> EdgeFacts:
     return facts
 
 
-def parts_at(run: TakenRun, facts: EdgeFacts, node: str, by: str) -> tuple[tuple[Part, ...], Tensor, Tensor]:
+def parts_at(run: Values, facts: EdgeFacts, node: str, by: str) -> tuple[tuple[Part, ...], Tensor, Tensor]:
     """The parts of a value of the stream, [part, batch, pos, d_model], in the order of computation.
 
     And what belongs to none of them, [batch, pos, d_model].
@@ -498,7 +461,7 @@ def _by_layer(parts: list[Part], found: Tensor) -> tuple[list[Part], Tensor]:
     return [parts[0], *(Part(f"layer {layer}", "layer", layer) for layer in layers)], torch.stack(rows)
 
 
-def _node_at(run: TakenRun, components: Components, at: PlaceLike | None, stack: str) -> tuple[str, str]:
+def _node_at(run: Values, components: Components, at: PlaceLike | None, stack: str) -> tuple[str, str]:
     """The node of the stream that is meant, and the place in words."""
     if at is None:
         last = next((one for one in components.readers if one.slot == "logits"), None)
@@ -521,7 +484,7 @@ def _node_at(run: TakenRun, components: Components, at: PlaceLike | None, stack:
 
 
 def _compared(
-    run: TakenRun, facts: EdgeFacts, node: str, place: str, tensor: Tensor, stream: Tensor
+    run: Values, facts: EdgeFacts, node: str, place: str, tensor: Tensor, stream: Tensor
 ) -> tuple[float, float]:
     """How far the sum of the parts is off the stream, and how far it may be. Raises DecompositionError."""
     allowed = facts.parts.tolerance(node)

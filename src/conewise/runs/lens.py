@@ -19,7 +19,6 @@ from conewise.extras import needs
 from conewise.program.tensors import computing
 from conewise.program.walk import between, described_fields, plan_walk
 from conewise.runs.decomposition import (
-    TakenRun,
     difference,
     expect_prompt,
     largest,
@@ -27,6 +26,7 @@ from conewise.runs.decomposition import (
     patches_in_the_way,
     reading,
 )
+from conewise.runs.values import Values
 from conewise.sweeps.planning.layout import compile_stacked_rule
 from conewise.templates import visible
 from conewise.text.tokens import position_labels, token_numbers, token_text
@@ -151,7 +151,7 @@ class Lens:
 class Head:
     """What a model makes of the stream behind its last layer: its own operations from there to the logits."""
 
-    def __init__(self, run: TakenRun, stack: str) -> None:
+    def __init__(self, run: Values, stack: str) -> None:
         self._program = run.model.program
         logits = logits_name(run)
         if logits is None:
@@ -191,7 +191,7 @@ class Head:
         found: Tensor = self._walk.run({self.entry: value.to(own.dtype)}, reads)[self.output]
         return found
 
-    def _found(self, run: TakenRun, stack: str) -> tuple[list[Layer], str]:
+    def _found(self, run: Values, stack: str) -> tuple[list[Layer], str]:
         """The layers whose stream the logits are made of, and the value of it that is read there."""
         layers = run.model.site_table.model_layers
         stacks = list(dict.fromkeys(layer.stack for layer in layers))
@@ -206,7 +206,7 @@ class Head:
             "needs a residual stream that the unembedding reads."
         )
 
-    def _entry(self, run: TakenRun, layers: Sequence[Layer], stack: str) -> str | None:
+    def _entry(self, run: Values, layers: Sequence[Layer], stack: str) -> str | None:
         try:
             readers = edge_facts(run.model, stack).components.readers
         except EdgeError:  # heads are not told apart, which the lens does not need
@@ -221,7 +221,7 @@ class Head:
         return self.output in names and not cores & names
 
 
-def lens(run: TakenRun, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
+def lens(run: Values, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
     """The logit lens of a run; see `Run.lens`."""
     if isinstance(top, bool) or not hasattr(top, "__index__") or top < 1:
         raise DecompositionError(f"top={top!r}: the lens keeps a number of tokens, at least 1.")
@@ -275,7 +275,7 @@ def _looked_at(logits: Tensor, top: int, asked: Sequence[int]) -> tuple[Tensor, 
     )
 
 
-def _expect_own(run: TakenRun, found: Tensor, own: Tensor) -> None:
+def _expect_own(run: Values, found: Tensor, own: Tensor) -> None:
     """The last row has to be the model's own logits. Raises DecompositionError."""
     if torch.equal(found, own):
         return

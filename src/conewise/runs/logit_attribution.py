@@ -18,7 +18,6 @@ from conewise.extras import needs
 from conewise.runs.decomposition import (
     BIAS,
     Part,
-    TakenRun,
     Unembedding,
     difference,
     expect_prompt,
@@ -30,6 +29,7 @@ from conewise.runs.decomposition import (
     patches_in_the_way,
     reading,
 )
+from conewise.runs.values import Values
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def expect_linear(metric: LinearMetric) -> None:
 
 
 def attribute(
-    run: TakenRun,
+    run: Values,
     metric: LinearMetric,
     numbers: Tensor,
     by: str = "head",
@@ -248,14 +248,14 @@ def _coefficients(linear: Rows, tokens: tuple[int, ...], prompts: int) -> Tensor
     return found
 
 
-def _logits(run: TakenRun, name: str, prompts: int) -> Tensor:
+def _logits(run: Values, name: str, prompts: int) -> Tensor:
     """[prompt, pos, token] of the run itself."""
     value = Outputs(run.model.program).arranged(name, reading(run)(name), 1, prompts)[0]
     return value.unsqueeze(1) if value.ndim == 2 else value
 
 
 def _compared(
-    run: TakenRun, facts: EdgeFacts, way: Unembedding, name: str, added: Tensor, whole: Tensor
+    run: Values, facts: EdgeFacts, way: Unembedding, name: str, added: Tensor, whole: Tensor
 ) -> tuple[float, float]:
     """Return the distance of the parts from the metric, as a share of what is added up; and the limit."""
     behind = [allowed for dtype, allowed in TOLERANCES.items() if dtype in way.dtypes]
