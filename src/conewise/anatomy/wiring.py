@@ -171,7 +171,7 @@ _OF_ONE = SAME | SELECTIONS | {"neg", "sum", "mean", "repeat", "cumsum", "flip",
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One record of a walk. `carried` are its inputs that the walk computes; all others are a run's.
+    """One record of a path. `carried` are its inputs that the path computes; all others are a run's.
 
     `linear` is the record without what it adds of itself: numbers are 0, and for the inputs of `added` zeros
     are to be put in. `is_norm` says that it is a fused norm, whose scale is to be taken from the run.
@@ -195,7 +195,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class AffinePath:
     """The steps from the starts to `end`, in order. `bent` is a record on the way that is not affine."""
 
     end: str
@@ -208,11 +208,11 @@ class Walk:
         return all(step.keeps_numbers or step.is_sum for step in self.steps)
 
 
-def walk_to(wiring: Wiring, starts: Collection[str], end: str) -> Walk:
-    """The affine walk from `starts` to `end`."""
+def affine_path(wiring: Wiring, starts: Collection[str], end: str) -> AffinePath:
+    """Return the records from `starts` to `end`, as steps that are affine in the values of the starts."""
     everything, begun = frozenset(wiring.records), frozenset(starts)
     if end in begun:
-        return Walk(end, ())
+        return AffinePath(end, ())
     above = wiring.above(end, everything, begun)
     steps: dict[str, Step] = {}
     bent: dict[str, Record] = {}
@@ -232,8 +232,8 @@ def walk_to(wiring: Wiring, starts: Collection[str], end: str) -> Walk:
         else:
             bent[name] = bent[curved[0]] if curved else record
     if end not in steps:
-        return Walk(end, (), bent.get(end))
-    return Walk(end, _needed(steps, end))
+        return AffinePath(end, (), bent.get(end))
+    return AffinePath(end, _needed(steps, end))
 
 
 def _needed(steps: dict[str, Step], end: str) -> tuple[Step, ...]:

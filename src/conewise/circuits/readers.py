@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from conewise.attributing.relevance import Relevance
 from conewise.errors import EdgeError
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.tensors import computing
-from conewise.program.walk import Rule, Walk, between, plan_walk
+from conewise.program.walk import Rule, Walk, WalkStep, between, plan_walk
 from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule, repeated
 
 Tensor = torch.Tensor
@@ -120,22 +121,76 @@ class StackedValues:
         return self._known[shapes]
 
 
-def stepped(step: Step, rule: Rule, stacks: dict[str, Tensor], reading: Read) -> Tensor:
-    """The linear part of a step for a stack of values, whose first dimension numbers them."""
-    record = step.linear
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Parts of some writers in a row: `stack` is [writer, *the value's shape]."""
+
+    stack: Tensor
+    numbers: range
+
+    def widened(self, numbers: range) -> Tensor:
+        """Return a stack of more writers, of which the others have no part."""
+        if self.numbers == numbers:
+            return self.stack
+        wide = self.stack.new_zeros((len(numbers), *self.stack.shape[1:]))
+        wide[self.numbers.start - numbers.start : self.numbers.stop - numbers.start] = self.stack
+        return wide
+
+
+class AffineWalk:
+    """The walk along an affine path: parts go through its linear part, what belongs to no part through all.
+
+    It ends with the values of `keep`. `starts` are values that it is given and may drop.
+    """
+
+    def __init__(self, steps: Iterable[Step], keep: Collection[str], starts: Collection[str] = ()) -> None:
+        self._steps = {step.record.name: step for step in steps}
+        self._linear = {name: compile_stacked_rule(step.linear) for name, step in self._steps.items()}
+        self._affine = {name: compile_stacked_rule(step.record) for name, step in self._steps.items()}
+        walked = ((name, step.carried, self._affine[name]) for name, step in self._steps.items())
+        self._walk = plan_walk(walked, keep, starts)
+
+    def parts(
+        self, values: dict[str, Rows], reading: Read, begin: Callable[[str], Rows] | None = None
+    ) -> dict[str, Rows]:
+        """Add the parts of each value to those that are given; `begin` has those of other names."""
+
+        def compute(at: WalkStep, carried: list[Rows], _: dict[str, Rows]) -> Rows:
+            ends = [(one.numbers.start, one.numbers.stop) for one in carried]
+            numbers = range(min(start for start, _ in ends), max(stop for _, stop in ends))
+            stacks = {name: one.widened(numbers) for name, one in zip(at.inputs, carried, strict=True)}
+            return Rows(stepped(self._steps[at.node], self._linear[at.node], stacks, reading), numbers)
+
+        return self._walk.run(values, begin or values.__getitem__, compute)
+
+    def constants(
+        self, values: dict[str, Tensor], reading: Read, begin: Callable[[str], Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Add what of each value belongs to no part; `begin` has it of other names."""
+
+        def compute(at: WalkStep, carried: list[Tensor], _: dict[str, Tensor]) -> Tensor:
+            record = self._steps[at.node].record
+            if self._steps[at.node].is_norm:
+                return normed(record, carried[0], reading, with_bias=True)
+            known = dict(zip(at.inputs, carried, strict=True))
+            found: Tensor = self._affine[at.node](
+                *[known[name] if name in known else reading(name) for name in record.inputs]
+            )
+            return found
+
+        return self._walk.run(values, begin or values.__getitem__, compute)
+
+
+def stepped(step: Step, rule: Rule, stacks: Mapping[str, Tensor], reading: Read) -> Tensor:
+    """Return the linear part of a step for a stack of values, whose first dimension numbers them."""
     if step.is_norm:
-        return normed(record, stacks[step.carried[0]], reading, with_bias=False)
-    inputs: list[Any] = []
-    dims: list[int | None] = []
-    for name in record.inputs:
-        if name in stacks:
-            inputs.append(stacks[name])
-            dims.append(0)
-        else:
-            value = reading(name)
-            inputs.append(torch.zeros_like(value) if name in step.added else value)
-            dims.append(None)
-    found: Tensor = torch.vmap(rule, in_dims=tuple(dims))(*inputs)
+        return normed(step.linear, stacks[step.carried[0]], reading, with_bias=False)
+    inputs = [stacks[name] if name in stacks else reading(name) for name in step.linear.inputs]
+    dims = tuple(0 if name in stacks else None for name in step.linear.inputs)
+    for at, name in enumerate(step.linear.inputs):
+        if name in step.added and name not in stacks:
+            inputs[at] = torch.zeros_like(inputs[at])
+    found: Tensor = torch.vmap(rule, in_dims=dims)(*inputs)
     return found
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from conewise.anatomy.axes import View
 from conewise.anatomy.components import Components, HeadWriters
 from conewise.anatomy.sites import HeadResult, SiteTable
-from conewise.anatomy.wiring import Step, Walk, walk_to
-from conewise.circuits.readers import Read, StackedValues, StreamViews, bent, normed, stepped
+from conewise.anatomy.wiring import AffinePath, Step, affine_path
+from conewise.circuits.readers import AffineWalk, Read, Rows, StackedValues, StreamViews, bent
 from conewise.errors import NAN_OF_PADDING, EdgeError
 from conewise.program.tensors import computing
 from conewise.runs.values import Values
-from conewise.sweeps.planning.layout import compile_stacked_rule
 
 Tensor = torch.Tensor
 
@@ -30,31 +28,29 @@ class HeadShares:
     ) -> None:
         self.heads = heads
         self._values = values
-        walk = walk_to(components.wiring, [heads.node], heads.term)
-        if walk.bent is not None:
-            raise bent(
-                components, walk.bent, f"what the heads of layer {heads.layer.number} add to the stream"
-            )
-        self._steps = walk.steps
-        self._linear = [compile_stacked_rule(step.linear) for step in walk.steps]
-        self._affine = [compile_stacked_rule(step.record) for step in walk.steps]
-        self._result, self._behind = self._plain_projection(sites)
-        self.is_plain = self._result is not None and all(s.keeps_numbers for s in self._steps[self._behind :])
+        path = affine_path(components.wiring, [heads.node], heads.term)
+        if path.bent is not None:
+            what = f"what the heads of layer {heads.layer.number} add to the stream"
+            raise bent(components, path.bent, what)
+        self._result, steps = self._plain_projection(sites, path.steps)
+        self.is_plain = self._result is not None and all(step.keeps_numbers for step in steps)
+        self._whole = AffineWalk(path.steps, [heads.term])
+        self._behind = AffineWalk(steps, [heads.term])
 
-    def _plain_projection(self, sites: SiteTable) -> tuple[HeadResult | None, int]:
-        """The output projection where it reads z as it is, and the number of the step behind it."""
-        projection = self.heads.layer.attention.projection
+    def _plain_projection(
+        self, sites: SiteTable, steps: Sequence[Step]
+    ) -> tuple[HeadResult | None, Sequence[Step]]:
+        """Return the output projection where it reads z as it is, and the steps behind it."""
         layer = self.heads.layer
-        site = ("result", layer.stack, layer.number)
+        projection, site = layer.attention.projection, ("result", layer.stack, layer.number)
         if projection is None or site in sites.missing or self.heads.view.axes[0] != "batch":
-            return None, 0
-        for at, step in enumerate(self._steps):
+            return None, steps
+        for at, step in enumerate(steps):
             if step.record == projection:
-                result = sites.find("result", layer.number, layer.stack).result
-                return result, at + 1
+                return sites.find("result", layer.number, layer.stack).result, steps[at + 1 :]
             if not step.keeps_numbers:
                 break
-        return None, 0
+        return None, steps
 
     def projected(self, read: Read, out: Tensor | None = None) -> Tensor:
         """The shares behind the output projection, [head, batch, pos, d_model]; into `out` if given."""
@@ -71,36 +67,20 @@ class HeadShares:
         return out
 
     def at_term(self, read: Read) -> Tensor:
-        """The shares as the term is laid out, [head, *its shape]."""
+        """Return the shares as the term is laid out, [head, *its shape]."""
         sizes, reading = self._reading(read)
-        if self._result is not None:
-            shares = self.projected(read)
-            begin = self._steps[self._behind - 1].record.name
-            if self._result.is_pos_first:
-                shares = shares.transpose(1, 2)
-            stack = shares.reshape(len(self.heads.rows), *self._shape_at(read, begin))
-            first = self._behind
+        if self._result is None:
+            begin, stack = self.heads.node, self._apart(read(self.heads.node), sizes)
         else:
-            stack, begin, first = self._apart(read(self.heads.node), sizes), self.heads.node, 0
-        known = {begin: stack}
-        for step, rule in zip(self._steps[first:], self._linear[first:], strict=True):
-            stacks = {name: known[name] for name in step.carried}
-            known[step.record.name] = stepped(step, rule, stacks, reading)
-        return known[self.heads.term]
+            begin, shares = self._result.projection.name, self.projected(read)
+            shares = shares.transpose(1, 2) if self._result.is_pos_first else shares
+            stack = shares.reshape(len(self.heads.rows), *self._shape_at(read, begin))
+        return self._behind.parts({begin: Rows(stack, self.heads.rows)}, reading)[self.heads.term].stack
 
     def constant(self, read: Read) -> Tensor:
-        """What the term has without any head: biases."""
-        _, reading = self._reading(read)
-        known = {self.heads.node: torch.zeros_like(read(self.heads.node))}
-        for step, rule in zip(self._steps, self._affine, strict=True):
-            record = step.record
-            if step.is_norm:
-                known[record.name] = normed(record, known[step.carried[0]], reading, with_bias=True)
-            else:
-                known[record.name] = rule(
-                    *[known[one] if one in step.carried else reading(one) for one in record.inputs]
-                )
-        return known[self.heads.term]
+        """Return what the term has without any head: biases."""
+        none = torch.zeros_like(read(self.heads.node))
+        return self._whole.constants({self.heads.node: none}, self._reading(read)[1])[self.heads.term]
 
     def _z(self, read: Read) -> Tensor:
         view = self.heads.view
@@ -133,14 +113,6 @@ def _needs_sizes(view: View) -> bool:
     return any(not isinstance(length, int) for length in view.lengths.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What some writers in a row have in a value: `stack` is [writer, *the value's shape]."""
-
-    stack: Tensor
-    numbers: range
-
-
 class StreamParts:
     """What the writers of a model have in the values of its stream.
 
@@ -160,17 +132,16 @@ class StreamParts:
         self._heads = [HeadShares(sites, components, heads, self._values) for heads in components.heads]
         self._terms = components.terms
         self._of_term = {one.heads.term: one for one in self._heads}
-        self._walks = {entry: self._walk(entry) for entry in components.entries}
-        self.is_carried_unchanged = all(walk.is_unchanged for walk in self._walks.values())
-        steps = {step.record.name: step for walk in self._walks.values() for step in walk.steps}
-        self._affine = {name: compile_stacked_rule(step.record) for name, step in steps.items()}
-        self._linear = {name: compile_stacked_rule(step.linear) for name, step in steps.items()}
+        paths = {entry: self._path(entry) for entry in components.entries}
+        self.is_carried_unchanged = all(path.is_unchanged for path in paths.values())
+        self._to_entries = dict(_in_a_row(paths))
+        self._to_others: dict[str, tuple[AffineWalk, bool]] = {}
 
-    def _walk(self, entry: str) -> Walk:
-        walk = walk_to(self._wiring, self._terms, entry)
-        if walk.bent is not None:
-            raise bent(self.components, walk.bent, f"the stream at {entry!r}")
-        return walk
+    def _path(self, end: str) -> AffinePath:
+        path = affine_path(self._wiring, self._terms, end)
+        if path.bent is not None:
+            raise bent(self.components, path.bent, f"the stream at {end!r}")
+        return path
 
     def at(self, read: Read, node: str, *, whole: bool = False) -> tuple[Tensor, Tensor]:
         """Parts [row, batch, pos, d_model] and constant [batch, pos, d_model] of any value of the stream.
@@ -178,19 +149,18 @@ class StreamParts:
         Rows are the writers before `node`, or with `whole` the terms that are added to the stream: all that
         the heads of a layer add is one row then, biases included. See `Components.terms_before`.
         """
-        walk = self._walks.get(node) or self._walk(node)
-        for step in walk.steps:
-            if step.record.name not in self._affine:
-                self._affine[step.record.name] = compile_stacked_rule(step.record)
-                self._linear[step.record.name] = compile_stacked_rule(step.linear)
+        if node not in self._to_others:
+            path = self._path(node)
+            self._to_others[node] = AffineWalk(path.steps, [node]), path.is_unchanged
+        walk, is_unchanged = self._to_others[node]
         count = self.components.prefix(node)
         with computing():
-            constant = self._constant_at(read, walk, whole=whole)
-            if walk.is_unchanged and not whole:
+            ((_, constant),) = self._constants(read, {node: walk}, whole=whole)
+            if is_unchanged and not whole:
                 return self._unchanged(read, count), constant
             rows = {term: range(at, at + 1) for at, term in enumerate(self.components.terms_before(count))}
-            carried = self._rows_at(read, walk, rows if whole else self._terms, whole=whole)
-            return self._shown(read, node, carried.stack), constant
+            ((_, parts),) = self._carried(read, {node: walk}, rows if whole else self._terms, whole=whole)
+            return parts, constant
 
     def parts(self, read: Read, entry: str | None = None) -> Tensor:
         """[writer, batch, pos, d_model]: what the writers before `entry` have in the stream there.
@@ -206,7 +176,9 @@ class StreamParts:
         with computing():
             if self.is_carried_unchanged:
                 return self._unchanged(read, self._count(entry))
-            return next(parts for at, parts in self._carried(read, entry) if at == entry)
+            return next(
+                parts for at, parts in self._carried(read, self._to_entries, self._terms) if at == entry
+            )
 
     def by_entry(self, read: Read) -> Iterator[tuple[str, Tensor]]:
         """The parts at every value of the stream that is read, in order."""
@@ -218,7 +190,7 @@ class StreamParts:
             for entry, readers in self.components.entries.items():
                 yield entry, whole[: readers[0].writers]
             return
-        carried = self._carried(read)
+        carried = self._carried(read, self._to_entries, self._terms)
         while True:
             with computing():
                 found = next(carried, None)
@@ -296,61 +268,36 @@ class StreamParts:
 
     def constants(self, read: Read) -> Iterator[tuple[str, Tensor]]:
         """The constant part at every entry, in order: no writer has any part, and biases are as they are."""
-        known: dict[str, Tensor] = {}
-        reading = self._reading(read)
+        return self._constants(read, self._to_entries)
 
-        def of(name: str) -> Tensor:
-            if name not in known and name in self._terms:
-                shares = self._of_term.get(name)
-                known[name] = torch.zeros_like(read(name)) if shares is None else shares.constant(read)
-            return known[name]
+    def _constants(
+        self, read: Read, walks: Mapping[str, AffineWalk], *, whole: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The constant part at the end of each walk, in order."""
+        reading, known = self._reading(read), dict[str, Tensor]()
 
-        for entry in self.components.entries:
-            for step in self._walks[entry].steps:
-                if step.record.name not in known:
-                    known[step.record.name] = self._affine_step(step, of, reading)
-            yield entry, self._shown(read, entry, of(entry)[None])[0]
+        def begin(term: str) -> Tensor:
+            shares = None if whole else self._of_term.get(term)
+            return torch.zeros_like(read(term)) if shares is None else shares.constant(read)
 
-    def _affine_step(self, step: Step, of: Callable[[str], Tensor], reading: Read) -> Tensor:
-        """A step with all that it adds of itself."""
-        record = step.record
-        if step.is_norm:
-            return normed(record, of(step.carried[0]), reading, with_bias=True)
-        inputs = [of(one) if one in step.carried else reading(one) for one in record.inputs]
-        found: Tensor = self._affine[record.name](*inputs)
-        return found
+        for end, walk in walks.items():
+            walk.constants(known, reading, begin)
+            value = known[end] if end in known else begin(end)
+            yield end, self._shown(read, end, value[None])[0]
 
-    # -- parts of any value of the stream ------------------------------------------------------
+    def _carried(
+        self, read: Read, walks: Mapping[str, AffineWalk], rows: Mapping[str, range], *, whole: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """What each row has at the end of each walk, in order."""
+        reading, known = self._reading(read), dict[str, Rows]()
 
-    def _constant_at(self, read: Read, walk: Walk, *, whole: bool) -> Tensor:
-        """What belongs to no row, [batch, pos, d_model]."""
-        known: dict[str, Tensor] = {}
-        reading = self._reading(read)
+        def begin(term: str) -> Rows:
+            shares = None if whole else self._of_term.get(term)
+            return Rows(read(term)[None] if shares is None else shares.at_term(read), rows[term])
 
-        def of(name: str) -> Tensor:
-            if name not in known and name in self._terms:
-                shares = None if whole else self._of_term.get(name)
-                known[name] = torch.zeros_like(read(name)) if shares is None else shares.constant(read)
-            return known[name]
-
-        for step in walk.steps:
-            known[step.record.name] = self._affine_step(step, of, reading)
-        return self._shown(read, walk.end, of(walk.end)[None])[0]
-
-    def _rows_at(self, read: Read, walk: Walk, rows: Mapping[str, range], *, whole: bool) -> Rows:
-        """What each row has in the value at the end of a walk."""
-        known: dict[str, Rows] = {}
-        reading = self._reading(read)
-
-        def of(name: str) -> Rows:
-            if name not in known and name in rows:
-                shares = None if whole else self._of_term.get(name)
-                known[name] = Rows(read(name)[None] if shares is None else shares.at_term(read), rows[name])
-            return known[name]
-
-        for step in walk.steps:
-            known[step.record.name] = self._stepped(step, [of(name) for name in step.carried], reading)
-        return of(walk.end)
+        for end, walk in walks.items():
+            walk.parts(known, reading, begin)
+            yield end, self._shown(read, end, (known[end] if end in known else begin(end)).stack)
 
     # -- parts that stay as they are -----------------------------------------------------------
 
@@ -394,37 +341,6 @@ class StreamParts:
         node = self.components.writers[0].node
         return self._values.reading(read, self._values.worlds_in(read, node, read(node)))
 
-    # -- parts that are carried through norms --------------------------------------------------
-
-    def _carried(self, read: Read, until: str | None = None) -> Iterator[tuple[str, Tensor]]:
-        """The parts at every entry, in order, up to one."""
-        known: dict[str, Rows] = {}
-        reading = self._reading(read)
-
-        def of(name: str) -> Rows:
-            if name not in known and name in self._terms:
-                shares = self._of_term.get(name)
-                stack = read(name)[None] if shares is None else shares.at_term(read)
-                known[name] = Rows(stack, self._terms[name])
-            return known[name]
-
-        for entry in self.components.entries:
-            for step in self._walks[entry].steps:
-                if step.record.name not in known:
-                    known[step.record.name] = self._stepped(
-                        step, [of(name) for name in step.carried], reading
-                    )
-            yield entry, self._shown(read, entry, of(entry).stack)
-            if entry == until:
-                return
-
-    def _stepped(self, step: Step, carried: Sequence[Rows], reading: Read) -> Rows:
-        """A step for every writer's part at once."""
-        numbers = range(min(one.numbers.start for one in carried), max(one.numbers.stop for one in carried))
-        widened = [_widened(one, numbers) for one in carried]
-        stacks = dict(zip(step.carried, widened, strict=True))
-        return Rows(stepped(step, self._linear[step.record.name], stacks, reading), numbers)
-
 
 def _expect_one_device(components: Components) -> None:
     """Raise EdgeError where the stream goes from one device to another: its parts are stacked on one."""
@@ -437,13 +353,19 @@ def _expect_one_device(components: Components) -> None:
         )
 
 
-def _widened(rows: Rows, numbers: range) -> Tensor:
-    """A stack of more writers, of which the others have no part."""
-    if rows.numbers == numbers:
-        return rows.stack
-    wide = rows.stack.new_zeros((len(numbers), *rows.stack.shape[1:]))
-    wide[rows.numbers.start - numbers.start : rows.numbers.stop - numbers.start] = rows.stack
-    return wide
+def _in_a_row(paths: Mapping[str, AffinePath]) -> Iterator[tuple[str, AffineWalk]]:
+    """The walks to the ends of paths, each of which begins with what those before it have computed."""
+    ends, known = list(paths), set[str]()
+    fresh: list[list[Step]] = []
+    for path in paths.values():
+        fresh.append([step for step in path.steps if step.record.name not in known])
+        known |= {step.record.name for step in path.steps}
+    held = set[str]()
+    for at, end in enumerate(ends):
+        later = {name for steps in fresh[at + 1 :] for step in steps for name in step.carried}
+        own = {step.record.name for step in fresh[at]}
+        yield end, AffineWalk(fresh[at], later.union(ends[at:]), held)
+        held = (held | own) & later.union(ends)
 
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-2}

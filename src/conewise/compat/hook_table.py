@@ -20,7 +20,7 @@ from torch import nn
 
 from conewise.anatomy.attention_axes import through_layout
 from conewise.anatomy.places import PlaceLike
-from conewise.anatomy.wiring import Wiring, walk_to
+from conewise.anatomy.wiring import Wiring, affine_path
 from conewise.compat.matrices import Matrices, Norm, Written, is_alike, norm_of
 from conewise.errors import MissingSiteError
 from conewise.model import Model
@@ -221,7 +221,7 @@ class HookTable:
         nodes = {one.number: one.nodes for one in self.model.site_table.model_layers}[layer]
         if kind not in nodes:
             return begin, True
-        walk = walk_to(self._wiring, [begin], nodes[kind])
+        walk = affine_path(self._wiring, [begin], nodes[kind])
         is_reached = begin == nodes[kind] or bool(walk.steps)
         return begin, is_reached and all(step.keeps_numbers for step in walk.steps)
 

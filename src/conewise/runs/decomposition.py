@@ -13,9 +13,9 @@ import torch
 from conewise.anatomy.components import Components, Reader, Writer
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import PlaceLike, as_place
-from conewise.anatomy.wiring import SAME, Walk, walk_to
+from conewise.anatomy.wiring import SAME, AffinePath, affine_path
 from conewise.arguments import checked
-from conewise.circuits.readers import StackedValues, normed, stepped
+from conewise.circuits.readers import AffineWalk, Rows, StackedValues
 from conewise.circuits.replaced_parts import EdgeFacts, edge_facts
 from conewise.errors import DecompositionError, EdgeError
 from conewise.extras import needs
@@ -23,7 +23,6 @@ from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE,
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import field_names, output_names
 from conewise.runs.values import Values
-from conewise.sweeps.planning.layout import compile_stacked_rule
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
@@ -97,9 +96,8 @@ class Unembedding:
         self._product = self._expect_product()
         (self._operand,) = self._wiring.operands(self._product)
         self._norm = self._expect_affine(self.reader.entry, self._operand)
-        self._linear = [compile_stacked_rule(step.linear) for step in self._norm.steps]
-        self._affine = [compile_stacked_rule(step.record) for step in self._norm.steps]
-        self._behind = walk_to(self._wiring, [self._product.name], self.output)
+        self._walk = AffineWalk(self._norm.steps, [self._operand])
+        self._behind = affine_path(self._wiring, [self._product.name], self.output)
         self._expect_pointwise()
 
     def shares(
@@ -113,19 +111,10 @@ class Unembedding:
             parts = self._facts.parts.as_node(self.reader.entry, parts)
             constant = self._facts.parts.as_node(self.reader.entry, constant[None])[0]
             reading = self._values.reading(read, 1)
-            known: dict[str, Tensor] = {self.reader.entry: parts}
-            fixed: dict[str, Tensor] = {self.reader.entry: constant}
-            for step, linear, affine in zip(self._norm.steps, self._linear, self._affine, strict=True):
-                name, record = step.record.name, step.record
-                known[name] = stepped(step, linear, {one: known[one] for one in step.carried}, reading)
-                if step.is_norm:
-                    fixed[name] = normed(record, fixed[step.carried[0]], reading, with_bias=True)
-                else:
-                    fixed[name] = affine(
-                        *[fixed[one] if one in step.carried else reading(one) for one in record.inputs]
-                    )
+            known = self._walk.parts({self.reader.entry: Rows(parts, range(len(parts)))}, reading)
+            fixed = self._walk.constants({self.reader.entry: constant}, reading)
             rows, bias = self._directions(read, tokens)
-            found = known[self._operand].to(rows.dtype) @ rows.T
+            found = known[self._operand].stack.to(rows.dtype) @ rows.T
             rest = fixed[self._operand].to(rows.dtype) @ rows.T + bias
             arranged = self._arranged(torch.cat([found, rest[None]]), prompts)
             return self._at_logits(read, arranged, tokens, prompts)
@@ -171,8 +160,8 @@ class Unembedding:
             )
         return products[0]
 
-    def _expect_affine(self, entry: str, end: str) -> Walk:
-        walk = walk_to(self._wiring, [entry], end)
+    def _expect_affine(self, entry: str, end: str) -> AffinePath:
+        walk = affine_path(self._wiring, [entry], end)
         if walk.bent is not None:
             raise DecompositionError(
                 f"between the stream and the unembedding lies {walk.bent.name!r} ({walk.bent.op}), which is "
