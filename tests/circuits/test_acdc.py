@@ -102,14 +102,14 @@ def test_speculative_and_one_at_a_time_are_equal_for_many_thresholds_and_prompts
     assert len(sizes) > 6
 
 
-def _bert_runs() -> tuple[Model, Run, Run]:
+def bert_runs() -> tuple[Model, Run, Run]:
     ids, other = torch.randint(0, 200, (2, 2, 5), generator=torch.Generator().manual_seed(0))
     model = cw.capture(_bert(), input_ids=ids)
     return model, model.run(input_ids=ids), model.run(input_ids=other)
 
 
 def test_a_model_that_norms_its_sums_is_searched_node_by_node() -> None:
-    model, base, source = _bert_runs()
+    model, base, source = bert_runs()
     assert not edge_facts(model).parts.is_carried_unchanged
     asked: dict[str, Any] = {"base": base, "source": source, "metric": AT_LAST, "threshold": 0.05}
     found, alone = acdc(model, **asked), acdc(model, **asked, speculative=False)
@@ -339,7 +339,7 @@ def test_what_cannot_be_searched_says_why(options: dict[str, Any], words: str) -
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_a_budget_that_no_world_fits_into_is_refused_and_says_the_least(name: str) -> None:
     given = small("gpt2")
-    model, base, source = _bert_runs() if name == "bert" else (given.model, given.base, given.source)
+    model, base, source = bert_runs() if name == "bert" else (given.model, given.base, given.source)
     asked: dict[str, Any] = {"base": base, "source": source, "metric": AT_LAST, "threshold": 0.1}
     with pytest.raises(SweepError, match=r"one world alone takes .* The least that would do is") as refused:
         acdc(model, **asked, max_memory=10)

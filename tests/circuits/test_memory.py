@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import conewise as cw
-from conewise.circuits.masked_forward import Ablated
+from conewise.circuits.masked_forward import Ablated, MaskedForward
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import edge_facts
 from tests.attributing.test_memory import OFF, Blocks
 from tests.circuits.small_models import small
+from tests.circuits.test_acdc import bert_runs
 from tests.circuits.test_masked_forward import METRIC, random_masks
 
 
@@ -40,6 +41,21 @@ def test_a_stack_of_worlds_holds_what_was_planned(name: str, ablation: str) -> N
         planned = forward.peak_bytes(own) - forward._held - forward._state.bytes
         held = taken(lambda own=own: forward._evaluated(forward._state, own))  # type: ignore[misc]
         assert held == pytest.approx(planned, rel=OFF)
+        worlds = len(next(iter(own.values())))
+        assert held <= worlds * forward._bound(min(own), forward._state.removed & ~forward._there)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_worlds_of_any_model_hold_what_was_planned(name: str) -> None:
+    model, base, source = bert_runs() if name == "bert" else (small(name).model, small(name).base, None)
+    facts = edge_facts(model)
+    forward = MaskedForward(facts, base, Ablated(facts, "zero", base, source), cw.logit(3, pos=-1))
+    for worlds in (1, 3):
+        removed = np.ones((worlds, *forward.shape), dtype=bool)
+        forward._metric(removed, {}, 0)  # constants are kept
+        held = taken(lambda removed=removed: forward._metric(removed, {}, 0))  # type: ignore[misc]
+        assert held == pytest.approx(forward.peak_bytes(worlds), rel=OFF)
+        assert held <= worlds * forward._bound
 
 
 def test_a_search_holds_no_more_than_its_budget() -> None:

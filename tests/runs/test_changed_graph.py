@@ -217,10 +217,10 @@ def test_what_follows_the_graph_is_that_of_a_module_with_the_change(model: Model
 
 def before(kind: str) -> Any:
     """What was made before the change: estimates, a circuit, its edges, a plan, a result, a fork."""
-    model, given = captured(), {"base": CLEAN, "source": OTHER, "metric": METRIC}
+    model = captured()
     if kind not in BEFORE:
-        BEFORE["estimates"] = cw.attribution(model, SITES, **given)
-        BEFORE["circuit"] = cw.acdc(model, **given, threshold=0.5)
+        BEFORE["estimates"] = cw.attribution(model, SITES, **GIVEN)
+        BEFORE["circuit"] = cw.acdc(model, **GIVEN, threshold=0.5)
         BEFORE["edges"] = model.edges()
         BEFORE["plan"] = swept(model).plan()
         BEFORE["result"] = swept(model).run(progress=False)

@@ -316,7 +316,7 @@ class EdgeScores:
         layout, axis, wiring = work.shape.layout, slot.axis, facts.components.wiring
         if axis is None or layout.batch_dim.get(slot.entry) != 0:
             return None
-        walks = Walks(work.model.program, layout, (), work.read)
+        walks = Walks(work.model.program, (), work.read)
         walks = known.walks.setdefault(facts.components.stack, walks)
         view = work.model.locate(Place(*slot.site)).view
         with computing():

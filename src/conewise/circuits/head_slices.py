@@ -12,12 +12,12 @@ import torch
 from conewise.anatomy.axes import View
 from conewise.anatomy.wiring import Wiring
 from conewise.attributing.relevance import Relevance
-from conewise.circuits.readers import Read
+from conewise.circuits.readers import Read, StackedValues
 from conewise.program.records import ATTENTION, SIZES, Program, Record, Ref
 from conewise.program.rehearsal import is_rehearsal
 from conewise.program.walk import Rule, Walk, WalkStep, between, compile_rule, plan_walk
 from conewise.sweeps.planning.fusing import Fusion, fitting, product_then_bias
-from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule, index_tensor, repeated
+from conewise.sweeps.planning.layout import Layout, compile_stacked_rule, index_tensor
 from conewise.sweeps.planning.regions import repeated_rule
 
 Tensor = torch.Tensor
@@ -29,16 +29,15 @@ class Walks:
     What a walk reads beside the values that it begins with is `read`: a run's own value, repeated.
     """
 
-    def __init__(self, program: Program, layout: Layout, fusions: tuple[Fusion, ...], read: Read) -> None:
-        self._program, self._layout, self._fusions, self._read = program, layout, fusions, read
-        self._constants = Constants(layout, read)
+    def __init__(self, program: Program, fusions: tuple[Fusion, ...], read: Read) -> None:
+        self._program, self._fusions, self._read = program, fusions, read
+        self._values = StackedValues(program)
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str]], Walk] = {}
         self._fixed: dict[tuple[str, int, int | None], Any] = {}
 
     def rebase(self, read: Read) -> None:
         """Read another run of the same shape from now on."""
         self._read = read
-        self._constants.rebase(read)
         self._fixed.clear()
 
     def walk(self, starts: Collection[str], targets: Collection[str], keep: Collection[str] = ()) -> Walk:
@@ -91,28 +90,16 @@ class Walks:
 
     def _operand(self, name: str, worlds: int, rows: int | None) -> Any:
         """What is read of a run: weights and constants, and values that no start leads to."""
-        if name == SIZES:
-            return self._layout.sizes(worlds, rows)
-        if name not in self._layout.varying and name not in self._program.record_of:
+        if name not in self._program.varying and name not in self._program.record_of and name != SIZES:
             return self._read(name)
         key = name, worlds, rows
-        if is_rehearsal():
-            return self._fixed.get(key, self._repeated(name, worlds, rows))
-        if key not in self._fixed:
+        if key in self._fixed:
+            return self._fixed[key]
+        value = self._values.reading(self._read, worlds, rows)(name)
+        if not is_rehearsal():
             if len(self._fixed) >= 512:
                 self._fixed.clear()
-            self._fixed[key] = self._repeated(name, worlds, rows)
-        return self._fixed[key]
-
-    def _repeated(self, name: str, worlds: int, rows: int | None) -> Any:
-        if name not in self._layout.varying:
-            value = self._constants.stacked(name, worlds)
-        else:
-            value, dim = self._read(name), self._layout.batch_dim.get(name)
-            if dim is not None and isinstance(value, torch.Tensor):
-                value = repeated(value, dim, worlds)
-        if rows is not None and isinstance(value, torch.Tensor):
-            value = self._layout.tail(name, value, rows)
+            self._fixed[key] = value
         return value
 
 

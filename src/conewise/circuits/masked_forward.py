@@ -9,7 +9,8 @@ unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,10 +24,12 @@ from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.anatomy.padding import shown_entries
 from conewise.anatomy.places import Place
 from conewise.circuits.readers import Read, StackedValues
-from conewise.circuits.replaced_parts import EdgeFacts, mixed, mixed_by_world, wide, with_residue
+from conewise.circuits.replaced_parts import EdgeFacts, mixed, mixed_by_world, numbers_of, wide, with_residue
 from conewise.circuits.stream_parts import HeadShares
 from conewise.errors import NAN_OF_PADDING, Argument, CircuitError
+from conewise.program.rehearsal import as_numpy, bytes_of, peak_of
 from conewise.program.tensors import computing, mean_of
+from conewise.program.walk import Rule, WalkStep, plan_walk, support
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import PARTS
 from conewise.runs.metrics import Metric
@@ -245,19 +248,25 @@ class MaskedForward:
         swept = facts_of(model)
         self._metrics = MetricReader(swept, (metric,), base=base)
         self._targets = swept.targets((metric,))
-        support = set(model.graph.names(model.support(self._targets)))
-        self._records = [record for record in model.program.records if record.name in support]
-        self._rules = {record.name: compile_stacked_rule(record) for record in self._records}
+        self._records = {one.name: compile_stacked_rule(one) for one in support(model.program, self._targets)}
         self._views = {
             one.node: _view(model.locate(Place(*one.site)).view, one) for one in self.components.readers
         }
-        self._bytes = sum(model.estimated_bytes(base.inputs).values())
-        self._budget = max_memory or DEFAULT_MEMORY
+        self._budget = max_memory
         self._is_stackable = can_stack(base)
         self._prompts = swept.read.prompts(base.inputs)
         self._removed: Mask = np.zeros(self.shape, dtype=bool)
         self._current: Mapping[str, Any] = {}
-        expect_room(self._bytes_of_a_world, max_memory)
+        parts = [ablated.at(entry) for entry in self.components.entries][-1]
+        values = sum(model.estimated_bytes(base.inputs).values())
+        self._bound = values + 3 * parts.numel() * parts.element_size()
+        if max_memory is not None:
+            # What is found in a rehearsal has no numbers: what is kept of the base is read before it.
+            for one in {one for _, inputs, _ in self._moved(self._views) for one in inputs}:
+                self._read(one)
+            for one in self._facts.reads:
+                self._read(one)
+            expect_room(self.peak_bytes(1), max_memory)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -265,16 +274,27 @@ class MaskedForward:
         return len(self.components.readers), len(self.components.writers)
 
     def most(self, stage: int, removed: Mask | None = None) -> int:
-        """How many worlds fit into memory at once: each takes a run, and its parts twice."""
+        """Return how many worlds fit into memory at once; without a budget, by a bound on what each takes."""
         del stage, removed
         if not self._is_stackable:
             return 1
-        return max(1, self._budget // self._bytes_of_a_world)
+        if self._budget is None:
+            return max(1, DEFAULT_MEMORY // self._bound)
+        one, two = self._taken
+        held = bytes_of(leaf for leaf in self._current.values() if isinstance(leaf, torch.Tensor))
+        return max(1, 1 + (self._budget - held - one) // max(two - one, 1))
 
-    @property
-    def _bytes_of_a_world(self) -> int:
-        parts = self.ablated.at(self.components.readers[-1].entry)
-        return self._bytes + 3 * parts.numel() * parts.element_size()
+    @functools.cached_property
+    def _taken(self) -> tuple[int, int]:
+        """What one world and what two worlds hold."""
+        return self.peak_bytes(1), self.peak_bytes(2)
+
+    def peak_bytes(self, worlds: int) -> int:
+        """Return the most that so many worlds without any edge hold at once: it is rehearsed."""
+        count, removed = self.node_evaluations, np.ones((worlds, *self.shape), dtype=bool)
+        found = peak_of(lambda: self._metric(removed, {}, 0))
+        self.node_evaluations = count
+        return found
 
     @property
     def few(self) -> int:
@@ -289,8 +309,9 @@ class MaskedForward:
 
     def begin(self, removed: Mask) -> Numbers:
         """Let a world be the current one."""
-        found, stacks = self._metric(removed[None], {}, 0)
-        self._removed, self._current = removed.copy(), stacks
+        self._current = {}
+        found, self._current = self._metric(removed[None], {}, 0, keep=self._records.keys())
+        self._removed = removed.copy()
         values: Numbers = found[0]
         return values
 
@@ -310,45 +331,47 @@ class MaskedForward:
     # -- one stack of worlds -----------------------------------------------------------------------
 
     def _metric(
-        self, removed: Mask, current: Mapping[str, Any], first: int
+        self, removed: Mask, current: Mapping[str, Any], first: int, keep: Collection[str] = ()
     ) -> tuple[Numbers, dict[str, Any]]:
-        with computing():
-            stacks = dict(self._walked(removed, current, first))
-            read = self._reading(stacks, current, len(removed))
-            outputs = {name: read(name) for name in self._targets}
-            found = self._metrics.of_stack(outputs, len(removed), self._layout, {}, self._prompts)()
-        return found[:, 0].numpy(), stacks
+        """The metric of each world, and the values of `keep` that are others than in the current world."""
+        worlds, values = len(removed), dict[str, Any]()
 
-    def _reading(self, stacks: Mapping[str, Any], current: Mapping[str, Any], worlds: int) -> Read:
-        def read(name: str) -> Any:
-            if name in stacks:
-                return stacks[name]
+        def before(name: str) -> Any:
             return current[name] if name in current else self._read(name)
 
-        return self._values.reading(read, worlds)
+        def now(name: str) -> Any:
+            return values[name] if name in values else before(name)
 
-    def _walked(self, removed: Mask, current: Mapping[str, Any], first: int) -> Iterator[tuple[str, Any]]:
-        """Every value that is another one than in the current world, in order, for a stack of worlds.
-
-        Readers before number `first` have what they have there.
-        """
-        worlds = len(removed)
         corrected: dict[str, list[int]] = {}
-        for number, one in enumerate(self.components.readers):
-            if number >= first and removed[:, number].any():
+        for number, one in enumerate(self.components.readers[first:], first):
+            if removed[:, number].any():
                 corrected.setdefault(one.node, []).append(number)
-        stacks: dict[str, Any] = {}
-        read = self._reading(stacks, current, worlds)
-        for record in self._records:
-            name = record.name
-            if any(one in stacks for one in record.inputs):
-                stacks[name] = self._rules[name](*[read(one) for one in record.inputs])
+
+        def compute(step: WalkStep, operands: list[Any], values: dict[str, Any]) -> Any:
+            if step.inputs:
+                values[step.node] = step.rule(*operands)
                 self.node_evaluations += worlds
-            if name in corrected:
-                stacks[name] = self._corrected(corrected[name], removed, read)
-                self.node_evaluations += worlds * len(corrected[name])
-            if name in stacks:
-                yield name, stacks[name]
+            if step.node not in corrected:
+                return values[step.node]
+            self.node_evaluations += worlds * len(corrected[step.node])
+            return self._corrected(corrected[step.node], removed, self._values.reading(now, worlds))
+
+        walk = plan_walk(self._moved(corrected), {*keep, *self._facts.reads, *self._targets})
+        with computing():
+            walk.run(values, self._values.reading(before, worlds), compute)
+            read = self._values.reading(now, worlds)
+            outputs = {name: read(name) for name in self._targets}
+            found = self._metrics.of_stack(outputs, worlds, self._layout, {}, self._prompts)()
+        return as_numpy(found[:, 0]), values
+
+    def _moved(self, corrected: Collection[str]) -> Iterator[tuple[str, tuple[str, ...], Rule]]:
+        """The steps where these nodes are corrected; one that is moved by nothing else reads nothing."""
+        moved = set[str]()
+        for name, rule in self._records.items():
+            inputs = self._model.program.record_of[name].inputs
+            if not moved.isdisjoint(inputs) or name in corrected:
+                yield name, () if moved.isdisjoint(inputs) else inputs, rule
+                moved.add(name)
 
     def _corrected(self, numbers: Sequence[int], removed: Mask, read: Read) -> Tensor:
         """The value at the node of some readers, each of them computed from a stream of its own."""
@@ -365,9 +388,9 @@ class MaskedForward:
             lost = removed[:, number, : len(parts)]
             total = mixed_by_world(~lost[:, None], parts)[0] + mixed(lost, ablated) + constant
             own = with_residue(total, residue, stream)
-            for rows, whole in ((~lost.any(1), stream), (np.logical_and.reduce(lost, 1), replaced)):
-                if whole is not None and rows.any():
-                    chosen = torch.from_numpy(rows)
+            for rows, whole in ((~lost.any(1), stream), (lost.all(1), replaced)):
+                if whole is not None and np.any(rows):
+                    chosen = numbers_of(rows, own.device)
                     own[chosen] = whole[chosen].to(own.dtype)
             own = own.to(stream.dtype).flatten(0, 1)
             found = self._facts.readers.values(entry, [slot], own, self._read)[slot]

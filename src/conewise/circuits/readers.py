@@ -93,22 +93,26 @@ class StackedValues:
         dim, shape = layout.batch_dim.get(name), layout.shape(name)
         return 1 if dim is None or shape is None else value.shape[dim] // shape[dim]
 
-    def reading(self, read: Read, worlds: int) -> Read:
-        """Reads every value as a stack of so many worlds: what has fewer of them is repeated."""
+    def reading(self, read: Read, worlds: int, rows: int | None = None) -> Read:
+        """Return what reads every value as a stack of so many worlds: one that has fewer is repeated.
+
+        With `rows`, of so many of its last positions.
+        """
         layout, constants = self._of(read)
         constants.rebase(read)
 
         def stacked(name: str) -> Any:
             if name == SIZES:
-                return layout.sizes(worlds)
-            if name not in layout.varying:
-                return constants.stacked(name, worlds)
-            value, dim = read(name), layout.batch_dim.get(name)
-            if dim is None or not isinstance(value, torch.Tensor):
-                return value
-            shape = layout.shape(name)
-            assert shape is not None
-            return repeated(value, dim, worlds * shape[dim] // value.shape[dim])
+                return layout.sizes(worlds, rows)
+            if name in layout.varying:
+                value, dim, shape = read(name), layout.batch_dim.get(name), layout.shape(name)
+                if dim is not None and isinstance(value, torch.Tensor):
+                    assert shape is not None
+                    value = repeated(value, dim, worlds * shape[dim] // value.shape[dim])
+            else:
+                value = constants.stacked(name, worlds)
+            is_cut = rows is not None and isinstance(value, torch.Tensor)
+            return layout.tail(name, value, rows) if is_cut else value  # type: ignore[arg-type]
 
         return stacked
 
@@ -119,6 +123,20 @@ class StackedValues:
             layout = Layout(self._program, self._program.symbols_of(given))
             self._known[shapes] = layout, Constants(layout, read)
         return self._known[shapes]
+
+
+def stacked_walk(
+    program: Program,
+    starts: Collection[str],
+    targets: Collection[str],
+    *,
+    members: Collection[str] | None = None,
+    also_reads: Mapping[str, str] | None = None,
+) -> Walk:
+    """Plan the walk from `starts` to `targets` over stacks of worlds; it ends with the values of both."""
+    records = between(program, starts, targets, members)
+    steps = ((one.name, one.inputs, compile_stacked_rule(one)) for one in records)
+    return plan_walk(steps, [*starts, *targets], also_reads=also_reads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +327,8 @@ class ReaderValues:
                     f"no reader {unknown[0]!r} of the stream at {entry!r}: it has {', '.join(own) or 'none'}."
                 )
             nodes = [own[slot] for slot in key[1]]
-            records = between(self.components.program, [entry], nodes)
-            steps = ((one.name, one.inputs, compile_stacked_rule(one)) for one in records)
-            also = {} if relevance is None else relevance.entries
-            self._walks[key] = plan_walk(steps, [entry, *nodes], also_reads=also)
+            also = None if relevance is None else relevance.entries
+            self._walks[key] = stacked_walk(self.components.program, [entry], nodes, also_reads=also)
         return self._walks[key]
 
 
@@ -404,9 +420,7 @@ class LiveStreams:
                 if live == "":
                     frozen |= set(self.components.terms) - {node, *self._terms_of(node)}
                 moving = program.record_of.keys() - frozen
-            records = between(program, [node], [entry], moving)
-            steps = ((one.name, one.inputs, compile_stacked_rule(one)) for one in records)
-            self._walks[key] = plan_walk(steps, [node, entry])
+            self._walks[key] = stacked_walk(program, [node], [entry], members=moving)
         return self._walks[key]
 
     def _terms_of(self, node: str) -> list[str]:

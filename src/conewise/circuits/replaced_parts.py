@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -142,10 +143,10 @@ class ReplacedParts:
             if rows.all():
                 return out.add_(begin[entry])
             if rows.any():
-                out[_numbers(rows, out.device)] += begin[entry]
+                out[numbers_of(rows, out.device)] += begin[entry]
         neither = ~near & ~far
         if neither.any():
-            out[_numbers(neither, out.device)] = self.summed(entry, lost[neither])
+            out[numbers_of(neither, out.device)] = self.summed(entry, lost[neither])
         return out
 
     def summed(self, entry: str, lost: Mask, others: Sequence[int] = ()) -> Tensor:
@@ -162,8 +163,8 @@ class ReplacedParts:
         return with_residue(total, self.residues[entry], self.streams[entry])
 
 
-def _numbers(rows: Mask, device: torch.device) -> Tensor:
-    """The numbers of chosen rows."""
+def numbers_of(rows: Any, device: torch.device) -> Tensor:
+    """Return the numbers of the rows that a mask chooses."""
     return brought(torch.from_numpy(np.flatnonzero(rows)), device)
 
 

@@ -12,12 +12,12 @@ import torch
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.residual_names import Layer
 from conewise.arguments import checked
-from conewise.circuits.readers import StackedValues
+from conewise.circuits.readers import StackedValues, stacked_walk
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import DecompositionError, EdgeError
 from conewise.extras import needs
 from conewise.program.tensors import computing
-from conewise.program.walk import between, described_fields, plan_walk
+from conewise.program.walk import between, described_fields
 from conewise.runs.decomposition import (
     difference,
     expect_prompt,
@@ -27,7 +27,6 @@ from conewise.runs.decomposition import (
     reading,
 )
 from conewise.runs.values import Values
-from conewise.sweeps.planning.layout import compile_stacked_rule
 from conewise.templates import visible
 from conewise.text.tokens import position_labels, token_numbers, token_text
 
@@ -161,9 +160,7 @@ class Head:
             )
         self.output = logits
         self.layers, self.entry = self._found(run, stack)
-        records = between(self._program, [self.entry], [self.output])
-        steps = ((one.name, one.inputs, compile_stacked_rule(one)) for one in records)
-        self._walk = plan_walk(steps, [self.entry, self.output])
+        self._walk = stacked_walk(self._program, [self.entry], [self.output])
         self._values = StackedValues(self._program)
 
     def rows(self) -> Iterator[tuple[str, str]]:
