@@ -54,19 +54,25 @@ class Cell:
         return f"Cell({self.name})"
 
 
+class _Summand:
+    """A part of what is swept, to which others can be added."""
+
+    __slots__ = ()
+
+    def __add__(self, other: SelectorLike) -> Selectors:
+        return Selectors((*as_selectors(self).parts, *as_selectors(other).parts))
+
+    def __radd__(self, other: SelectorLike) -> Selectors:
+        return as_selectors(other) + self
+
+
 @dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(_Summand):
     """All places of one kind that `choices` allow; an axis that is not named is not cut."""
 
     name: str
     stack: str
     choices: Mapping[str, Choice]
-
-    def __add__(self, other: SelectorLike) -> Selectors:
-        return Selectors((self,)) + other
-
-    def __radd__(self, other: SelectorLike) -> Selectors:
-        return as_selectors(other) + self
 
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(f'{axis}={choice}' for axis, choice in self.choices.items())}]"
@@ -89,18 +95,12 @@ class SourcedCell:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SourcedCells:
+class SourcedCells(_Summand):
     """A world for each of several sources, by label, at places or at each cell of a selector."""
 
     of: Selector | tuple[Place, ...]
     sources: Mapping[str, Any]
     axis: str = "label"
-
-    def __add__(self, other: SelectorLike) -> Selectors:
-        return Selectors((self,)) + other
-
-    def __radd__(self, other: SelectorLike) -> Selectors:
-        return as_selectors(other) + self
 
     def __repr__(self) -> str:
         of = repr(self.of) if isinstance(self.of, Selector) else " + ".join(map(str, self.of))
@@ -108,17 +108,11 @@ class SourcedCells:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
+class Pairs(_Summand):
     """A world for each pair of the cells that `of` stands for; with `singles`, one for each of them too."""
 
     of: Selectors
     singles: bool = False
-
-    def __add__(self, other: SelectorLike) -> Selectors:
-        return Selectors((self,)) + other
-
-    def __radd__(self, other: SelectorLike) -> Selectors:
-        return as_selectors(other) + self
 
     def __repr__(self) -> str:
         return f"pairs({self.of!r}{', singles=True' if self.singles else ''})"
@@ -132,7 +126,7 @@ Part = Selector | SourcedCells | Pairs | Edges | tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Selectors:
+class Selectors(_Summand):
     """A sum of selectors: the cells of the first, then those of the second, and so on.
 
     With `from_end`, the positions of cells are counted from the end: -1 is the last.
@@ -150,12 +144,6 @@ class Selectors:
             else repr(part)
             for part in self.parts
         )
-
-    def __add__(self, other: SelectorLike) -> Selectors:
-        return Selectors((*self.parts, *as_selectors(other).parts))
-
-    def __radd__(self, other: SelectorLike) -> Selectors:
-        return as_selectors(other) + self
 
 
 SelectorLike = (

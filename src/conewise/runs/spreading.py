@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from conewise.anatomy.edges import Edges
 from conewise.anatomy.places import Place, SourcedPlace
@@ -40,12 +40,8 @@ Along = dict[str, tuple[int, ...]]
 """The numbers that are chosen along each axis."""
 
 
-class Sourcing(Protocol):
-    """Numbers the sources that cells have of their own."""
-
-    def sourced(self, place: Place, source: Any, label: str) -> SourcedPlace:
-        """The place with that source. An empty label stands for what the source is called."""
-
+Sourcing = Callable[[Place, Any, str], SourcedPlace]
+"""Gives the place with a source of its own and a label; an empty one stands for what the source is called."""
 
 KEPT = 64
 """The number of spreadings of a model that are kept. They lie with it."""
@@ -168,7 +164,7 @@ class _Spreading:
     def _sourced(self, place: Place, source: Any, label: str) -> SourcedPlace:
         if self._sourcing is None:
             raise SiteError(f"{place} has a source of its own here, which sweeps alone put in.")
-        return self._sourcing.sourced(place, source, label)
+        return self._sourcing(place, source, label)
 
     def _sources(self, part: SourcedCells, selector: int) -> Spread:
         """A world for each source at each cell of a selector, or at places."""

@@ -141,7 +141,7 @@ class Sweep:
         self.is_function = first.intervention.is_function
         shapes = self._batches.shapes or [first.base.inputs]
         lengths = [partial(axis_lengths, facts=self.facts.shape(inputs)) for inputs in shapes]
-        found = spread(self.selectors, model, lengths, self.own)
+        found = spread(self.selectors, model, lengths, self.own.sourced)
         self.spreads: tuple[Spread, ...] = found.spreads
         self.cells: tuple[Cell, ...] = found.cells
         self.spec = SweepSpec(

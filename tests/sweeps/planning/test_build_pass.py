@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conewise.reactive.graph import Graph
+from conewise.sweeps.planning.fusing import Fusion
 from conewise.sweeps.planning.passes import (
     Alignment,
-    Chain,
     PassProgram,
     Put,
     Read,
     Step,
     alignment,
     build_pass,
-    pass_program,
+    from_plain,
     to_plain,
 )
 from conewise.sweeps.planning.regions import WHOLE, Regions
@@ -166,7 +166,7 @@ def test_nothing_is_held_at_the_end_but_what_is_read(scene: Scene) -> None:
 @given(scenes())
 def test_a_pass_is_equal_to_what_is_read_back_from_json(scene: Scene) -> None:
     program = built(scene)
-    assert pass_program(json.loads(json.dumps(to_plain(program)))) == program
+    assert from_plain(PassProgram, json.loads(json.dumps(to_plain(program)))) == program
 
 
 @given(st.sets(st.integers(0, 12), min_size=1), st.sets(st.integers(0, 12), min_size=1))
@@ -188,7 +188,7 @@ def chain() -> Graph:
 
 def test_what_is_inside_of_a_chain_has_no_step_and_is_counted() -> None:
     plan = schedule(chain(), {"a": 0b11}, {"a": 0b11}, 2, ["d"])
-    program = build_pass(plan, chain().inputs, WHOLE, chains={"d": Chain(("b",), ("c",))})
+    program = build_pass(plan, chain().inputs, WHOLE, fused={"d": Fusion("d", frozenset("c"), ("b",), abs)})
     assert [step.node for step in program.steps] == ["a", "b", "d"]
     assert program.steps[-1].inside == ("c",)
     assert [read.node for read in program.steps[-1].reads] == ["b"]

@@ -8,7 +8,6 @@ pass was built; here it is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -126,13 +125,13 @@ class Wavefront:
 
     def _made_ready(self, program: PassProgram) -> ReadyPass:
         """All of a pass that is the same in each run."""
-        at = Places()
+        at = ReadyPass(program, tuple(self._columns))
         risen = zip(program.steps, program.rises, strict=True)
-        steps = tuple(self._ready_step(step, rise, at) for step, rise in risen)
-        targets = tuple((one.node, self._operand(one, program.worlds, at)) for one in program.targets)
-        return ReadyPass(program, tuple(self._columns), steps, targets, at.stacks, at.weights, at.beginning)
+        at.steps = tuple(self._ready_step(step, rise, at) for step, rise in risen)
+        at.targets = tuple((one.node, self._operand(one, program.worlds, at)) for one in program.targets)
+        return at
 
-    def _ready_step(self, step: Step, rise: int, at: Places) -> ReadyStep:
+    def _ready_step(self, step: Step, rise: int, at: ReadyPass) -> ReadyStep:
         place, drop = at.of_stack(step.node), tuple(map(at.of_stack, step.drop))
         put = None if step.put is None else self._ready_put(step.put)
         if not step.worlds:
@@ -145,7 +144,7 @@ class Wavefront:
     def _then_aligned(self, rule: Rule, step: Step) -> Rule:
         return lambda *operands: self._aligned(step.node, rule(*operands), step.align, step.rows)
 
-    def _operands(self, step: Step, at: Places) -> tuple[int, Operands | None]:
+    def _operands(self, step: Step, at: ReadyPass) -> tuple[int, Operands | None]:
         """Return what reads all inputs of a step; or the place of its one input, and None."""
         count, is_narrow = step.count, step.node in self._columns
         places = [self._place_of(one, step, at) for one in step.reads]
@@ -163,7 +162,7 @@ class Wavefront:
             ]
         return 0, each_of(found)
 
-    def _place_of(self, one: Read, step: Step, at: Places) -> int | None:
+    def _place_of(self, one: Read, step: Step, at: ReadyPass) -> int | None:
         """Return the place of what a step reads; None where it has to be brought to the step's worlds."""
         if one.node == SIZES:
             return at.of_sizes(self.layout.sizes(step.count, step.rows))
@@ -208,7 +207,7 @@ class Wavefront:
 
     # -- what a step reads -----------------------------------------------------------------------
 
-    def _operand(self, one: Read, count: int, at: Places) -> Operand:
+    def _operand(self, one: Read, count: int, at: ReadyPass) -> Operand:
         """Return what a step of `count` worlds gets for one of its inputs."""
         if not one.stacked:
             return lambda _: self._baseline(one.node, count, one.rows)
@@ -436,21 +435,21 @@ A rule gets what stands at one place where there are no operands.
 """
 
 
-@dataclass(frozen=True, slots=True)
 class ReadyPass:
     """A pass, ready to run over any baseline. `narrowed` are the nodes of which some columns are computed.
 
-    `stacks` and `weights` are the places of stacks and weights; `beginning` is what every run begins with:
-    sizes, and None in all other places.
+    `stacks` and `weights` are the places of stacks and weights, given out as they are asked for; `beginning`
+    is what every run begins with: sizes, and None in all other places.
     """
 
-    program: PassProgram
-    narrowed: tuple[str, ...]
-    steps: tuple[ReadyStep, ...]
-    targets: tuple[tuple[str, Operand], ...]
-    stacks: Mapping[str, int]
-    weights: Mapping[str, int]
-    beginning: Held
+    def __init__(self, program: PassProgram, narrowed: tuple[str, ...]) -> None:
+        self.program, self.narrowed = program, narrowed
+        self.steps: tuple[ReadyStep, ...] = ()
+        self.targets: tuple[tuple[str, Operand], ...] = ()
+        self.stacks: dict[str, int] = {}
+        self.weights: dict[str, int] = {}
+        self.beginning: Held = []
+        self._sizes: dict[tuple[int, ...], int] = {}
 
     def held(self, read: Callable[[str], Any], given: Mapping[str, Any]) -> Held:
         """Return what a run holds when it begins: sizes, weights, and the stacks that it is given."""
@@ -461,16 +460,6 @@ class ReadyPass:
             if name in self.stacks:
                 held[self.stacks[name]] = stack
         return held
-
-
-class Places:
-    """Places for the values of a pass, given out as they are asked for."""
-
-    def __init__(self) -> None:
-        self.stacks: dict[str, int] = {}
-        self.weights: dict[str, int] = {}
-        self.beginning: Held = []
-        self._sizes: dict[tuple[int, ...], int] = {}
 
     def of_stack(self, node: str) -> int:
         """The place of a node's stack."""

@@ -24,9 +24,8 @@ from conewise.sweeps.planning.fill_tables import (
     fill_tables,
     read_in,
 )
-from conewise.sweeps.planning.fusing import fitting
 from conewise.sweeps.planning.memory import NodeSizes, PutSizes, measured, serial_peak
-from conewise.sweeps.planning.passes import Chain, PassProgram, build_pass
+from conewise.sweeps.planning.passes import PassProgram, fused_pass
 from conewise.sweeps.planning.patching import Patching, axis_lengths
 from conewise.sweeps.planning.plan import Compiled, Pass, SweepPlan
 from conewise.sweeps.planning.regions import WHOLE, Masks, Regions, attention_kernel
@@ -259,26 +258,7 @@ class Compilation:
         return self._passes[key]
 
     def _built(self, own: Schedule, regions: Regions, put: int) -> PassProgram:
-        records = self.facts.records
-        steps = {node: (worlds, regions.of(node)) for node, worlds in own.steps}
-        kept = {*own.patched, *own.targets}
-        graph = self.graph
-        consumers = graph.table.consumers
-        fused = fitting(
-            self.facts.fusions,
-            steps,
-            kept,
-            lambda node: map(graph.name, consumers[graph.number(node)]),
-        )
-        chains = {node: Chain(fusion.inputs, tuple(sorted(fusion.inside))) for node, fusion in fused.items()}
-        program = build_pass(
-            own,
-            lambda node: records[node].inputs,
-            regions,
-            chains=chains,
-            several=self.facts.program.several.__contains__,
-            kernel=self._kernel,
-        )
+        program = fused_pass(self.graph, self.facts, own, regions, self._kernel)
         sizes = NodeSizes(
             self.facts,
             self.costs,
@@ -290,7 +270,7 @@ class Compilation:
         )
         costs = self.costs
         flops = sum(
-            costs.flops(node, rows=rows) * worlds.bit_count() for node, (worlds, rows) in steps.items()
+            costs.flops(node, rows=regions.of(node)) * worlds.bit_count() for node, worlds in own.steps
         )
         return replace(measured(program, sizes, reading=self.reading, put=put + self.kept), flops=flops)
 

@@ -11,11 +11,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from conewise.program.records import SIZES, Program
 from conewise.reactive.graph import Graph
-from conewise.sweeps.planning.fusing import fitting
+from conewise.sweeps.planning.fusing import Fusion, fitting
 from conewise.sweeps.planning.regions import WHOLE, Masks, Regions, attention_kernel
 from conewise.sweeps.planning.schedule import (
     Ranges,
@@ -149,59 +150,22 @@ def to_plain(item: Any) -> Any:
     return item
 
 
-def _ranges(given: Sequence[Sequence[int]] | None) -> Ranges | None:
-    return None if given is None else tuple((int(start), int(stop)) for start, stop in given)
+_PARTS: dict[str, Any] = {"align": Alignment, "put": Put, "reads": Read, "steps": Step, "targets": Read}
+"""The instructions that fields of others hold, one or several."""
 
 
-def _alignment_from(plain: Mapping[str, Any]) -> Alignment:
-    """An alignment from what `to_plain` made of it."""
-    pick, order = _ranges(plain.get("pick")), _ranges(plain.get("order"))
-    return Alignment(plain.get("worlds", 0), pick, plain.get("add", 0), order)
-
-
-def _read_from(plain: Mapping[str, Any]) -> Read:
-    """A read from what `to_plain` made of it."""
-    return Read(
-        plain["node"],
-        plain.get("rows"),
-        bool(plain.get("stacked", False)),
-        plain.get("have"),
-        _alignment_from(plain.get("align", {})),
-    )
-
-
-def _put_from(plain: Mapping[str, Any]) -> Put:
-    """A put from what `to_plain` made of it."""
-    fresh, again, places = (_ranges(plain.get(name, ())) or () for name in ("fresh", "again", "places"))
-    return Put(plain["node"], fresh, again, places, _ranges(plain.get("order")), plain.get("rows"))
-
-
-def _step_from(plain: Mapping[str, Any]) -> Step:
-    """A step from what `to_plain` made of it."""
-    return Step(
-        plain["node"],
-        _ranges(plain.get("worlds", ())) or (),
-        plain.get("rows"),
-        tuple(map(_read_from, plain.get("reads", ()))),
-        tuple(plain.get("inside", ())),
-        _alignment_from(plain.get("align", {})),
-        plain.get("kernel", ""),
-        _put_from(plain["put"]) if "put" in plain else None,
-        tuple(plain.get("drop", ())),
-    )
-
-
-def pass_program(plain: Mapping[str, Any]) -> PassProgram:
-    """A pass from what `to_plain` made of it."""
-    return PassProgram(
-        plain["worlds"],
-        tuple(map(_step_from, plain["steps"])),
-        tuple(map(_read_from, plain["targets"])),
-        tuple(plain.get("rises", ())),
-        plain.get("reading", 0),
-        plain.get("peak", 0),
-        plain.get("flops", 0),
-    )
+def from_plain(kind: Callable[..., Any], plain: Mapping[str, Any]) -> Any:
+    """Return the instruction of this kind that `to_plain` was given."""
+    made: dict[str, Any] = {}
+    for name in plain.keys() & kind.__dataclass_fields__.keys():  # type: ignore[attr-defined]
+        value, part = plain[name], _PARTS.get(name)
+        if part is not None:
+            is_one = isinstance(value, Mapping)
+            value = from_plain(part, value) if is_one else tuple(from_plain(part, one) for one in value)
+        elif isinstance(value, list):
+            value = tuple((int(one[0]), int(one[1])) if isinstance(one, list) else one for one in value)
+        made[name] = value
+    return kind(**made)
 
 
 # ------------------------------------------------------------------------------------------
@@ -211,33 +175,25 @@ def pass_program(plain: Mapping[str, Any]) -> PassProgram:
 # executor obeys it.
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """A chain of nodes that one kernel computes from `inputs`; `inside` are all but the last."""
-
-    inputs: tuple[str, ...]
-    inside: tuple[str, ...]
-
-
 def build_pass(
     schedule: Schedule,
     inputs: Callable[[str], Sequence[str]],
     regions: Regions,
     *,
-    chains: Mapping[str, Chain] | None = None,
+    fused: Mapping[str, Fusion] = MappingProxyType({}),
     several: Callable[[str], bool] = lambda _: False,
     kernel: Callable[[str, int | None, int], str] = lambda *_: "",
 ) -> PassProgram:
     """The pass over all worlds of `schedule`.
 
-    `inputs` says what a node reads. `chains` are nodes that a fused kernel computes, with what is inside of
-    each; the schedule's own steps for these are left out. `several` says of a node that its value is several
-    tensors, and `kernel` which of several ways to compute it is meant, with so many positions and worlds.
+    `inputs` says what a node reads. `fused` are the kernels that compute several nodes, by the last of each;
+    the schedule's own steps for what is inside are left out. `several` says of a node that its value is
+    several tensors, and `kernel` which of several ways to compute it is meant, with so many positions and
+    worlds.
     """
-    chains = chains or {}
-    inside = {node for chain in chains.values() for node in chain.inside}
+    inside = {node for fusion in fused.values() for node in fusion.inside}
     steps = [(node, worlds) for node, worlds in schedule.steps if node not in inside]
-    reads = {node: tuple(chains[node].inputs if node in chains else inputs(node)) for node, _ in steps}
+    reads = {node: tuple(fused[node].inputs if node in fused else inputs(node)) for node, _ in steps}
     drops = _drops(steps, reads, schedule.targets)
     builder = _Builder(dict(schedule.patched), regions, several)
     for node, worlds in steps:
@@ -252,25 +208,35 @@ def build_pass(
             align = alignment(builder.stacks[taken_from], worlds)
         put = builder.computed(node, worlds)
         dropped = tuple([name for name in drops.get(node, ()) if builder.stacks.pop(name, 0)])
-        chain = chains[node].inside if node in chains else ()
-        builder.steps.append(
-            Step(
-                node,
-                ranges_of(worlds),
-                rows,
-                made,
-                chain,
-                align,
-                kernel(node, rows, worlds.bit_count()),
-                put,
-                dropped,
-            )
-        )
+        within = tuple(sorted(fused[node].inside)) if node in fused else ()
+        how = kernel(node, rows, worlds.bit_count())
+        builder.steps.append(Step(node, ranges_of(worlds), rows, made, within, align, how, put, dropped))
     for target in schedule.targets:
         builder.fill(target)
     everything = (1 << schedule.worlds) - 1
     targets = tuple(builder.read(name, everything, regions.wanted_of(name)) for name in schedule.targets)
     return PassProgram(schedule.worlds, tuple(builder.steps), targets)
+
+
+def fused_pass(
+    graph: Graph,
+    facts: ShapeFacts,
+    schedule: Schedule,
+    regions: Regions,
+    kernel: Callable[[str, int | None, int], str],
+) -> PassProgram:
+    """Return the pass over all worlds of `schedule`, with fused kernels where nothing looks inside."""
+    records, consumers = facts.records, graph.table.consumers
+    fused = fitting(
+        facts.fusions,
+        {node: (worlds, regions.of(node)) for node, worlds in schedule.steps},
+        {*schedule.patched, *schedule.targets},
+        lambda node: map(graph.name, consumers[graph.number(node)]),
+    )
+    several = facts.program.several.__contains__
+    return build_pass(
+        schedule, lambda node: records[node].inputs, regions, fused=fused, several=several, kernel=kernel
+    )
 
 
 class _Builder:
@@ -380,21 +346,12 @@ def _built_baseline(
     records, inputs = facts.records, [leaf.name for leaf in facts.program.inputs]
     put = dict.fromkeys(inputs, (1 << worlds) - 1)
     plan = schedule(graph, put, put, worlds, targets)
-    steps = {node: (mask, None) for node, mask in plan.steps}
-    consumers = graph.table.consumers
-    fused = fitting(
-        facts.fusions,
-        steps,
-        {*inputs, *targets},
-        lambda node: map(graph.name, consumers[graph.number(node)]),
-    )
-    program = build_pass(
+    program = fused_pass(
+        graph,
+        facts,
         plan,
-        lambda node: records[node].inputs,
         WHOLE,
-        chains={node: Chain(one.inputs, tuple(sorted(one.inside))) for node, one in fused.items()},
-        several=facts.program.several.__contains__,
-        kernel=lambda node, rows, _: attention_kernel(records[node], rows, facts.layout, masks),
+        lambda node, rows, _: attention_kernel(records[node], rows, facts.layout, masks),
     )
     given = [replace(step, put=None) if step.node in put else step for step in program.steps]
     return replace(program, steps=tuple(given), rises=(0,) * len(given))

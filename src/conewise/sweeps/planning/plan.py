@@ -12,7 +12,7 @@ from conewise.arguments import checked, shown_bytes
 from conewise.errors import SweepError
 from conewise.files import Format, parse_json
 from conewise.sweeps.planning.fill_tables import EdgeFill, FillTable, OwnFill, read_in
-from conewise.sweeps.planning.passes import PassProgram, pass_program, to_plain
+from conewise.sweeps.planning.passes import PassProgram, from_plain, to_plain
 from conewise.sweeps.planning.schedule import Ranges, count_of
 from conewise.templates import table
 
@@ -319,7 +319,7 @@ class Compiled:
             tuple(plain["order"]),
             tuple((node, tuple((a, b) for a, b in worlds)) for node, worlds in plain["steps"]),
             tuple(Pass(*one) for one in plain["passes"]),
-            tuple(pass_program(one) for one in plain["programs"]),
+            tuple(from_plain(PassProgram, one) for one in plain["programs"]),
             tuple(_table(one) for one in plain["fills"]),
             tuple(plain["columns"].items()),
         )
