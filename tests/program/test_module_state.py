@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.errors import CaptureError, ModuleChangedError
 from conewise.model import Model
+from tests.program import elsewhere
 from tests.sweeps import small
 
 WIDTH = 4
@@ -54,6 +58,47 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop(self.act(self.first(x))) * self.config.scale * self.config.rope["factors"][1]
         return torch.tanh(self.norm(x) * GAIN / self.config.cap)
+
+
+@dataclass(slots=True)
+class Slots:
+    scale: float = 2.0
+
+
+def scaling(factor: float) -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]:
+    """A function that reads a variable of this one, and one that sets it."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return x * factor
+
+    def set_factor(value: float) -> None:
+        nonlocal factor
+        factor = value
+
+    return scaled, set_factor
+
+
+class Scattered(nn.Module):
+    """Reads what is kept neither in attributes of its own nor in a config."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [nn.Linear(WIDTH, WIDTH)]
+        self.slots, self.array = Slots(), np.full(1, 2.0)
+        self.scaled, self.set_factor = scaling(2.0)
+        self.part = partial(torch.mul, other=2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.part(self.scaled(self.hidden[0](x))) * self.slots.scale * float(self.array[0])
+        x = elsewhere.scaled(x) * elsewhere.BY_NAME["scale"] * elsewhere.Settings.scale
+        return x * torch.tensor(1.0).dtype.itemsize
+
+
+@cache
+def scattered() -> tuple[Scattered, Model]:
+    torch.manual_seed(0)
+    module = Scattered().eval()
+    return module, cw.capture(module, torch.zeros(2, WIDTH))
 
 
 @cache
@@ -153,6 +198,75 @@ def test_what_changed_is_named_before_a_run_and_a_sweep(changed: tuple[Model, st
         model.sweep(["first"], base={"x": given(1)}, source="zero", metric=lambda out: out[:, 0]).run()
 
 
+def other_array(module: Scattered) -> Undo:
+    module.array[0] = 3.0
+    return partial(module.array.__setitem__, 0, 2.0)
+
+
+def other_factor_of_a_function(module: Scattered) -> Undo:
+    module.set_factor(3.0)
+    return partial(module.set_factor, 2.0)
+
+
+def other_item(holder: Any, key: Any, value: Any) -> Undo:
+    old, holder[key] = holder[key], value
+    return partial(holder.__setitem__, key, old)
+
+
+def other_default_dtype(_: Scattered) -> Undo:
+    torch.set_default_dtype(torch.float64)
+    return partial(torch.set_default_dtype, torch.float32)
+
+
+SCATTERED: dict[str, tuple[Callable[[Scattered], Undo], str]] = {
+    "global of another module": (
+        lambda _: set_to(elsewhere, "SCALE", 3.0),
+        r"elsewhere.SCALE: 2.0 → 3.0",
+    ),
+    "dictionary of another module": (
+        lambda _: other_item(elsewhere.BY_NAME, "scale", 3.0),
+        r"elsewhere.BY_NAME\['scale'\]: 2.0 → 3.0",
+    ),
+    "class of another module": (
+        lambda _: set_to(elsewhere.Settings, "scale", 3.0),
+        r"elsewhere.Settings.scale: 2.0 → 3.0",
+    ),
+    "function of another module": (
+        lambda _: set_to(elsewhere, "scaled", torch.neg),
+        r"elsewhere.scaled: scaled → ",
+    ),
+    "slots": (lambda module: set_to(module.slots, "scale", 3.0), r"slots.scale: 2.0 → 3.0"),
+    "array": (other_array, r"array: an array \(1,\) → an array \(1,\)"),
+    "closure": (other_factor_of_a_function, r"scaled: factor: 2.0 → 3.0"),
+    "partial": (
+        lambda module: set_to(module, "part", partial(torch.mul, other=3.0)),
+        r"part.keywords\['other'\]: 2.0 → 3.0",
+    ),
+    "hook on a module in a list": (
+        lambda module: module.hidden[0].register_forward_hook(doubled).remove,
+        r"a forward hook on 'hidden\[0\]' was added",
+    ),
+    "module in a list": (
+        lambda module: other_item(module.hidden, 0, nn.Linear(WIDTH, WIDTH)),
+        r"hidden\[0\].weight: a tensor",
+    ),
+    "default dtype": (other_default_dtype, r"get_default_dtype\(\): torch.float32 → torch.float64"),
+}
+
+
+@pytest.mark.parametrize("kind", list(SCATTERED))
+def test_what_changed_elsewhere_is_named(kind: str) -> None:
+    module, model = scattered()
+    change, expected = SCATTERED[kind]
+    undo = change(module)
+    try:
+        with pytest.raises(ModuleChangedError, match=expected):
+            model.run(given(1))
+    finally:
+        undo()
+    assert torch.equal(model.run(given(1)).outputs, module(given(1)))
+
+
 @pytest.mark.parametrize("kind", ["hook", "config", "submodule"])
 def test_what_was_made_before_the_change_is_refused_until_it_is_undone(kind: str) -> None:
     module, model = captured()
@@ -230,6 +344,47 @@ def test_a_module_that_counts_its_calls_in_python_is_refused(module: Counting) -
         CaptureError, match=r"each time that it runs.*(calls: \d → \d|seen\[\d\]: nothing → 0)"
     ):
         cw.capture(module.eval(), given(1))
+
+
+CALLS = [0]
+
+
+class CountingElsewhere(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS[0] += 1
+        found: Tensor = self.layer(x) * CALLS[0]
+        return found
+
+
+class Drawing(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x) * random.random()
+        return found
+
+
+@pytest.mark.parametrize("module", [CountingElsewhere(0), Drawing(0)])
+def test_a_module_that_computes_something_else_on_the_same_example_is_refused(module: Counting) -> None:
+    with pytest.raises(CaptureError, match="each time that it runs, on the same example"):
+        cw.capture(module.eval(), given(1))
+
+
+class Remembering(Counting):
+    """Adds what it returned the last time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        last = getattr(self, "last", None)
+        found = found if last is None else found + last
+        self.last = found.detach()
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")  # torch's, of the export
+def test_a_module_that_keeps_what_it_returned_is_refused_and_keeps_no_tensor_without_values() -> None:
+    module = Remembering(0).eval()
+    with pytest.raises(CaptureError, match="last: nothing → a tensor"):
+        cw.capture(module, given(1))
+    assert torch.equal(module.last, module.layer(given(1)))
 
 
 def test_a_count_that_matters_later_is_seen_then() -> None:

@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -447,8 +448,35 @@ def _takes_two_for_one(program: Program) -> bool:
 
 
 def _torch_export(module: nn.Module, call: Call, shapes: Any) -> ExportedProgram:
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), _attributes_kept(module):
         return torch.export.export(module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=False)
+
+
+@contextmanager
+def _attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Take back what `forward` does to attributes in a trace, which would leave tensors without values."""
+    held = [(vars(part), {**vars(part)}) for part in module.modules()]
+    values = (value for _, before in held for value in before.values())
+    filled = [(value, copy(value)) for value in values if type(value) in (list, dict, set)]
+    try:
+        yield
+    finally:
+        for now, before in held:
+            for name in [name for name in now if name not in before]:
+                del now[name]
+            now.update(before)
+        for value, before in filled:
+            if _identities(value) == _identities(before):
+                continue
+            value.clear()
+            add = value.extend if isinstance(value, list) else value.update
+            add(before)
+
+
+def _identities(value: list[Any] | dict[Any, Any] | set[Any]) -> list[int]:
+    """Which objects a container holds, in order."""
+    held = [*value, *value.values()] if isinstance(value, dict) else value
+    return list(map(id, held))
 
 
 def _data_dependence(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from conewise.errors import CaptureError
 from conewise.program.calls import Call
 from conewise.program.export import Exported, distinct, tensor_leaves
 from conewise.program.records import Program, Ref
@@ -68,6 +69,7 @@ def compare(module: nn.Module, exported: Exported, graph: Graph) -> Fidelity:
     ours = [values[out.name] for out in program.outputs if isinstance(out, Ref)]
     if bitwise_same(ours, theirs):
         return Fidelity(reasons=reasons)
+    _expect_repeatable(program.module_name, theirs, _outputs(module, program, call))
     if _is_fused(module):
         with _unfused():
             reasons += (FUSED,) if bitwise_same(ours, _outputs(module, program, call)) else ()
@@ -78,6 +80,22 @@ def compare(module: nn.Module, exported: Exported, graph: Graph) -> Fidelity:
     deviation = max((far for far, _ in apart), default=math.inf)
     scale = max((size for _, size in apart), default=0.0)
     return Fidelity(deviation, deviation / scale if scale else deviation, False, reasons)
+
+
+def _expect_repeatable(name: str, first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
+    """Raise CaptureError where two runs on the same example are further apart than kernels' rounding."""
+    for one, other in zip(first, second, strict=False):
+        if not one.dtype.is_floating_point or one.shape != other.shape:
+            is_apart = not bitwise_same(one, other)
+        else:
+            far, size = largest_difference(one, other), largest_difference(one, zeros_like(one))
+            is_apart = far > size * math.sqrt(torch.finfo(one.dtype).eps)
+        if is_apart:
+            raise CaptureError(
+                f"{name} computes something else each time that it runs, on the same example: it draws "
+                "random numbers, counts, or reads a clock. A graph computes the same each time: give what "
+                "varies as an input."
+            )
 
 
 @torch.no_grad()

@@ -1,8 +1,9 @@
 """The code and the settings of a module: what a trace folds into a program, and what may change after it.
 
-Weights are looked at elsewhere. Here it is hooks, `forward` and other methods, submodules, the training flag,
-and plain values: attributes, what a config holds, globals that methods read, functions that are looked up by
-name in such a global (transformers' attention functions).
+Weights are looked at elsewhere. Here it is hooks, `forward` and other methods, submodules, modules that are
+kept in lists, the training flag, and plain values: attributes, what a config holds, what functions read
+(globals, also those of other modules, closures, defaults), functions that are looked up by name in such a
+global (transformers' attention functions), torch's default dtype.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import argparse
 import operator
 import sys
 import types
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
@@ -24,6 +29,26 @@ from conewise.threads import one_module
 
 MOST_VALUES = 50_000
 """So many plain values are looked at; what a module holds beyond them is not."""
+
+DEEPEST = 4
+"""So many containers and functions deep."""
+
+_PLUMBING = (
+    "accelerate.",
+    "transformers.configuration_utils",
+    "transformers.core_model_loading",
+    "transformers.distributed",
+    "transformers.dynamic_module_utils",
+    "transformers.generation",
+    "transformers.integrations.",
+    "transformers.loss",
+    "transformers.modeling_utils",
+    "transformers.utils",
+)
+"""Functions of these load, train and write text. What they read themselves is looked at, and no function that
+they call."""
+
+_PLAIN = type, list, tuple, dict, set, frozenset, types.CellType, types.MethodType, partial, np.ndarray
 
 _RECORDING = ("conewise.", "transformers.utils.output_capturing", "torch.utils.module_tracker")
 """The modules whose hooks change no value: transformers leaves its own on a module that was asked for hidden
@@ -85,7 +110,8 @@ class ModuleState:
             raise CaptureError(
                 f"{self._name} computes something else each time that it runs, since its forward changes "
                 f"what it reads: {'; '.join(_told(changes)[:4])}. A graph computes the same each time: "
-                "keep the count outside of the module, or give it as an input."
+                "keep the count outside of the module, or give it as an input. What is computed once, and "
+                "then kept, is there from the start where the module ran once before the capture."
             )
         if changes:
             self._take()
@@ -106,7 +132,8 @@ class ModuleState:
 
     def _held(self) -> list[Any]:
         read = [known.get(name) for known, names in self._globals for name in names]
-        return [*map(type, self._parts), *read, *chain.from_iterable(self._views)]
+        every = chain.from_iterable(self._views)
+        return [torch.get_default_dtype(), *map(type, self._parts), *read, *every]
 
     def _is_untouched(self) -> bool:
         """True if every object is the very same: a quick look, before each job and at each reading."""
@@ -118,7 +145,7 @@ class ModuleState:
 class _Look:
     """A walk over a module. `found` has every leaf, by what it is and where.
 
-    `parts` are the modules, `views` live views of all that holds leaves, `globals` the globals that methods
+    `parts` are the modules, `views` live views of all that holds leaves, `globals` the globals that functions
     read, and `empty` the tables of hooks without any.
     """
 
@@ -129,10 +156,22 @@ class _Look:
         self.globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
         self.empty: list[Any] = []
         self._seen: set[int] = set()
+        self._read: set[tuple[int, tuple[str, ...]]] = set()
+        self.found["setting", "torch.get_default_dtype()"] = torch.get_default_dtype()
         for table, kind in _HOOKS.items():
             self._hooks(getattr(torch_module, f"_global{table}", {}), f"global {kind}")
-        for path, part in module.named_modules():
-            self._part(path, part)
+        self._modules("", module)
+
+    def _modules(self, path: str, module: nn.Module, *, is_hidden: bool = False) -> None:
+        """A module and its submodules; one that is hidden is in no table, but in a list, for one."""
+        named = module.named_modules(prefix=path)
+        fresh = [(name, part) for name, part in named if id(part) not in self._seen]
+        self._seen.update(id(part) for _, part in fresh)
+        for name, part in fresh:
+            self._part(name, part)
+            if is_hidden:
+                for weight, value in chain(part._parameters.items(), part._buffers.items()):
+                    self.found["setting", f"{name}.{weight}"] = value
 
     def _part(self, path: str, part: nn.Module) -> None:
         held, where = vars(part), repr(path) if path else "the module"
@@ -150,7 +189,7 @@ class _Look:
             if child is None:
                 self.found["submodule", repr(f"{path}.{name}".lstrip("."))] = None
         prefix = f"{path}." if path else ""
-        for name, value in held.items():
+        for name, value in list(held.items()):
             if name == "forward":
                 self.found["forward", where] = value
             elif name not in _TABLES and not (name.startswith("_") and "_hook" in name):
@@ -167,21 +206,34 @@ class _Look:
             self.found["hook", f"{where}{f' ({number + 1})' if number else ''}"] = hook
 
     def _value(self, where: str, value: Any, depth: int) -> None:
-        if len(self.found) > MOST_VALUES or isinstance(value, nn.Module):
+        """A plain value, or what it holds: containers, configs, functions and what they read, modules."""
+        if len(self.found) > MOST_VALUES:
+            return
+        if isinstance(value, nn.Module):
+            if id(value) not in self._seen:
+                self._modules(where, value, is_hidden=True)
             return
         if isinstance(value, type):
             self._class(value)
-        inner = _inside(value)
-        if inner is None or depth > 4:
+        inner = None if depth > DEEPEST else _inside(value)
+        if inner is None:
             self.found["setting", where] = value
-        elif id(value) not in self._seen:
-            self._seen.add(id(value))
-            view, names = inner
-            self.views.append(view)
-            for name, held in zip(names, view, strict=True):
-                self._value(f"{where}{name}", held, depth + 1)
-            if not isinstance(value, type | list | tuple | dict | set | frozenset):
-                self._class(type(value))
+        if inner is None or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        view, names = inner
+        self.views.append(view)
+        deeper = depth if isinstance(value, types.CellType | types.MethodType | partial) else depth + 1
+        for name, held in zip(names, view, strict=True):
+            self._value(f"{where}{name}", held, deeper)
+        if isinstance(value, types.FunctionType):
+            self.found["setting", where] = value
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                self._value(f"{where}: {name}", cell, depth)
+            is_last = value.__module__.startswith(_PLUMBING)
+            self._globals(value.__globals__, _names(value.__code__), DEEPEST + 1 if is_last else depth + 1)
+        elif not isinstance(value, _PLAIN):
+            self._class(type(value))
 
     def _class(self, kind: type) -> None:
         """The methods and values that a class has, and the globals that its methods read."""
@@ -198,26 +250,94 @@ class _Look:
                     self.found["forward", where] = value
                 else:
                     self.found["setting", f"{where}.{name}"] = value
-                code = getattr(value, "__code__", None)
-                if code is not None:
-                    self._globals(value.__globals__, code.co_names)
+                inner = getattr(value, "fget", None) or getattr(value, "__func__", value)
+                if isinstance(inner, types.FunctionType | dict | list | tuple):
+                    self._value(f"{where}.{name}", inner, 1)
 
-    def _globals(self, known: dict[str, Any], names: Sequence[str]) -> None:
+    def _globals(self, known: dict[str, Any], names: Iterable[str], depth: int) -> None:
+        names = tuple(names)
         read = {name: None for name in names if name in known}
         self.globals.setdefault(id(known), (known, {}))[1].update(read)
-        self.found |= {("setting", f"{known.get('__name__')}.{name}"): known[name] for name in read}
         for name in read:
-            self._registry(name, known[name])
+            where, value = f"{known.get('__name__')}.{name}", known[name]
+            if isinstance(value, types.ModuleType) and not _is_foreign_name(value.__name__):
+                if depth <= DEEPEST and (id(value), names) not in self._read:
+                    self._read.add((id(value), names))
+                    self._globals(vars(value), names, depth + 1)
+            elif isinstance(value, types.ModuleType | type):
+                self.found["setting", where] = value
+                if isinstance(value, type) and depth <= DEEPEST and not _is_foreign(value):
+                    self.views.append(vars(value).values())
+                    held = (one for one in vars(value) if not one.startswith("__"))
+                    self.found |= {("setting", f"{where}.{one}"): vars(value)[one] for one in held}
+            else:
+                self._registry(name, value, depth)
+                self._value(where, value, depth)
 
-    def _registry(self, name: str, value: Any) -> None:
+    def _registry(self, name: str, value: Any, depth: int) -> None:
         """The functions of a registry, as transformers has one of attention functions by name."""
-        if isinstance(value, dict) or not isinstance(value, MutableMapping) or id(value) in self._seen:
+        if isinstance(value, dict) or not isinstance(value, MutableMapping):
             return
-        self._seen.add(id(value))
         for table in (*vars(type(value)).values(), *vars(value).values()):
             if isinstance(table, dict):
-                self.views.append(table.values())
-                self.found |= {("setting", f"{name}[{key!r}]"): held for key, held in table.items()}
+                self._value(name, table, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A live view of attributes: those that are there, and `_MISSING` for the others."""
+
+    holder: Any
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (_attribute(self.holder, name) for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bits:
+    """The bits of an array, as a text of them for a message."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"an array {self.shape}"
+
+
+class _ArrayView:
+    """A live view of the bits of an array: the same object for as long as no bit of it changes."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array, self._bits = array, _bits_of(array)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[_Bits]:
+        now = _bits_of(self._array)
+        return iter([self._bits if now == self._bits else now])
+
+
+def _bits_of(array: np.ndarray[Any, Any]) -> _Bits:
+    return _Bits(array.shape, str(array.dtype), array.tobytes())
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    try:
+        return getattr(holder, name, _MISSING)
+    except ValueError:  # a cell of a closure that holds nothing yet
+        return _MISSING
+
+
+def _names(code: types.CodeType) -> dict[str, None]:
+    """The names of globals and attributes that a function reads, and the functions inside of it."""
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return dict.fromkeys(chain(code.co_names, *map(_names, inner)))
 
 
 def _by_rank(key: Key) -> tuple[int, int, str]:
@@ -226,25 +346,55 @@ def _by_rank(key: Key) -> tuple[int, int, str]:
 
 
 def _inside(value: Any) -> tuple[Any, list[str]] | None:
-    """A view of the values inside of a plain container or a config, and their names; None for a leaf."""
+    """A view of what is inside of a container, a config or a function, and the names; None for a leaf."""
     if isinstance(value, dict):
         return value.values(), [f"[{key!r}]" for key in value]
     if isinstance(value, list | tuple):
         return value, [f"[{at}]" for at in range(len(value))]
     if isinstance(value, set | frozenset):
         return value, [f"[{one!r}]" for one in value]
-    is_config = isinstance(value, types.SimpleNamespace | argparse.Namespace) or not (
-        isinstance(value, type) or callable(value) or _is_foreign(type(value))
-    )
-    if is_config and hasattr(value, "__dict__"):
-        return vars(value).values(), [f".{name}" for name in vars(value)]
-    return None
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.hasobject else (_ArrayView(value), [""])
+    if isinstance(value, types.CellType):
+        return _Read(value, ("cell_contents",)), [""]
+    if isinstance(value, partial):
+        names: tuple[str, ...] = ("func", "args", "keywords")
+    elif isinstance(value, types.MethodType):
+        names = "__func__", "__self__"
+    elif isinstance(value, types.FunctionType):
+        names = () if _is_foreign_name(value.__module__) else ("__code__", "__defaults__", "__kwdefaults__")
+    elif _is_config(value):
+        if hasattr(value, "__dict__"):
+            return vars(value).values(), [f".{name}" for name in vars(value)]
+        names = tuple(name for kind in type(value).__mro__ for name in _slots(kind))
+    else:
+        names = ()
+    return (_Read(value, names), [f".{name}" for name in names]) if names else None
+
+
+def _is_config(value: Any) -> bool:
+    """True for an object with attributes that is no class, module or tensor, and none of Python's own."""
+    if isinstance(value, types.SimpleNamespace | argparse.Namespace):
+        return True
+    return not isinstance(value, Tensor | type | types.ModuleType) and not _is_foreign(type(value))
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _is_foreign(kind: type) -> bool:
-    """Whether a class belongs to Python or torch, or to us: these are not changed between two jobs."""
-    package = kind.__module__.partition(".")[0]
-    return package in {"torch", "conewise"} or (package != "__main__" and package in sys.stdlib_module_names)
+    """True for a class of Python, torch or ours: these are not changed between two jobs."""
+    return _is_foreign_name(kind.__module__)
+
+
+def _is_foreign_name(module: str | None) -> bool:
+    """True for a module of Python, torch, NumPy or ours, by its name."""
+    package = (module or "").partition(".")[0]
+    return package in {"torch", "conewise", "numpy"} or (
+        package != "__main__" and package in sys.stdlib_module_names
+    )
 
 
 def _only_records(hook: Any) -> bool:
@@ -267,8 +417,12 @@ def _is_equal(old: Any, new: Any) -> bool:
 
 def _told(changes: Changes) -> list[str]:
     """Changes in words."""
-    told = []
-    for (what, where), (old, new) in changes.items():
+    told: list[str] = []
+    inside: tuple[str, ...] = ()
+    for (what, where), (old, new) in changes.items():  # the outer ones come first
+        if where.startswith(inside):
+            continue  # a function that was replaced reads other values
+        inside = (*inside, f"{where}.", f"{where}:", f"{where}[")
         if what == "hook":
             how = "removed" if new is _MISSING else "added" if old is _MISSING else "replaced"
             told.append(f"a {where} was {how} ({_shown(old if new is _MISSING else new)})")
