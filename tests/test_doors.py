@@ -37,6 +37,7 @@ from conewise.cli.output import Status
 from conewise.cli.questions import ModelName
 from conewise.cli.showing import show_cost
 from conewise.errors import LoadError
+from conewise.jobs import store
 from conewise.loading import load
 from conewise.models import tiny
 from conewise.models.gguf import read_header
@@ -45,7 +46,6 @@ from conewise.program.foreign import brief, quiet, translating
 from conewise.report.circuit import Curve, CurvePoint
 from conewise.report.page import sweep_page
 from conewise.report.story import STORY, Story
-from conewise.sweeps.storage import store
 from conewise.sweeps.storage.archive import MANIFEST, VALUES
 from conewise.sweeps.sweep import Sweep
 from conewise.text.pairs import Pair, read_pairs
@@ -278,7 +278,8 @@ def test_searches(tmp_path: Path) -> None:
 
     def attempt(text: str) -> None:
         path.write_text(text, "utf-8", "surrogatepass")
-        assert golden.search(captured, out=path, resume=True).log == found.log
+        shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+        assert golden.search(captured, out=path.with_suffix(""), resume=True).log == found.log
 
     _, refused = all_ours(damaged_json(sound, count(100)), attempt)
     assert refused > 50

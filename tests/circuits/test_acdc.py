@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,19 +11,19 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.circuits.acdc import Search, acdc, acdc_plan
+from conewise.circuits.acdc import Search, _Kept, acdc, acdc_plan
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision
 from conewise.circuits.replaced_parts import edge_facts
-from conewise.circuits.search_file import SearchFile
 from conewise.errors import ArgumentError, CircuitError, SweepError
+from conewise.jobs.store import FILE, MANIFEST, recorder
 from conewise.model import Model
 from conewise.paper import theory
 from conewise.paper.theory.grafts import GraftAt
 from conewise.runs.run import Run
 from tests.circuits.removed_oracle import KINDS, published_acdc
 from tests.circuits.small_models import Small, small
-from tests.jobs.search_cases import Here
+from tests.jobs.search_cases import Here, stored_decisions
 
 METRIC = cw.logit_diff(answer=3, wrong=5)
 AT_LAST = cw.logit_diff(answer=3, wrong=5, pos=-1)
@@ -207,7 +204,7 @@ def test_a_search_that_was_cut_off_goes_on_to_the_same_circuit(tmp_path: Path, a
     given = small("gpt2")
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
     whole = acdc(given.model, **asked)
-    path = tmp_path / "search.json"
+    path = tmp_path / "search"
 
     def stop(done: int, total: int) -> None:
         assert total == len(whole.log)
@@ -217,7 +214,7 @@ def test_a_search_that_was_cut_off_goes_on_to_the_same_circuit(tmp_path: Path, a
     with pytest.raises(_StoppedError) as stopped:
         acdc(given.model, **asked, out=path, progress=stop)
     assert "resume=True" in str(stopped.value.__notes__)
-    kept = len(json.loads(path.read_text())["decisions"])
+    kept = stored_decisions(path)
     assert after <= kept < len(whole.log)
     search = Search(given.model, **asked)
     again = search.run(out=path, resume=True)
@@ -242,16 +239,17 @@ def test_a_search_that_was_cut_off_anywhere_goes_on_to_the_same_scores_bit_for_b
 
     whole = scores(Search(given.model, **asked))
     for count in range(0, len(whole), 5):
-        search, path = Search(given.model, **asked), tmp_path / f"{count}.json"
+        search, path = Search(given.model, **asked), tmp_path / str(count)
         decisions = [Decision(edge, kept, float.fromhex(change)) for edge, kept, change in whole[:count]]
-        SearchFile(path, search._identity()).write(decisions)
+        with recorder(search._request(), path, resume=True) as record:
+            _Kept(record, search.asked.graph).write(decisions)
         assert scores(search, out=path, resume=True) == whole
 
 
 def test_a_search_of_other_versions_or_threads_does_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, path = small("gpt2"), tmp_path / "search.json"
+    given, path = small("gpt2"), tmp_path / "search"
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.5}
     acdc(given.model, **asked, out=path)
     monkeypatch.setattr("conewise.jobs.digests.numerics", lambda _: {"threads": 64})
@@ -263,52 +261,44 @@ def test_a_search_of_other_versions_or_threads_does_not_go_on(
 def test_a_file_of_another_search_is_refused_and_stays(tmp_path: Path) -> None:
     given = small("gpt2")
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC}
-    path = tmp_path / "search.json"
+    path = tmp_path / "search"
     acdc(given.model, **asked, threshold=0.5, out=path)
-    before = path.read_bytes()
+    before = (path / FILE).read_bytes()
     for options, words in (
         ({"threshold": 0.5}, "resume=True"),
-        ({"threshold": 0.4, "resume": True}, r"another one.*\n  threshold: 0\.5 → 0\.4\n"),
+        ({"threshold": 0.4, "resume": True}, r"cannot go on as this search.*\n  threshold: 0\.5 → 0\.4\n"),
         ({"threshold": 0.5, "harm": "increase", "resume": True}, "\n  harm: either → increase\n"),
     ):
         with pytest.raises(CircuitError, match=words):
             acdc(given.model, **asked, **options, out=path)
-    assert path.read_bytes() == before
-    path.write_text("[1]")
-    with pytest.raises(CircuitError, match="cannot be read: it is not an object"):
+    assert (path / FILE).read_bytes() == before
+    (path / FILE).write_text("[1]" * 500)
+    with pytest.raises(CircuitError, match="is not a search's store, or its first page is damaged"):
         acdc(given.model, **asked, threshold=0.5, out=path, resume=True)
-    with pytest.raises(CircuitError, match="say in which file"):
+    with pytest.raises(CircuitError, match="say in which folder"):
         acdc(given.model, **asked, threshold=0.5, resume=True)
 
 
-def test_a_second_search_in_a_file_is_refused_while_the_first_is_under_way(tmp_path: Path) -> None:
-    """In this process and in others; a link is the same file, and a lock that was left behind is none."""
-    given, path, link = small("gpt2"), tmp_path / "search.json", tmp_path / "link.json"
+def test_a_second_search_in_a_folder_is_refused_while_the_first_is_under_way(tmp_path: Path) -> None:
+    """In this process; that others are refused too is tested with the stores of sweeps."""
+    given, path, link = small("gpt2"), tmp_path / "search", tmp_path / "link"
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC}
     first, second = Search(given.model, **asked, threshold=0.5), Search(given.model, **asked, threshold=0.4)
-    elsewhere = (
-        "import sys; from pathlib import Path\n"
-        "from conewise.circuits.search_file import SearchFile\n"
-        "with SearchFile.opened(Path(sys.argv[1]), False, dict): pass"
-    )
 
     def meanwhile(*_: int) -> None:
         if link.is_symlink():
             return
-        SearchFile(path, first._identity()).write([])
         link.symlink_to(path)
         for out in (path, link):
-            with pytest.raises(CircuitError, match=r"another search is using .* name another file"):
+            with pytest.raises(CircuitError, match=r"another run is using the store in .* another folder"):
                 second.run(out=out, resume=True)
-        command = [sys.executable, "-c", elsewhere, str(path)]
-        found = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert "CircuitError: another search is using" in found.stderr
 
     whole = first.run(out=path, progress=meanwhile)
     assert link.is_symlink()
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["link.json", "search.json"]
+    assert sorted(one.name for one in path.iterdir()) == ["circuit.json", MANIFEST, FILE]
+    assert Circuit.load(path / "circuit.json").edges == whole.edges
     assert first.run(out=path, resume=True).log == whole.log
-    with pytest.raises(CircuitError, match="is another one"):
+    with pytest.raises(CircuitError, match="cannot go on as this search"):
         second.run(out=path, resume=True)
 
 

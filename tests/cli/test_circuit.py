@@ -51,7 +51,7 @@ def test_acdc_finds_what_the_library_finds_and_keeps_it(tmp_path: Path) -> None:
     assert "The edge that is needed least is" in page.read_text("utf-8")
     assert "the logit of the answer less that of the wrong answer" in page.read_text("utf-8")
     assert {path.name for path in folder.iterdir()} == {
-        *("circuit.json", "evaluation.json", "question.json", "search.json", "story.json")
+        *("circuit.json", "evaluation.json", "question.json", "search", "story.json")
     }
     kept = cw.Circuit.load(folder / "circuit.json", model)
     assert kept.edges == circuit.edges

@@ -14,10 +14,11 @@ import pytest
 import conewise as cw
 from conewise.cli.folders import CIRCUIT, SEARCH, read_circuit, read_inside, read_question, read_run
 from conewise.errors import SweepError
+from conewise.jobs import store
 from conewise.model import Model
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import load_result
-from conewise.sweeps.storage import provenance, store
+from conewise.sweeps.storage import provenance
 from conewise.sweeps.sweep import Sweep
 from tests.golden.formats import made
 
@@ -43,7 +44,7 @@ def expected(kept: Path) -> dict[str, Any]:
 
 def _as_then(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Let this machine be the one that the store was begun on: what else it compares is the run itself."""
-    then = json.loads((folder / store.MANIFEST).read_text("utf-8"))
+    then = json.loads((folder / store.OLD_MANIFEST).read_text("utf-8"))
     machine = {name: value for name, value in then["machine"].items() if name not in {"conewise", "python"}}
     monkeypatch.setattr("conewise.jobs.digests.numerics", lambda _: machine)
     monkeypatch.setattr(platform, "python_version_tuple", lambda: then["machine"]["python"].split("."))
@@ -126,10 +127,10 @@ def test_a_store_of_another_machine_says_what_differs(
     _as_then(monkeypatch, kept / made.STORE)
     monkeypatch.setattr(provenance, "versions", lambda: {"torch": "9.9"})
     monkeypatch.setattr("conewise.jobs.digests.numerics", lambda _: {"threads": 64})
-    before = (kept / made.STORE / store.FILE).read_bytes()
+    before = (kept / made.STORE / store.OLD_FILE).read_bytes()
     with pytest.raises(SweepError, match=r"(?s)versions\.torch: .* → 9\.9\n.*machine\.threads: 1 → 64\n"):
         made.long_sweep(model).run(out=kept / made.STORE, resume=True)
-    assert (kept / made.STORE / store.FILE).read_bytes() == before
+    assert (kept / made.STORE / store.OLD_FILE).read_bytes() == before
 
 
 def test_the_circuit_evaluates(kept: Path, expected: dict[str, Any], model: Model) -> None:
@@ -149,7 +150,8 @@ def test_the_circuit_evaluates(kept: Path, expected: dict[str, Any], model: Mode
 
 def test_the_search_goes_on(kept: Path, expected: dict[str, Any], model: Model) -> None:
     path, told = kept / made.FOUND / SEARCH, []
-    assert len(json.loads(path.read_text("utf-8"))["decisions"]) == expected["search"]["kept"]
+    old = json.loads(path.with_suffix(".json").read_text("utf-8"))
+    assert len(old["decisions"]) == expected["search"]["kept"]
     circuit = made.search(model, out=path, resume=True, progress=lambda done, _: told.append(done))
     assert made.decisions(circuit) == expected["search"]["decisions"]
     assert told[0] >= expected["search"]["kept"]
@@ -163,7 +165,7 @@ def test_the_question_is_read(kept: Path) -> None:
 
 def test_what_identifies_the_model_is_what_it_was(kept: Path, model: Model) -> None:
     """The weights' digest, the program's, those of inputs: the same on every machine and every Python."""
-    then = json.loads((kept / made.STORE / store.MANIFEST).read_text("utf-8"))["sweep"]
+    then = json.loads((kept / made.STORE / store.OLD_MANIFEST).read_text("utf-8"))["sweep"]
     now: dict[str, Any] = Sweep.provenance(made.long_sweep(model))
     assert {name: one for name, one in now.items() if name != "versions"} == {
         name: one for name, one in then.items() if name != "versions"

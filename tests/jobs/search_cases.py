@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from conewise.circuits.forwards import Asked
 from conewise.circuits.masked_forward import Forward, Mask, Numbers
 from conewise.jobs.scheduling import DIED, MEMORY, OWN, Done, Failed, FleetLedger, Share
 from conewise.jobs.search_job import FleetForward, WorldsJob
+from conewise.jobs.store import FILE
 from conewise.model import Model
 from tests.jobs.fleet_cases import METRIC, ids
 
@@ -34,6 +38,12 @@ def decided(circuit: Circuit) -> list[tuple[str, bool]]:
 
 def changes(circuit: Circuit) -> torch.Tensor:
     return torch.tensor([one.change for one in circuit.log], dtype=torch.float64)
+
+
+def stored_decisions(folder: Path) -> int:
+    """How many decisions are stored of a search."""
+    with closing(sqlite3.connect(folder / FILE)) as connection:
+        return sum(json.loads(shape)[0] for (shape,) in connection.execute("SELECT shape FROM chunks"))
 
 
 class Here:

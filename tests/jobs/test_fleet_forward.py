@@ -20,7 +20,7 @@ from conewise.jobs.search_job import Bits, cuts
 from conewise.model import Model
 from tests.circuits.small_models import small
 from tests.jobs.fleet_cases import METRIC
-from tests.jobs.search_cases import Here, asked_of, changes, decided, dying, too_large
+from tests.jobs.search_cases import Here, asked_of, changes, decided, dying, stored_decisions, too_large
 
 
 @pytest.fixture(scope="module")
@@ -130,17 +130,17 @@ def test_one_world_that_does_not_fit_ends_the_search(model: Model) -> None:
         acdc(model, **asked_of(model), executor=Here(2, memory=1000))
 
 
-def test_a_part_that_raises_ends_the_search_and_its_file_keeps_what_was_decided(
+def test_a_part_that_raises_ends_the_search_and_its_folder_keeps_what_was_decided(
     model: Model, local: Circuit, tmp_path: Path
 ) -> None:
     def fault(name: str, share: Share) -> Failed | None:
         return Failed(OWN, "RuntimeError: no such kernel") if share.batch == 6 and share.first else None
 
-    path = tmp_path / "search.json"
+    path = tmp_path / "search"
     with pytest.raises(FleetError, match=r"batch 6, worlds \d+ to \d+ .*no such kernel") as caught:
         acdc(model, **asked_of(model), executor=Here(2, fault), out=path)
-    assert any("decisions are kept in" in note for note in caught.value.__notes__)
-    kept = path.read_text().count("->")
+    assert any("decisions are stored in" in note for note in caught.value.__notes__)
+    kept = stored_decisions(path)
     assert 0 < kept < len(local.log)
     expect_equal(acdc(model, **asked_of(model), executor=Here(3), out=path, resume=True), local)
 
@@ -156,7 +156,7 @@ def test_a_search_goes_on_with_workers_and_without(model: Model, local: Circuit,
 
         return progress
 
-    path = tmp_path / "search.json"
+    path = tmp_path / "search"
     executors = [Here(2), None, Here(1), None]
     for at, executor in enumerate(executors):
         with pytest.raises(EnoughError):

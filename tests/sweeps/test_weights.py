@@ -325,7 +325,7 @@ def test_a_write_while_the_sweep_runs_leaves_no_result_and_nothing_stored(
     with pytest.raises(WeightsChangedError, match=rf"written to {when}: 'first.weight'"):
         sweep.run(evaluator=evaluator, out=out)
     if stored:
-        with closing(sqlite3.connect(tmp_path / "sweep.sqlite")) as store:
+        with closing(sqlite3.connect(tmp_path / "job.sqlite")) as store:
             assert list(store.execute("SELECT count(*) FROM chunks")) == [(0,)]
 
 

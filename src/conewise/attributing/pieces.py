@@ -23,6 +23,7 @@ from conewise.attributing.edge_scores import (
 from conewise.attributing.node_scores import PatchedSites, StarCells, atp, atp_star, integrated, relp
 from conewise.attributing.work import Work, flops_backward, flops_forward
 from conewise.errors import BudgetError, SweepError
+from conewise.jobs.store import Request
 from conewise.program.rehearsal import peak_of
 from conewise.program.tensors import Tensor
 from conewise.program.walk import run_sources
@@ -39,7 +40,6 @@ from conewise.sweeps.planning.planner import facts_of, tail_of
 from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.storage.provenance import provenance
-from conewise.sweeps.storage.store import StoredSweep
 from conewise.sweeps.sweep import Sweep
 from conewise.templates import table
 
@@ -609,7 +609,7 @@ class Asked:
         steps = {} if self.method.default_steps is None else {"steps": self.steps}
         return {"method": self.method.name, **steps}
 
-    def stored(self, weights: Contents) -> StoredSweep:
+    def stored(self, weights: Contents) -> Request:
         """What a store has to know of it."""
         sweep = self.sweep
 
@@ -622,4 +622,4 @@ class Asked:
             return [cell.name for cell in sweep.cells]
 
         device = facts_of(sweep.model).device
-        return StoredSweep(len(sweep.cells), len(self.pieces), identity, order, device)
+        return Request(len(sweep.cells), len(self.pieces), identity, order, device, "attribution")

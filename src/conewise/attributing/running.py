@@ -24,6 +24,7 @@ from conewise.attributing.work import Work
 from conewise.errors import SweepError
 from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun
 from conewise.jobs.scheduling import Share
+from conewise.jobs.store import Request
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
@@ -36,7 +37,6 @@ from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.planning.spec import StoredCut
 from conewise.sweeps.running import trusting
 from conewise.sweeps.storage.provenance import lazy_provenance
-from conewise.sweeps.storage.store import StoredSweep
 from conewise.sweeps.sweep import Sweep
 
 EVALUATOR = "gradients"
@@ -54,7 +54,7 @@ class AttributionJob(Job[Approximation]):
         super().begin(weights, phases)
         self.asked.sweep._expect_weights(weights.whole)
 
-    def stored(self) -> StoredSweep:
+    def stored(self) -> Request:
         """Return what identifies the attribution."""
         return self.asked.stored(self.weights)
 

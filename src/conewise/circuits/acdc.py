@@ -8,17 +8,21 @@ once, each assuming that those before it were decided as guessed; the result is 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.arguments import checked
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision, is_number
@@ -26,16 +30,17 @@ from conewise.circuits.forwards import WorldsExecutor, asked, graph_of
 from conewise.circuits.greedy import Candidate, Greedy, Spent
 from conewise.circuits.masked_forward import Forward, Mask, Stage, stages_of
 from conewise.circuits.replaced_parts import edge_facts
-from conewise.circuits.search_file import SearchFile
 from conewise.errors import Argument, CircuitError
-from conewise.jobs.digests import machine
+from conewise.files import Format, as_path, is_there, read_json
 from conewise.jobs.progress import bar
+from conewise.jobs.store import Recorder, Request, is_store, recorder
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.planner import facts_of
-from conewise.sweeps.storage.provenance import Identifying, model_digest, run_digest
+from conewise.sweeps.storage.provenance import Identifying, differences, model_digest, run_digest
+from conewise.sweeps.storage.result_data import decoded
 from conewise.threads import one_thread
 
 HARMS: dict[str, Callable[[float], float]] = {
@@ -49,7 +54,13 @@ LOSSES = ("kl_to", "cross_entropy")
 """Metrics that are the better the smaller they are: with harm="auto" only an increase of them counts."""
 
 SAVE_EVERY = 5.0
-"""Seconds from one writing of a search's file to the next."""
+"""Seconds from one writing of decisions to the next."""
+
+CIRCUIT = "circuit.json"
+"""The circuit in the folder of a search that has ended."""
+
+FORMAT = Format("conewise search", 1)
+"""The files of searches of conewise 0.1.0, which are read."""
 
 
 @checked
@@ -87,14 +98,14 @@ def acdc(
 
     With `speculative`, candidates are evaluated many at once; the edges, and the order of decisions, are
     those of one at a time. `max_memory` bounds the worlds that are stacked: what they take is rehearsed.
-    `out`: a file where decisions are kept as they are made; with `resume` the search goes on
-    from there. It begins again with the layer's attention, MLP or logits that it was at, so that decisions
-    and scores are those of a search that was never cut off, bit for bit where `max_memory` and workers are
-    the same. `progress` as in `Sweep.run`: edges decided, of all.
+    `out`: a folder where decisions are kept as they are made, and the circuit at the end; with `resume` the
+    search goes on from there. It begins again with the layer's attention, MLP or logits that it was at, so
+    that decisions and scores are those of a search that was never cut off, bit for bit where `max_memory` and
+    workers are the same. `progress` as in `Sweep.run`: edges decided, of all.
 
     `executor`: workers that evaluate candidates beyond this process, such as `cw.Processes(2)` or
     `cw.Ray(workers=4)`, each a part of those that are evaluated at once. What is decided is the same; this
-    process decides, and keeps the file.
+    process decides, and keeps the folder.
     """
     search = Search(
         model,
@@ -205,23 +216,26 @@ class Search:
                 "workers could share. Leave `executor` out, or speculative=False."
             )
         graph = self.asked.graph
-        file: SearchFile | None = None
         log: list[Decision] = []
+        old = [] if out is None else _old_decisions(as_path(out), self._identity, resume=resume)
         with ExitStack() as under_way:
-            if out is not None or resume:
-                file = under_way.enter_context(SearchFile.opened(out, resume, self._identity))
+            kept = _Kept(under_way.enter_context(recorder(self._request(), out, resume)), graph, old)
+            under_way.enter_context(kept.keeping(log))
             tell = under_way.enter_context(bar(progress, graph.count, facts_of(self.asked.model).device))
-            if file is not None:
-                under_way.enter_context(file.keeping(log))
             forward = under_way.enter_context(self.asked.forward(executor))
-            saved_at = time.monotonic()
-            for some in self._decisions(forward, [] if file is None else file.decisions):
+            for some in self._decisions(forward, kept.known):
                 log += some
                 tell(len(some))
-                if file is not None and time.monotonic() - saved_at > SAVE_EVERY:
-                    file.write(log)
-                    saved_at = time.monotonic()
+                kept.write(log, every=SAVE_EVERY)
             self.node_evaluations = forward.node_evaluations
+        found = self._circuit(log)
+        if out is not None:
+            found.save(as_path(out) / CIRCUIT)
+        return found
+
+    def _circuit(self, log: Sequence[Decision]) -> Circuit:
+        """The circuit that these decisions make."""
+        graph = self.asked.graph
         return Circuit.made(
             graph,
             [one.edge for one in log if one.kept],
@@ -232,6 +246,12 @@ class Search:
             log=log,
             model=self.asked.model,
         )
+
+    def _request(self) -> Request:
+        """What identifies the search, for its store."""
+        graph, device = self.asked.graph, facts_of(self.asked.model).device
+        unit, error = "decisions", CircuitError
+        return Request(graph.count, 1, self._identity, lambda: graph.edges, device, "search", unit, error)
 
     def _identity(self) -> dict[str, Any]:
         """All that the decisions depend on, by name. Raises IdentityError for what cannot be identified."""
@@ -257,7 +277,6 @@ class Search:
             "dtype": str(facts.dtype),
             "device": ", ".join(map(str, facts.devices)),
             "versions": versions(),
-            "machine": machine(facts.device),
         }
 
     def _decisions(self, forward: Forward, known: Sequence[Decision]) -> Iterator[list[Decision]]:
@@ -369,6 +388,89 @@ class _StageWorlds:
         self._forward.adopt(self._stage.number, removed.copy())
 
 
+class _Kept:
+    """The decisions of a search in its store; each writing is a chunk [decision, (edge, kept, change), 1]."""
+
+    def __init__(self, record: Recorder, graph: EdgeGraph, old: Sequence[Decision] = ()) -> None:
+        self._record, self._graph, pieces = record, graph, record.pieces(0)
+        self.known = [_decision(graph, row) for rows in pieces for row in rows[..., 0].tolist()]
+        self._count, self._stored, self._written_at = len(pieces), len(self.known), time.monotonic()
+        if old:
+            self.known = [*old]
+            self.write(old)
+
+    def write(self, log: Sequence[Decision], every: float = 0.0) -> None:
+        """Store the decisions that are not stored yet, if the last writing was so many seconds ago."""
+        rest = log[self._stored :]
+        if not self._record.keeps or not rest or time.monotonic() - self._written_at < every:
+            return
+        rows = [[self._graph.number(one.edge), one.kept, one.change] for one in rest]
+        self._record.put(0, self._count, torch.tensor(rows, dtype=torch.float64)[..., None])
+        self._count, self._stored, self._written_at = self._count + 1, len(log), time.monotonic()
+
+    @contextmanager
+    def keeping(self, log: Sequence[Decision]) -> Iterator[None]:
+        """Store what is in the log at the end, however that comes."""
+        try:
+            yield
+        finally:
+            self.write(log)
+
+
+def _decision(graph: EdgeGraph, row: Sequence[float]) -> Decision:
+    edge, kept, change = row
+    if not 0 <= edge < graph.count or kept not in {0.0, 1.0}:
+        raise CircuitError(f"a stored decision is about edge {edge:g}, of {graph.count}: it is damaged.")
+    return Decision(graph.edges[int(edge)], bool(kept), change)
+
+
+def _old_decisions(
+    folder: Path, identity: Callable[[], Mapping[str, Any]], *, resume: bool
+) -> list[Decision]:
+    """The decisions of a folder without a store that 0.1.0 kept in a file, in the folder or beside it."""
+    for path in (folder / "search.json", folder.parent / f"{folder.name}.json"):
+        if is_store(folder) or not is_there(path, Path.is_file):
+            continue
+        if not resume:
+            raise CircuitError(
+                f"{path} holds a search already. Go on with it with ",
+                Argument("resume", True),
+                ", or give another folder with ",
+                Argument("out"),
+                ".",
+            )
+        return _read_old(path, identity())
+    return []
+
+
+def _read_old(path: Path, search: Mapping[str, Any]) -> list[Decision]:
+    """The decisions in a file of 0.1.0. Raises CircuitError where it is damaged, or of another search."""
+    try:
+        found = FORMAT.expect(read_json(path), str(path))
+        body = {name: found.get(name) for name in ("search", "decisions")}
+        checksum = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        if found.get("sha256") != checksum:
+            raise ValueError("it does not have the checksum that it was written with")
+        rows = decoded(body["decisions"], tuple[tuple[str, bool, Any], ...], "decisions")
+        if not all(isinstance(change, float | int) for _, _, change in rows):  # it may be infinite
+            raise ValueError("its decisions are not (edge, kept, change)")
+        of = decoded(body["search"], dict[str, Any], "search")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CircuitError(
+            f"the search in {path} cannot be read: {why}. It was left as it is. Put a sound copy in its "
+            "place, or begin again in another folder."
+        ) from None
+    now = {name: one for name, one in json.loads(json.dumps(search)).items() if name in of}
+    if other := differences(of, now):
+        lines = "\n".join(f"  {line}" for line in other)
+        raise CircuitError(
+            f"the search in {path} is another one. What differs, in the file and now:\n{lines}\n"
+            "It was left as it is. Search as it was, or begin again in another folder."
+        )
+    return [Decision(edge, kept, float(change)) for edge, kept, change in rows]
+
+
 def _matching(known: Sequence[Decision], visits: Sequence[_Visit]) -> list[Decision]:
     """The known decisions about these visits. Raises CircuitError where they are about others."""
     found = list(known[: len(visits)])
@@ -376,7 +478,7 @@ def _matching(known: Sequence[Decision], visits: Sequence[_Visit]) -> list[Decis
         if visit.edge != decision.edge:
             raise CircuitError(
                 f"the stored search decided about {decision.edge} where {visit.edge} is next in line: its "
-                "file is not of this search. Begin again with another ",
+                "folder is not of this search. Begin again with another ",
                 Argument("out"),
                 ".",
             )

@@ -100,7 +100,7 @@ def _folded(path: Path) -> Folded | None:
 
 CIRCUIT, SEARCH, EDGES, MEASURED, CIRCUIT_STORY = (
     "circuit.json",
-    "search.json",
+    "search",
     "edges",
     "evaluation.json",
     "story.json",
@@ -109,7 +109,8 @@ FORMAT = Format("conewise evaluation", 1)
 RATIOS = ("faithfulness", "completeness")
 """What of an evaluation is NaN where it is a ratio over nothing; JSON has no NaN, and files have null."""
 
-CIRCUIT_FILES = (CIRCUIT, SEARCH, EDGES, MEASURED)
+CIRCUIT_FILES = (CIRCUIT, SEARCH, f"{SEARCH}.json", EDGES, MEASURED)
+"""With the file that 0.1.0 kept a search in."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from conewise.jobs.payload import Work, packed
 from conewise.jobs.pool import Pool
 from conewise.jobs.progress import Shown, Told, bar, follow_workers
 from conewise.jobs.scheduling import ChunkCost, Done, Failed, Share, cut_into_shares, run_shares
+from conewise.jobs.store import Recorder, Request, recorder
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
@@ -31,7 +32,6 @@ from conewise.sweeps.execution.reading import PHASES, SweepLedger
 from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.planning.spec import StoredCut
 from conewise.sweeps.storage.result_data import Missing
-from conewise.sweeps.storage.store import Recorder, StoredSweep, recorder
 
 R = TypeVar("R")
 
@@ -152,7 +152,7 @@ class Job(ABC, Generic[R]):
         self.model, self.cells, self.batches = model, cells, batches
 
     @abstractmethod
-    def stored(self) -> StoredSweep:
+    def stored(self) -> Request:
         """Return what identifies the job: what a folder compares with what was asked then."""
 
     @abstractmethod

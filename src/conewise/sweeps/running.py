@@ -16,6 +16,7 @@ from conewise.arguments import shown_bytes
 from conewise.errors import BudgetError, SweepError, TheoryError
 from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun
 from conewise.jobs.scheduling import Share
+from conewise.jobs.store import Request
 from conewise.paper.theory.clocks import StackClock, calibrate_stacks
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
@@ -39,7 +40,6 @@ from conewise.sweeps.planning.plan import SweepPlan, of_batches
 from conewise.sweeps.planning.planner import EXECUTORS, ModelFacts, Planner, facts_of, keep
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.storage.result_data import Missing
-from conewise.sweeps.storage.store import StoredSweep
 from conewise.threads import gc_paused
 
 KEPT = 32
@@ -199,9 +199,9 @@ class SweepJob(Job[Numbers]):
         """Return what makes the same of a worker's own model."""
         return SweepComputing.of, {"kind": type(self.sweep), "asked": self.sweep.asked()}
 
-    def stored(self) -> StoredSweep:
+    def stored(self) -> Request:
         """Return what identifies the sweep."""
-        found: StoredSweep = self.sweep._stored(self.weights.whole)
+        found: Request = self.sweep._stored(self.weights.whole)
         return found
 
     def plan(self, batch: int, cut: Callable[[str], StoredCut | None]) -> BatchPlan:

@@ -32,6 +32,7 @@ from conewise.jobs.job import run_job, run_jobs
 from conewise.jobs.pool import Pool
 from conewise.jobs.processes import Processes
 from conewise.jobs.progress import Shown
+from conewise.jobs.store import Request
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor, expect_precision
 from conewise.program.weights import Sums
@@ -53,7 +54,6 @@ from conewise.sweeps.result import Result
 from conewise.sweeps.running import Numbers, Options, SweepJob, calibration_of
 from conewise.sweeps.storage.plan_spec import plain_spec
 from conewise.sweeps.storage.provenance import Given, lazy_provenance, provenance
-from conewise.sweeps.storage.store import StoredSweep
 from conewise.templates import heading
 from conewise.threads import Turn, gc_paused, one_thread
 
@@ -403,7 +403,7 @@ class Sweep:
             missing=numbers.missing,
         )
 
-    def _stored(self, weights: Sums) -> StoredSweep:
+    def _stored(self, weights: Sums) -> Request:
         """What a store has to know of this sweep."""
 
         def identity() -> dict[str, Any]:
@@ -413,7 +413,7 @@ class Sweep:
             first = self.batch(0)
             return [self.cells[number].name for number in self._planner.order(first.base, first.source)]
 
-        return StoredSweep(len(self.cells), self.batches, identity, order, self.facts.device)
+        return Request(len(self.cells), self.batches, identity, order, self.facts.device)
 
     def rerun(self) -> Rerun:
         """What is run again where cells of a result are checked by the module itself."""

@@ -30,6 +30,7 @@ from conewise.report.story import Story, TokenizedPair
 from conewise.sweeps.sweep import Sweep
 from tests.ground_truth.gates import ANSWER, FIRST, ONE, QUERY, SECOND, gate
 from tests.ground_truth.stack import of_weights
+from tests.jobs.search_cases import stored_decisions
 
 FOLDER = Path(__file__).parent
 
@@ -172,7 +173,7 @@ def make(folder: Path) -> None:
     evaluation = evaluate(circuit)
     FoundCircuit(circuit, evaluation, CURVE, STORY).write(folder / FOUND)
     circuit.save(folder / EAP, format="eap")
-    kept = json.loads((folder / FOUND / SEARCH).read_text("utf-8"))["decisions"]
+    kept = stored_decisions(folder / FOUND / SEARCH)
 
     expected = {
         "result": {
@@ -200,7 +201,7 @@ def make(folder: Path) -> None:
             "faithfulness": evaluation.faithfulness,
             "minimality": evaluation.minimality,
         },
-        "search": {"kept": len(kept), "decisions": decisions(circuit)},
+        "search": {"kept": kept, "decisions": decisions(circuit)},
     }
     (folder / EXPECTED).write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from conewise.sweeps.storage import store
+from conewise.jobs import store
 
 
 def body_of(path: Path, table: str, column: str) -> str:

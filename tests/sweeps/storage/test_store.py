@@ -19,9 +19,9 @@ from torch import nn
 
 import conewise as cw
 from conewise.errors import ArgumentError, FormatError, IdentityError, MetricError, SweepError
+from conewise.jobs import store
+from conewise.jobs.store import FILE, FORMAT, MANIFEST
 from conewise.model import Model
-from conewise.sweeps.storage import store
-from conewise.sweeps.storage.store import FILE, FORMAT, MANIFEST
 from conewise.sweeps.sweep import Sweep
 from tests.sweeps.small import model, prompts, sweep_over
 from tests.sweeps.storage.killed import BUDGET, slow_sweep
@@ -531,7 +531,7 @@ def test_a_manifest_that_cannot_be_written_is_written_by_the_next_run(
 
     with monkeypatch.context() as patched:
         patched.setattr(store, "write_whole", full)
-        with pytest.raises(SweepError, match=r"sweep\.json cannot be written: No space left on device\."):
+        with pytest.raises(SweepError, match=r"job\.json cannot be written: No space left on device\."):
             sweep.run(out=tmp_path)
     assert not (tmp_path / MANIFEST).exists()
     sweep.run(out=tmp_path, resume=True)
@@ -645,7 +645,7 @@ def test_a_cut_file_is_found_wherever_it_is_cut(sweep: Sweep, tmp_path: Path) ->
             sweep.run(out=tmp_path, resume=True)
         assert (tmp_path / FILE).read_bytes() == whole[:length]
     (tmp_path / FILE).unlink()
-    with pytest.raises(SweepError, match=r"it is missing or empty, and sweep\.json beside it tells of a run"):
+    with pytest.raises(SweepError, match=r"it is missing or empty, and job\.json beside it tells of a run"):
         sweep.run(out=tmp_path, resume=True)
 
 

@@ -24,11 +24,11 @@ from conewise.anatomy.selectors import Cell, Spread
 from conewise.checks.recheck import CellCheck
 from conewise.errors import Argument, SweepError
 from conewise.files import KIND, Format, read_json, write_whole
+from conewise.jobs import store
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import PlanCosts, SweepPlan
-from conewise.sweeps.storage import store
 from conewise.sweeps.storage.result_data import Missing, ResultData, decoded, from_rows
 
 MANIFEST, VALUES = "manifest.json", "values.parquet"
@@ -112,7 +112,7 @@ def read_result(folder: str | Path) -> ResultData:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
-        if (folder / store.FILE).is_file():
+        if store.is_store(folder):
             raise SweepError(
                 f"{folder} holds the store of a sweep, and no saved result. Run the same sweep with this "
                 "folder as ",

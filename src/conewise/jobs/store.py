@@ -1,15 +1,17 @@
-"""Where a long sweep keeps its finished chunks, so that it can be cut off at any moment and go on.
+"""The folder of a job: its finished chunks, so that it can be cut off at any moment and go on.
 
-A store is one SQLite file, `sweep.sqlite`, beside a readable copy of its manifest, `sweep.json`. A chunk is
-committed when it is computed, with full synchronisation: what was committed survives the death of the
-process, and a power cut as far as the disk keeps its promises. What was being written is rolled back when
-the store is next opened. The file is locked for as long as a run has it open.
+A store is one SQLite file, `job.sqlite`, beside a readable copy of its manifest, `job.json`; those of
+conewise 0.1.0, `sweep.sqlite` and `sweep.json`, go on under these names. A chunk is committed when it is
+computed, with full synchronisation: what was committed survives the death of the process, and a power cut as
+far as the disk keeps its promises. What was being written is rolled back when the store is next opened. The
+file is locked for as long as a run has it open.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from conewise.errors import Argument, SweepError
-from conewise.files import Format, parse_json, write_whole
+from conewise.errors import Argument, ConewiseError, SweepError
+from conewise.files import Format, as_path, is_there, parse_json, write_whole
 from conewise.jobs.digests import machine
 from conewise.program.tensors import Tensor
 from conewise.sweeps.planning.plan import as_json
@@ -28,7 +30,9 @@ from conewise.sweeps.planning.spec import StoredCut
 from conewise.sweeps.storage.provenance import differences
 from conewise.sweeps.storage.result_data import decoded, packed, unpacked
 
-FILE, MANIFEST = "sweep.sqlite", "sweep.json"
+FILE, MANIFEST = "job.sqlite", "job.json"
+OLD_FILE, OLD_MANIFEST = "sweep.sqlite", "sweep.json"
+"""The names of 0.1.0."""
 FORMAT = Format("conewise store", 2, oldest=2)
 MARK = 0x434F4E45
 """What says in a SQLite header that the file is ours: "CONE"."""
@@ -68,11 +72,12 @@ class StoredManifest:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSweep:
-    """What a store has to know of a sweep: how many cells and batches, what identifies it, on which device.
+class Request:
+    """What is asked of a job, for its store: what identifies it, how much there is, on which device.
 
     `order` gives the names of the cells by world. Both that and `provenance` are asked for where a run is
-    stored, and not otherwise.
+    stored, and not otherwise. `kind` and `unit` are what the job and its cells are called; errors are of the
+    kind `error`.
     """
 
     cells: int
@@ -80,6 +85,9 @@ class StoredSweep:
     provenance: Callable[[], dict[str, Any]]
     order: Callable[[], Sequence[str]]
     device: Any
+    kind: str = "sweep"
+    unit: str = "cells"
+    error: type[ConewiseError] = SweepError
 
 
 class Recorder(Protocol):
@@ -100,6 +108,9 @@ class Recorder(Protocol):
 
     def put(self, batch: int, piece: int, rows: Tensor) -> None:
         """Keep a finished chunk."""
+
+    def pieces(self, batch: int) -> list[Tensor]:
+        """All chunks of a batch, in order."""
 
 
 class NullStore:
@@ -125,13 +136,18 @@ class NullStore:
     def put(self, batch: int, piece: int, rows: Tensor) -> None:
         """Nothing is stored."""
 
+    def pieces(self, batch: int) -> list[Tensor]:
+        """Nothing was stored."""
+        del batch
+        return []
+
 
 @contextmanager
-def recorder(stored: StoredSweep, out: str | Path | None, resume: bool) -> Iterator[Recorder]:
-    """The recorder of one run of a sweep. A run that is cut off says where it can go on."""
+def recorder(request: Request, out: str | Path | None, resume: bool) -> Iterator[Recorder]:
+    """Have the recorder of one run of a job. A run that is cut off says where it can go on."""
     if out is None:
         if resume:
-            raise SweepError(
+            raise request.error(
                 Argument("resume", True),
                 " without ",
                 Argument("out"),
@@ -139,10 +155,10 @@ def recorder(stored: StoredSweep, out: str | Path | None, resume: bool) -> Itera
             )
         yield NullStore()
         return
-    store = Store(stored, Path(out), resume=resume)
+    store = Store(request, as_path(out), resume=resume)
     try:
         yield store
-    except SweepError:
+    except request.error:
         raise
     except BaseException as error:
         error.add_note("".join(map(str, store.how_to_go_on())))
@@ -155,22 +171,28 @@ class Store:
     """The recorder of a run that is stored in `folder`.
 
     It is made for a new run in a folder that holds none, or with `resume` for one that goes on. Raises
-    SweepError, and changes nothing, when the folder holds a run that cannot go on as this sweep.
+    the error of the request, and changes nothing, when the folder holds a run that cannot go on as this one.
     """
 
     keeps = True
 
-    def __init__(self, sweep: StoredSweep, folder: Path, *, resume: bool) -> None:
-        self.folder, self.path = folder, folder / FILE
-        self.cells, self.stored = sweep.cells * sweep.batches, 0
-        self._worlds = sweep.cells
+    def __init__(self, request: Request, folder: Path, *, resume: bool) -> None:
+        self.folder, self.request, self._error = folder, request, request.error
+        is_old = any(os.path.lexists(folder / name) for name in (OLD_FILE, OLD_MANIFEST))
+        self.path, self.manifest = (
+            folder / name for name in ((OLD_FILE, OLD_MANIFEST) if is_old else (FILE, MANIFEST))
+        )
+        self.cells, self.stored = request.cells * request.batches, 0
+        self._worlds = request.cells
         self._shapes: dict[int, tuple[int, ...]] = {}
-        manifest = manifest_of(sweep)
+        manifest = manifest_of(request)
         self._identity = ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SweepError(f"{folder} cannot be a folder for a sweep's store: {error.strerror}.") from None
+            raise self._error(
+                f"{folder} cannot be a folder for a {request.kind}'s store: {error.strerror}."
+            ) from None
         self._expect_not_empty()
         self._connection = self._locked()
         try:
@@ -190,7 +212,7 @@ class Store:
     def _expect_not_empty(self) -> None:
         """Refuse what SQLite would take for an empty database, and write to."""
         if self.path.is_symlink() and not self.path.exists():
-            raise SweepError(
+            raise self._error(
                 f"{self.path} is a link that leads nowhere, and it is not followed: remove it, or give "
                 "another folder with ",
                 Argument("out"),
@@ -200,8 +222,8 @@ class Store:
             raise self._not_ours()
         # The size is looked at from outside: a file that is opened and closed loses the locks of its process.
         size = self.path.stat().st_size if self.path.is_file() else 0
-        if size == 0 and (self.folder / MANIFEST).exists():
-            raise self._damaged(f"it is missing or empty, and {MANIFEST} beside it tells of a run")
+        if size == 0 and self.manifest.exists():
+            raise self._damaged(f"it is missing or empty, and {self.manifest.name} beside it tells of a run")
         if 0 < size < SMALLEST:
             raise self._not_ours()
 
@@ -210,7 +232,7 @@ class Store:
         try:
             connection = sqlite3.connect(self.path, timeout=0.2, isolation_level=None)
         except sqlite3.Error as error:
-            raise SweepError(f"{self.path} cannot be opened: {error}.") from None
+            raise self._error(f"{self.path} cannot be opened: {error}.") from None
         try:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("BEGIN EXCLUSIVE")
@@ -220,10 +242,10 @@ class Store:
             raise self._refused(error) from None
         return connection
 
-    def _refused(self, error: sqlite3.Error) -> SweepError:
+    def _refused(self, error: sqlite3.Error) -> ConewiseError:
         code = getattr(error, "sqlite_errorname", "")
         if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            return SweepError(
+            return self._error(
                 f"another run is using the store in {self.folder}. Wait until it has ended, or give this one "
                 "another folder with ",
                 Argument("out"),
@@ -232,7 +254,7 @@ class Store:
         if code == "SQLITE_NOTADB":
             return self._not_ours()
         if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-            return SweepError(
+            return self._error(
                 f"{self.path} cannot be written: {error}. Give a folder of your own with ",
                 Argument("out"),
                 ".",
@@ -241,22 +263,22 @@ class Store:
             return self._no_room(error)
         return self._damaged(str(error))
 
-    def _not_ours(self) -> SweepError:
-        return SweepError(
-            f"{self.path} is not a sweep's store, or its first page is damaged. It was left as it is; give "
-            "another folder with ",
+    def _not_ours(self) -> ConewiseError:
+        return self._error(
+            f"{self.path} is not a {self.request.kind}'s store, or its first page is damaged. It was left as "
+            "it is; give another folder with ",
             Argument("out"),
             ".",
         )
 
-    def _damaged(self, what: str) -> SweepError:
-        return SweepError(
+    def _damaged(self, what: str) -> ConewiseError:
+        return self._error(
             f"the store {self.path} is damaged: {what}. It was left as it is. Put a sound copy in its "
             "place, or start again in another folder."
         )
 
-    def _no_room(self, error: sqlite3.Error) -> SweepError:
-        return SweepError(
+    def _no_room(self, error: sqlite3.Error) -> ConewiseError:
+        return self._error(
             f"nothing more can be stored in {self.folder}: {error}. Make room on that disk, then go on. ",
             *self.how_to_go_on(),
         )
@@ -329,9 +351,9 @@ class Store:
 
     def _expect_same(self, stored: dict[str, Any], manifest: dict[str, Any], resume: bool) -> None:
         if not resume:
-            raise SweepError(
-                f"{self.folder} holds a run already, with {self.stored} of {stored['cells']} cells done; it "
-                "was left as it is. Go on with it with ",
+            raise self._error(
+                f"{self.folder} holds a run already, with {self.stored} of {stored['cells']} "
+                f"{self.request.unit} done; it was left as it is. Go on with it with ",
                 Argument("resume", True),
                 ", or give another folder with ",
                 Argument("out"),
@@ -341,11 +363,13 @@ class Store:
         if any(line.startswith("sites") for line in found):
             found = [line for line in found if not line.startswith("order of worlds")]  # follows from them
         if found:
+            kind = self.request.kind
             lines = "\n".join(f"  {line}" for line in found)
-            raise SweepError(
-                f"the run in {self.folder} cannot go on as this sweep, because its numbers would not be "
-                f"those of one run. What differs, in the store and now:\n{lines}\n"
-                "The store was left as it is. Make the sweep as it was, or give another folder with ",
+            raise self._error(
+                f"the run in {self.folder} cannot go on as this {kind}, because its numbers would "
+                f"not be those of one run. What differs, in the store and now:\n{lines}\n"
+                f"The store was left as it is. Make the {kind} as it was, or give another folder "
+                "with ",
                 Argument("out"),
                 ".",
             )
@@ -353,13 +377,13 @@ class Store:
 
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
         """A copy of the manifest for people to read; the store itself does not need it."""
-        path = self.folder / MANIFEST
+        path = self.manifest
         if path.exists():
             return
         try:
             write_whole(path, (json.dumps(manifest, indent=2, default=str) + "\n").encode())
         except OSError as error:
-            raise SweepError(f"{path} cannot be written: {error.strerror}. ", *self.how_to_go_on()) from None
+            raise self._error(f"{path} cannot be written: {error.strerror}. ", *self.how_to_go_on()) from None
 
     # -- the recorder ------------------------------------------------------------------------
 
@@ -369,7 +393,7 @@ class Store:
         if body is None:
             return None
         if evaluator not in {"auto", body.evaluator}:
-            raise SweepError(
+            raise self._error(
                 f"the run in {self.folder} was begun with ",
                 Argument("evaluator", body.evaluator),
                 f", so it cannot go on with {evaluator!r}. Leave ",
@@ -396,7 +420,7 @@ class Store:
             return
         for (name, now), then in zip(runs.items(), (stored.base, stored.source), strict=True):
             if then != now:
-                raise SweepError(
+                raise self._error(
                     f"the {name} run of batch {batch} has the metrics {_shown(now)} now, and had "
                     f"{_shown(then)} when the run in {self.folder} was begun: something that is not "
                     "in its manifest changed (a function's data, the machine). Start again in another folder."
@@ -425,10 +449,22 @@ class Store:
         self._insert("chunks", (batch, piece, shape, numbers, checksum))
         self.stored += rows.shape[0]
 
+    def pieces(self, batch: int) -> list[Tensor]:
+        """See `Recorder`."""
+        query = "SELECT batch, piece, shape, numbers, checksum FROM chunks WHERE batch = ? ORDER BY piece"
+        try:
+            rows = self._connection.execute(query, (batch,)).fetchall()
+        except sqlite3.Error as error:
+            raise self._refused(error) from None
+        if [row[1] for row in rows] != list(range(len(rows))):
+            raise self._damaged(f"chunks of batch {batch} are missing")
+        return [self._chunk(*row) for row in rows]
+
     def how_to_go_on(self) -> tuple[str | Argument, ...]:
         """What is stored, and how a run goes on with it."""
+        done = f"{self.stored} of {self.cells} {self.request.unit}"
         return (
-            f"{self.stored} of {self.cells} cells are stored in {self.folder}; the same run with ",
+            f"{done} are stored in {self.folder}; the same run with ",
             Argument("resume", True),
             " goes on from there.",
         )
@@ -466,22 +502,34 @@ class Store:
             raise self._refused(error) from None
 
 
-def manifest_of(sweep: StoredSweep) -> dict[str, Any]:
+def manifest_of(request: Request) -> dict[str, Any]:
     """All that a stored run depends on, and when and with what it was begun."""
     return {
         **FORMAT.header(),
-        "cells": sweep.cells * sweep.batches,
-        "sweep": sweep.provenance(),
-        "order": hashlib.sha256("\n".join(sweep.order()).encode()).hexdigest(),
-        "machine": machine(sweep.device),
+        "cells": request.cells * request.batches,
+        "job": request.kind,
+        "sweep": request.provenance(),
+        "order": hashlib.sha256("\n".join(request.order()).encode()).hexdigest(),
+        "machine": machine(request.device),
         "begun_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": secrets.token_hex(16),
     }
 
 
 def _compared(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal for a run to go on."""
-    return {**manifest["sweep"], "order of worlds": manifest["order"], "machine": manifest["machine"]}
+    """What must be equal for a run to go on. Manifests of 0.1.0 do not name the kind of the job."""
+    kind = manifest.get("job", "attribution" if "attribution" in manifest["sweep"] else "sweep")
+    return {
+        "job": kind,
+        **manifest["sweep"],
+        "order of worlds": manifest["order"],
+        "machine": manifest["machine"],
+    }
+
+
+def is_store(folder: Path) -> bool:
+    """True if a folder holds the store of a job."""
+    return any(is_there(folder / name, Path.is_file) for name in (FILE, OLD_FILE))
 
 
 def _checksum(*parts: object) -> str:
