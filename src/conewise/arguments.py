@@ -301,13 +301,14 @@ _PLAIN: dict[Any, _Alternative] = {
 }
 _WORDS = {
     "Captured": "a model, `cw.load(...)`",
+    "Components": "a graph of edges, `model.components()`",
+    "EdgeGraph": "`circuit.graph`",
     "Pool": "workers, such as `cw.Processes(4)`",
     "Model": "a model, `cw.load(...)`",
     "Module": "an `nn.Module`",
     "Plannable": "a captured model, `cw.capture(...)`",
     "Reading": "a run, `model.run(...)`",
     "SweepPlan": "a plan, `sweep.plan()`",
-    "Wired": "a graph of edges, `model.components()`",
     "WorldsExecutor": "workers, such as `cw.Processes(4)`",
 }
 """What a message calls a class whose name users do not write."""

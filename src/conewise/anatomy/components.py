@@ -23,12 +23,12 @@ EXAMPLE = "a0.h1->a3.h2<q>"
 """An edge as people write it."""
 
 SLOTS = ("q", "k", "v")
-"""What a head reads of the stream."""
+"""The slots in which a head reads the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """What writes into the stream: `input`, a head (`a3.h1`) or an MLP (`m3`).
+    """A writer into the stream: `input`, a head (`a3.h1`) or an MLP (`m3`).
 
     `slot` is "input", "head" or "mlp". `node` is the stream as it enters the first layer, or the node of z,
     or the term that the MLP adds. `number` is its row in stacks of parts, in the order of computation.
@@ -44,7 +44,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What reads the stream: a head's queries, keys or values (`a3.h1<q>`), an MLP (`m3`), or `logits`.
+    """A reader of the stream: a head's queries, keys or values (`a3.h1<q>`), an MLP (`m3`), or `logits`.
 
     `slot` is "q", "k", "v", "mlp" or "logits". It reads the value of the stream at `entry`, in which the
     first `writers` writers have a part; what it makes of it lies at `node`, all of it or, along `axis`
@@ -106,7 +106,7 @@ class Components:
 
     @property
     def edges(self) -> int:
-        """How many edges there are."""
+        """The number of edges."""
         return sum(reader.writers for reader in self.readers)
 
     @property
@@ -203,7 +203,7 @@ class Components:
                 number += 1
 
     def _is_mlp_first(self, layer: Layer) -> bool:
-        """Whether the attention of a layer reads what its MLP wrote."""
+        """True if the attention of a layer reads what its MLP wrote."""
         return layer.attention.core.name in self.wiring.cone(layer.nodes["mlp_out"], layer.members)
 
     # -- the stream ----------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Components:
         return frozenset({self.writers[0].node, *carried, last})
 
     def _made_of(self, carried: str) -> Iterator[str]:
-        """What a term is added to, not yet rearranged or cast, and what that is a norm or multiple of."""
+        """The values that a term is added to, before rearranging and casts, and those they are norms of."""
         name = self._stream.unchanged(carried)
         while name not in self._terms:
             yield name
@@ -254,7 +254,7 @@ class Components:
         return {name for one in found for name in self.wiring.operands(self.wiring.records[one])}
 
     def prefix(self, entry: str) -> int:
-        """How many writers have a part in a value of the stream: the first so many."""
+        """Return the number of writers that have a part in a value of the stream: the first so many."""
         if entry in self._terms:
             rows = set(self._terms[entry])
         else:
@@ -340,7 +340,7 @@ class Components:
                 )
 
     def _last_reader(self) -> Iterator[Reader]:
-        """What the unembedding multiplies, or what a model without one returns; none for an inner stack."""
+        """The value that the unembedding reads, or a model without one returns; none for an inner stack."""
         names = field_names(self.program, "logits")
         outputs = names or [leaf.name for leaf in self.program.outputs if isinstance(leaf, Ref)][:1]
         last = _named(self.layers[-1], "resid_post")
@@ -364,7 +364,7 @@ class Components:
         yield Reader(name, "logits", None, None, None, entry, node, (node, None, ""), self.prefix(entry))
 
     def _leaving(self, last: str) -> str:
-        """What leaves the last layer: its last sum, or a norm of it that is the layer's own (BERT)."""
+        """Return what leaves the last layer: its last sum, or a norm of it that is the layer's own (BERT)."""
         members, readers = self.layers[-1].members, self.wiring.readers
         normed = [
             name

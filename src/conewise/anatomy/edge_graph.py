@@ -7,13 +7,13 @@ it reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
+from conewise.anatomy.components import Components
 from conewise.errors import CircuitError, nearest_names
 
 ARROW = "->"
@@ -21,7 +21,7 @@ ARROW = "->"
 
 @dataclass(frozen=True, slots=True)
 class GraphWriter:
-    """What writes into the stream: the input, a head, an MLP."""
+    """A writer into the stream: the input, a head, an MLP."""
 
     name: str
     layer: int | None = None
@@ -30,41 +30,13 @@ class GraphWriter:
 
 @dataclass(frozen=True, slots=True)
 class GraphReader:
-    """What reads the stream, the first `writers` of it: q, k or v of a head, an MLP, the logits."""
+    """A reader of what the first `writers` wrote into the stream: q, k or v of a head, an MLP, the logits."""
 
     name: str
     slot: str
     writers: int
     layer: int | None = None
     head: int | None = None
-
-
-class _Writer(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def layer(self) -> int | None: ...
-    @property
-    def head(self) -> int | None: ...
-
-
-class _Reader(_Writer, Protocol):
-    @property
-    def slot(self) -> str: ...
-    @property
-    def writers(self) -> int: ...
-
-
-class Wired(Protocol):
-    """What a graph of edges is made of: `Components` of a model, or another graph of edges."""
-
-    @property
-    def writers(self) -> Sequence[_Writer]:
-        """All writers, in order of computation."""
-
-    @property
-    def readers(self) -> Sequence[_Reader]:
-        """All readers, in order of computation."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +64,7 @@ class EdgeGraph:
                 )
 
     @classmethod
-    def of(cls, components: Wired, width: int | None = None) -> EdgeGraph:
+    def of(cls, components: Components | EdgeGraph, width: int | None = None) -> EdgeGraph:
         """The graph of a model's components; a graph of edges is returned as it is."""
         if isinstance(components, EdgeGraph):
             return components
@@ -114,7 +86,7 @@ class EdgeGraph:
 
     @property
     def count(self) -> int:
-        """How many edges there are."""
+        """The number of edges."""
         return int(self.starts[-1])
 
     @cached_property
@@ -203,7 +175,7 @@ class EdgeGraph:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether several heads share keys and values."""
+        """True if several heads share keys and values."""
         return any(len(writers) > 1 for writers in self.fed)
 
     def _fed(self, reader: GraphReader) -> tuple[int, ...]:
@@ -231,7 +203,7 @@ class EdgeGraph:
         return {reader.name: number for number, reader in enumerate(self.readers)}
 
     def is_writer(self, name: str) -> bool:
-        """Whether a writer has that name."""
+        """True if a writer has that name."""
         return name in self._writers
 
     def writer_number(self, name: str) -> int:

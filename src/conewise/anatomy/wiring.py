@@ -61,7 +61,7 @@ class Wiring:
         return [name for name in record.inputs if name in self.varying]
 
     def is_linear(self, record: Record) -> bool:
-        """Whether the record multiplies one varying value with a weight."""
+        """True if the record multiplies one varying value with a weight."""
         return (
             record.op in CONTRACTIONS
             and len(self.operands(record)) == 1
@@ -69,7 +69,7 @@ class Wiring:
         )
 
     def is_weighted(self, record: Record) -> bool:
-        """Whether the record multiplies a varying value with weights, of whatever form."""
+        """True if the record multiplies a varying value with weights, of whatever form."""
         if self.is_linear(record) or "grouped_mm" in record.op:
             return True
         if record.op in CONTRACTIONS:
@@ -77,14 +77,14 @@ class Wiring:
         return record.op in CONVOLUTIONS | RECURRENT
 
     def _is_chosen_weight(self, name: str) -> bool:
-        """Whether the value is some rows of a weight: that of an expert, for each position its own."""
+        """True if the value is some rows of a weight: that of an expert, for each position its own."""
         record = self.records.get(name)
         while record is not None and record.op in REARRANGEMENTS:
             record = self.records.get(record.inputs[0])
         return record is not None and record.op in LOOKUPS and record.inputs[0] in self.parametric
 
     def is_product(self, record: Record) -> bool:
-        """Whether the record is a matrix product of two varying values."""
+        """True if the record is a matrix product of two varying values."""
         return record.op in CONTRACTIONS and len(self._factors(record)) == 2
 
     def _factors(self, record: Record) -> list[str]:
@@ -150,7 +150,7 @@ class Wiring:
 
     @property
     def batch(self) -> Placements:
-        """Where the batch lies in each value."""
+        """The dimension of the batch in each value."""
         return placements_of(self.program, self.program.dimensions.batch)
 
     @cached_property
@@ -185,12 +185,12 @@ class Step:
 
     @property
     def keeps_numbers(self) -> bool:
-        """Whether the values are the same numbers behind it, in another form at most."""
+        """True if the values are the same numbers behind it, in another form at most."""
         return self.record.op in SAME
 
     @property
     def is_sum(self) -> bool:
-        """Whether it adds values up as they are."""
+        """True if it adds values up as they are."""
         return self.record.op == "add" and self.record.kwargs.get("alpha", 1) == 1
 
 
@@ -204,7 +204,7 @@ class AffinePath:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether each start's numbers are in the end as they are: only sums and other forms lie between."""
+        """True if each start's numbers are in the end as they are: only sums and other forms lie between."""
         return all(step.keeps_numbers or step.is_sum for step in self.steps)
 
 
@@ -247,7 +247,7 @@ def _needed(steps: dict[str, Step], end: str) -> tuple[Step, ...]:
 
 
 def _is_scale(wiring: Wiring, name: str) -> bool:
-    """Whether a value is one number for all features."""
+    """True if a value is one number for all features."""
     shape = wiring.shape(name)
     return bool(shape) and shape is not None and shape[-1] == 1
 
@@ -308,7 +308,7 @@ def _occurrences(leaves: Any, name: str) -> int:
 
 
 _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
-"""What `torch.export` writes where it has lost the module of a node that it made itself: no module."""
+"""The name that `torch.export` writes where it has lost the module of a node that it made itself."""
 _SLICE = re.compile(r"slice\((-?\d+|None), (-?\d+|None), (-?\d+|None)\)")
 
 COMPUTES_NOTHING = "it computes nothing there"
@@ -452,7 +452,7 @@ def find_ports(
             values_of.setdefault(value.name, []).append(node)
 
     def is_read_beside(name: str, handed: list[fx.Node], known: Collection[str]) -> bool:
-        """Whether a value is read by others than those who read it as the nodes that hand it through."""
+        """True if a value is read by others than those who read it as the nodes that hand it through."""
         same, behind, left = set(values_of.get(name, ())), set[fx.Node](), list(handed)
         while left:
             node = left.pop()

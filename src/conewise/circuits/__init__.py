@@ -1,1 +1,1 @@
-"""What leads to an answer: causal tracing, circuits."""
+"""Causal tracing and circuits."""

@@ -34,6 +34,7 @@ from conewise.errors import Argument, CircuitError
 from conewise.files import Format, as_path, is_there, read_json
 from conewise.jobs.progress import bar
 from conewise.jobs.store import Recorder, Request, is_store, recorder
+from conewise.program.walk import support
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, as_metric
 from conewise.runs.reading import Reading
@@ -48,7 +49,7 @@ HARMS: dict[str, Callable[[float], float]] = {
     "decrease": lambda change: -change,
     "either": abs,
 }
-"""How much a change of the metric harms: what is compared with the threshold."""
+"""The harm of a change of the metric: what is compared with the threshold."""
 
 LOSSES = ("kl_to", "cross_entropy")
 """Metrics that are the better the smaller they are: with harm="auto" only an increase of them counts."""
@@ -124,7 +125,7 @@ def acdc(
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """What a search takes at most: one world for each edge, none of them shared, none left out.
+    """The cost of a search at most: one world for each edge, none of them shared, none left out.
 
     `node_evaluations` are those of one at a time over the whole graph, as the theory of interleaved grafts
     has them: for each edge what lies behind its reader, the reader's correction, and those of readers behind
@@ -150,12 +151,12 @@ class SearchPlan:
 @checked
 @one_thread
 def acdc_plan(model: Captured, *, metric: Any = None) -> SearchPlan:
-    """What a search for a circuit takes at most; nothing is computed."""
+    """Return what a search for a circuit takes at most; nothing is computed."""
     graph_of(model)
     components, program = edge_facts(model).parts.components, model.program
     facts = facts_of(model)
     targets = facts.outputs if metric is None else facts.targets((as_metric(metric),))
-    support = set(model.graph.names(model.support(tuple(targets)))) & set(program.record_of)
+    needed = {record.name for record in support(program, targets)}
     costs: list[tuple[str, int, int]] = []
     corrected: list[str] = []
     for stage in reversed(stages_of(components.readers)):
@@ -164,7 +165,7 @@ def acdc_plan(model: Captured, *, metric: Any = None) -> SearchPlan:
             cone = components.wiring.cone(one.node)
             again = sum(node == one.node or node in cone for node in corrected)
             edges += one.writers
-            total += one.writers * (len(cone & support) + 1 + again)
+            total += one.writers * (len(cone & needed) + 1 + again)
             corrected.append(one.node)
         costs.append((stage.name, edges, total))
     edges = sum(count for _, count, _ in costs)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conewise.anatomy.edge_graph import EdgeGraph, Wired
+from conewise.anatomy.components import Components
+from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.arguments import checked
 from conewise.circuits.circuit_data import (
     CircuitData,
@@ -88,13 +89,13 @@ FORMATS = ("conewise", "eap")
 Points = tuple[CurvePoint, ...]
 
 POINTS, MORE, FEW = 24, 4, 60
-"""How many thresholds a curve has, and how many times the circuit's edges, or how many at least."""
+"""The thresholds of a curve, its edges as a multiple of the circuit's, and their least number."""
 
 MOST = 1_000_000
 """More edges, or points of a curve, than that there are not."""
 
 SHOWN = 10
-"""How many edges a notebook shows."""
+"""The number of edges that a notebook shows."""
 
 
 @checked
@@ -115,7 +116,7 @@ class Circuit(CircuitData):
     @classmethod
     def made(
         cls,
-        graph: Wired | Captured,
+        graph: Components | EdgeGraph | Captured,
         edges: Iterable[str],
         *,
         of: str = "",
@@ -137,7 +138,7 @@ class Circuit(CircuitData):
     @classmethod
     def from_scores(
         cls,
-        graph: Wired | Captured,
+        graph: Components | EdgeGraph | Captured,
         scores: Mapping[str, float],
         *,
         top: int | None = None,
@@ -161,7 +162,12 @@ class Circuit(CircuitData):
 
     @classmethod
     def from_nodes(
-        cls, graph: Wired | Captured, nodes: Iterable[str], *, of: str = "", model: Captured | None = None
+        cls,
+        graph: Components | EdgeGraph | Captured,
+        nodes: Iterable[str],
+        *,
+        of: str = "",
+        model: Captured | None = None,
     ) -> Circuit:
         """All edges between these components ("a0.h1", "m3"), and those with the input and the logits."""
         own, of, model = _home(graph, of, model)
@@ -193,7 +199,7 @@ class Circuit(CircuitData):
         return tuple(edge for edge in self.graph.edges if edge not in self)
 
     def compare(self, other: Circuit) -> Comparison:
-        """Which edges both have, and which only one has. Raises CircuitError where their graphs differ."""
+        """Compare the edges with another circuit's. Raises CircuitError where their graphs differ."""
         if not isinstance(other, CircuitData):
             raise CircuitError(f"a circuit is compared with another one, not with {describe(other)}.")
         expect_same_graph(self.graph, other.graph, "the two circuits cannot be compared")
@@ -223,7 +229,7 @@ class Circuit(CircuitData):
         max_memory: int | str | None = None,
         executor: WorldsExecutor | None = None,
     ) -> Evaluation:
-        """How much of what the model does in `base` the circuit does, with all other edges ablated.
+        """Evaluate how much of what the model does in `base` the circuit does, with all other edges ablated.
 
         `source` has what removed edges carry; see `conewise.circuits.evaluation.evaluate`. A circuit
         that was read from a file is bound to its model first: `circuit.bind(model)`.
@@ -253,7 +259,7 @@ class Circuit(CircuitData):
         max_memory: int | str | None = None,
         executor: WorldsExecutor | None = None,
     ) -> Curve:
-        """How faithful circuits of falling thresholds are, and this one: for the slider of `report`.
+        """Evaluate circuits of falling thresholds and this one: for the slider of `report`.
 
         Circuits of a threshold have the edges of such scores that lie on a path over them, as `select` finds
         them: at most `points` of them, of at most `most` edges, or of four times those of this one. See
@@ -421,7 +427,7 @@ def _notes(found: Evaluation) -> list[str]:
     return [f"Removed edges: {found.ablation}.", *weakest]
 
 
-def _home(given: Wired | Captured, of: str, model: Captured | None) -> tuple[EdgeGraph, str, Captured | None]:
+def _home(given: Any, of: str, model: Captured | None) -> tuple[EdgeGraph, str, Captured | None]:
     """The graph that a circuit is made in, the name of its model, and the model, if one is given."""
     if isinstance(given, Captured):
         if model is not None and model is not given:

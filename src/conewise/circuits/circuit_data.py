@@ -1,4 +1,4 @@
-"""What a circuit is made of as plain values, and how its edges are selected from scores."""
+"""Circuits as plain values, and the selection of edges by scores."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def score_array(graph: EdgeGraph, scores: Mapping[str, float]) -> np.ndarray:
 
 
 def is_number(given: object) -> bool:
-    """Whether it is a number, of Python's or another kind, and not a truth."""
+    """True if it is a number, of Python's or another kind, and not a truth."""
     return isinstance(given, SupportsFloat) and not isinstance(given, bool)
 
 
 def is_whole(given: object) -> bool:
-    """Whether it is a whole number, and not a truth."""
+    """True if it is a whole number, and not a truth."""
     return isinstance(given, SupportsIndex) and not isinstance(given, bool)
 
 

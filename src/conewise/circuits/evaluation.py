@@ -16,7 +16,7 @@ from conewise.runs.captured import Captured
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a circuit does of what the model does, in a metric m, with removed edges ablated.
+    """Metrics of a circuit: how much it does of what the model does, with removed edges ablated.
 
     faithfulness = (m(circuit) − m(ablated)) / (m(full) − m(ablated)): 1 where the circuit does all of it.
     completeness is the same ratio for the complement, all edges but the circuit's: 0 where nothing of it is

@@ -94,7 +94,7 @@ class FollowingForward:
         return [stage for stage in stages if (known[stage.rows] != current[stage.rows]).any()]
 
     def _is_full(self, part: WorldsPart) -> bool:
-        """Whether one more world would not fit into memory."""
+        """True if one more world would not fit into memory."""
         assert part.stage is not None
         return len(part) >= self._forward.most(part.stage)
 
@@ -103,7 +103,7 @@ class FollowingForward:
         return self._forward.below(stage.number, removed)
 
     def _has(self, stage: Stage, current: Mask) -> bool:
-        """Whether the world is one of those that were evaluated last."""
+        """True if the world is one of those that were evaluated last."""
         if self._last is None or self._last[0] != stage:
             return False
         return bool((self._last[1] == current[stage.rows]).all((1, 2)).any())
@@ -126,7 +126,7 @@ class WorldsExecutor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of worlds with removed edges: runs, a metric, what removed edges carry."""
+    """A question about worlds with removed edges: runs, a metric, what removed edges carry."""
 
     model: Captured
     graph: EdgeGraph
@@ -164,13 +164,13 @@ class Asked:
 
     @property
     def there(self) -> Mask:
-        """Which writers each reader reads, [reader, writer]."""
+        """The writers that each reader reads, [reader, writer]."""
         counts = np.array([one.writers for one in self.graph.readers])
         found: Mask = np.arange(len(self.graph.writers)) < counts[:, None]
         return found
 
     def removed_without(self, edges: Iterable[str]) -> Mask:
-        """What is removed where these edges are all that is kept. Raises CircuitError for what is no edge."""
+        """Return what is removed where only these edges are kept. Raise CircuitError for what is no edge."""
         kept = np.zeros_like(self.there)
         numbers = self.graph.numbers(edges)
         kept[self.graph.edge_readers[numbers], self.graph.edge_writers[numbers]] = True

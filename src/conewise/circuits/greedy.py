@@ -19,7 +19,7 @@ from conewise.circuits.forwards import Asked
 from conewise.circuits.masked_forward import Forward
 
 Mask = NDArray[np.bool_]
-"""What is removed: [reader of the stage, writer]; of a stack [world, reader of the stage, writer]."""
+"""Removed edges: [reader of the stage, writer]; of a stack [world, reader of the stage, writer]."""
 
 TIE = 8.0
 """A change is too close to the threshold where it is within so many times the rounding that was seen."""
@@ -37,7 +37,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a candidate is kept, and what removing it changed."""
+    """True if a candidate is kept, and what removing it changed."""
 
     kept: bool
     change: float
@@ -52,11 +52,11 @@ class Worlds(Protocol):
 
     @property
     def most(self) -> int:
-        """How many worlds fit into memory at once."""
+        """The number of worlds that fit into memory at once."""
 
     @property
     def few(self) -> int:
-        """How many worlds take hardly longer than one does."""
+        """The number of worlds that take hardly longer than one does."""
 
     def values(self, removed: Mask) -> NDArray[np.float64]:
         """The metric of each world, [world]; `removed` is [world, reader, writer]."""
@@ -67,7 +67,7 @@ class Worlds(Protocol):
 
 @dataclass(slots=True)
 class Spent:
-    """What a search took: worlds evaluated in so many stacks; some were guessed `in_vain`.
+    """Counts of a search: worlds evaluated in so many stacks; some were guessed `in_vain`.
 
     `ties` are changes that were too close to the threshold, and were computed once more.
     """
@@ -213,12 +213,12 @@ class BatchRates:
     world: float
 
     def seconds(self, workers: int) -> float:
-        """What a batch takes that is cut into parts; all but one of them have the current world beside."""
+        """The seconds of a batch cut into parts; all but one of them have the current world beside."""
         part = -(-self.worlds // workers) + (workers > 1)
         return self.launch + min(part, self.worlds) * self.world
 
     def gain(self, workers: int) -> float:
-        """How many times faster a batch is with so many workers."""
+        """The speedup of a batch with so many workers."""
         return self.seconds(1) / self.seconds(workers)
 
     def worth_having(self, most: int) -> int:

@@ -89,7 +89,7 @@ class Walks:
         return walk.run(dict(given), lambda name: self._operand(name, worlds, rows), compute)
 
     def _operand(self, name: str, worlds: int, rows: int | None) -> Any:
-        """What is read of a run: weights and constants, and values that no start leads to."""
+        """Return a value that is read of a run: a weight, a constant, or one that no start leads to."""
         if name not in self._program.varying and name not in self._program.record_of and name != SIZES:
             return self._read(name)
         key = name, worlds, rows
@@ -113,8 +113,7 @@ def _rule(record: Record) -> Rule:
 
 NATURAL = ("batch", "pos", "head", "d_head")
 AGREES = 1e-3
-"""How far slices may be off the run's own values, relative to the largest: rounding is far below, errors
-above."""
+"""The error allowed in slices, relative to the run's largest value: rounding is far below, mistakes above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ def some_of(value: Tensor, numbers: Sequence[int], dim: int = 0) -> Tensor:
 
 
 def is_run(numbers: Sequence[int]) -> bool:
-    """Whether numbers follow each other."""
+    """True if numbers follow each other."""
     return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
@@ -197,9 +196,8 @@ def head_slices(
 
 def _product(wiring: Wiring, entry: str, node: str) -> tuple[Record, str, str, str | None] | None:
     """The one product with a weight between a stream and a node: record, operand, weight, bias."""
-    everything = frozenset(wiring.records)
-    between = wiring.above(node, everything, frozenset({entry})) & wiring.cone(entry)
-    products = [wiring.records[name] for name in between if wiring.is_linear(wiring.records[name])]
+    inside = between(wiring.program, [entry], [node])
+    products = [record for record in inside if wiring.is_linear(record)]
     if len(products) != 1:
         return None
     (record,) = products
@@ -217,7 +215,7 @@ def _product(wiring: Wiring, entry: str, node: str) -> tuple[Record, str, str, s
         return None
     assert operand is not None
     assert weight is not None
-    if operand not in between and operand != entry:
+    if operand != entry and operand not in {one.name for one in inside}:
         return None
     if not {weight, *filter(None, rest)}.isdisjoint(wiring.varying) or weight in wiring.records:
         return None
@@ -225,7 +223,7 @@ def _product(wiring: Wiring, entry: str, node: str) -> tuple[Record, str, str, s
 
 
 def _are_numbers(found: Tensor, count: int) -> bool:
-    """Whether these are numbers of columns, each at most once."""
+    """True if these are numbers of columns, each at most once."""
     whole = found.round()
     is_one = torch.equal(whole, found) and float(found.min()) >= 0 and float(found.max()) < count
     return is_one and len(torch.unique(found)) == found.numel()

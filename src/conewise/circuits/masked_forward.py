@@ -200,17 +200,17 @@ class Forward(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many readers and writers there are."""
+        """The number of readers and of writers."""
 
     def most(self, stage: int, removed: Mask | None = None) -> int:
-        """How many worlds that differ from a stage on fit into memory at once.
+        """Return the number of worlds that differ from a stage on and fit into memory at once.
 
         They are others than the current one, or than the one that has edges [reader, writer] removed.
         """
 
     @property
     def few(self) -> int:
-        """How many worlds take hardly longer than one does: operations begin more slowly than they go on."""
+        """The number of worlds that take hardly longer than one: starting an operation has a cost."""
 
     def values(self, removed: Mask) -> Numbers:
         """[world, prompt] of worlds with edges [world, reader, writer] removed, computed from the base."""
@@ -270,7 +270,7 @@ class MaskedForward:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many readers and writers there are."""
+        """The number of readers and of writers."""
         return len(self.components.readers), len(self.components.writers)
 
     def most(self, stage: int, removed: Mask | None = None) -> int:
@@ -286,7 +286,7 @@ class MaskedForward:
 
     @functools.cached_property
     def _taken(self) -> tuple[int, int]:
-        """What one world and what two worlds hold."""
+        """The bytes that one world and two worlds hold."""
         return self.peak_bytes(1), self.peak_bytes(2)
 
     def peak_bytes(self, worlds: int) -> int:
@@ -298,7 +298,7 @@ class MaskedForward:
 
     @property
     def few(self) -> int:
-        """How many worlds take hardly longer than one does."""
+        """The number of worlds that take hardly longer than one does."""
         return few_of(self.ablated.at(self.components.readers[0].entry)[0])
 
     def values(self, removed: Mask) -> Numbers:
@@ -405,7 +405,7 @@ class MaskedForward:
 
 
 def can_stack(base: Reading) -> bool:
-    """Whether worlds of a run can lie along the batch: its size may vary, and its rows do not mix."""
+    """True if worlds of a run can lie along the batch: its size may vary, and its rows do not mix."""
     model = base.model
     nodes = tuple(name for name in model.program.record_of if name in model.program.varying)
     shape = facts_of(model).shape(base.inputs)
@@ -419,13 +419,13 @@ def expect_room(least: int, budget: int | None) -> None:
 
 
 def few_of(stream: Tensor) -> int:
-    """How many streams like this one take hardly longer than one does, on their device."""
+    """Return the number of streams like this one that take hardly longer than one does, on their device."""
     numbers = 1 << (22 if stream.is_cuda else 16)
     return max(8, min(numbers // max(stream.numel(), 1), 512))
 
 
 def _view(view: View, one: Reader) -> View | None:
-    """How heads lie in a reader's node; None where the reader is all of it."""
+    """Return how heads lie in a reader's node; None where the reader is all of it."""
     if one.axis is None:
         return None
     if one.axis not in view.axes:

@@ -55,13 +55,13 @@ from conewise.sweeps.planning.spec import SweepSpec
 Tensor = torch.Tensor
 
 NOTHING, LAST, ALL = range(3)
-"""At which positions a value is read."""
+"""The positions at which a value is read."""
 
 WIDE = 4
-"""How many times as many worlds as take hardly longer than one are enough, so that no more is asked for."""
+"""So many times `few` worlds are enough: no more are asked for."""
 
 TOGETHER = 1 << 23
-"""How many numbers the streams of a layer have at most where those of q, k and v are one stack."""
+"""The most numbers in the streams of a layer where those of q, k and v are one stack."""
 
 
 @dataclass(slots=True)
@@ -205,7 +205,7 @@ class PrunedForward:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many readers and writers there are."""
+        """The number of readers and of writers."""
         return len(self.components.readers), len(self.components.writers)
 
     # -- what is known before any world --------------------------------------------------------------
@@ -283,7 +283,7 @@ class PrunedForward:
     # -- worlds ------------------------------------------------------------------------------------
 
     def most(self, stage: int, removed: Mask | None = None) -> int:
-        """How many worlds that differ from a stage on fit into memory at once."""
+        """Return the number of worlds that differ from a stage on and fit into memory at once."""
         lost = self._state.removed if removed is None else removed
         if self._budget is None:
             return max(1, DEFAULT_MEMORY // self._bound(stage, lost))
@@ -329,7 +329,7 @@ class PrunedForward:
 
     @property
     def few(self) -> int:
-        """How many worlds take hardly longer than one does."""
+        """The number of worlds that take hardly longer than one does."""
         return few_of(self._stream)
 
     def _bytes_held(self, ablated: Ablated) -> int:
@@ -442,7 +442,7 @@ class PrunedForward:
         return _Stack(state, own, len(next(iter(own.values()))), kept, *self._needs(kept), changed)
 
     def _needs(self, kept: Mask) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-        """Where readers and writers are read, over kept edges: nowhere, at the last position, at all."""
+        """Return the positions at which readers and writers are read, over kept edges."""
         readers, writers = (np.zeros(n, dtype=np.int8) for n in self.shape)
         for stage in reversed(self.stages):
             for number, one in enumerate(stage.readers, stage.first):
@@ -547,7 +547,7 @@ class PrunedForward:
         return found
 
     def _keeps(self, lost: Mask, writers: Sequence[int]) -> Mask:
-        """Whether edges from some writers are kept; a constant always is."""
+        """True where edges from some writers are kept; a constant always is."""
         count = self.shape[1]
         found = np.ones((*lost.shape[:-1], len(writers)), dtype=bool)
         for at, writer in enumerate(writers):

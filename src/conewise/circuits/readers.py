@@ -1,4 +1,4 @@
-"""What readers of the residual stream compute for many streams at once: queries, keys, values, MLPs."""
+"""Readers of the residual stream, computed for many streams at once: queries, keys, values, MLPs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StreamViews:
                 self._views[entry] = by_shape[shapes.get(entry)]
 
     def needs_sizes(self, node: str) -> bool:
-        """Whether the sizes of a run are needed to show a value."""
+        """True if the sizes of a run are needed to show a value."""
         return any(not isinstance(length, int) for length in self._views[node].lengths.values())
 
     def shown(self, node: str, stack: Tensor, sizes: Sequence[int] = ()) -> Tensor:
@@ -88,7 +88,7 @@ class StackedValues:
         return self._of(read)[0]
 
     def worlds_in(self, read: Read, name: str, value: Tensor) -> int:
-        """How many worlds a value is a stack of."""
+        """Return the number of worlds that a value is a stack of."""
         layout = self.layout(read)
         dim, shape = layout.batch_dim.get(name), layout.shape(name)
         return 1 if dim is None or shape is None else value.shape[dim] // shape[dim]
@@ -303,7 +303,7 @@ class ReaderValues:
         return tuple(step.node for step in self._walk(entry, slots).steps)
 
     def count(self, entry: str, slots: Collection[str]) -> int:
-        """How many records are computed for one stream."""
+        """Return the number of records that are computed for one stream."""
         return len(self._walk(entry, slots).steps)
 
     def _slots(self, entry: str) -> dict[str, str]:
@@ -337,10 +337,10 @@ LIVE: Mapping[str, str] = {
     "mlps": "MLPs, while heads keep what they had in the base",
     "all": "heads and MLPs",
 }
-"""What may be computed anew between a writer and a reader, by name."""
+"""The components that may be computed anew between a writer and a reader, by name."""
 
 AT_ONCE = 16
-"""For how many writers it is computed at a time."""
+"""The number of writers for which they are computed at a time."""
 
 
 class LiveStreams:

@@ -18,6 +18,7 @@ from conewise.circuits.stream_parts import StreamParts
 from conewise.errors import EdgeError
 from conewise.program.rehearsal import as_numpy
 from conewise.program.tensors import brought
+from conewise.program.walk import between
 from conewise.runs.captured import Captured
 
 Tensor = torch.Tensor
@@ -60,7 +61,7 @@ def part_norms(parts: Tensor) -> Norms:
 
 
 def mostly_kept(gone: Norms, put: Norms, whole: Norms) -> Mask:
-    """[row]: whether no more goes than stays and is put in, [row, n] each; `whole` is [n] of all parts."""
+    """[row]: True where no more goes than stays and is put in, [row, n] each; `whole` is [n] of all parts."""
     found: Mask = np.logical_and.reduce(gone <= whole - gone + put, axis=1)
     return found
 
@@ -178,7 +179,7 @@ class EdgeFacts:
 
     @cached_property
     def parts(self) -> StreamParts:
-        """What each component wrote into the stream."""
+        """The parts of the stream: what each component wrote into it."""
         try:
             return StreamParts(self._table, self.components)
         except EdgeError as error:
@@ -194,32 +195,29 @@ class EdgeFacts:
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """The values of a run that parts and readers are made of."""
-        components = self.components
-        wiring, found = components.wiring, dict.fromkeys(components.entries)
+        components, program = self.components, self._program
+        found = dict.fromkeys(components.entries)
         found |= dict.fromkeys(writer.node for writer in components.writers) | dict.fromkeys(components.terms)
-        everything = frozenset(wiring.records)
-        carried = [components.carrying(entry) for entry in components.entries]
+        scaled = {name for entry in components.entries for name in components.carrying(entry)}
         for heads in components.heads:
-            own = wiring.above(heads.term, everything, frozenset({heads.node}))
-            carried.append(own & wiring.cone(heads.node))
-        for name in frozenset().union(*carried):  # scales of norms are read in the middle of a walk
-            found |= dict.fromkeys(wiring.records[name].inputs)
+            scaled |= {record.name for record in between(program, [heads.node], [heads.term])}
+        for name in scaled:  # scales of norms are read in the middle of a walk
+            found |= dict.fromkeys(program.record_of[name].inputs)
         ends = dict.fromkeys((reader.entry, reader.node) for reader in components.readers)
         for entry, node in ends:
-            own = wiring.above(node, everything, frozenset({entry})) & wiring.cone(entry)
-            found |= dict.fromkeys(
-                one for name in own for one in wiring.records[name].inputs if one not in own
-            )
+            own = between(program, [entry], [node])
+            inside = {record.name for record in own}
+            found |= dict.fromkeys(one for record in own for one in record.inputs if one not in inside)
         return tuple(found)
 
     @cached_property
     def live(self) -> LiveStreams:
-        """What readers see when components between are computed anew."""
+        """Streams as readers see them when components between are computed anew."""
         return LiveStreams(self._table, self.components)
 
     @cached_property
     def readers(self) -> ReaderValues:
-        """What readers make of a stream."""
+        """Values that readers compute from a stream."""
         return ReaderValues(self._table, self.components)
 
 
@@ -227,7 +225,7 @@ _known: WeakKeyDictionary[Captured, dict[tuple[str, bool], EdgeFacts]] = WeakKey
 
 
 def edge_facts(model: Captured, stack: str = "", *, reads_heads: bool = True) -> EdgeFacts:
-    """What edges of a stack of the model need. Raises EdgeError where it has none, and says why.
+    """Return the facts about the edges of a stack. Raise EdgeError with the reason where it has none.
 
     Without `reads_heads`, what its parts need, which heads have whatever their queries are made of.
     """

@@ -114,7 +114,7 @@ def _needs_sizes(view: View) -> bool:
 
 
 class StreamParts:
-    """What the writers of a model have in the values of its stream.
+    """The parts that the writers of a model have in the values of its stream.
 
     The part of a head is its share of the output projection; that of an MLP, or of the stream as it enters,
     is the term itself. Both are carried through what lies on the way, with the run's own scale where that is
@@ -253,7 +253,7 @@ class StreamParts:
         return worst
 
     def tolerance(self, entry: str) -> float:
-        """How far parts may be off a value of the stream: by the coarsest numbers on the way to it.
+        """The error allowed between parts and a value of the stream: that of the coarsest dtype before it.
 
         A norm may be computed in float32 where the stream is float64.
         """
@@ -288,7 +288,7 @@ class StreamParts:
     def _carried(
         self, read: Read, walks: Mapping[str, AffineWalk], rows: Mapping[str, range], *, whole: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """What each row has at the end of each walk, in order."""
+        """The parts of each row at the end of each walk, in order."""
         reading, known = self._reading(read), dict[str, Rows]()
 
         def begin(term: str) -> Rows:
@@ -369,4 +369,4 @@ def _in_a_row(paths: Mapping[str, AffinePath]) -> Iterator[tuple[str, AffineWalk
 
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-2}
-"""How far parts may be off the stream, relative to its largest value."""
+"""The error allowed between parts and the stream, relative to its largest value."""

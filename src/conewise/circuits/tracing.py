@@ -53,7 +53,7 @@ from conewise.text.tokens import AnswerReader, subject_positions
 from conewise.threads import one_thread
 
 DEVIATIONS = 3.0
-"""How strong noise="auto" is, in standard deviations of the embeddings: that of Meng et al., 2022."""
+"""The strength of noise="auto", in standard deviations of the embeddings: that of Meng et al., 2022."""
 
 _POSITIONS = re.compile(r"\s*-?\d*\s*(:\s*-?\d*\s*){0,2}")
 """Positions as text: a number, or a slice."""
@@ -65,7 +65,7 @@ MOST_SAMPLES = 1_000_000
 @checked
 @dataclass(frozen=True)
 class Trace:
-    """What restoring each clean state does to the metric of the corrupted run.
+    """Effects of restoring each clean state on the metric of the corrupted run.
 
     `values` are [layer, pos], averaged over the samples (and over the prompts); `per_sample` are
     [sample, layer, pos]. `clean` and `corrupted` are the metric without noise, and with noise and nothing
@@ -93,7 +93,7 @@ class Trace:
 
     @property
     def effect(self) -> Tensor:
-        """How far restoring each state moves the metric from the corrupted run: the indirect effect."""
+        """The indirect effect: the change of the corrupted run's metric when each state is restored."""
         return self.values - self.corrupted
 
     @property
@@ -119,12 +119,12 @@ class Trace:
 
     @property
     def plan(self) -> SweepPlan:
-        """What was planned."""
+        """The plan of the sweep."""
         return self.result.plan
 
     @property
     def ledger(self) -> SweepLedger:
-        """What was done."""
+        """The ledger of the sweep: the work that was done."""
         return self.result.ledger
 
     def to_dataframe(self) -> Any:
@@ -176,7 +176,7 @@ def causal_trace(
     progress: bool | Callable[[int, int], None] | None = False,
     executor: Pool | None = None,
 ) -> Trace:
-    """Which states carry what the model knows of the subject (Meng et al., 2022).
+    """Trace the states that carry what the model knows of the subject (Meng et al., 2022).
 
     In the corrupted run, the embeddings at the positions `subject` have Gaussian noise added. For each
     layer and position, the clean state of that `kind` (resid_post, mlp_out, attn_out, ...) is put back,
@@ -262,7 +262,7 @@ def causal_trace(
 
 @dataclass(frozen=True)
 class Corruption:
-    """How a corrupted run is made of the clean one."""
+    """The corruption of a clean run: noise at the subject."""
 
     model: Captured
     clean: Run
@@ -325,7 +325,7 @@ def _subject(model: Captured, texts: Sequence[str], subject: Choice) -> Choice:
 
 
 def _read(model: Captured, texts: Sequence[str], answer: str | Sequence[str] | None, metric: Any) -> Any:
-    """What is read: the metric that was given, the probability of the answer, or None where neither was."""
+    """Return the metric that was given, the probability of the answer, or None where neither was."""
     if answer is None:
         return metric
     if metric is not None:
@@ -366,7 +366,7 @@ def _expect_tokens(clean: Run, embedding: Embedding, positions: Sequence[int], w
 def _story(
     clean: Run, texts: Sequence[str], subject: tuple[int, ...], answers: Sequence[str], metric: str, seed: int
 ) -> Story | None:
-    """What was traced, in words; None where the model has no tokenizer that could write it."""
+    """Return the story of the trace, in words; None where the model has no tokenizer that could write it."""
     known = base_story(clean)
     if not known.prompts:
         return None

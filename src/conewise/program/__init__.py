@@ -1,1 +1,1 @@
-"""What a captured module computes: records, rules, sizes, weights."""
+"""A captured module as a program: records, rules, sizes, weights."""

@@ -1,4 +1,4 @@
-"""How a module is called: its arguments by name, flattened to leaves that have names.
+"""The calls of a module: its arguments by name, flattened to leaves that have names.
 
 The same normal form is made of the captured example and of every run, so a run may give
 arguments by position or by keyword, and may leave out what was constant in the example.
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Signature:
-    """What every run of a captured module must give, and what it may leave out."""
+    """The arguments that every run of a captured module must give, and those that it may leave out."""
 
     forward: inspect.Signature
     example: Call
@@ -145,7 +145,7 @@ def normal_call(forward: inspect.Signature, args: Sequence[Any], kwargs: Mapping
 
 
 def forward_parameters(module: Any) -> dict[str, inspect.Parameter]:
-    """What a module's `forward` takes by name; of an adapter that hands all on, what its base model takes."""
+    """The arguments that a module's `forward` takes by name; those of its base model for an adapter."""
     found = dict(inspect.signature(module.forward).parameters)
     if callable(getattr(module, "get_base_model", None)) and any(
         one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values()
@@ -187,7 +187,7 @@ def _constants(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_the_kind(value: Any, example: torch.Tensor) -> bool:
-    """Whether a value is a tensor as one was captured."""
+    """True if a value is a tensor as one was captured."""
     is_tensor = isinstance(value, torch.Tensor)
     return (
         is_tensor

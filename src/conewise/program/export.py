@@ -128,7 +128,7 @@ class Sampler:
 
     @property
     def length_is_fixed(self) -> bool:
-        """Whether an input has positions, as token ids do, and their number cannot vary."""
+        """True if an input has positions, as token ids do, and their number cannot vary."""
         return any(
             len(i.shape) == (3 if i.dtype.is_floating_point else 2) and isinstance(i.shape[1], int)
             for i in self.program.inputs
@@ -355,7 +355,7 @@ def _attempts(
 
 
 def _is_open(program: Program) -> bool:
-    """Whether no leading size of an input was fixed, nor one that looks like positions."""
+    """True if no leading size of an input was fixed, nor one that looks like positions."""
     return all(
         not isinstance(leaf.shape[dim], int)
         for leaf in program.inputs
@@ -397,7 +397,7 @@ def _without_ones(call: Call, repeat_batch: bool, repeat_sequence: bool) -> Call
 
 
 def _has_sequence(tensor: torch.Tensor) -> bool:
-    """Whether dimension 1 looks like positions: token ids and masks, or embeddings."""
+    """True if dimension 1 looks like positions: token ids and masks, or embeddings."""
     if tensor.is_floating_point():
         return tensor.ndim == 3
     return tensor.ndim == 2
@@ -405,7 +405,7 @@ def _has_sequence(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Varying:
-    """Which sizes may vary: the `batch` that leads inputs of `rank` dimensions or more, and lengths.
+    """The sizes that may vary: the `batch` that leads inputs of `rank` dimensions or more, and lengths.
 
     What else leads an input may vary where the module allows it, and so may dimension `given`.
     """
@@ -437,7 +437,7 @@ class _Varying:
 
 
 def _takes_two_for_one(program: Program) -> bool:
-    """Whether each size that leads an input is also another dimension of one.
+    """True if each size that leads an input is also another dimension of one.
 
     With as many prompts as positions in the example, a mask [pos, pos] makes one size of the two.
     """

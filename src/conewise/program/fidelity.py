@@ -1,4 +1,4 @@
-"""How the captured computation compares with the module's own: both are run on the example, once."""
+"""Comparison of the captured computation with the module's own: both are run on the example, once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Whether a captured model computes what its module does, to the last bit.
+    """True if a captured model computes what its module does, to the last bit.
 
     `deviation` is the largest difference between an output of the graph and the module's own, on the
     example of the capture; `relative` is the same, of the largest output. `reasons` say where the module
@@ -107,7 +107,7 @@ def _outputs(module: nn.Module, program: Program, call: Call) -> list[torch.Tens
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Whether the module has layers that torch may run in one kernel."""
+    """True if the module has layers that torch may run in one kernel."""
     layers = nn.MultiheadAttention, nn.TransformerEncoderLayer
     is_on: bool = torch.backends.mha.get_fastpath_enabled()
     return is_on and any(isinstance(one, layers) for one in module.modules())

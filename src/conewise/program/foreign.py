@@ -88,7 +88,7 @@ def within_memory(doing: str) -> Iterator[None]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether this is a panic of a library that is written in Rust; its class cannot be imported."""
+    """True if this is a panic of a library that is written in Rust; its class cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 

@@ -36,22 +36,22 @@ class Nodes:
 
     @property
     def latents(self) -> str:
-        """What `encode` made of what is read, or what was put in its place."""
+        """The latents: the result of `encode`, or what was put in its place."""
         return f"{self.name}.latents"
 
     @property
     def reconstruction(self) -> str:
-        """What `decode` makes of the latents."""
+        """The result of `decode` on the latents."""
         return f"{self.name}.reconstruction"
 
     @property
     def error(self) -> str:
-        """What the dictionary misses of the value, with the latents as they were encoded."""
+        """The dictionary's error: the value less its reconstruction from the latents as encoded."""
         return f"{self.name}.error"
 
     @property
     def output(self) -> str:
-        """What the rest of the model reads instead of the value."""
+        """The value that the rest of the model reads instead."""
         return f"{self.name}.output"
 
 
@@ -133,7 +133,7 @@ class _Insertion:
         return found
 
     def symbols(self, shape: Sequence[Size], given: str, half: str) -> dict[Any, Any]:
-        """What the symbols of a half's own input stand for in the program."""
+        """The program's symbols for those of a half's own input."""
         found: dict[Any, Any] = {}
         for dim, (own, size) in enumerate(zip(shape, self.shape_of(given), strict=True)):
             if isinstance(own, int):

@@ -78,7 +78,7 @@ def viewed_argument(node: fx.Node) -> fx.Node | None:
 
 
 def is_identity(node: fx.Node) -> bool:
-    """Whether the node hands its first argument through: same memory, same shape and strides."""
+    """True if the node hands its first argument through: same memory, same shape and strides."""
     if node.target in HANDED_THROUGH:
         return True
     source = viewed_argument(node)
@@ -371,7 +371,7 @@ class _Lowering:
             self._note(node, reference)
 
     def _is_fresh_tuple(self, node: fx.Node) -> bool:
-        """Whether the node made several tensors, each of which then owns its memory."""
+        """True if the node made several tensors, each of which then owns its memory."""
         return not isinstance(node.meta.get("val"), torch.Tensor) and not self.aliases[node].steps
 
     def _add_write(self, node: fx.Node, position: int) -> None:
@@ -404,7 +404,7 @@ class _Lowering:
             self._note(node, self._current(source))
 
     def _note(self, node: fx.Node, value: Any) -> None:
-        """What a node's value is, as its memory is now."""
+        """The value of a node, as its memory is now."""
         version = self.aliases[node].memory.version
         self.values[node], self.seen_version[node] = value, version
         self.by_version.setdefault(node, {})[version] = value
@@ -478,7 +478,7 @@ class _Lowering:
         return tuple(value.shape), value.dtype
 
     def _is_random(self, node: fx.Node) -> bool:
-        """Whether the operation draws random numbers, or updates statistics that it then uses."""
+        """True if the operation draws random numbers, or updates statistics that it then uses."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             return False

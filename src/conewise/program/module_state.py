@@ -65,14 +65,14 @@ _TABLES = frozenset({*_WEIGHTS, *_HOOKS, "_modules"})
 _MISSING: Any = object()
 
 Key = tuple[str, str]
-"""What it is ("hook", "forward", "submodule", "setting"), and where, in words."""
+"""A fact's kind ("hook", "forward", "submodule", "setting") and its place in words."""
 
 Changes = dict[Key, tuple[Any, Any]]
-"""What was there, and what is there now."""
+"""The value that was there, and the one that is there now."""
 
 
 class ModuleState:
-    """What a module was when it was captured, its weights apart.
+    """The state of a module when it was captured, its weights apart.
 
     `is_same_program()` traces the module again, and says whether that gives the captured program: of values
     that differ, most have no effect. It is asked once for each change that is found.
@@ -117,7 +117,7 @@ class ModuleState:
             self._take()
 
     def _changes(self) -> Changes:
-        """What differs from the last time that the module was found to be what was captured."""
+        """The differences from the last time that the module was found to be what was captured."""
         now = _Look(self._module).found
         keys = sorted(self._found.keys() | now.keys(), key=_by_rank)
         pairs = {key: (self._found.get(key, _MISSING), now.get(key, _MISSING)) for key in keys}
@@ -341,7 +341,7 @@ def _names(code: types.CodeType) -> dict[str, None]:
 
 
 def _by_rank(key: Key) -> tuple[int, int, str]:
-    """What stands first in a message: hooks, then the outermost parts."""
+    """The order in a message: hooks first, then the outermost parts."""
     return ("hook", "forward", "submodule", "setting").index(key[0]), key[1].count("."), key[1]
 
 

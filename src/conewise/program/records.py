@@ -114,7 +114,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class ModulePort:
-    """What goes into and comes out of one call of a module, as names of the program.
+    """The inputs and outputs of one call of a module, as names of the program.
 
     `inputs` stand in the order of first use, `outputs` in the order of computation. Parameters
     are not inputs. A module that hands a value through unchanged (dropout in eval mode) has it
@@ -132,7 +132,7 @@ class ModulePort:
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """Which sizes of the inputs are the batch's and which are positions', by their symbols.
+    """The symbols of the batch and of positions among the sizes of the inputs.
 
     `is_unbatched`: the inputs are one prompt, without a batch. `doubt` says why it is not known which
     dimension is the batch; where it is empty and no symbol is the batch's, the batch is fixed, and is

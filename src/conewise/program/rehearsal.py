@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 MOST_KNOWN = 1 << 14
 _MADE: dict[Hashable, Any] = {}
-"""How results lie, by the operation and how its operands do."""
+"""The layouts of results, by the operation and the layouts of its operands."""
 
 _ZERO = {True: 0.0, False: 0}
 
@@ -194,7 +194,7 @@ def _lie(value: Any) -> Hashable:
 
 
 def _lies_of(func: Any, made: Any, given: list[Tensor]) -> Any:
-    """How new results lie; "written" where an operand is, "shown" for views; None where it is to be asked."""
+    """Return the layouts of new results; "written" where an operand is, "shown" for views, else None."""
     found = list(_tensors((made,)))
     device = given[0].fake_device  # type: ignore[attr-defined]
     if not found or any(one.fake_device != device for one in (*given, *found)):  # type: ignore[attr-defined]

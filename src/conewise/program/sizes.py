@@ -31,7 +31,7 @@ def size_of(value: int | torch.SymInt) -> Size:
 
 
 def has_unbacked(size: object) -> bool:
-    """Whether the expression depends on the values of tensors, not on their shapes alone."""
+    """True if the expression depends on the values of tensors, not on their shapes alone."""
     symbols = getattr(size, "free_symbols", ())
     return any(str(symbol).startswith(("u", "zuf")) for symbol in symbols)
 
@@ -47,7 +47,7 @@ def folded(value: object) -> bool | int | float | sympy.Basic:
 
 
 def is_symbolic(value: object) -> bool:
-    """Whether `value` is a number or truth value that `torch.export` keeps symbolic."""
+    """True if `value` is a number or truth value that `torch.export` keeps symbolic."""
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
@@ -71,7 +71,7 @@ def quotient(whole: Size, part: Size) -> Size | None:
 
 @functools.lru_cache(maxsize=4096)
 def is_equal(one: Size, other: Size) -> bool:
-    """Whether two sizes are equal for all values of their symbols."""
+    """True if two sizes are equal for all values of their symbols."""
     return bool(sympy.expand(sympy.sympify(one) - other) == 0)
 
 

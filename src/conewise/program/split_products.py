@@ -17,10 +17,10 @@ import torch
 Tensor = torch.Tensor
 
 BLOCK = 1 << 25
-"""How many numbers of a factor are split at a time: more rows are multiplied block by block."""
+"""The most numbers of a factor that are split at a time: more rows are multiplied block by block."""
 
 TERMS = 512
-"""How many of the largest terms are added up on tensor cores, which cut off what they round.
+"""The number of largest terms that are added up on tensor cores, which cut off what they round.
 
 The error of such a sum grows with its length: on an H200 it is that of float32 at about 600 terms, and eight
 times it at 4,096. Shorter sums write the result more often.
@@ -39,7 +39,7 @@ one that is right. So it is multiplied once, with the first part of the weight, 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Which parts of the factors lie side by side, and the products over them, smallest terms first.
+    """The parts of the factors that lie side by side, and the products over them, smallest terms first.
 
     A product is (its first part on the left, its first part on the right, how many parts it sums over). The
     last part of the last one has the largest terms.
@@ -93,17 +93,17 @@ class SplitWeight:
 
     @property
     def columns(self) -> int:
-        """How many columns a product with it has."""
+        """The number of columns of a product with it."""
         return len(self.parts)
 
 
 def weight_bytes(inner: int, columns: int) -> int:
-    """What the parts of a weight take."""
+    """The bytes of the parts of a weight."""
     return 2 * len(CHOSEN.right) * inner * columns
 
 
 def factor_bytes(rows: int, inner: int) -> int:
-    """What the parts of the other factor take at most."""
+    """The most bytes of the parts of the other factor."""
     return 2 * len(CHOSEN.left) * min(rows, _block(inner, BLOCK)) * inner
 
 

@@ -59,7 +59,7 @@ def brought(value: Tensor, device: torch.device) -> Tensor:
 
 
 def writes_to(value: object) -> int:
-    """How often a tensor's memory has been written to in place; 0 where torch does not count."""
+    """The number of writes to a tensor's memory in place; 0 where torch does not count."""
     if not isinstance(value, torch.Tensor) or value.is_inference():
         return 0
     return value._version
@@ -110,7 +110,7 @@ def sum_of(value: Tensor, dims: list[int], shown: Tensor) -> tuple[Tensor, Tenso
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal bit for bit: NaN equal to NaN, 0 not to -0."""
+    """True if two tensors are equal bit for bit: NaN equal to NaN, 0 not to -0."""
     return bitwise_same(one, other)
 
 
@@ -127,12 +127,12 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
 
 
 def is_half(value: Tensor) -> bool:
-    """Whether the numbers have so few bits that rounding and errors cannot be distinguished by their size."""
+    """True if the numbers have so few bits that rounding and errors cannot be distinguished by their size."""
     return value.is_floating_point() and torch.finfo(value.dtype).bits <= 16
 
 
 def row_tolerance(value: Tensor) -> float:
-    """How far a row of a batch may be from the row alone: 100 machine epsilons of the dtype.
+    """The error allowed in a row of a batch against the row alone: 100 machine epsilons of the dtype.
 
     Batched kernels sum in another order; the deviation grows with depth, not with the batch. In half
     precision that would allow anything; see `is_half`.
@@ -141,7 +141,7 @@ def row_tolerance(value: Tensor) -> float:
 
 
 def cell_tolerance(dtype: torch.dtype) -> float:
-    """How far a cell of a wavefront may be from a full forward, relative to the metric's largest value.
+    """The error allowed in a cell of a wavefront, relative to the metric's largest value.
 
     Batched kernels sum in another order, so that every operation may round otherwise, and a metric such as
     a difference of logits is smaller than what it is made of: 840 machine epsilons, which is 1e-4 in
@@ -203,12 +203,12 @@ def multiplying(precision: str | None) -> Iterator[None]:
 
 
 def precision_tolerance(precision: str | None, own: float) -> float:
-    """How far a cell may be from a full forward: TF32 keeps 10 bits of a factor, parts keep all."""
+    """The error allowed in a cell: TF32 keeps 10 bits of a factor, parts keep all."""
     return max(own, 1e-2) if precision == TF32 else own
 
 
 def wants_reference(precision: str | None) -> bool:
-    """Whether cells are held against the module in a higher precision, however small the tolerance is."""
+    """True if cells are held against the module in a higher precision, however small the tolerance is."""
     return precision == SPLIT
 
 

@@ -113,7 +113,7 @@ class KernelReader:
 
     @staticmethod
     def blocks(words: Tensor) -> int:
-        """How many blocks a tensor has."""
+        """The number of blocks of a tensor."""
         return -(-words.numel() // WORDS)
 
     def read(self) -> Tensor:

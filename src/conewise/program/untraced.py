@@ -33,7 +33,7 @@ POSITIONS = (
 
 
 class Untraced:
-    """What was answered during one export, as in a run of the module.
+    """The answers given during one export, as in a run of the module.
 
     `used`: whether an answer was another one than `transformers` gives to whoever traces it. `reasons`: why
     the captured computation is not the one of every run, as far as that was seen.
@@ -76,7 +76,7 @@ def traced(answers: Untraced) -> Iterator[None]:
 
 
 def _answers(masks: ModuleType, answers: Untraced, positions: CountingUp) -> dict[str, Callable[..., Any]]:
-    """What stands in for the functions of `masking_utils` that ask whether they are traced."""
+    """The stand-ins for the functions of `masking_utils` that ask whether they are traced."""
     is_tracing = getattr(masks, "is_tracing", None)
     packed = getattr(masks, "find_packed_sequence_indices", None)
 
@@ -111,7 +111,7 @@ def _answers(masks: ModuleType, answers: Untraced, positions: CountingUp) -> dic
 
 
 def _skipping(original: Callable[..., bool], answers: Untraced) -> Callable[..., bool]:
-    """Whether a mask can be left out, as `original` says; one of a window stays where the example needs it.
+    """True if a mask can be left out, as `original` says; one of a window stays where the example needs it.
 
     Such a mask is right for every length, so that shorter runs are no reason to fix the length.
     """
@@ -136,7 +136,7 @@ def _hint(size: int | torch.SymInt) -> int:
 
 
 def as_run(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """What a module calls when it runs, where it calls `op` when it is traced.
+    """Return what a module calls when it runs, where it calls `op` when it is traced.
 
     That is `op` itself, but for the products of experts: `torch.export` takes torch's own in bfloat16 only,
     so that a traced module multiplies one expert after another.
@@ -162,7 +162,7 @@ def _replaced(module: ModuleType, functions: Mapping[str, Callable[..., Any]]) -
 MOVES = frozenset(
     {"unsqueeze", "expand", "expand_as", "view", "reshape", "to", "long", "contiguous", "clone"}
 )
-"""What keeps rows as they are, as long as the last dimension is the one that it was."""
+"""Operations that keep rows as they are, as long as the last dimension is the one that it was."""
 WRITES = frozenset(
     {"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__ifloordiv__", "__imod__"}
 )
@@ -179,7 +179,7 @@ class CountingUp(TorchFunctionMode):
         self._known: dict[int, torch.Tensor] = {}
 
     def counts(self, tensor: object) -> bool:
-        """Whether it is certain that the tensor counts up by one, in every run."""
+        """True if it is certain that the tensor counts up by one, in every run."""
         return id(tensor) in self._known
 
     def __torch_function__(

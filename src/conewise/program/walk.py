@@ -49,7 +49,7 @@ DIRECT: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 
 def form_of(record: Record) -> tuple[Callable[..., Any], str, tuple[Any, ...]]:
-    """What a record computes from its inputs, whatever their names: target, source text, its constants."""
+    """Return what a record computes, whatever its inputs are called: target, source text, constants."""
     names = {name: f"v{i}" for i, name in enumerate(record.inputs)}
     constants: list[Any] = []
     arguments = [_text(arg, names, constants) for arg in record.args]
@@ -131,7 +131,7 @@ def build_graph(program: Program) -> Graph:
 
 
 def run_sources(program: Program, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What a run sets: its inputs and its sizes, by source name.
+    """Return the values that a run sets: its inputs and its sizes, by source name.
 
     Raises InputMismatchError when the shapes do not fit what was captured.
     """
@@ -140,7 +140,7 @@ def run_sources(program: Program, inputs: dict[str, torch.Tensor]) -> dict[str, 
 
 
 def bitwise_same(old: object, new: object) -> bool:
-    """Whether two values are equal bit for bit: dtype, shape and every element, NaN equal to NaN."""
+    """True if two values are equal bit for bit: dtype, shape and every element, NaN equal to NaN."""
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         if old.dtype != new.dtype or old.shape != new.shape or old.device != new.device:
             return False
@@ -259,20 +259,26 @@ class Walk:
 
 
 def between(
-    program: Program, starts: Collection[str], targets: Iterable[str], members: Collection[str] | None = None
+    program: Program,
+    starts: Collection[str],
+    targets: Iterable[str],
+    members: Collection[str] | None = None,
+    *,
+    cut: bool = True,
 ) -> list[Record]:
     """Return the records that depend on `starts` and that `targets` depend on, in order.
 
-    The starts are not among them, nor what lies before them. With `members`, only paths through these count.
+    The starts are not among them, nor what lies before them; without `cut`, those are that depend on others.
+    With `members`, only paths through these count.
     """
-    records, needed, queue = program.record_of, set(starts), list(targets)
+    records, needed, queue = program.record_of, set(starts if cut else ()), list(targets)
     while queue:
         name = queue.pop()
         if name not in needed and name in records:
             needed.add(name)
             queue += records[name].inputs
     found, moved = [], set(starts)
-    for name in sorted(needed - moved, key=program.order.__getitem__):
+    for name in sorted(needed.difference(starts if cut else ()), key=program.order.__getitem__):
         if (members is None or name in members) and not moved.isdisjoint(records[name].inputs):
             moved.add(name)
             found.append(records[name])

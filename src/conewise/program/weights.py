@@ -79,7 +79,7 @@ class Sums(Sequence[int]):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What weights held at one moment: counted writes to each, a sum of some of its bits, a sum of all."""
+    """Contents of weights at one moment: counted writes to each, a sum of some of its bits, a sum of all."""
 
     writes: Sums
     glance: Sums
@@ -108,11 +108,11 @@ class Weights:
 
     @property
     def are_on_gpu(self) -> bool:
-        """Whether any of them lies on a CUDA device."""
+        """True if any of them lies on a CUDA device."""
         return any(tensor.is_cuda for tensor in self._tensors)
 
     def writes(self) -> Sums:
-        """How often each tensor was written to in place, as far as torch counts."""
+        """The number of writes to each tensor in place, as far as torch counts."""
         return Sums([writes_to(tensor) for tensor in self._tensors])
 
     def addresses(self) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ class Weights:
 
     @with_numbers()
     def contents(self) -> Contents:
-        """What the weights hold now.
+        """Return the present contents of the weights.
 
         All bits of a large model are read only where counted writes or the glance differ from the last time;
         `whole_contents` reads them in any case.
@@ -142,7 +142,7 @@ class Weights:
         return known
 
     def whole_contents(self) -> Contents:
-        """What the weights hold now, every bit of them read."""
+        """Return the present contents of the weights, every bit of them read."""
         self.expect_captured()
         some, every = self._reading()
         whole = every.read()
@@ -150,7 +150,7 @@ class Weights:
         return self._known
 
     def assumed(self) -> Contents | None:
-        """What the weights held when all bits were last read, where no write was counted since; else None.
+        """The contents when all bits were last read; None where a write was counted since.
 
         Whoever works with it reads all bits afterwards: where they are these, they were these all the while.
         What kinds of tensors they are is looked at then too.
@@ -231,7 +231,7 @@ def bits_of(values: Sequence[object]) -> Sums:
 
 
 class _Holders:
-    """Where a module holds its tensors: a look at each, without a walk along each path."""
+    """The places where a module holds its tensors: a look at each, without a walk along each path."""
 
     def __init__(self, module: nn.Module, paths: Sequence[tuple[str, Tensor]]) -> None:
         self._entries: dict[tuple[int, str], tuple[dict[str, object], str, object]] = {}
@@ -242,7 +242,7 @@ class _Holders:
         self._held = [held for _, _, held in self._entries.values()]
 
     def _add(self, owner: nn.Module, path: Sequence[str], tensor: Tensor) -> bool:
-        """Whether all of a path leads through modules."""
+        """True if all of a path leads through modules."""
         *steps, last = path
         for step in steps:
             child = owner.__dict__["_modules"].get(step)
@@ -260,7 +260,7 @@ class _Holders:
             self._entries[id(table), key] = table, key, value
 
     def are_the_same(self) -> bool:
-        """Whether the module holds the very tensors that it held; False where it has to be looked for."""
+        """True if the module holds the very tensors that it held; False where it has to be looked for."""
         now = map(dict.get, self._tables, self._names)
         return self._is_known and all(map(operator.is_, now, self._held))
 
@@ -335,7 +335,7 @@ def _kernel_reader(device: torch.device, tensors: Sequence[tuple[int, Tensor]]) 
 
 
 _HAS_KERNEL: dict[torch.device, bool] = {}
-"""Whether the kernel runs on a device: tried once."""
+"""True if the kernel runs on a device: tried once."""
 
 
 class _DeviceReader:
@@ -443,12 +443,12 @@ def _odd(count: int) -> Tensor:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether `_words` are the tensor's own memory, not a copy."""
+    """True if `_words` are the tensor's own memory, not a copy."""
     return tensor.is_meta or tensor.numel() == 0 or _words(tensor).data_ptr() == tensor.data_ptr()
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor's own memory is words of 32 bits."""
+    """True if a tensor's own memory is words of 32 bits."""
     return tensor.numel() > 0 and _is_dense(tensor) and _words(tensor).dtype == torch.int32
 
 

@@ -1,4 +1,4 @@
-"""What a patch changes of a reverse pass, counted on a run and as a graph with gradients."""
+"""The changes that a patch makes to a reverse pass, counted on a run and as a graph with gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from conewise.templates import table
 
 Rule = Callable[..., Any]
 REFUSED = ("cannot have requires_grad True", "Autograd not support dtype")
-"""How torch says that there is no gradient by an input: an average beside the weights, whole numbers."""
+"""Torch's messages where there is no gradient by an input: an average beside the weights, whole numbers."""
 
 
 class Parts(tuple[Any, ...]):
@@ -57,7 +57,7 @@ class TorchRule:
         )
 
     def __call__(self, *values: Any) -> Any:
-        """What the rule computes."""
+        """Compute the rule."""
         return self.rule(*values)
 
 
@@ -89,7 +89,7 @@ def _reads(rule: Rule, values: Sequence[Any], index: int) -> tuple[Read, ...] | 
 def _changes(
     rule: Rule, values: Sequence[Any], index: int, other: int, saved: Sequence[Tensor], made: Sequence[int]
 ) -> bool:
-    """Whether something that is made on the way depends on another input."""
+    """True if something that is made on the way depends on another input."""
     if not any(_is_differentiable(tensor) for tensor in _tensors(values[other])):
         return False
     for change in (torch.neg, _random):
@@ -101,7 +101,7 @@ def _changes(
 
 
 def _recorded(rule: Rule, values: list[Any], index: int) -> tuple[Any, list[Tensor]]:
-    """What a rule returns, and what is saved for its gradient by one input."""
+    """Return a rule's output, and what is saved for its gradient by one input."""
     saved: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ def _measured(
 
 
 def _form(value: Any) -> Hashable:
-    """What of a value decides which numbers a gradient reads: all but its numbers."""
+    """Return what of a value decides which numbers a gradient reads: all but its numbers."""
     if isinstance(value, tuple | list):
         return tuple(map(_form, value))
     return (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else value
@@ -282,7 +282,7 @@ def _form(value: Any) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """What a patch makes stale, in nodes: of the forward pass, of the reverse pass, and its share of that."""
+    """The nodes that a patch makes stale: of the forward pass, of the reverse pass, and its share of that."""
 
     forward: int
     backward: int
@@ -290,7 +290,7 @@ class Stale:
 
 
 class BackwardCost(Mapping[str, Stale]):
-    """What patches make stale of a metric and of its gradients, by the name of their cells.
+    """The counts of what patches make stale of a metric and of its gradients, by the name of their cells.
 
     `forward` and `backward` are the nodes of full passes: a node of the reverse pass is what flows along one
     edge, or the sum where several meet. `share` is the part of the reverse pass that a patch makes stale, on
@@ -306,7 +306,7 @@ class BackwardCost(Mapping[str, Stale]):
         self._found = dict(zip(names, (Stale(*one) for one in counts), strict=True))
 
     def __getitem__(self, cell: str) -> Stale:
-        """What the patch of one cell makes stale."""
+        """Return what the patch of one cell makes stale."""
         if str(cell) not in self._found:
             raise MissingSiteError(
                 f"no patch at {cell} was counted: those at {len(self)} cells were, {self.names[0]} the first."
@@ -355,7 +355,7 @@ class BackwardCost(Mapping[str, Stale]):
 def backward_cost_of(
     tape: Tape, metric: Metric, sites: SelectorLike, inputs: Mapping[str, Tensor], *, weights: bool
 ) -> BackwardCost:
-    """What a patch of each cell of `sites` makes stale, by the gradients by them, or by the weights."""
+    """Count what a patch of each cell of `sites` makes stale, by the gradients by them, or by the weights."""
     if not isinstance(weights, bool):
         raise GradientError(
             f"`weights` is {weights!r}; it is True for gradients by every parameter, or False."

@@ -30,14 +30,14 @@ from conewise.program.module_state import ModuleState
 from conewise.program.records import TOKEN_KEEPING, Program, Ref
 from conewise.program.sizes import has_unbacked
 from conewise.program.tensors import Tensor
-from conewise.program.walk import bitwise_same, build_graph, described_fields, output_names
+from conewise.program.walk import between, bitwise_same, build_graph, described_fields, output_names
 from conewise.program.weights import Weights
 from conewise.status import shown_phases, status_line
 from conewise.templates import heading, table
 from conewise.threads import Turn, one_module
 
 BEHIND_KEPT = 256
-"""How many answers of `Captured.behind` are kept."""
+"""The number of answers of `Captured.behind` that are kept."""
 
 
 class Captured:
@@ -117,9 +117,7 @@ class Captured:
                 InexactCaptureWarning,
                 stacklevel=4,
             )
-        self._behind: OrderedDict[tuple[int, tuple[str, ...], tuple[str, ...]], tuple[str, ...]] = (
-            OrderedDict()
-        )
+        self._behind: OrderedDict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, ...]] = OrderedDict()
         self._supports: dict[tuple[int, tuple[str, ...]], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}
 
@@ -131,7 +129,7 @@ class Captured:
 
     @cached_property
     def _tables(self) -> dict[str, int]:
-        """How many rows the tables have that each input is looked up in as it is: vocabularies, positions."""
+        """The rows of the tables that each input is looked up in as it is: vocabularies, positions."""
         limits: dict[str, int] = {}
         inputs = {leaf.name: leaf.name for leaf in self.program.inputs if not leaf.dtype.is_floating_point}
         for record in self.program.records:
@@ -241,11 +239,9 @@ class Captured:
 
     def behind(self, nodes: Collection[str], targets: Collection[str]) -> tuple[str, ...]:
         """The records that depend on `nodes` and that `targets` depend on, in order."""
-        key = self.graph.changes, tuple(sorted(set(nodes))), tuple(sorted(set(targets)))
+        key = tuple(sorted(set(nodes))), tuple(sorted(set(targets)))
         if key not in self._behind:
-            cone = self.graph.table.cone(self.graph.numbers(key[1]))
-            needed = cone & self.support(key[2])
-            self._behind[key] = self.graph.names(self.graph.table.sorted(needed))
+            self._behind[key] = tuple(one.name for one in between(self.program, *key, cut=False))
             while len(self._behind) > BEHIND_KEPT:
                 self._behind.popitem(last=False)
         return self._behind[key]

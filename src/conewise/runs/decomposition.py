@@ -21,7 +21,7 @@ from conewise.errors import DecompositionError, EdgeError
 from conewise.extras import needs
 from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE, Record, Ref
 from conewise.program.tensors import Tensor, computing
-from conewise.program.walk import field_names, output_names
+from conewise.program.walk import between, field_names, output_names
 from conewise.runs.values import Values
 from conewise.text.tokens import position_labels
 
@@ -43,7 +43,7 @@ def logits_name(run: Values) -> str | None:
 
 
 def difference(found: Tensor, whole: Tensor) -> Tensor:
-    """How far two values are apart; what is not finite in the second, or alike in both, is 0 apart."""
+    """Return the distance of two values; what is not finite in the second, or alike in both, is 0 apart."""
     apart = (found.double() - whole.double()).abs()
     return torch.where(whole.isfinite(), apart, torch.zeros_like(apart))
 
@@ -54,7 +54,7 @@ def largest(whole: Tensor) -> float:
 
 
 def patches_in_the_way(run: Values) -> str:
-    """What to say of patches, where parts do not add up."""
+    """Return what a message says of patches, where parts do not add up."""
     if not run.edits:
         return ""
     places = ", ".join(dict.fromkeys(str(edit.place) for edit in run.edits))
@@ -103,7 +103,7 @@ class Unembedding:
     def shares(
         self, read: Read, parts: Tensor, constant: Tensor, tokens: Sequence[int], prompts: int
     ) -> Shares:
-        """What the parts [part, batch, pos, d_model] of the stream have in the logits of these tokens.
+        """Return the shares that the parts [part, batch, pos, d_model] have in the logits of these tokens.
 
         `constant` is what of the stream no part has, [batch, pos, d_model].
         """
@@ -122,9 +122,7 @@ class Unembedding:
     @property
     def dtypes(self) -> set[torch.dtype | None]:
         """The precisions of all that lies on the way."""
-        wiring, entry = self._wiring, self.reader.entry
-        names = wiring.above(self.output, frozenset(wiring.records), frozenset({entry})) & wiring.cone(entry)
-        return {self._program.dtypes.get(name) for name in names}
+        return {record.dtype for record in between(self._program, [self.reader.entry], [self.output])}
 
     # -- what lies on the way ------------------------------------------------------------------
 
@@ -172,14 +170,11 @@ class Unembedding:
 
     def _expect_pointwise(self) -> None:
         """Raise DecompositionError where logits are made of each other behind the product."""
-        wiring = self._wiring
-        own = wiring.above(self.output, frozenset(wiring.records), frozenset({self._product.name}))
-        for name in sorted(own & wiring.cone(self._product.name), key=wiring.order.__getitem__):
-            record = wiring.records[name]
+        for record in between(self._program, [self._product.name], [self.output]):
             if record.op not in POINTWISE | NUMBER_KEEPING | SAME:
                 raise DecompositionError(
-                    f"behind the unembedding lies {name!r} ({record.op}), which mixes the logits of tokens "
-                    "or positions: they are not a sum of what components wrote."
+                    f"behind the unembedding lies {record.name!r} ({record.op}), which mixes the logits of "
+                    "tokens or positions: they are not a sum of what components wrote."
                 )
 
     def _directions(self, read: Read, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -238,7 +233,7 @@ STREAM = ("resid_pre", "resid_mid", "resid_post")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Who wrote a part: `input`, a head (`a3.h1`), an attention (`a3`), an MLP (`m3`), a layer, or `bias`.
+    """Writer of a part: `input`, a head (`a3.h1`), an attention (`a3`), an MLP (`m3`), a layer, or `bias`.
 
     `kind` is "input", "head", "attention", "mlp", "layer" or "bias". `bias` is what no component wrote:
     biases of output projections where heads are told apart, and of norms on the way.
@@ -256,7 +251,7 @@ BIAS = Part("bias", "bias")
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Decomposition:
-    """What each part has in the residual stream at `place`: `tensor` is [part, batch, pos, d_model].
+    """The parts of the residual stream at `place`: `tensor` is [part, batch, pos, d_model].
 
     The parts add up to `stream`, [batch, pos, d_model]. That was checked: they differ by `deviation` of its
     largest value, which is rounding; `allowed` was allowed. `labels` are the tokens of each prompt, or their
@@ -285,7 +280,7 @@ class Decomposition:
         return len(self.parts)
 
     def along(self) -> Tensor:
-        """How far each part goes along the stream, [part, batch, pos]: these add up to the stream's norm."""
+        """Return each part's length along the stream, [part, batch, pos]: these add up to its norm."""
         stream = self.stream.double()
         unit = stream / stream.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         found: Tensor = torch.einsum("nbpd,bpd->nbp", self.tensor.double(), unit)
@@ -391,7 +386,7 @@ def expect_way(by: str) -> None:
 
 
 def facts_of(run: Values, stack: str) -> EdgeFacts:
-    """What is known of who writes into a stack's stream. Raises DecompositionError, and says what hinders."""
+    """Return the facts about who writes into a stack's stream. Raise DecompositionError with what hinders."""
     try:
         try:
             facts = edge_facts(run.model, stack)
@@ -475,7 +470,7 @@ def _node_at(run: Values, components: Components, at: PlaceLike | None, stack: s
 def _compared(
     run: Values, facts: EdgeFacts, node: str, place: str, tensor: Tensor, stream: Tensor
 ) -> tuple[float, float]:
-    """How far the sum of the parts is off the stream, and how far it may be. Raises DecompositionError."""
+    """Return how far the sum of the parts is off the stream, and may be. Raise DecompositionError."""
     allowed = facts.parts.tolerance(node)
     apart = float(difference(tensor.sum(0, dtype=torch.float64), stream).max()) / largest(stream)
     if not apart <= allowed:

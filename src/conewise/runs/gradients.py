@@ -43,7 +43,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """How much of an output is computed: a product with a weight, of which metrics read a part alone.
+    """The computed part of an output: a product with a weight, of which metrics read a part alone.
 
     `tail` takes the last positions of what `target` reads, where that is enough; `tokens` are the columns
     that are computed, where metrics read no others.
@@ -54,7 +54,7 @@ class Narrow:
     tokens: tuple[int, ...] = ()
 
     def inputs(self, record: Record, inputs: Sequence[Any]) -> list[Any]:
-        """What the product reads: its rows, and the rows of its weight."""
+        """Return what the product reads: its rows, and the rows of its weight."""
         rows, *weights = inputs
         if self.tail is not None:
             rows = self.tail(record.inputs[0], rows)
@@ -300,7 +300,7 @@ def _is_recorded(value: Any) -> bool:
 
 
 def _depends(record: Record, inputs: Sequence[Any]) -> bool:
-    """Whether an operation reads the numbers of a recorded value."""
+    """True if an operation reads the numbers of a recorded value."""
     return any(map(_is_recorded, inputs)) and not record.op.endswith(_OF_SHAPES)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 AT_ONCE = 1 << 24
-"""How many logits are looked at at once: what is computed of one layer is gone through in blocks."""
+"""The most logits that are looked at at once: what is computed of one layer is gone through in blocks."""
 
 
 @checked
@@ -124,7 +124,7 @@ class Lens:
         return save_image(self.plot(prompt=prompt, token=token), path)
 
     def _number(self, token: int | str) -> int:
-        """Which of the tokens that were asked for is meant."""
+        """Return the index of a token among those that were asked for."""
         for at, one in enumerate(self.tokens):
             if token == one or (isinstance(token, str) and self.text(one) == visible(token)):
                 return at
@@ -134,7 +134,7 @@ class Lens:
         )
 
     def _told(self, row: int, prompt: int, pos: int) -> str:
-        """What is told of one cell: where it is, and the likeliest tokens."""
+        """Describe one cell: where it is, and the likeliest tokens."""
         tokens, probs = self.top[row, prompt, pos].tolist(), self.top_probs[row, prompt, pos].tolist()
         lines = [f"{self.text(one)}  {prob:.3f}" for one, prob in zip(tokens, probs, strict=True)]
         where = "what enters" if self.rows[row] == "input" else f"after layer {self.rows[row]}"
@@ -148,7 +148,7 @@ class Lens:
 
 
 class Head:
-    """What a model makes of the stream behind its last layer: its own operations from there to the logits."""
+    """The operations of a model from the stream behind its last layer to the logits."""
 
     def __init__(self, run: Values, stack: str) -> None:
         self._program = run.model.program
@@ -211,7 +211,7 @@ class Head:
         return next((one.entry for one in readers if one.slot == "logits"), None)
 
     def _leads_out(self, entry: str, layers: Sequence[Layer]) -> bool:
-        """Whether the logits are made of this value, with no attention in between."""
+        """True if the logits are made of this value, with no attention in between."""
         cores = {layer.attention.core.name for layer in layers}
         cores |= {layer.cross.core.name for layer in layers if layer.cross is not None}
         names = {one.name for one in between(self._program, [entry], [self.output])}
@@ -252,7 +252,7 @@ def _placed(outputs: Outputs, name: str, value: Tensor, prompts: int) -> Tensor:
 
 
 def _looked_at(logits: Tensor, top: int, asked: Sequence[int]) -> tuple[Tensor, ...]:
-    """What is kept of logits [prompt, pos, token]: the likeliest tokens, and what was asked for."""
+    """Return what is kept of logits [prompt, pos, token]: the likeliest tokens, and what was asked for."""
     prompts, positions, vocabulary = logits.shape
     flat = logits.reshape(-1, vocabulary)
     wanted = torch.tensor(list(asked), dtype=torch.long, device=logits.device)

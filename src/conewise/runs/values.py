@@ -60,7 +60,7 @@ class Edit:
 
     @property
     def described(self) -> str:
-        """What replaces the part, in words."""
+        """The replacement of the part, in words."""
         if isinstance(self.part, Tensor):
             return f"a tensor of shape {tuple(self.part.shape)}"
         return f"the function {getattr(self.part, '__name__', self.part)}"
@@ -204,11 +204,11 @@ class Values:
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether whoever reads looks for writes before and after all that is read."""
+        """True if whoever reads looks for writes before and after all that is read."""
         return self._trusted > 0 or (self._parent is not None and self._parent._is_trusted)
 
     def _computed(self) -> int:
-        """How many values were computed here and in the worlds above so far."""
+        """The number of values that were computed here and in the worlds above so far."""
         above = 0 if self._parent is None else self._parent._computed()
         return above + self.ledger.count("recomputed")
 
@@ -237,7 +237,7 @@ class Values:
     @property
     @one_thread
     def outputs(self) -> Any:
-        """What the module would return."""
+        """The module's outputs."""
         names = output_names(self.model.program)
         values = self.demand(names)
         self._lend(names, values)
@@ -278,7 +278,7 @@ class Values:
 
     @property
     def made_with(self) -> Contents:
-        """What the weights held when the run was computed that all this is a change of."""
+        """The contents of the weights when the run was computed that all this is a change of."""
         assert self._parent is not None
         return self._parent.made_with
 
@@ -292,7 +292,7 @@ class Values:
 
     @property
     def ledger(self) -> Ledger:
-        """What this world invalidated, recomputed and reused."""
+        """The ledger of this world: what it invalidated, recomputed and reused."""
         return self.world.ledger
 
     def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
@@ -314,7 +314,7 @@ class Values:
         return self._held(found, value)
 
     def _held(self, found: Located, value: Tensor) -> Tensor:
-        """What the site holds when its node has this value: the value, or what is computed from it."""
+        """Return what the site holds when its node has this value: the value, or what is computed from it."""
         if found.result is None:
             return value
         (weight,) = self._values((found.result.weight,))
@@ -338,7 +338,7 @@ class Values:
         return above | self._edits.keys()
 
     def _covers(self, node: str) -> bool:
-        """Whether the node's whole value is given here, and reads nothing."""
+        """True if the node's whole value is given here, and reads nothing."""
         return any(edit.covers for edit in self._edits_at(node))
 
     def _stamp(self) -> tuple[int, ...]:
