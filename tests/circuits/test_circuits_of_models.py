@@ -74,7 +74,7 @@ def test_what_is_no_circuit_is_refused() -> None:
         cw.Circuit.from_scores(model, cast(Any, {"m0->m1": "much"}), top=1)
     with pytest.raises(ArgumentError, match="`other` is int 3; expected a Circuit"):
         cw.Circuit.made(model, []).compare(cast(Any, 3))
-    with pytest.raises(ConewiseError, match="a captured model"):
+    with pytest.raises(ConewiseError, match="expected a model"):
         cw.acdc_plan(cast(Any, "gpt2"))
 
 
