@@ -49,6 +49,13 @@ def path_patched(senders: Any, receivers: Any) -> None:
     model().paths(senders, receivers, base=base(), source="zero", metric=cw.logit(3))
 
 
+def graph() -> cw.Graph:
+    found = cw.Graph()
+    found.source("x", 1.0)
+    found.node("y", abs, ["x"])
+    return found
+
+
 def ablated() -> dict[str, Any]:
     return {"base": base(), "metric": cw.logit(3), "ablation": "zero"}
 
@@ -232,6 +239,36 @@ CALLS: dict[str, Any] = {
         for log in ([0, None], [("input->m0", True, 1.0)], [Decision("m0", True, 1.0)])
     },
     "endless keep": lambda: model().run(TEXT, keep=ENDLESS),
+    **{
+        f"imaginary vector, {kind}": lambda call=call: call(cw.add(1j * torch.ones(WIDTH)))
+        for kind, call in {
+            "sweep": lambda given: swept(source=given),
+            "patch": patched,
+            "prompt": lambda given: model().generate(TEXT, 1, [(("resid_post", 1), given)]),
+        }.items()
+    },
+    "a text and ids": lambda: model().run(TEXT, input_ids=ids()),
+    "words of no tokens": lambda: model().generate(TEXT, 1, bad_words_ids=[[]]),
+    **{
+        f"count {flag!r}": lambda flag=flag: swept().strongest(count=flag)
+        for flag in (torch.tensor(True), np.array(True))
+    },
+    **{
+        f"{kind} of {given!r}": lambda given=given, call=call: call(graph(), given)
+        for kind, call in {
+            "world": lambda of, given: cw.World(of).demand(given),
+            "plan": lambda of, given: cw.World(of).plan(given),
+            "cone": lambda of, given: of.cone(given),
+            "discard": lambda of, given: of.discard(given),
+            "gradients": lambda of, given: cw.gradients(of, "y", given),
+            "gradients of several": lambda of, given: cw.gradients(of, "y", [given]),
+        }.items()
+        for given in (torch.tensor(1.0), np.array(1.0), [[]])
+    },
+    **{
+        f"values {given!r}": lambda given=given: cw.World.partial(graph(), given)
+        for given in cast(Any, (None, 3, "x", ["x"]))
+    },
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
+from conewise.arguments import has_items
 from conewise.errors import GradientError, nearest_names
 from conewise.reactive.graph import Graph, Site, StructureChange, arity
 
@@ -386,10 +387,11 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
     the graph, and call `gradients` again. Changes elsewhere are free.
     """
     _expect_graph(graph)
-    if not isinstance(wrt, Iterable):
+    if not has_items(wrt):
         raise GradientError(f"`wrt` is a site, or several: `gradients(graph, {loss!r}, ['w'])`, not {wrt!r}.")
-    sites = tuple(dict.fromkeys((wrt,) if isinstance(wrt, str) else wrt))
-    number, numbers = graph.number(loss), graph.numbers(sites)
+    sites = (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    number, numbers = graph.number(loss), list(dict.fromkeys(graph.numbers(sites)))
+    sites = tuple(dict.fromkeys(sites))
     if not sites:
         raise GradientError(f"`wrt` is empty. Name one or more sites: `gradients(graph, {loss!r}, ['w'])`.")
     built = (guard for guard in graph.guards if isinstance(guard, ReversePass) and guard.loss == number)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Final, Protocol
 
-from conewise.arguments import checked, expect
+from conewise.arguments import checked, expect, has_items
 from conewise.errors import (
     ArityError,
     BlockError,
@@ -325,7 +325,7 @@ class Graph:
         self.journal.recover()
         if isinstance(sites, str):
             return [self._number(sites)]
-        if not isinstance(sites, Iterable):
+        if not has_items(sites):
             raise GraphError(f"expected a site's name, or several of them, and {sites!r} is neither.")
         return [self._number(site) for site in sites]
 

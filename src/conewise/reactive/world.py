@@ -100,6 +100,7 @@ class World:
         self._state: State = State(graph, None if parent is None else parent._state, same, self._record)
 
     @classmethod
+    @checked
     def partial(cls, graph: Graph, values: Mapping[Site, Any]) -> World:
         """A baseline world that holds only `values`, which must be what it would compute itself.
 

@@ -383,7 +383,7 @@ def _refusing_options(options: Mapping[str, Any]) -> Iterator[None]:
     """Tell of options that the module's `generate` itself refuses, which it does by bare errors."""
     try:
         yield
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from conewise.errors import MetricError, PromptError, describe
+from conewise.errors import InputMismatchError, MetricError, PromptError, describe
 from conewise.program.records import Program
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, expect_apart, logit_diff, one_number, prob
@@ -46,6 +46,10 @@ def with_tokens(
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Arguments of a run with tokens where texts were given: `run("...")`, `run(input_ids="...")`."""
     if len(args) == 1 and is_text(args[0]):
+        if (named := text_input(model.program)) in kwargs:
+            raise InputMismatchError(
+                f"a text was given, which is read as {named!r}, and {named!r} as well; leave one of them out."
+            )
         return (), {**text_inputs(model, args[0]), **kwargs}
     if not any(isinstance(value, str | list | tuple) for value in kwargs.values()):
         return args, kwargs

@@ -141,6 +141,11 @@ def add(vector: Tensor, scale: float = 1.0) -> Intervention:
     if not isinstance(vector, Tensor):
         raise PatchError(f"cw.add takes a tensor, which it adds to what is there, not {describe(vector)}.")
     expect_dense(vector, "the vector to add")
+    if vector.is_complex():
+        raise PatchError(
+            f"the vector to add is {vector.dtype}, and its imaginary part would be lost; give a real one, "
+            "`vector.real`."
+        )
     scale, vector = _as_scale(scale), copy_of(vector)
     return Intervention(
         f"add(scale={scale})",
