@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.errors import CaptureError, ModuleChangedError
+from conewise.errors import CaptureError, ModuleChangedError, WeightsChangedError
 from conewise.model import Model
 from tests.program import elsewhere
 from tests.sweeps import small
@@ -46,6 +46,31 @@ class Adapted(nn.Module):
         is_on = not self._disable_adapters and "default" in self._active_adapter
         found: Tensor = self.base(x) + self.low(x) if is_on else self.base(x)
         return found
+
+
+class Quantised(Tensor):
+    """A tensor that wraps another one, of the same shape, and knows no operation but `detach`."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Quantised:
+        found: Quantised = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        found.inner = inner
+        return found
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], *_: object) -> Quantised:
+        return Quantised(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        raise NotImplementedError(f"{operation} of quantised numbers")
 
 
 class Net(nn.Module):
@@ -430,3 +455,14 @@ def test_an_attention_function_that_was_replaced_by_name_is_seen() -> None:
     finally:
         del ALL_ATTENTION_FUNCTIONS._local_mapping["sdpa"]
     assert torch.equal(model.run(**base).logits, expected)
+
+
+def test_weights_that_were_quantised_after_the_capture_are_told() -> None:
+    """As torchao does it: the parameter is another tensor, which wraps some and knows few operations."""
+    net = Net().eval()
+    model = cw.capture(net, torch.ones(2, WIDTH))
+    base = model.run(torch.ones(2, WIDTH))
+    net.first.base.weight = nn.Parameter(Quantised(net.first.base.weight.detach()), requires_grad=False)
+    for job in (lambda: model.run(torch.ones(2, WIDTH)), lambda: base["first"], model.verify):
+        with pytest.raises(WeightsChangedError, match=r"'first\.base\.weight' of Net was replaced"):
+            job()

@@ -153,6 +153,17 @@ def test_noise_is_the_same_for_one_seed_however_it_is_evaluated() -> None:
     assert (other.values - one.values).abs().max() > 0.01
 
 
+def test_noise_is_the_same_whatever_the_default_dtype() -> None:
+    base = tiny("gpt2").run(input_ids=BASE)
+    expected = put(cw.noise(0.7, seed=4), base, layer=1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = put(cw.noise(0.7, seed=4), base, layer=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
 def test_noise_has_its_scale_and_differs_from_place_to_place_and_input_to_input() -> None:
     model = tiny("gpt2")
     base, other = (model.run(input_ids=prompts(40, seed=seed)) for seed in (0, 1))

@@ -18,6 +18,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from conewise.errors import WeightsChangedError
 from conewise.program.module_state import ModuleState
@@ -190,7 +191,8 @@ class Weights:
                 raise WeightsChangedError(
                     f"{path!r} of {self._model} is gone since the capture. {_CAPTURE_AGAIN}"
                 )
-            if _form(now) != self._forms[number] or not bitwise_same(now, captured):
+            is_plain = now.layout is torch.strided and not is_traceable_wrapper_subclass(now)
+            if not is_plain or _form(now) != self._forms[number] or not bitwise_same(now, captured):
                 raise WeightsChangedError(
                     f"{path!r} of {self._model} was replaced by another tensor after the capture, and the "
                     f"captured model still has the old one. {_CAPTURE_AGAIN} Or write into the old one: "

@@ -98,7 +98,7 @@ def noised(part: Tensor, scale: float, seed: str) -> Tensor:
 
 def noise_of(shape: Sequence[int], seed: str) -> Tensor:
     """Gaussian noise of deviation 1, on the CPU; the same for the same shape and seed."""
-    return torch.randn(tuple(shape), generator=_generator(seed))
+    return torch.randn(tuple(shape), generator=_generator(seed), dtype=torch.float32, device="cpu")
 
 
 def resampled(part: Tensor, present: Tensor, batch: int, seed: str) -> Tensor:
