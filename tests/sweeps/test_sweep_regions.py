@@ -266,3 +266,37 @@ def test_weights_that_were_written_to_are_read_again(tmp_path: Path) -> None:
     assert_exact(sweep)
     with pytest.raises(SweepError, match="weights"):
         sweep.run(out=tmp_path, resume=True)
+
+
+class Written(nn.Module):
+    """A value that is written to in place, through a view of some of its positions, or of some prompts."""
+
+    def __init__(self, part: tuple[slice, ...]) -> None:
+        super().__init__()
+        self.part = part
+        self.embed, self.inner = nn.Embedding(VOCABULARY, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, VOCABULARY)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.inner(self.embed(input_ids)).tanh()
+        x[self.part] += 0.5
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "part", [(slice(None), slice(1, None)), (slice(0, 1),)], ids=["positions", "prompts"]
+)
+def test_a_write_to_a_part_of_a_value_does_not_treat_positions_and_prompts_alike(
+    part: tuple[slice, ...],
+) -> None:
+    """Positions 1 to the end of the last row alone are none; the first prompt is one of each world's."""
+    torch.manual_seed(0)
+    prompts = torch.arange(2 * LENGTH).reshape(2, LENGTH) % VOCABULARY
+    other = prompts.clone()
+    other[:, -1] += 1
+    model = cw.capture(Written(part), input_ids=prompts)
+    base, source = model.run(input_ids=prompts), model.run(input_ids=other)
+    sweep = model.sweep(["inner/linear"], base=base, source=source, metric=every_position())
+    serial = sweep.run(evaluator="serial").per_prompt
+    torch.testing.assert_close(sweep.run().per_prompt, serial, rtol=ROUNDING, atol=1e-6)
+    assert sweep.run().verify(n=1).ok

@@ -116,12 +116,17 @@ def functional_twin(node: fx.Node, position: int) -> Callable[..., Any] | None:
 
 
 class WriteThrough:
-    """A new root: a copy of the old one, written to through views of it by `target`."""
+    """A new root: a copy of the old one, written to through views of it by `target`.
 
-    def __init__(self, target: Callable[..., Any], position: int) -> None:
+    With views it writes to a part of the root, so its name is that of the operation in place, `add_`: it is
+    not the `add` that treats all positions, and all rows of a batch, alike.
+    """
+
+    def __init__(self, target: Callable[..., Any], position: int, *, has_views: bool) -> None:
         packet = getattr(target, "overloadpacket", target)
         self.target, self.position = target, position
-        self.__name__ = f"{packet.__name__.removesuffix('_')}"
+        name = str(packet.__name__)
+        self.__name__ = name if has_views else name.removesuffix("_")
 
     def __call__(
         self,
@@ -384,7 +389,8 @@ class _Lowering:
             fresh = self._emit(node, twin, args, kwargs)
         else:
             rest = (*args[:position], *args[position + 1 :])
-            write = WriteThrough(node.target, position)  # type: ignore[arg-type]
+            target: Any = node.target
+            write = WriteThrough(target, position, has_views=bool(alias.steps))
             fresh = self._emit(node, write, (alias.memory.value, alias.steps, rest, kwargs), {})
         if any(source.name == alias.memory.value.name for source in self.sources.values()):
             self.written[alias.memory.value.name] = None
