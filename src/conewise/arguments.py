@@ -80,7 +80,7 @@ Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 """A whole number of at least 0."""
 Samples = Annotated[int, Range(1, 1_000_000)]
-"""How often something is drawn or done: more would not end."""
+"""A number of repetitions: more would not end."""
 Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
 """A seed, as torch takes it."""
 NonNegative = Annotated[float, Range(0)]
@@ -316,4 +316,4 @@ _WORDS = {
     "SweepPlan": "a plan, `sweep.plan()`",
     "WorldsExecutor": "workers, such as `cw.Processes(4)`",
 }
-"""What a message calls a class whose name users do not write."""
+"""The words of a message for a class whose name users do not write."""

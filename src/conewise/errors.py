@@ -107,7 +107,7 @@ class ConewiseError(Exception):
         return tuple(piece for piece in self.args if isinstance(piece, Argument))
 
     def message(self, written: Callable[[Argument], str] = str) -> str:
-        """What there is to say, with every argument as `written` writes it; by default as Python does."""
+        """Return the text, with every argument as `written` writes it; by default as Python does."""
         return write(self.args, written)
 
 
@@ -503,7 +503,7 @@ def nearest_names(name: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, in whichever of their ways the libraries say so."""
+    """True if an error says that memory ran out, in any of the ways of the libraries."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

@@ -21,7 +21,7 @@ from conewise.errors import MissingPackageError
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """What an extra is for, to follow on its name; the packages that are imported of it; extras it brings."""
+    """The purpose of an extra, to follow on its name; the packages imported of it; the extras it brings."""
 
     purpose: str
     packages: tuple[str, ...]

@@ -59,7 +59,7 @@ def expect_file(path: Path) -> None:
 
 
 MARKS = (b'<meta name="generator" content="conewise">', b'<span class="mark">conewise<', b'class="cw-svg"')
-"""What pages and pictures of conewise hold; the second is that of pages without the first."""
+"""Marks of pages and pictures of conewise; the second is that of pages without the first."""
 
 
 def expect_replaceable(path: Path) -> None:
@@ -83,7 +83,7 @@ def expect_room(folder: Path) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file is what a killed process left of its writing."""
+    """True if a file is what a killed process left of its writing."""
     return path.name.startswith(_PREFIX) and path.name.endswith(_SUFFIX)
 
 
@@ -116,7 +116,7 @@ _STEPS = np.array([1 if byte in b"[{" else -1 for byte in range(256)])
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 DEEPEST = 100
-"""How deep JSON may be nested: none that is read here is a tenth as deep."""
+"""The greatest depth of nested JSON: none that is read here is a tenth as deep."""
 
 
 def parse_json(text: str) -> Any:
@@ -169,7 +169,7 @@ def as_path(given: str | Path) -> Path:
 
 
 def is_there(path: Path, kind: Callable[[Path], bool]) -> bool:
-    """Whether `path` is of a kind, as `Path.is_dir`; it is not where it cannot be looked at, or cannot be."""
+    """True if `path` is of a kind, as `Path.is_dir`; False where it cannot be looked at, or cannot be."""
     try:
         return kind(path)
     except (OSError, ValueError):  # a name that is too long, a folder that is not ours, a zero byte
@@ -186,7 +186,7 @@ def lone_surrogate(text: str) -> str | None:
 
 
 def _is_deep(text: str, value: Any) -> bool:
-    """Whether a JSON value is nested deeper than `DEEPEST`, so that what walks down it may not come back."""
+    """True if a JSON value is nested deeper than `DEEPEST`, so that a walk down it may not come back."""
     brackets = np.frombuffer(text.encode("utf-8", "surrogatepass").translate(None, _NO_BRACKETS), np.uint8)
     # Brackets in texts count too, so this may be too much; the value itself is looked at where it is.
     if not brackets.size or int(np.cumsum(_STEPS[brackets]).max()) <= DEEPEST:
@@ -238,12 +238,12 @@ class Format:
     oldest: int = 1
 
     def header(self, *, writer: bool = True) -> dict[str, Any]:
-        """What a file of this kind begins with; without `writer`, equal values have equal files for ever."""
+        """Return the header of a file of this kind; without `writer`, equal values have equal files."""
         own = {KIND: self.kind, VERSION: self.version}
         return {**own, WRITER: __version__} if writer else own
 
     def expect(self, found: Any, name: str) -> Mapping[str, Any]:
-        """What was read from the file `name`, which is of this kind, and of a version that is read.
+        """Return what was read from the file `name`, which is of this kind, and of a version that is read.
 
         Raises as `expect_version`, and ValueError for what is no such file at all.
         """

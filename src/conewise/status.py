@@ -82,23 +82,23 @@ _SAY: ContextVar[Say | None] = ContextVar("say", default=None)
 
 
 def is_watched() -> bool:
-    """Whether someone is looking: stderr is a terminal, or this is a notebook."""
+    """True if someone is looking: stderr is a terminal, or this is a notebook."""
     return is_notebook() or is_terminal()
 
 
 def is_terminal() -> bool:
-    """Whether stderr is a terminal."""
+    """True if stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def is_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel; those of Colab and others are made of Jupyter's."""
+    """True if this runs in a Jupyter kernel; those of Colab and others are made of Jupyter's."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
 
 
 class StatusLine:
-    """What is under way, in words; called with each next phase. `phases` has their seconds."""
+    """A line that says what is under way; called with each next phase. `phases` has their seconds."""
 
     def __init__(self, title: str) -> None:
         self.title, self.phases = title, Phases()
@@ -119,7 +119,7 @@ class StatusLine:
         return f"{doing} ({done})" if done else doing
 
     def last(self) -> str:
-        """What all phases took."""
+        """Return what all phases took."""
         return f"{self.title}: {shown_phases(self.seconds())}"
 
 

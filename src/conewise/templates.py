@@ -63,7 +63,7 @@ def rendered(path: str, **values: object) -> Markup:
 
 
 def macro(path: str, name: str, *values: object) -> Markup:
-    """What one macro of the template at `path` makes of these values."""
+    """Return what one macro of the template at `path` makes of these values."""
     made: Markup = getattr(_environment().get_template(path).module, name)(*values)
     return made
 

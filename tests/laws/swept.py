@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -179,6 +179,11 @@ class Swept:
         """Whether what is put in depends on what would have been there: then no value is replaced whole."""
         return callable(self.source) or getattr(self.source, "is_function", False)
 
+    @cached_property
+    def in_full(self) -> Tensor:
+        """The numbers of full runs; the strategy has computed them, since it refuses what has none."""
+        return run_in_full(self)
+
     @property
     def sweep(self) -> Sweep:
         made: Sweep = self.model.sweep(
@@ -259,7 +264,7 @@ def sweeps(draw: st.DrawFn, metrics: str = "") -> Swept:
     swept = Swept(name, base, cells, source, tuple(read))
     try:
         swept.sweep.batch(0).expect_possible(swept.cells)  # padding in place of a token is refused
-        run_in_full(swept)
+        assert swept.in_full is not None
     except (MetricError, PatchError):
         # What was put under a root is negative; or a place without a batch has no mean and no other prompt.
         reject()

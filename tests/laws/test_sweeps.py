@@ -17,7 +17,7 @@ from conewise.errors import SweepError
 from conewise.paper.theory.sweeps import sweep_cost
 from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.schedule import LAUNCH_FLOPS
-from tests.laws.swept import Swept, read_all, read_last, run_in_full, stale_in_theory, sweeps
+from tests.laws.swept import Swept, read_all, read_last, stale_in_theory, sweeps
 
 ROUNDING = 1e-4
 """How far a wavefront may lie from serial, relative to the metric's largest value: batched kernels sum in
@@ -45,7 +45,7 @@ def assert_close(one: Tensor, other: Tensor) -> None:
 @settings(max_examples=60)
 @given(sweeps())
 def test_serial_is_a_full_re_run_bit_for_bit(swept: Swept) -> None:
-    assert torch.equal(swept.sweep.run(evaluator="serial").per_prompt, run_in_full(swept))
+    assert torch.equal(swept.sweep.run(evaluator="serial").per_prompt, swept.in_full)
 
 
 @settings(max_examples=80)
@@ -53,7 +53,7 @@ def test_serial_is_a_full_re_run_bit_for_bit(swept: Swept) -> None:
 def test_a_wavefront_is_serial_up_to_rounding(swept: Swept) -> None:
     sweep = swept.sweep
     if sweep.plan().evaluator == "wavefront":
-        assert_close(sweep.run(evaluator="wavefront").per_prompt, run_in_full(swept))
+        assert_close(sweep.run(evaluator="wavefront").per_prompt, swept.in_full)
     else:
         assert "no batch" in sweep.plan().why
 

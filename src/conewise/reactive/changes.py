@@ -53,7 +53,7 @@ class NodeChange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it changes nothing."""
+        """True if it changes nothing."""
         return self.patch is None and self.given is None and not self.edges
 
     def over(self, below: NodeChange) -> NodeChange:
@@ -163,7 +163,7 @@ INVALID: Final[Any] = _Mark("INVALID")
 """Stands where a value has to be computed before it can be read."""
 
 SHARED: Final[Any] = _Mark("SHARED")
-"""What an overlay answers for a node that it does not own."""
+"""The answer of an overlay for a node that it does not own."""
 
 
 class Overlay(dict[int, Any]):

@@ -14,7 +14,7 @@ from conewise.reactive.changes import INVALID, SHARED, Overlay, Store
 from conewise.reactive.table import Rule
 
 SHOWN = 6
-"""How many sites a plan names when it is printed."""
+"""The number of sites that a plan names when it is printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ Same = Callable[[Any, Any], bool]
 
 @dataclass(slots=True)
 class Steps:
-    """What one world has to do for a demand: the nodes to compute, inputs first.
+    """The work of one world for a demand: the nodes to compute, inputs first.
 
     `above` are invalid nodes that the world shares with its parent: the parent computes those.
     `reused` are the valid nodes that the computation reads, and the targets that were valid already.
@@ -177,7 +177,7 @@ def _is(one: object, other: object) -> bool:
 
 
 def bitwise_same(old: Any, new: Any) -> bool:
-    """Whether two values are indistinguishable: same type, and the same bits where they have bits.
+    """True if two values are indistinguishable: same type, and the same bits where they have bits.
 
     Values that cannot be compared are not the same: then one more node is computed, and none is wrong.
     """

@@ -214,7 +214,7 @@ class ReversePass:
     # -- remove --------------------------------------------------------------------------------
 
     def serves(self, user: object) -> bool:
-        """Whether `user` has asked for gradients, and has not released them."""
+        """True if `user` has asked for gradients, and has not released them."""
         return user in self._spans
 
     def added(self, user: object) -> tuple[Site, ...]:
@@ -288,7 +288,7 @@ class ReversePass:
                 )
 
     def _depends_on_wrt(self, node: int) -> bool:
-        """Whether a differentiable path leads here from one of `wrt`; looks no higher than those stand."""
+        """True if a differentiable path leads here from one of `wrt`; looks no higher than those stand."""
         table, labels = self.graph.table, self.graph.table.labels
         limit = min(labels[site] for site in self._wrt)
         seen, stack = {node}, [node]

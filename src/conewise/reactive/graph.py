@@ -84,7 +84,7 @@ MISSING: Final = _Missing()
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What stands at a site: a rule applied to the values at `inputs`, or a source without a rule."""
+    """A node of the graph: a rule applied to the values at `inputs`, or a source without a rule."""
 
     site: Site
     rule: Rule | None
@@ -136,7 +136,7 @@ class Graph:
         self._worlds: weakref.WeakSet[Any] = weakref.WeakSet()
         self._guards: list[Observer] = []
         self.changes = 0
-        """How often the structure was changed after it was built: redefinitions, grafts, removals."""
+        """The number of changes to the structure after it was built: redefinitions, grafts, removals."""
 
     # -- build -------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class Graph:
                 yield self._names[site], self._names[reader]
 
     def is_source(self, site: Site) -> bool:
-        """Whether `site` has a value instead of a rule."""
+        """True if `site` has a value instead of a rule."""
         return self.table.rules[self.number(site)] is None
 
     def rule(self, site: Site) -> Rule:
@@ -285,7 +285,7 @@ class Graph:
         return self._defaults.get(source, MISSING)
 
     def inputs(self, site: Site) -> tuple[Site, ...]:
-        """What `site` reads, in the order of its rule's arguments."""
+        """Return the inputs of `site`, in the order of its rule's arguments."""
         return self.names(self.table.inputs[self.number(site)])
 
     def consumers(self, site: Site) -> tuple[Site, ...]:

@@ -17,13 +17,13 @@ from conewise.errors import BusyError
 
 T = TypeVar("T")
 Call = tuple[Callable[..., object], *tuple[Any, ...]]
-"""What to call, and with what."""
+"""A function to call, and its arguments."""
 
 _ABSENT: Final = object()
 
 
 class Journal:
-    """What is being done over one graph, and how to take it back: one change, or one demand, at a time.
+    """The log of a change, or a demand, over one graph, from which it can be taken back; one at a time.
 
     Each entry says what to call to put one entry back as it was, and may be called twice. So the entries,
     last first, lead back from wherever the change was broken off, and from where that was broken off in turn.
@@ -79,7 +79,7 @@ class Journal:
             self._take_back()
 
     def _is_under_way(self) -> bool:
-        """Whether somebody is still at it: the call is on the stack of this thread, or of another."""
+        """True if somebody is still at it: the call is on the stack of this thread, or of another."""
         return self._is_below(sys._getframe()) or any(map(self._is_below, _tops()))
 
     def _is_below(self, frame: FrameType | None) -> bool:
@@ -134,7 +134,7 @@ class Journal:
 
 
 def _tops() -> list[FrameType]:
-    """What each thread is at.
+    """Return the current frame of each thread.
 
     Python holds a lock while it makes the list, and garbage that is collected meanwhile can wait for it for
     ever (CPython's issue 106883; test_garbage_does_not_wait_for_the_frames_of_threads).

@@ -71,7 +71,7 @@ class Ledger:
         return self._sites("cut_off")
 
     def count(self, kind: Kind) -> int:
-        """How many, whether or not the sites are kept."""
+        """Return the number of these events, whether or not the sites are kept."""
         return self._tally[kind]
 
     @contextmanager

@@ -36,7 +36,7 @@ Key = int | tuple[int, int]
 
 @dataclass(slots=True)
 class Displaced:
-    """What one wave overwrote, SHARED where a fork owned nothing: where it began, and then node by node."""
+    """The values that one wave overwrote, SHARED where a fork owned none: its seeds, then node by node."""
 
     seeds: dict[int, Any] = field(default_factory=dict)
     nodes: list[int] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Displaced:
 
 @dataclass(slots=True)
 class Frame:
-    """What one patch displaced: values and, with a cutoff, memos."""
+    """The values that one patch displaced and, with a cutoff, memos."""
 
     key: Key
     displaced: Displaced = field(default_factory=Displaced)
@@ -379,7 +379,7 @@ class State:
         return live, hidden, [*fallen, *here]
 
     def _split(self, seeds: Sequence[int], hidden: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Which of these nodes, changed here or above, are defined otherwise in this world; and the rest.
+        """Split nodes, changed here or above, into those defined otherwise in this world, and the rest.
 
         Where this world has no changes of its own, it sees what its parent sees. Where it has, its
         own may win; or they may bring to light what was hidden by an ancestor's.
@@ -397,7 +397,7 @@ class State:
         return live, masked
 
     def _is_redefined(self, node: int) -> bool:
-        """Whether this world changes `node`, and its definition is another than the last one."""
+        """True if this world changes `node`, and its definition is another than the last one."""
         if node not in self.changes:
             return self.journal.pop(self._definitions, node) is not None
         old, new = self._definitions.get(node), self._definition(node)
@@ -412,7 +412,7 @@ class State:
         return definition(self.merged(node), table.rules[node], table.inputs[node])
 
     def _differs(self, node: int) -> bool:
-        """Whether `node` is defined otherwise than in the parent."""
+        """True if `node` is defined otherwise than in the parent."""
         if node not in self.changes or self.parent is None:
             return False
         return not _is_same_definition(self._definition(node), self.parent._definition(node))

@@ -199,7 +199,7 @@ class Table:
         self.order = Order(journal)
 
     def __len__(self) -> int:
-        """How many numbers were ever given out; the removed ones are included."""
+        """Return the count of numbers ever given out; the removed ones are included."""
         return len(self.rules)
 
     @property

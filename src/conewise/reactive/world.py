@@ -243,7 +243,7 @@ class World:
 
     @property
     def patched(self) -> tuple[str, ...]:
-        """What is patched or set in this world itself: sites, then edges as 'input -> reader'."""
+        """The patches and set sources of this world itself: sites, then edges as 'input -> reader'."""
         self.graph.journal.recover()
         name, changes = self.graph.name, self._state.changes
         sites = [name(n) for n, s in changes.items() if s.patch is not None or s.given is not None]
@@ -277,7 +277,7 @@ class World:
         return self.demand(site)
 
     def plan(self, sites: Site | Iterable[Site]) -> Plan:
-        """What `demand(sites)` would compute, in order, without computing any of it."""
+        """Return what `demand(sites)` would compute, in order, without computing any of it."""
         targets = self.graph.numbers(sites)
         self._ready("world.plan")
         work = self._gather(targets)
@@ -289,7 +289,7 @@ class World:
         )
 
     def is_stale(self, site: Site) -> bool:
-        """Whether the next demand of `site` has to compute it."""
+        """True if the next demand of `site` has to compute it."""
         node = self.graph.number(site)
         self._ready("world.is_stale")
         return self._state.values[node] is INVALID

@@ -13,7 +13,7 @@ SMALL = Size(2, 2, 8, sites="6", predicted="2.145", wallclock="2.121", distance=
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "locality": {"sizes": (60, 200), "rounds": 1},
     "e4": {"depths": (20, 40)},
-    "e5": {"depths": (10, 20)},
+    "e5": {"depths": (10, 20), "joint": (5, 10, 20)},
     "e7": {},
     "drift": {"mutations": 1000, "graph_sizes": (400, 1000)},
     "compiled": {"depths": (1,), "rounds": 1},

@@ -301,7 +301,9 @@ PAPER_TRAINING = {10: "1.0526", 20: "1.0256", 40: "1.0126", 80: "1.0062", 160: "
 
 
 @experiment()
-def e5(progress: Progress = silent, depths: tuple[int, ...] = E5_DEPTHS) -> Result:
+def e5(
+    progress: Progress = silent, depths: tuple[int, ...] = E5_DEPTHS, joint: tuple[int, ...] = JOINT_DEPTHS
+) -> Result:
     """Count descendants by the ledger and ancestors by a walk, for every index, profile and depth.
 
     Claim (Corollary "training-mode locality collapse"): counting V⁻ ∪ {s} ∪ V⁺ for each site, ρ_train tends
@@ -327,8 +329,8 @@ def e5(progress: Progress = silent, depths: tuple[int, ...] = E5_DEPTHS) -> Resu
             },
         )
 
-    rows, done, work = profiles(depths, row, progress, rest=sum(JOINT_DEPTHS))
-    for L in JOINT_DEPTHS:
+    rows, done, work = profiles(depths, row, progress, rest=sum(joint))
+    for L in joint:
         rows.append(joint_row(L))
         done += L
         progress(done, work)

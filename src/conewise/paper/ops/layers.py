@@ -222,7 +222,7 @@ def log_softmax(*, axis: int = -1) -> Op:
 
 
 def _visible(scores: Any) -> Any:
-    """Which key each query may look at: the last query at all keys, the one before at all but one, ..."""
+    """Return the keys each query may look at: all for the last query, all but one for that before it, ..."""
     shape = np.shape(scores)
     if len(shape) < 2 or shape[-2] > shape[-1]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What it must cost: closed forms over graphs, never reading the engine.
+"""The cost of a workload: closed forms over graphs, never reading the engine.
 
     from conewise.paper import theory
 

@@ -219,7 +219,7 @@ def _own(local: Weight | Iterable[Weight] | None, layers: Sequence[Weight]) -> S
 
 @dataclass(frozen=True, slots=True)
 class ReverseCost:
-    """What a sweep costs that reads a loss and its gradients, in nodes.
+    """The cost of a sweep that reads a loss and its gradients, in nodes.
 
     `forward` and `backward` are what full passes compute; `stale_forward` and `stale_backward` have, for each
     world, what is computed again.
@@ -262,7 +262,7 @@ class ReverseCost:
 
 
 def reverse_cost(graph: Graph, sites: Iterable[Patch], loss: Site, wrt: Site | Iterable[Site]) -> ReverseCost:
-    """What patches at `sites`, one world each, make stale of the loss and of its gradients by `wrt`.
+    """Count what patches at `sites`, one world each, make stale of the loss and its gradients by `wrt`.
 
     docs/backward-locality.md#counted-without-a-reverse-graph. The rules between `wrt` and the loss have
     `vjps`. With C = P ∪ cone(P), the values that a patch of P changes, the product along an edge (v, b) is
@@ -282,7 +282,7 @@ def reverse_cost(graph: Graph, sites: Iterable[Patch], loss: Site, wrt: Site | I
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """What flows along one edge: the node whose gradient it reads, if it does, and the values."""
+    """The gradient along one edge: the node whose gradient it reads, if it does, and the values."""
 
     behind: int | None
     values: frozenset[int]
@@ -336,7 +336,7 @@ class _Pass:
         return sum(len(ways) + (len(ways) > 1) for ways in self.products.values())
 
     def stale(self, patch: Sequence[int]) -> tuple[int, int]:
-        """How many nodes of the forward pass, and of the reverse pass, a patch makes stale."""
+        """Count the nodes of the forward pass, and of the reverse pass, that a patch makes stale."""
         table = self.graph.table
         cone = table.cone(patch)
         changed = cone | set(patch)

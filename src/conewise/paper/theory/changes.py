@@ -175,7 +175,7 @@ class _Change:
 
 
 class _Reads:
-    """What each node reads, as the changes so far leave it."""
+    """The inputs of each node, as the changes so far leave them."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -295,7 +295,7 @@ def _interleaved(graph: Graph, changes: Sequence[_Change], targets: list[int] | 
 
 
 def _batched(graph: Graph, changes: Sequence[_Change], targets: list[int] | None) -> set[int]:
-    """What one demand after all changes computes."""
+    """Return the nodes that one demand after all changes computes."""
     reads = _Reads(graph)
     stale = set(graph.table.order) - reads.support(targets)
     for change in changes:
@@ -305,7 +305,7 @@ def _batched(graph: Graph, changes: Sequence[_Change], targets: list[int] | None
 
 
 def _is_possible(graph: Graph, change: _Change) -> bool:
-    """Whether a change can be made alone: a site cannot read what depends on it."""
+    """True if a change can be made alone: a site cannot read what depends on it."""
     if change.inputs is None:
         return True
     return (graph.table.cone([change.seed]) | {change.seed}).isdisjoint(change.inputs)
@@ -505,7 +505,7 @@ def _expect_patched(graph: Graph, patches: Iterable[Site]) -> list[int]:
 
 
 def _step(graph: Graph, site: int, given: Sequence[int], targets: list[int] | None) -> set[int]:
-    """What patching `site` makes stale and wanted, when the values at `given` are fixed already."""
+    """Return what patching `site` makes stale and wanted, when the values at `given` are fixed already."""
     cut = {*given, site}
     reached: set[int] = set()
     stack = [site]
@@ -541,7 +541,7 @@ class RestoredCost:
 def restored_cost(
     graph: Graph, sites: Iterable[Patch], demand: Demand = None, *, weights: Weights | None = None
 ) -> RestoredCost:
-    """What a sweep costs in one world: patch a site, demand, take the patch away; then the next site.
+    """Return the cost of a sweep in one world: patch a site, demand, take the patch away; then the next.
 
     docs/theory.md#restoring. The world has answered `demand`, D, before the first patch; values are given,
     and a restore keeps nothing. Let A(P) = P ∪ cone(P), what a restore of P invalidates, and

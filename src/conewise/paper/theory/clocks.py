@@ -212,7 +212,7 @@ Sample = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What one demand costs: `a` seconds per recomputed node, `beta` per node of the graph, and `intercept`.
+    """The cost of a demand: `a` seconds per recomputed node, `beta` per node of the graph, and `intercept`.
 
     `intercept` is None where none was fitted; then a fixed cost per demand hides in `beta`. Noise can put
     β or the intercept below zero, which no demand can cost; predictions then take it for zero. An a that
@@ -447,7 +447,7 @@ StackSample = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class StackClock:
-    """What a stack of worlds takes: `launch` seconds for each launch, `work` for each unit of work.
+    """The time of a stack of worlds: `launch` seconds for each launch, `work` for each unit of work.
 
     docs/theory.md#wavefront. Work is FLOPs, or node evaluations; 1/`work` is the rate. Noise can put either
     constant below zero, which nothing can take; predictions then take it for zero. Both at once predict

@@ -54,7 +54,7 @@ class GraftAt:
 
     @property
     def reach(self) -> Weight:
-        """What computing the block again costs: its nodes that depend on its input.
+        """The cost of computing the block again: its nodes that depend on its input.
 
         The rest of a block, such as a product of its own parameters, is computed once. A size
         given as a number is taken to depend on the input throughout.
@@ -252,7 +252,7 @@ class _Placed:
     cost: Exact
 
     def is_before(self, other: _Placed) -> bool:
-        """Whether this graft, applied later, computes the block of `other` again."""
+        """True if this graft, applied later, computes the block of `other` again."""
         return other.site in self.front
 
 

@@ -39,19 +39,19 @@ from conewise.reactive.graph import Graph, Site
 MOST: Final = 100_000
 """So many candidates, and stacks so wide, are worked out: powers of a chance grow long."""
 MOST_BITS: Final = 200_000
-"""How long a power of a chance may be, in bits."""
+"""The greatest length of a power of a chance, in bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GreedyCost:
-    """What each trial of a search costs, and how much of that are corrections behind its reader."""
+    """The cost of each trial of a search, and the part of it that is corrections behind its reader."""
 
     costs: tuple[Weight, ...]
     surplus: Weight
 
     @property
     def total(self) -> Weight:
-        """What the search computes, one trial at a time."""
+        """The cost of the search, one trial at a time."""
         return answer(total(self.costs), any_float(self.costs), "the cost")
 
 
@@ -109,7 +109,7 @@ def greedy_cost(
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What a search with guesses takes, on average.
+    """The work of a search with guesses, on average.
 
     `worlds` are evaluated in so many `stacks`; those `in_vain` rest on a wrong guess, and are thrown away.
     """
@@ -120,7 +120,7 @@ class Speculation:
 
 
 def speculation(candidates: int, width: int, right: Weight) -> Speculation:
-    """What deciding n candidates in line takes, W at once, if each guess is right with the chance p.
+    """Return the work of deciding n candidates in line, W at once, if a guess is right with the chance p.
 
     docs/beyond-the-paper.md#greedy-search. A stack has the current world, and one for each of the next W
     candidates, which assumes that those before it are decided as guessed; the first wrong guess ends it. With
@@ -172,7 +172,7 @@ def _uncertain(p: Fraction, W: int, whole: int, rest: int) -> tuple[Fraction, Fr
 
 
 def speculation_gain(width: int, right: Weight, launch: Weight, world: Weight = 1) -> Fraction | float:
-    """How much faster a long line is decided W at once than one by one.
+    """Return the speedup of deciding a long line W at once, over one by one.
 
     docs/beyond-the-paper.md#greedy-search. A stack takes `launch`, c, and `world`, u, for each of its worlds;
     it decides (1−p^W)/(1−p) candidates on average:
@@ -223,7 +223,7 @@ def best_width(right: Weight, launch: Weight, world: Weight = 1) -> int:
 
 
 def speculation_bound(right: Weight, launch: Weight, world: Weight = 1) -> Fraction | float:
-    """What no width gains more than: the smaller of 1/(1−p) and 1 + c/u.
+    """Return the bound on the gain of any width: the smaller of 1/(1−p) and 1 + c/u.
 
     docs/beyond-the-paper.md#greedy-search. No stack decides more than its guesses hold, and each world that
     is decided has to be computed.
@@ -238,7 +238,7 @@ def speculation_bound(right: Weight, launch: Weight, world: Weight = 1) -> Fract
 
 
 def _decided(p: Fraction, width: int) -> Fraction:
-    """How many candidates a stack decides on average: 1 + p + ... + p^(W−1)."""
+    """Return the candidates that a stack decides on average: 1 + p + ... + p^(W−1)."""
     return Fraction(width) if p == 1 else (1 - p**width) / (1 - p)
 
 

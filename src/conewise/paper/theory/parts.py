@@ -298,12 +298,12 @@ def position_limit(
 
 
 def is_last(demand: object) -> bool:
-    """Whether a demand is of the last row."""
+    """True if a demand is of the last row."""
     return expect_one_of(demand, _ROWS, "the demand") == "last"
 
 
 def is_row_by_row(computed: object) -> bool:
-    """Whether only what has to be computed is counted."""
+    """True if only what has to be computed is counted."""
     return expect_one_of(computed, _COMPUTED, "`computed`") == "row by row"
 
 
@@ -340,7 +340,7 @@ class ReaderAt:
 
 @dataclass(frozen=True, slots=True)
 class EdgeCost:
-    """What a sweep over edges costs, one world for each.
+    """The cost of a sweep over edges, one world for each.
 
     `shared`: what the readers compute, once for each reader's node and writer; `cones`: what lies behind
     them, once for each edge; `apart`: what the readers compute if every edge is a sweep of its own; `full`:
@@ -355,12 +355,12 @@ class EdgeCost:
 
     @property
     def total(self) -> Weight:
-        """What the sweep computes where all worlds are one stack."""
+        """The cost of the sweep where all worlds are one stack."""
         return answer(total((self.shared, self.cones)), self._is_float, "the cost")
 
     @property
     def one_by_one(self) -> Weight:
-        """What it computes world by world, with nothing shared."""
+        """The cost of the sweep world by world, with nothing shared."""
         return answer(total((self.apart, self.cones)), self._is_float, "the cost")
 
     @property

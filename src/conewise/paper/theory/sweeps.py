@@ -86,7 +86,7 @@ def world_costs(
 
 
 def patches_of(graph: Graph, sites: Iterable[Patch]) -> list[list[int]]:
-    """What each world of a sweep patches, by node number."""
+    """Return the nodes that each world of a sweep patches, by number."""
     of = "one site, or several that one world patches together, for each world"
     entries = (sites,) if isinstance(sites, str) else expect_items(sites, "the list of sites", of)
     return [graph.numbers(expect_sites(entry, "what one world patches")) for entry in entries]
@@ -273,7 +273,7 @@ def effective_index(rho: Weight) -> tuple[Fraction | float, Orientation]:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """How many nodes are looked at, and how many edges are followed from them, each once."""
+    """The number of nodes that are looked at, and of edges that are followed from them, each once."""
 
     nodes: int
     edges: int
@@ -285,7 +285,7 @@ class Touched:
 
 
 def wave_size(graph: Graph, site: Site, already: Iterable[Site] = ()) -> Touched:
-    """What the wave of a change at `site` touches in a world in which the sites `already` are stale.
+    """Count what the wave of a change at `site` touches in a world where the sites `already` are stale.
 
     docs/theory.md#waves. The nodes are s itself and cone(s) less what is stale already, be it by a change or
     because it was never computed; the edges are all that leave these nodes, each once. (In a fork, only
@@ -310,7 +310,7 @@ def wave_size(graph: Graph, site: Site, already: Iterable[Site] = ()) -> Touched
 
 
 def demand_size(graph: Graph, patch: Patch, demand: Demand = None) -> Touched:
-    """What a demand looks at after values were given at `patch`: the stale nodes, and the edges into them.
+    """Count the stale nodes, and the edges into them, that a demand looks at after a patch.
 
     docs/theory.md#waves. Nothing of it depends on the size of the graph: a node that is neither stale,
     nor read by one that is, nor demanded, nor patched, is not looked at. A site that a node reads twice

@@ -39,7 +39,7 @@ def stack_launches(
     demand: Demand = None,
     weights: Weights | None = None,
 ) -> Weight:
-    """How often nodes are launched if worlds, in the order given, are computed `at_once` together.
+    """Count the launches of nodes if worlds, in the order given, are computed `at_once` together.
 
     docs/beyond-the-paper.md#wavefront. Σ over stacks of the union of their cones: one at a time Σ|cone|, all
     at once |∪cone|. Where cones are nested, the order from the largest cone to the smallest is the best,
@@ -53,7 +53,7 @@ def stack_launches(
 
 
 def saturating_worlds(launch: Weight, world: Weight, share: Weight) -> int:
-    """How many worlds at once are enough: with more, launches save less than `share` of the work.
+    """Return the stack width that is enough: beyond it, launches save less than `share` of the work.
 
     docs/beyond-the-paper.md#wavefront. A launch takes c, and a node u for each world: stacks of B worlds take
     at most c·W/B more than a single stack, which is at most `share` of the work u·W from B = c/(share·u) on.
@@ -71,7 +71,7 @@ def saturating_worlds(launch: Weight, world: Weight, share: Weight) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StackPeak:
-    """What a stack of worlds holds at most in some order of launches, and in any order at the least."""
+    """The peak of a stack of worlds in some order of launches, and a lower bound for any order."""
 
     peak: Weight
     bound: Weight
@@ -84,7 +84,7 @@ def stack_peak(
     demand: Demand = None,
     weights: Weights | None = None,
 ) -> StackPeak:
-    """What one stack of all worlds holds at most; `weights` are the sizes of values.
+    """Return the peak of one stack of all worlds; `weights` are the sizes of values.
 
     docs/beyond-the-paper.md#wavefront. A value is held once for each world in which it is computed or given,
     from its launch, or from the first launch that reads a given one, to the last that reads it; what is

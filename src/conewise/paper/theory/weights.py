@@ -21,7 +21,7 @@ Weights = Mapping[Site, Weight]
 Demand = Site | Iterable[Site] | None
 
 Exact = int | Fraction
-"""What sums are kept in: a float is a fraction too, of two whole numbers."""
+"""The numbers of exact sums: a float is a fraction too, of two whole numbers."""
 
 Name = TypeVar("Name", bound=str)
 
@@ -76,7 +76,7 @@ class Scale:
 
 
 def any_float(weights: Iterable[Weight]) -> bool:
-    """Whether one of them is a float, so that answers about them are floats."""
+    """True if one of them is a float, so that answers about them are floats."""
     return any(isinstance(weight, float) for weight in weights)
 
 
