@@ -17,21 +17,21 @@ CELLS = {
         import warnings
         warnings.simplefilter("ignore")  # tqdm's, which misses its widgets
         import torch
-        from conewise import status_line
+        from conewise import status
         from tests.sweeps.small import model, prompts, slow_metric, sweep_over
-        status_line.PATIENCE = 600
+        status.PATIENCE = 600
         small = model()
         bases = [{"input_ids": prompts(number, 2)} for number in range(8)]
         sweep = sweep_over(small, base=bases, source="zero", metric=slow_metric)
     """,
     "slow capture": """
-        status_line.PATIENCE = 0
+        status.PATIENCE = 0
         _ = model()
     """,
     "bar": "result = sweep.run(evaluator='serial', progress=True)",
     "unwatched": "_ = sweep.run(evaluator='serial', progress=False)",
     "long": """
-        from conewise.sweeps import progress
+        from conewise.jobs import progress
         progress.PATIENCE = 0.05
         _ = sweep.run(evaluator='serial')
     """,
