@@ -1,18 +1,42 @@
-"""`cw.open`: a saved result, from the folder that its `save` wrote."""
+"""`cw.open`: the result of any job, from the folder that its `save` wrote."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from conewise.arguments import checked
+from conewise.attributing.approximation import Approximation
+from conewise.circuits.circuit import Circuit
+from conewise.circuits.circuit_files import CIRCUIT
+from conewise.circuits.tracing import Trace
+from conewise.errors import SweepError
+from conewise.files import as_path, is_there
 from conewise.sweeps.result import Result, load_result
+from conewise.sweeps.storage.archive import is_result, trace_in
 
 
 @checked
-def open(folder: str | Path) -> Result:  # noqa: A001 - as people say it
+def open(folder: str | Path) -> Result | Trace | Circuit:  # noqa: A001 - as people say it
     """Open what `result.save(folder)` wrote: equal to it, bit for bit.
 
-    It holds no model. Raises SweepError where the folder holds no result, or a damaged one; FormatError for
-    one of a newer version.
+    That is a `Result`; an `Approximation` where values are estimated; a `Trace`; or a `Circuit`, which the
+    folder of a search holds too. It holds no model. Raises SweepError where the folder holds no result, or a
+    damaged one, CircuitError for a damaged circuit; FormatError for one of a newer version.
     """
-    return load_result(folder)
+    path = as_path(folder)
+    if not is_result(path) and is_there(path / CIRCUIT, Path.is_file):
+        return Circuit.load(path)
+    found = load_result(path)
+    if found.method:
+        held = {one.name: getattr(found, one.name) for one in fields(Result)}
+        about = found.origin.get("attribution")
+        exact = about.get("exact", ()) if isinstance(about, Mapping) else ()
+        return Approximation(**held, exact=tuple(map(str, exact)))
+    if (settings := trace_in(path)) is None:
+        return found
+    try:
+        return Trace.of(found, settings)
+    except ValueError as error:
+        raise SweepError(f"the trace in {path} cannot be understood: {error}.") from None

@@ -272,8 +272,10 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(CircuitError, match="not text in UTF-8"):
         Circuit.load(tmp_path / "bytes")
+    (tmp_path / "x.json").mkdir()
     with pytest.raises(CircuitError, match="it is a folder"):
-        found([]).save(tmp_path)
+        found([]).save(tmp_path / "x.json")
+    assert Circuit.load(found([]).save(tmp_path / "folder")).equals(found([]))
     with pytest.raises(CircuitError, match="format='gexf' is no format of circuits; there are conewise, eap"):
         found([]).save(tmp_path / "x.json", format="gexf")
 

@@ -30,7 +30,7 @@ from conewise.circuits.circuit_data import (
     score_array,
     stops,
 )
-from conewise.circuits.circuit_files import eap_json, from_json, read_text, to_json, write_text
+from conewise.circuits.circuit_files import eap_json, file_of, from_json, read_text, to_json, write_text
 from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
 from conewise.circuits.forwards import WorldsExecutor, graph_of
 from conewise.errors import CircuitError, describe
@@ -346,16 +346,23 @@ class Circuit(CircuitData):
     # -- files -----------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, format: str = "conewise") -> Path:  # noqa: A002 - as people say it
-        """Write it as JSON, whole or not at all; returns the path. `load` reads it.
+        """Write it as JSON, whole or not at all; returns the path. `load` and `cw.open` read it.
+
+        A path that ends in ".json" is that of the file; any other is that of a folder, where the file is
+        `circuit.json`.
 
         The format "eap" is the one that EAP-IG's tools read: every edge with its score and whether it is in.
         """
         if format not in FORMATS:
             raise CircuitError(f"{format=} is no format of circuits; there are {', '.join(FORMATS)}.")
         text = to_json(self) if format == "conewise" else eap_json(self)
-        found = as_path(path)
+        found = file_of(as_path(path))
         write_text(found, text)
-        return found
+        return as_path(path)
+
+    def equals(self, other: object) -> bool:
+        """Return whether both are circuits with the same edges, scores and decisions."""
+        return isinstance(other, Circuit) and to_json(self) == to_json(other)
 
     @classmethod
     def load(cls, path: str | Path, model: Captured | None = None) -> Circuit:
@@ -365,7 +372,7 @@ class Circuit(CircuitData):
         none, or of a model with other components.
         """
         graph = None if model is None else graph_of(model)
-        given = as_path(path)
+        given = file_of(as_path(path))
         made = _read(read_text(given), graph, str(given))
         return made if model is None else made.bind(model)
 

@@ -11,7 +11,7 @@ from typing import Any
 from conewise.anatomy.edge_graph import ARROW, EdgeGraph, GraphReader, GraphWriter
 from conewise.circuits.circuit_data import CircuitData, Decision, checked_scores
 from conewise.errors import CircuitError
-from conewise.files import KIND, Format, parse_json, read_bounded, write_whole
+from conewise.files import KIND, Format, is_there, parse_json, read_bounded, write_whole
 from conewise.sweeps.storage.result_data import decoded
 
 METHOD = "read from EAP-IG"
@@ -233,6 +233,16 @@ def from_json(text: str, graph: EdgeGraph | None = None, name: str = "this text"
     except (ValueError, CircuitError) as error:
         why = str(error).rstrip(".")
     raise CircuitError(f"{name} cannot be read as a circuit: {why}.")
+
+
+CIRCUIT = "circuit.json"
+"""The file of a circuit in a folder."""
+
+
+def file_of(path: Path) -> Path:
+    """Return the file of a circuit: a path that ends in ".json", or is no folder; or that in the folder."""
+    is_file = path.suffix == ".json" or (is_there(path, Path.exists) and not is_there(path, Path.is_dir))
+    return path if is_file else path / CIRCUIT
 
 
 def read_text(path: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +25,7 @@ from conewise.program.records import SIZES
 from conewise.program.tensors import Tensor
 from conewise.program.walk import run_sources
 from conewise.reactive.world import World
-from conewise.report.story import Story
+from conewise.report.story import Story, write_story
 from conewise.runs.captured import Captured
 from conewise.runs.fillings import (
     Embedding,
@@ -47,6 +47,7 @@ from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.result import Result
+from conewise.sweeps.storage.result_data import decoded
 from conewise.sweeps.sweep import Sweep
 from conewise.templates import heading
 from conewise.text.tokens import AnswerReader, subject_positions
@@ -60,6 +61,16 @@ _POSITIONS = re.compile(r"\s*-?\d*\s*(:\s*-?\d*\s*){0,2}")
 
 MOST_SAMPLES = 1_000_000
 """More samples of the noise than that take more memory than there is, for the shortest prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What a trace has beside its result, in plain values."""
+
+    subject: tuple[int, ...]
+    noise: str
+    samples: int
+    window: int
 
 
 @checked
@@ -138,6 +149,29 @@ class Trace:
     def report(self, path: str | Path, *, story: Story | None = None) -> Path:
         """Write a page of it; see `Result.report`."""
         return self.result.report(path, story=story)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write it to a folder that holds no result yet; `cw.open(folder)` reads it."""
+        from conewise.sweeps.storage.archive import save  # noqa: PLC0415  # needs pyarrow
+
+        if self.result.story is not None:
+            write_story(Path(folder), self.result.story)
+        return save(self.result, Path(folder), trace=self._settings())
+
+    @classmethod
+    def of(cls, result: Result, settings: Mapping[str, Any]) -> Trace:
+        """Return the trace of a saved result and of what was beside it; ValueError for what is none."""
+        found: _Settings = decoded(settings, _Settings, "trace")
+        return cls(result, found.subject, float.fromhex(found.noise), found.samples, found.window)
+
+    def _settings(self) -> dict[str, Any]:
+        return asdict(_Settings(self.subject, self.noise.hex(), self.samples, self.window))
+
+    def equals(self, other: object) -> bool:
+        """Return whether both are traces with the same settings, and equal in every bit."""
+        if not isinstance(other, Trace) or self._settings() != other._settings():
+            return False
+        return self.result.equals(other.result)
 
     def verify(self, n: int = 32, seed: int = 0) -> CellCheck:
         """Run `n` random states again, each as a full forward; see `Result.verify`."""

@@ -44,11 +44,18 @@ _LARGEST = 2**31
 """No coordinate of a site is as large as this: pages have 32 bits for each."""
 
 
-def save(result: ResultData, folder: Path, *, unfinished: bool = False) -> Path:
+def save(
+    result: ResultData,
+    folder: Path,
+    *,
+    unfinished: bool = False,
+    trace: Mapping[str, Any] | None = None,
+) -> Path:
     """Write a result to a folder that holds none yet; the folder's other files stay as they are.
 
     The manifest is written last. Values without one were left by a process that died while it saved: they
-    are replaced where they are the same, or where `unfinished` says that they are.
+    are replaced where they are the same, or where `unfinished` says that they are. `trace` is what a causal
+    trace has beside its result.
     """
     from conewise.sweeps.storage.frames import values_of  # noqa: PLC0415  # needs pyarrow
 
@@ -64,7 +71,7 @@ def save(result: ResultData, folder: Path, *, unfinished: bool = False) -> Path:
                 "the old result first."
             )
         write_whole(folder / VALUES, values)
-        manifest = _manifest(result, hashlib.sha256(values).hexdigest())
+        manifest = _manifest(result, hashlib.sha256(values).hexdigest(), trace)
         text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(folder / MANIFEST, f"{text}\n".encode())
     except OSError as error:
@@ -139,7 +146,13 @@ def _damaged(folder: Path, what: str) -> SweepError:
     return SweepError(f"the result in {folder} is damaged: {what}. Put a sound copy in its place.")
 
 
-def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
+def trace_in(folder: Path) -> Mapping[str, Any] | None:
+    """Return what a causal trace has beside its result, of a folder that `read_result` has read."""
+    found = _read_manifest(folder).get("trace")
+    return found if isinstance(found, Mapping) else None
+
+
+def _manifest(result: ResultData, checksum: str, trace: Mapping[str, Any] | None) -> dict[str, Any]:
     whole = {
         **FORMAT.header(),
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -160,6 +173,7 @@ def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
         "source_per_prompt": _exact(result.source_per_prompt),
         "parts": [_part(part) for part in result.spreads],
         "values_sha256": checksum,
+        **({} if trace is None else {"trace": dict(trace)}),
     }
     return {**whole, "sha256": _checksum(whole)}
 
@@ -167,6 +181,7 @@ def _manifest(result: ResultData, checksum: str) -> dict[str, Any]:
 def _checksum(manifest: Mapping[str, Any]) -> str:
     """A checksum over what the numbers of a result are, and what they are of."""
     sealed = {name: manifest.get(name) for name in _SEALED}
+    sealed |= {name: manifest[name] for name in ("trace",) if name in manifest}  # 0.1.0 had none
     return hashlib.sha256(json.dumps(sealed, sort_keys=True).encode()).hexdigest()
 
 
