@@ -59,19 +59,15 @@ class Batch:
         """Raise PatchError where nothing meaningful can be put at the places of some cell."""
         for number, put in ((None, self.intervention), *enumerate(self.own)):
             if put.expect_base is not None:
+                given = cells
                 if self.own:
-                    own = [[place for place in places if _source_of(place) == number] for places in cells]
-                    put.expect_base([places for places in own if places], self.base)
-                else:
-                    put.expect_base(cells, self.base)
+                    own = [[one for one in cell if getattr(one, "number", None) == number] for cell in cells]
+                    given = [places for places in own if places]
+                put.expect_base(given, self.base)
 
     def seen(self, place: EdgePlace) -> tuple[Tensor, bool]:
         """Return what the reader of an edge sees more than in the base; or all that it sees, and True."""
         return self.edges.seen(place)
-
-
-def _source_of(place: Place) -> int | None:
-    return place.number if isinstance(place, SourcedPlace) else None
 
 
 # ------------------------------------------------------------------------------------------
@@ -169,7 +165,9 @@ class EdgeValues:
     @torch.no_grad()
     def _computed(self, site: Site, writers: tuple[Writers, ...], at_once: int, live: str) -> Tensor:
         """The node of a site for streams that hold another part of each of these writers, stacked."""
-        one, facts = self._reader_of(site)
+        if site not in self._readers:
+            raise EdgeError(f"no edge of this model leads into {Place(*site)}: it was made for another one.")
+        one, facts = self._readers[site]
         key = one.node, writers, live
         if self._last is not None and self._last[0] == key:
             return self._last[1]
@@ -300,11 +298,6 @@ class EdgeValues:
         """One of the readers that are patched at each site: all read the stream in the same place."""
         stacks = {id(facts): facts for facts in self._known.values()}.values()
         return {one.site: (one, facts) for facts in stacks for one in facts.components.readers}
-
-    def _reader_of(self, site: Site) -> tuple[Reader, EdgeFacts]:
-        if site not in self._readers:
-            raise EdgeError(f"no edge of this model leads into {Place(*site)}: it was made for another one.")
-        return self._readers[site]
 
     def facts_at(self, entry: str) -> EdgeFacts:
         """The facts of the stack whose stream is read there. Raises EdgeError where none of this model is."""

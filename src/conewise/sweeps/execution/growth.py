@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -38,15 +38,15 @@ INTERVAL = 0.005
 STATM, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 
 
-class Watch(Protocol):
+class Watch:
     """Watches what is held beyond what was held when the watch began.
 
     When it has ended, `peak` says how much that was at most, and `reserved` how much more the allocator of a
     GPU then had from the driver; None where nothing measures it.
     """
 
-    peak: int | None
-    reserved: int | None
+    peak: int | None = None
+    reserved: int | None = None
 
     def room_for(self, size: int) -> None:
         """Be told that so many bytes will be taken."""
@@ -55,7 +55,13 @@ class Watch(Protocol):
         """Be told that what was taken is free again."""
 
     def note(self, held: int) -> None:
-        """Be told what is held that was taken before the watch began."""
+        """Be told what is held that was taken before the watch began: by a graph that is replayed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the watch."""
 
 
 @contextmanager
@@ -66,16 +72,15 @@ def watching(devices: Sequence[torch.device], planned: int, budget: int | None =
     Elsewhere it is the process that is watched, and nothing that others measure is changed.
     """
     on_cuda = [device for device in devices if device.type == "cuda"]
-    if len(devices) > 1 and on_cuda:
-        with DeviceWatches(on_cuda, budget) as device_watches:
-            yield device_watches
-        return
-    if on_cuda:
-        with DeviceWatch(on_cuda[0], planned, budget) as device_watch:
-            yield device_watch
-        return
-    with process_meter() as meter, ProcessWatch(meter, planned, budget) as process_watch:
-        yield process_watch
+    with ExitStack() as entered:
+        watch: Watch
+        if len(devices) > 1 and on_cuda:
+            watch = DeviceWatches(on_cuda, budget)
+        elif on_cuda:
+            watch = DeviceWatch(on_cuda[0], planned, budget)
+        else:
+            watch = ProcessWatch(entered.enter_context(process_meter()), planned, budget)
+        yield entered.enter_context(watch)
 
 
 # -- the process -------------------------------------------------------------------------------
@@ -93,7 +98,7 @@ class Meter:
     give_back: Callable[[], object] | None = None
 
 
-class ProcessWatch:
+class ProcessWatch(Watch):
     """The watch of a process.
 
     `peak` is exact where the process broke its own record; else it is the highest of many looks.
@@ -110,8 +115,6 @@ class ProcessWatch:
         if budget is not None:
             allowed = max(planned, min(allowed, budget - BESIDE))
         self._limit = self._floor + allowed
-        self.peak: int | None = None
-        self.reserved: int | None = None
 
     def room_for(self, size: int) -> None:
         """Before so many bytes are taken, give holes back where the process would go beyond the plan."""
@@ -133,9 +136,6 @@ class ProcessWatch:
             self._give_back()
             self._level = self._look()
             self._limit = max(self._limit, self._level)
-
-    def note(self, held: int) -> None:
-        """Nothing is replayed here."""
 
     def _look(self) -> int:
         with self._lock:
@@ -229,7 +229,7 @@ def is_roomy(planned: int, budget: int | None) -> bool:
     return budget is None or ROOMY * planned <= budget
 
 
-class DeviceWatch:
+class DeviceWatch(Watch):
     """The watch of a CUDA device: what torch's tensors take there, exactly.
 
     With a roomy budget, what is planned is taken from the driver as one piece, and given to torch's allocator
@@ -243,16 +243,11 @@ class DeviceWatch:
         self._allocated = self._reserved = self._noted = 0
         self._limit: DeviceLimit | None = None
         self._entered = ExitStack()
-        self.peak: int | None = None
-        self.reserved: int | None = None
 
     def room_for(self, size: int) -> None:
         """Before so many bytes are taken, let the allocator give holes back where it would exceed a limit."""
         if self._limit is not None:
             self._limit.room_for(size)
-
-    def settle(self) -> None:
-        """Torch's allocator uses its holes again."""
 
     def note(self, held: int) -> None:
         """Be told what a graph holds that is replayed: its memory was taken when it was recorded."""
@@ -278,7 +273,7 @@ class DeviceWatch:
             torch.cuda.empty_cache()
 
 
-class DeviceWatches:
+class DeviceWatches(Watch):
     """The watch of CUDA devices on which a model is spread: what they took, each at most, added up.
 
     How much of a plan is computed on which of them is not planned, so nothing is taken in advance.
@@ -287,17 +282,6 @@ class DeviceWatches:
     def __init__(self, devices: Sequence[torch.device], budget: int | None) -> None:
         self._each = [DeviceWatch(device, 0, budget) for device in devices]
         self._entered = ExitStack()
-        self.peak: int | None = None
-        self.reserved: int | None = None
-
-    def room_for(self, size: int) -> None:
-        """Torch's allocator uses its holes again."""
-
-    def settle(self) -> None:
-        """Torch's allocator uses its holes again."""
-
-    def note(self, held: int) -> None:
-        """Nothing is replayed where values move between devices."""
 
     def __enter__(self) -> Self:
         for one in self._each:

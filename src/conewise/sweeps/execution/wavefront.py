@@ -93,7 +93,7 @@ class Wavefront:
                 ready = self._ready[id(program)] = self._made_ready(program)
                 while len(self._ready) > READY:
                     del self._ready[next(iter(self._ready))]
-            return self._run(ready, ready.held(read, given), fills, values, room_for or _no_watch)
+            return self._run(ready, ready.held(read, given), fills, values, room_for or (lambda _: None))
         finally:
             # A dataset is streamed: no baseline is kept for the next.
             self._read, self._columns = _unread, NOTHING
@@ -150,7 +150,7 @@ class Wavefront:
         places = [self._place_of(one, step, at) for one in step.reads]
         known = [place for place in places if place is not None]
         if len(known) == len(places) and not is_narrow:
-            return (known[0], None) if len(known) == 1 else (0, all_of(known))
+            return (known[0], None) if len(known) == 1 else (0, itemgetter(*known) if known else _nothing)
         found = [
             self._operand(one, count, at) if place is None else itemgetter(place)
             for one, place in zip(step.reads, places, strict=True)
@@ -410,10 +410,6 @@ def _unread(name: str) -> Any:
     raise AssertionError(f"{name} is read between two runs")
 
 
-def _no_watch(taken: int) -> None:
-    del taken
-
-
 # ------------------------------------------------------------------------------------------
 # A pass made ready: what each of its steps does, found out once; values have places in a list, not names.
 #
@@ -479,13 +475,6 @@ class ReadyPass:
         if not is_known:
             self.beginning.append(None)
         return len(self.beginning) - 1
-
-
-def all_of(places: Sequence[int]) -> Operands:
-    """Return what reads these places, none or several, as they are."""
-    if not places:
-        return _nothing
-    return itemgetter(*places)
 
 
 def each_of(operands: Sequence[Operand]) -> Operands:

@@ -82,11 +82,6 @@ class _Findings:
 _FINDINGS: weakref.WeakKeyDictionary[Program, dict[Any, _Findings]] = weakref.WeakKeyDictionary()
 
 
-def _findings_of(program: Program, symbols: set[str], *, is_batch: bool) -> _Findings:
-    kept = _FINDINGS.setdefault(program, {})
-    return kept.setdefault((frozenset(symbols), is_batch), _Findings())
-
-
 class Independence:
     """Known independence of a program's records along one dimension: the batch, or the positions.
 
@@ -110,7 +105,8 @@ class Independence:
         self._shapes, self._shape_number = program.shapes, program.distinct_shapes[1]
         self._symbols = symbols
         self._placements = placements_of(program, symbols)
-        self._findings = _findings_of(program, symbols, is_batch=self._is_batch())
+        kept = _FINDINGS.setdefault(program, {})
+        self._findings = kept.setdefault((frozenset(symbols), self._is_batch()), _Findings())
         self._answers: dict[int, bool] = {}
         self._holds: dict[int, bool] = {}
         self._found: dict[str, _Finding] = {}
@@ -156,8 +152,11 @@ class Independence:
 
     def _answer(self, number: int) -> bool:
         if number not in self._answers:
-            kind, *sizes = self._findings.questions[number]
-            self._answers[number] = self._is_outer(*sizes) if kind == "outer" else self._is_around(*sizes)
+            kind, one, other = self._findings.questions[number]
+            if kind == "outer":  # one in front of ours, or as many as the batch has rows
+                self._answers[number] = self._number(one) == (self._layout.batch if other else 1)
+            else:
+                self._answers[number] = self._around(*one) == self._around(*other)
         return self._answers[number]
 
     def _is_known(self, record: Record) -> bool:
@@ -221,9 +220,6 @@ class Independence:
         own = [(self._shape_number[name], self._placements.of(name)) for name in (read.name, record.name)]
         return self._ask("around", *own)
 
-    def _is_around(self, read: tuple[int, Placement], own: tuple[int, Placement]) -> bool:
-        return self._around(*read) == self._around(*own)
-
     def _around(self, number: int, placement: Placement) -> tuple[int, int]:
         """Elements in front of the dimension's slices; elements of one slice."""
         shape = self._layout.shape_of(number)
@@ -274,10 +270,6 @@ class Independence:
             return self._ask("outer", placement.outer, False)
         shared = placement.dim == self._layout.batch_dim.get(name)
         return placement.inner == 1 and self._ask("outer", placement.outer, shared)
-
-    def _is_outer(self, outer: Size, is_batch: bool) -> bool:
-        """True if there is one in front of ours, or as many as the batch has rows."""
-        return self._number(outer) == (self._layout.batch if is_batch else 1)
 
     def _dim(self, ref: Any) -> Dim:
         return self._dims.get(ref.name) if isinstance(ref, Ref) else None
@@ -437,7 +429,8 @@ class Trial:
         """True if a stack is what its batches are alone, one behind the other."""
         if record.shape is None:
             return True
-        dim, is_double = self._layout.batch_dim[record.name], self._can_double()
+        dim = self._layout.batch_dim[record.name]
+        is_double = all(source.value.device.type != "mps" for source in self._layout.program.sources)
         both = self._value(record, (_same, other), is_double)
         alone = [self._value(record, (one,), is_double) for one in (_same, other)]
         if not isinstance(both, Tensor) or dim is None or both.shape[dim] != sum(o.shape[dim] for o in alone):
@@ -450,9 +443,6 @@ class Trial:
             raise ValueError("no stack of two batches")
         one, other = both.chunk(2, dim)
         return one, other
-
-    def _can_double(self) -> bool:
-        return all(source.value.device.type != "mps" for source in self._layout.program.sources)
 
     def _value(self, record: Record, batches: Stacked, is_double: bool = False) -> Any:
         """The node's value for batches that lie one behind the other."""

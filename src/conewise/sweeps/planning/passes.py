@@ -214,7 +214,10 @@ def build_pass(
     for target in schedule.targets:
         builder.fill(target)
     everything = (1 << schedule.worlds) - 1
-    targets = tuple(builder.read(name, everything, regions.wanted_of(name)) for name in schedule.targets)
+    targets = tuple(
+        builder.read(name, everything, regions.tail if name in regions.last else None)
+        for name in schedule.targets
+    )
     return PassProgram(schedule.worlds, tuple(builder.steps), targets)
 
 

@@ -175,10 +175,6 @@ class Regions:
         """Return how many positions of `read` a node reads; None for all."""
         return None if read in self.seen.get(node, ()) else self.rows.get(node)
 
-    def wanted_of(self, target: str) -> int | None:
-        """Return how many positions of a target the metrics read; None for all."""
-        return self.tail if target in self.last else None
-
     def ending(self, last: frozenset[str], tail: int = 1) -> Regions:
         """The same, with just the last `tail` positions of some nodes, which have so many or more."""
         return Regions({**self.rows, **dict.fromkeys(last, tail)}, self.seen, last, tail)

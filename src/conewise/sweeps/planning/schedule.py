@@ -233,7 +233,9 @@ def ordered(
     `order` are the cells by depth, `starts` their beginnings. `work()` has the operations of each cell with
     all positions, `share(start)` is how much of it is left from there on, `overhead` what a pass costs.
     """
-    candidates = _few(sorted(set(starts)))
+    distinct = sorted(set(starts))
+    count = min(FEW, len(distinct))  # evenly spread, the first among them
+    candidates = [distinct[number * len(distinct) // count] for number in range(count)]
     if len(candidates) == 1:
         return WorldOrder(tuple(order), (len(order),))
     begin_of = {start: max(one for one in candidates if one <= start) for start in set(starts)}
@@ -248,12 +250,6 @@ def ordered(
         tuple(cell for first in firsts for cell in by_group[first]),
         tuple(len(by_group[first]) for first in firsts),
     )
-
-
-def _few(starts: Sequence[int]) -> list[int]:
-    """At most `FEW` of these, the first among them, evenly spread."""
-    count = min(FEW, len(starts))
-    return [starts[number * len(starts) // count] for number in range(count)]
 
 
 def _cut(
