@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conewise.circuits.replaced_parts import edge_facts
-from conewise.runs.reading import reader
+from conewise.runs.values import reader
 from tests.circuits.edge_models import inputs_of, model_of, module_of, run_of
 from tests.circuits.hook_oracle import Forward, HookOracle
 

@@ -17,8 +17,8 @@ from conewise.circuits.stream_parts import HeadShares
 from conewise.errors import EdgeError
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
-from conewise.runs.reading import reader
 from conewise.runs.run import Run
+from conewise.runs.values import reader
 from tests.anatomy.made import LENGTH, WORDS, stacked
 from tests.anatomy.named_architectures import NAMED
 from tests.anatomy.test_names import FORMS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from conewise.arguments import as_bytes
 from conewise.circuits.masked_forward import Ablated, Forward, Mask, MaskedForward, Numbers, Stage, can_stack
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import edge_facts
-from conewise.errors import CircuitError, NoEffectWarning, describe
+from conewise.errors import CircuitError, describe
 from conewise.runs.captured import Captured
 from conewise.runs.inputs import inputs_like, is_text
 from conewise.runs.metrics import Metric, as_metric, expect_prompts
@@ -148,10 +147,6 @@ class Asked:
             )
         facts = edge_facts(self.model)
         with ExitStack() as checked:
-            checked.enter_context(warnings.catch_warnings())
-            warnings.simplefilter(
-                "ignore", NoEffectWarning
-            )  # parts before a patch of the source are read too
             checked.enter_context(kernels_of_passes(facts_of(self.model).device, None))
             for run in dict.fromkeys(one for one in (self.base, self.source) if one is not None):
                 checked.enter_context(run.checked_once())

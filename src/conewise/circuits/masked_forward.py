@@ -33,7 +33,8 @@ from conewise.program.walk import Rule, WalkStep, plan_walk, support
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import PARTS
 from conewise.runs.metrics import Metric
-from conewise.runs.reading import Reading, reader
+from conewise.runs.reading import Reading
+from conewise.runs.values import reader
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.layout import compile_stacked_rule

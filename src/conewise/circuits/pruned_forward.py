@@ -44,7 +44,8 @@ from conewise.program.tensors import brought, computing
 from conewise.program.walk import Walk
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
-from conewise.runs.reading import Reading, reader
+from conewise.runs.reading import Reading
+from conewise.runs.values import reader
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.layout import index_tensor, repeated

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,7 +14,7 @@ from conewise.anatomy.wiring import AffinePath, Step, affine_path
 from conewise.circuits.readers import AffineWalk, Read, Rows, StackedValues, StreamViews, bent
 from conewise.errors import NAN_OF_PADDING, EdgeError
 from conewise.program.tensors import computing
-from conewise.runs.values import Values
+from conewise.runs.values import Values, reader
 
 Tensor = torch.Tensor
 
@@ -222,7 +221,7 @@ class StreamParts:
         Raises EdgeError where they differ by more than `tolerance` times the stream's largest value: 1e-4 in
         float32, 1e-9 in float64, 3e-2 in half precision.
         """
-        read, worst = functools.cache(lambda name: run.demand([name])[0]), 0.0
+        read, worst = reader(run), 0.0
         constants, added, done = self.constants(read), torch.zeros((), dtype=torch.float64), 0
         for entry, parts in self.by_entry(read):
             with computing():

@@ -17,8 +17,8 @@ from conewise.errors import DecompositionError, MissingSiteError
 from conewise.extras import needs
 from conewise.program.records import ATTENTION, Ref
 from conewise.program.tensors import computing
-from conewise.runs.decomposition import expect_prompt, reading
-from conewise.runs.values import Values
+from conewise.runs.decomposition import expect_prompt
+from conewise.runs.values import Values, reader
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _computed(run: Values, layer: Layer) -> Tensor | None:
 
     They are compared with what the operation returned: weights times values.
     """
-    record, read = layer.attention.core, reading(run)
+    record, read = layer.attention.core, reader(run)
     if record.op != ATTENTION:
         return None
     if record.name in run.model.changed_sites:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +21,12 @@ from conewise.extras import needs
 from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE, Record, Ref
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import between, field_names, output_names
-from conewise.runs.values import Values
+from conewise.runs.values import Values, reader
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
-
-
-def reading(run: Values) -> Callable[[str], Any]:
-    """Reads values of a run by the graph's own names, each once."""
-    return functools.cache(run.value_at)
 
 
 def logits_name(run: Values) -> str | None:
@@ -372,7 +366,7 @@ def decompose(
         parts = (*parts, BIAS)
         tensor = torch.cat([tensor, constant[None].to(tensor.dtype)])
     # Copies: what is lent here may be written to, and the run stays as it is.
-    stream = facts.parts.stream(reading(run), node).clone()
+    stream = facts.parts.stream(reader(run), node).clone()
     tensor = tensor.clone() if len(parts) == 1 else tensor
     deviation, allowed = _compared(run, facts, node, place, tensor, stream)
     labels = position_labels(run.inputs, tokenizer, *stream.shape[:2])
@@ -405,7 +399,7 @@ def parts_at(run: Values, facts: EdgeFacts, node: str, by: str) -> tuple[tuple[P
 
     And what belongs to none of them, [batch, pos, d_model].
     """
-    read, components = reading(run), facts.components
+    read, components = reader(run), facts.components
     try:
         found, constant = facts.parts.at(read, node, whole=by != "head")
         writers = components.writers[: components.prefix(node)]

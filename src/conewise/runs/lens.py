@@ -24,9 +24,8 @@ from conewise.runs.decomposition import (
     largest,
     logits_name,
     patches_in_the_way,
-    reading,
 )
-from conewise.runs.values import Values
+from conewise.runs.values import Values, reader
 from conewise.templates import visible
 from conewise.text.tokens import position_labels, token_numbers, token_text
 
@@ -222,7 +221,7 @@ def lens(run: Values, *, top: int = 5, tokens: Any = (), stack: str = "", tokeni
     """The logit lens of a run; see `Run.lens`."""
     if isinstance(top, bool) or not hasattr(top, "__index__") or top < 1:
         raise DecompositionError(f"top={top!r}: the lens keeps a number of tokens, at least 1.")
-    head, read = Head(run, stack), reading(run)
+    head, read = Head(run, stack), reader(run)
     outputs = Outputs(run.model.program)
     prompts = outputs.prompts(run.inputs)
     own = _placed(outputs, head.output, read(head.output), prompts)

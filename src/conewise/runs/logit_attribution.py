@@ -27,9 +27,8 @@ from conewise.runs.decomposition import (
     logits_name,
     parts_at,
     patches_in_the_way,
-    reading,
 )
-from conewise.runs.values import Values
+from conewise.runs.values import Values, reader
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ def attribute(
     parts, tensor, constant = parts_at(run, facts, way.reader.entry, by)
     tokens = tuple(dict.fromkeys(token for row in metric.linear for token, _ in row))
     coefficients = _coefficients(metric.linear, tokens, prompts).to(tensor.device)
-    shares = way.shares(reading(run), tensor, constant, tokens, prompts)
+    shares = way.shares(reader(run), tensor, constant, tokens, prompts)
     picked = (lambda value: _at_last(value, metric.behind)) if positions == "last" else (lambda value: value)
     added = torch.einsum("nptk,pk->npt", picked(shares.parts).double(), coefficients)
     rest = torch.einsum("ptk,pk->pt", picked(shares.rest).double(), coefficients)
@@ -250,7 +249,7 @@ def _coefficients(linear: Rows, tokens: tuple[int, ...], prompts: int) -> Tensor
 
 def _logits(run: Values, name: str, prompts: int) -> Tensor:
     """[prompt, pos, token] of the run itself."""
-    value = Outputs(run.model.program).arranged(name, reading(run)(name), 1, prompts)[0]
+    value = Outputs(run.model.program).arranged(name, reader(run)(name), 1, prompts)[0]
     return value.unsqueeze(1) if value.ndim == 2 else value
 
 

@@ -386,15 +386,3 @@ def _warn(message: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("conewise."):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, NoEffectWarning, stacklevel=level)
-
-
-def reader(run: Reading) -> Callable[[str], Any]:
-    """Reads values of a run by the graph's own names, each once."""
-    known: dict[str, Any] = {}
-
-    def read(name: str) -> Any:
-        if name not in known:
-            (known[name],) = run.demand([name])
-        return known[name]
-
-    return read

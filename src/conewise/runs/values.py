@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -374,3 +375,8 @@ def node_names(nodes: str | Iterable[str]) -> tuple[str, ...]:
     """Names of nodes as they are given to `demand`: one, or several."""
     given = expect("nodes", nodes, "str | Iterable")
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def reader(run: Values) -> Callable[[str], Any]:
+    """Return what reads the values of a run by the graph's own names, each once; it warns of no patch."""
+    return functools.cache(run.value_at)

@@ -19,7 +19,8 @@ from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric
-from conewise.runs.reading import Reading, reader
+from conewise.runs.reading import Reading
+from conewise.runs.values import reader
 from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.planner import facts_of
 

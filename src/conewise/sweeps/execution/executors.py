@@ -19,8 +19,9 @@ from conewise.program.walk import Rule
 from conewise.runs.captured import Captured
 from conewise.runs.fillings import stacked
 from conewise.runs.interventions import as_intervention
-from conewise.runs.reading import Reading, reader
+from conewise.runs.reading import Reading
 from conewise.runs.run import InputRun, PassRun
+from conewise.runs.values import reader
 from conewise.sweeps.execution.batch import Batch, Site, edge_stacks
 from conewise.sweeps.execution.cuda_graph import GraphPool, Record, Replayed, replay_pays
 from conewise.sweeps.execution.fills import PassFills, Values

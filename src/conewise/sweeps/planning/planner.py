@@ -22,7 +22,8 @@ from conewise.program.walk import Rule, output_names
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, most_behind, nodes_read
-from conewise.runs.reading import Reading, reader
+from conewise.runs.reading import Reading
+from conewise.runs.values import reader
 from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.costs import SplitWeights
 from conewise.sweeps.planning.fusing import find_fusions
