@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.errors import GraphChangedError, MetricError, SweepError
+from conewise.errors import GraphChangedError, MetricError, PatchError, SweepError
 from conewise.model import Model
 
 CLEAN = "When Mary and John went to the store, John gave a drink to"
@@ -361,3 +361,55 @@ def test_shares_of_a_projection_with_another_rule_are_refused() -> None:
         assert model.run(CLEAN)["result", 0].shape[2] == 4
     finally:
         model.graph.redefine(node, old)
+
+
+@pytest.mark.parametrize("how", ["patch", "patch_rule", "patch_edge", "set"])
+def test_a_run_whose_world_was_patched_below_it_is_refused_until_that_is_taken_back(how: str) -> None:
+    """A wavefront, circuits and gradients would not see the patch; a serial sweep would."""
+    model = captured()
+    base, source = model.run(CLEAN), model.run(OTHER)
+    sweep = model.sweep(SITES, base=base, source=source, metric=METRIC)
+    expected, node = sweep.run().values, model.locate(("mlp_out", 1)).node
+    value = torch.zeros_like(base["mlp_out", 1])
+    (reader,) = model.graph.consumers(node)
+    if how == "patch":
+        base.world.patch(node, value)
+    elif how == "patch_rule":
+        base.world.patch_rule(node, lambda *_: value)
+    elif how == "patch_edge":
+        base.world.patch_edge((node, reader), value)
+    else:
+        base.world.set("input_ids", source.inputs["input_ids"])
+    jobs: list[Callable[[], Any]] = [
+        sweep.run,
+        lambda: cw.Circuit.made(model, []).evaluate(base=base, source=source, metric=METRIC),
+        lambda: base.gradients(METRIC, SITES),
+        lambda: base.fork().logits,
+        lambda: base.logits,
+    ]
+    for job in jobs:
+        with pytest.raises(PatchError, match=r"was changed in `run.world`"):
+            job()
+    if how == "patch_edge":
+        base.world.restore_edge((node, reader))
+    elif how == "set":
+        base.world.set("input_ids", base.inputs["input_ids"])
+    else:
+        base.world.restore(node)
+    assert torch.equal(sweep.run().values, expected)
+
+
+@pytest.mark.parametrize("evaluator", ["wavefront", "serial"])
+def test_a_metric_that_changes_the_graph_is_refused(evaluator: str) -> None:
+    model = cw.capture(cw.load("tiny"))
+    seen: list[int] = []
+
+    def metric(out: Any) -> Tensor:
+        seen.append(len(seen))
+        if len(seen) == 3:
+            redefined(model)
+        return out.logits[:, -1, 5]  # type: ignore[no-any-return]
+
+    sweep = model.sweep(SITES, base=model.run(CLEAN), source=model.run(OTHER), metric=metric)
+    with pytest.raises(SweepError, match="was changed while worlds were computed"):
+        sweep.run(evaluator=evaluator)

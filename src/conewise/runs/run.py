@@ -28,8 +28,12 @@ class Run(Reading):
         super().__init__(model, world, sizes)
         self._inputs = inputs
         self._changed = ""
+        self._given_to_world: dict[str, Any] = {}
+        self._invalidated = 0
         if world is not None:
             self._begin()
+            self._given_to_world = {name: world[name] for name in world.patched}
+            self._invalidated = self.ledger.count("invalidated")
 
     def _begin(self) -> None:
         """Note what the weights and the inputs hold now: the values are of these."""
@@ -63,8 +67,24 @@ class Run(Reading):
                 "values are those of the old weights: run again, `model.run(...)`."
             )
 
+    def _expect_own_world(self) -> None:
+        """Raise PatchError where the engine's world of this run was patched, which few jobs would see."""
+        given = self._given_to_world
+        if not given or self.ledger.count("invalidated") == self._invalidated:
+            return
+        names = [name for name in self.world.patched if name not in given]
+        names += [name for name, value in given.items() if self.world[name] is not value]
+        if names:
+            raise PatchError(
+                f"{', '.join(map(repr, names[:3]))} was changed in `run.world`, which holds what the run "
+                "computed. Patch a fork: `with run.fork() as world: world.patch(place, value)`. "
+                "`run.world.restore(...)` takes the change back."
+            )
+        self._invalidated = self.ledger.count("invalidated")
+
     def _check_lent(self) -> None:
         super()._check_lent()
+        self._expect_own_world()
         self._expect_same(self._weights.writes, self.model.weights.writes())
         self.model.weights.expect_captured()
 

@@ -456,7 +456,10 @@ def plan_for(
 
 @contextmanager
 def trusting(batch: Batch, weights: Contents, phases: Phases) -> Iterator[None]:
-    """Check that all runs of a batch were made with these weights; meanwhile, do not look for writes."""
+    """Check that all runs of a batch were made with these weights; meanwhile, do not look for writes.
+
+    Raises SweepError where a metric or an intervention changed the graph meanwhile.
+    """
     put = (batch.intervention, *batch.own)
     read = [run for one in put for run in one.runs]
     readings = [run for run in dict.fromkeys((batch.base, batch.source, *read)) if run is not None]
@@ -468,8 +471,16 @@ def trusting(batch: Batch, weights: Contents, phases: Phases) -> Iterator[None]:
         begin = [one.begin for one in put if one.begin is not None]
         for begun in begin:
             begun(weights.whole)
+        graph = batch.base.model.graph
+        changes = graph.changes
         try:
             yield
+            if graph.changes != changes:
+                raise SweepError(
+                    f"the graph of {batch.base.model.name} was changed while worlds were computed, by a "
+                    "metric or an intervention, so that some have the change and others do not. Change it "
+                    "before."
+                )
         except BaseException:
             for begun in begin:
                 begun(Sums(()))  # of what weights it found something out is not known
