@@ -33,9 +33,8 @@ from conewise.cli.folders import (
     read_run,
     write_run,
 )
-from conewise.cli.output import Status
+from conewise.cli.output import Status, show_cost
 from conewise.cli.questions import ModelName
-from conewise.cli.showing import show_cost
 from conewise.errors import LoadError
 from conewise.jobs import store
 from conewise.loading import load

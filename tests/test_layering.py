@@ -84,7 +84,7 @@ def name_of(path: Path) -> str:
 
 NAMES = frozenset(name_of(path) for path in MODULES)
 PACKAGES = frozenset(name_of(path) for path in MODULES if path.name == "__init__.py") - {""}
-"""`from conewise.cli.commands import cones` imports the package too, and with it what that imports."""
+"""`from conewise.cli.commands import demo` imports the package too, and with it what that imports."""
 
 
 def folder_of(module: str) -> str:
@@ -186,7 +186,7 @@ def test_every_module_is_used() -> None:
 
 
 def test_a_module_taken_from_a_package_imports_the_package() -> None:
-    assert own_imports("from conewise.cli.commands import cones") == {"cli.commands", "cli.commands.cones"}
+    assert own_imports("from conewise.cli.commands import demo") == {"cli.commands", "cli.commands.demo"}
     assert own_imports("from conewise.paper.theory.sweeps import sweep_cost") == {"paper.theory.sweeps"}
 
 

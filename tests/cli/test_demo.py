@@ -14,10 +14,9 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from conewise.cli import demo
 from conewise.cli.app import app
-from conewise.cli.commands import demonstrating
-from conewise.cli.demo import show_cost
+from conewise.cli.commands import demo
+from conewise.cli.commands.demo import show_cost
 from conewise.cli.folders import read_run
 from conewise.cli.questions import ModelName
 from conewise.errors import ConewiseError, LoadError
@@ -45,7 +44,7 @@ class Shown:
 def shown(out: Path, *, as_json: bool) -> Shown:
     text, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(text), redirect_stderr(errors):
-        demonstrating.demo(tiny=True, out=out, json=as_json)
+        demo.demo(tiny=True, out=out, json=as_json)
     result, story, folded = read_run(out / "run")
     assert story is not None
     assert folded is not None
@@ -107,7 +106,7 @@ def test_a_busy_machine_is_told_of(first: Shown, slowest: float, is_busy: bool) 
     absent: Any = None
     show_cost(
         console,
-        demo.Demo(absent, absent, first.result.plan, first.result, first.story, first.folded, (1.0, slowest)),
+        demo.Demo(absent, first.result.plan, first.result, first.story, first.folded, (1.0, slowest)),
     )
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert f"(1 to {slowest} s)" in text
@@ -187,7 +186,7 @@ def test_a_page_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(
         ConewiseError, match=r"holds index.html, which no demo wrote.*another folder with --out"
     ):
-        demonstrating.demo(tiny=True, out=tmp_path)
+        demo.demo(tiny=True, out=tmp_path)
     assert (tmp_path / "index.html").read_text(encoding="utf-8") == "<h1>My site</h1>"
 
 
@@ -201,7 +200,7 @@ def test_a_run_that_is_not_ours_is_left_alone(tmp_path: Path, story: str | None)
     if story is not None:
         (tmp_path / "run" / "story.json").write_text(story, encoding="utf-8")
     with pytest.raises(ConewiseError, match="holds run, which no demo wrote"):
-        demonstrating.demo(tiny=True, out=tmp_path)
+        demo.demo(tiny=True, out=tmp_path)
 
 
 @pytest.mark.usefixtures("unasked")
@@ -245,5 +244,5 @@ def test_numbers_that_do_not_stand_up_end_in_1(
     assert check is not None
     monkeypatch.setattr(Answer, "verify", lambda *_, **__: replace(check, relative=1.0))
     with pytest.raises(typer.Exit) as ended:
-        demonstrating.demo(tiny=True, out=tmp_path / "report", json=True)
+        demo.demo(tiny=True, out=tmp_path / "report", json=True)
     assert ended.value.exit_code == 1

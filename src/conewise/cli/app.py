@@ -11,16 +11,13 @@ import typer
 
 from conewise.cli.commands import (
     circuit_finding,
-    cones,
-    demonstrating,
-    edge_sweeping,
-    listing,
+    demo,
+    inspecting,
     reporting,
     reproducing,
     schemas,
     sweeping,
     tracing,
-    verifying,
 )
 from conewise.cli.failing import Commands
 from conewise.cli.options import MARKUP, help_text
@@ -41,7 +38,7 @@ EPILOG = """Exit codes:
 \b
     0  all went well
     1  a check failed: verified numbers differ, an experiment does not match
-    2  the command, a file or a model is not as it has to be
+    2  invalid input: the command, a file or a model
    70  an error inside conewise itself; --debug shows where
    74  the output cannot be written: stdout is closed, or its disk is full
   130  interrupted; with --out what is done is kept, and --resume goes on
@@ -89,8 +86,5 @@ def conewise(
     del version, debug  # the one is answered at once, the other is read by `Commands`
 
 
-for module in (
-    sweeping, edge_sweeping, circuit_finding, listing, cones, verifying, tracing, reporting, reproducing,
-    demonstrating, schemas,
-):  # fmt: skip
+for module in (sweeping, circuit_finding, inspecting, tracing, reporting, reproducing, demo, schemas):
     module.register(app)

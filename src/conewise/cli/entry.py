@@ -6,7 +6,7 @@ Imports next to nothing, so that Ctrl-C is met from the first moment on.
 import os
 import sys
 
-from conewise.cli.streams import CHECK_FAILED, FINE, INTERNAL, INTERRUPTED, UNREAD, UNWRITTEN, USAGE
+from conewise.cli import CHECK_FAILED, FINE, INTERNAL, INTERRUPTED, UNREAD, UNWRITTEN, USAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,27 +1,22 @@
-"""How commands end: errors as one message on stderr, and exit codes that mean something."""
+"""The ends of commands: errors as one message on stderr, and exit codes that mean something."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from conewise.cli.streams import INTERNAL, INTERRUPTED, USAGE, UnwrittenError
+from conewise.cli import INTERNAL, INTERRUPTED, USAGE
+from conewise.cli.streams import UnwrittenError
 from conewise.errors import Argument, ConewiseError, OutOfMemoryError, is_out_of_memory
 from conewise.files import lone_surrogate
-
-__all__ = [
-    "CommandError",
-    "Commands",
-    "Interrupted",
-    "as_option",
-    "command_of",
-    "shell_command",
-]
 
 _COMMAND = "conewise.command"
 
@@ -72,8 +67,27 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERNAL) from None
 
 
+@contextmanager
+def interruptible(
+    folder: Path | None, command: list[str], done: Callable[[], str] | None = None
+) -> Iterator[None]:
+    """Let Ctrl-C say what was kept in the folder of `--out`, and how to go on; `done` says how much it is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder is None:
+            after = f" after {done()}" if done is not None else ""
+            raise Interrupted(
+                f"interrupted{after}; nothing was kept. With --out DIR what is done is kept, and --resume "
+                "goes on from there."
+            ) from None
+        kept = f"{done()} are kept" if done is not None else "what was done is kept"
+        again = command if "--resume" in command else [*command, "--resume"]
+        raise Interrupted(f"interrupted: {kept} in {folder}. Go on with:\n  {shell_command(again)}") from None
+
+
 def _with_values(words: list[str]) -> list[str]:
-    """What was typed, with the value that `--ray` has where no address follows: the parser wants one."""
+    """Return what was typed, with a value of `--ray` where no address follows: the parser wants one."""
     found = list(words)
     for place, word in enumerate(found):
         follows = found[place + 1] if place + 1 < len(found) else "-"
@@ -92,13 +106,13 @@ def _expect_utf8(words: list[str]) -> None:
 
 
 def command_of(ctx: typer.Context) -> list[str]:
-    """What was typed, from `conewise` on."""
+    """Return what was typed, from `conewise` on."""
     typed: list[str] = ctx.meta.get(_COMMAND, ["conewise"])
     return typed
 
 
 def shell_command(words: list[str]) -> str:
-    """A command as it can be pasted into a shell."""
+    """Return a command as it can be pasted into a shell."""
     return shlex.join(words)
 
 
@@ -119,7 +133,7 @@ def as_option(argument: Argument) -> str:
 
 
 def _is_click(error: Exception) -> bool:
-    """Whether the parser raised it: usage errors and exits, which it shows itself."""
+    """True if the parser raised it: usage errors and exits, which it shows itself."""
     names = {cls.__name__ for cls in type(error).__mro__}
     return bool(names & {"ClickException", "Exit", "Abort"})
 

@@ -107,7 +107,7 @@ CIRCUIT, SEARCH, EDGES, MEASURED, CIRCUIT_STORY = (
 )
 FORMAT = Format("conewise evaluation", 1)
 RATIOS = ("faithfulness", "completeness")
-"""What of an evaluation is NaN where it is a ratio over nothing; JSON has no NaN, and files have null."""
+"""Numbers of an evaluation that are NaN where they are ratios over nothing; files have null for NaN."""
 
 CIRCUIT_FILES = (CIRCUIT, SEARCH, f"{SEARCH}.json", EDGES, MEASURED)
 """With the file that 0.1.0 kept a search in."""
@@ -143,7 +143,7 @@ class FoundCircuit:
 
 
 def is_circuit(folder: Path) -> bool:
-    """Whether a folder holds a circuit that was found."""
+    """True if a folder holds a circuit that was found."""
     return is_there(folder / CIRCUIT, Path.is_file)
 
 
@@ -243,7 +243,7 @@ class StoredRun:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the folder holds a run that goes on."""
+        """True if the folder holds a run that goes on."""
         return self._known is not None
 
     def begin(self, described: dict[str, Any], command: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What commands print: JSON for machines, tables for people, and what is being done meanwhile, on stderr."""
+"""The output of commands: JSON for machines, tables for people, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -9,20 +9,30 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from conewise import errors
+from conewise.arguments import shown_bytes
+from conewise.cli import CHECK_FAILED
 from conewise.cli.failing import CommandError
+from conewise.cli.options import SweepOptions
 from conewise.files import expect_file, expect_replaceable, expect_room
-from conewise.status import said_by
+from conewise.status import said_by, shown_phases
+from conewise.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from conewise.jobs.progress import Told, Workers
+    from conewise.report.story import Story
     from conewise.status import Phases
+    from conewise.sweeps.planning.plan import SweepPlan
+    from conewise.sweeps.result import Result
 
 PLENTY = 10_000
 """Columns of a line that goes to a file or a pipe: nothing is wrapped there."""
@@ -173,14 +183,14 @@ class CellCounter:
             self._status(f"{done} of {total} cells done{by}")
 
     def follow(self, phases: Phases) -> None:
-        """What is under way is shown by the bar."""
+        """Show the phase that is under way in the bar."""
         if self.advance is not None:
             from conewise.jobs.progress import follow
 
             follow(self.advance, phases)
 
     def follow_workers(self, workers: Workers) -> None:
-        """What workers do is shown by the bar, or in the lines."""
+        """Show what workers do in the bar, or in the lines."""
         self._workers = workers
         if self.advance is not None:
             from conewise.jobs.progress import follow_workers
@@ -189,7 +199,7 @@ class CellCounter:
 
 
 def progress_for(status: Status, wanted: bool | None) -> bool | Callable[[int, int], None] | None:
-    """How a run shows its progress: a bar in a terminal, lines elsewhere if they are wanted, or nothing."""
+    """Return the progress of a run: a bar in a terminal, lines elsewhere if they are wanted, or nothing."""
     if wanted is False or (wanted is None and status.quiet):
         return False
     if sys.stderr.isatty():
@@ -217,3 +227,115 @@ def expect_writable_file(path: Path, option: str) -> None:
         expect_file(path)
     except OSError as cause:
         raise CommandError(f"cannot write {option} {path}: {cause.strerror}. Name another file.") from None
+
+
+# -- plans, results and circuits ------------------------------------------------------------
+
+
+def plan_json(plan: SweepPlan) -> dict[str, Any]:
+    """A plan as JSON has it."""
+    return {**plan.costs(), "chunks": list(plan.chunks), "ratio": plan.ratio}
+
+
+def result_json(result: Result, story: Story) -> dict[str, Any]:
+    """A result as JSON has it: every cell, strongest first, and what it cost."""
+    source = None if result.source is None else float(result.source[0])
+    base = float(result.base[0])
+    span = None if source is None else source - base
+    cells = [
+        {
+            "site": cell.name,
+            "kind": cell.kind,
+            "layer": cell.at.get("layer"),
+            "head": cell.at.get("head", cell.at.get("kv_head")),
+            "pos": cell.at.get("pos"),
+            "value": value,
+            "effect": effect,
+            "normalised": effect / span if span else None,
+        }
+        for cell, effect, value in result.strongest(count=len(result.cells))
+    ]
+    check = result.verification
+    return {
+        "base": base,
+        "source": source,
+        "method": result.method or None,
+        "cells": cells,
+        "plan": plan_json(result.plan),
+        "measured": asdict(result.ledger),
+        "full_forwards": {"timed": story.forwards_timed, "seconds": story.forward_seconds},
+        "verification": None if check is None else {**asdict(check), "ok": check.ok, "passed": check.passed},
+        "provenance": {
+            "command": story.command,
+            "conewise": __version__,
+            "versions": dict(result.provenance["versions"]),
+        },
+    }
+
+
+def files_json(how: SweepOptions) -> dict[str, str | None]:
+    """Return the files of a run as JSON has them."""
+    named = {"out": how.out, "report": how.report}
+    return {name: None if path is None else str(path) for name, path in named.items()}
+
+
+def expect_verified(result: Result, status: Status) -> None:
+    """End the command with exit code 1 where the result was checked and failed."""
+    check = result.verification
+    if check is not None and not check.ok:
+        status.warn(f"verification {check}")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def show_plan(console: Console, plan: SweepPlan) -> None:
+    """A plan as a table."""
+    grid = table("What it would cost", ("", ""))
+    grid.show_header = False
+    for label, value in plan.rows():
+        add_row(grid, label, value)
+    console.print(grid)
+
+
+def show_result(console: Console, result: Result, story: Story, top: int, unit: str = "site") -> None:
+    """The strongest sites, or what else one `unit` is, what they cost, and how they were checked."""
+    base = float(result.base[0])
+    source = None if result.source is None else float(result.source[0])
+    span = None if source is None else source - base
+    ends = "" if source is None else f", in the source {source:.4g}"
+    console.print(f"{result.metrics[0]} in the base {base:.4g}{ends}\n", markup=False)
+    if result.method:
+        console.print(f"Approximate: {result.method}.\n", markup=False)
+    columns = ["", unit, "effect", *(["of base → source"] if span else []), "value"]
+    cells = len(result.cells)
+    grid = table(f"The strongest {min(top, cells)} of {cells} {unit}s", columns, right=(0, 2, 3, 4))
+    for rank, (cell, effect, value) in enumerate(result.strongest(count=top), 1):
+        share = [f"{effect / span:+.1%}"] if span else []
+        add_row(grid, str(rank), cell.name, f"{effect:+.4f}", *share, f"{value:.4f}")
+    console.print(grid)
+    show_cost(console, result, story)
+
+
+def show_cost(console: Console, result: Result, story: Story | None) -> None:
+    """Print what was predicted, what was counted, and how long full re-runs would take."""
+    plan, ledger = result.plan, result.ledger
+    same = plan.node_evaluations == ledger.node_evaluations
+    console.print(
+        f"{ledger.node_evaluations:,} node evaluations, "
+        + ("as planned" if same else f"{plan.node_evaluations:,} were planned")
+        + f"; full re-runs take {plan.full_evaluations:,} (ρ = {plan.ratio:.2f})"
+    )
+    resumed = f", {ledger.resumed} cells of it kept from before" if ledger.resumed else ""
+    console.print(f"{ledger.seconds:.3g} s as {plan.evaluator}{resumed}")
+    if ledger.phases:
+        console.print(f"of it {shown_phases(ledger.phases)}")
+    if ledger.peak_bytes is not None:
+        planned, taken = shown_bytes(plan.peak_bytes), shown_bytes(ledger.peak_bytes)
+        console.print(f"{taken} of memory at most beside the model and the baseline, {planned} planned")
+    if story is not None and story.forward_seconds and ledger.seconds and not ledger.resumed:
+        full = story.forward_seconds * plan.worlds
+        console.print(
+            f"{plan.worlds:,} full forwards would take {full:.3g} s, {full / ledger.seconds:.2g} times that "
+            f"({story.forwards_timed} were timed: {story.forward_seconds:.3g} s each)"
+        )
+    if result.verification is not None:
+        console.print(f"verification {result.verification}")

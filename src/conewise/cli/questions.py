@@ -8,23 +8,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from conewise.anatomy.places import Place, site
 from conewise.cli.failing import CommandError
-from conewise.cli.option_groups import (
+from conewise.cli.options import (
+    Direction,
     EdgeOptions,
     FleetOptions,
     LoadOptions,
+    Metric,
     PairOptions,
+    Patch,
     QuestionOptions,
     RunOptions,
 )
-from conewise.cli.options import Direction, Metric, Patch
 from conewise.cli.output import Status
-from conewise.text.ask import chosen_edges, selected, written
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from conewise.anatomy.places import Place
     from conewise.anatomy.selectors import SelectorLike
     from conewise.circuits.forwards import Asked
     from conewise.jobs.pool import Pool
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 def placed(text: str, model: Model) -> Place:
     """One site as `conewise cone` takes it: 'z[layer=1, head=2]', or a name."""
+    from conewise.anatomy.places import site
+    from conewise.text.ask import written
+
     found = written(text)
     if len(found) != 1:
         raise CommandError(f"{text!r} is not one site; write, for one, 'z[layer=1, head=2]'.")
@@ -96,7 +100,7 @@ class ModelName:
 
 @contextmanager
 def _stdout_kept_free() -> Iterator[None]:
-    """What libraries print in the block goes to stderr: some of them print to stdout themselves."""
+    """Send what libraries print in the block to stderr: some of them print to stdout themselves."""
     try:
         kept = os.dup(1)
     except OSError:  # it is closed
@@ -139,11 +143,11 @@ def captured(model: Model, status: Status, prompts: TokenizedPrompts | None = No
 
 
 LOCAL = "local"
-"""What `--ray` stands for where no address follows: a cluster on this machine, for this command."""
+"""The value of `--ray` where no address follows: a cluster on this machine, for this command."""
 
 
 def without_workers(loading: LoadOptions) -> LoadOptions:
-    """How the driver itself loads the model: on the first of several devices."""
+    """Return the loading of the driver's own model: on the first of several devices."""
     return replace(loading, device=next(iter(devices_of(loading)), None))
 
 
@@ -193,7 +197,7 @@ def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Pool | Non
 
 
 def simulated_search(asked: Asked, options: FleetOptions) -> dict[str, Any]:
-    """What workers would gain of a search: how long a batch takes, whole and in parts."""
+    """Return what workers would gain of a search: how long a batch takes, whole and in parts."""
     from conewise.circuits.greedy import batch_rates
 
     if options.workers is None:
@@ -210,7 +214,7 @@ def simulated_search(asked: Asked, options: FleetOptions) -> dict[str, Any]:
 
 
 def simulated(question: Question, options: FleetOptions, running: RunOptions) -> dict[str, Any]:
-    """What workers would take, from the plan of each group of prompts and the rates of this machine."""
+    """Return what workers would take, from the plan of each group of prompts and this machine's rates."""
     from conewise.jobs.simulation import Rates, shares_of, simulate, worth_having
 
     if options.workers is None:
@@ -308,7 +312,7 @@ def pairs_of(name: str, options: PairOptions, needed: Sequence[str], command: st
 
 
 def needed_options(metric: Metric, *, reads_both: bool) -> list[str]:
-    """What has to be said of a pair of prompts, for what is read of which runs."""
+    """Return the options that a pair of prompts needs, by the metric and the runs that are read."""
     needed = ["--clean", "--corrupted"] if reads_both else ["--clean"]
     needed += ["--answer"] if metric is not Metric.KL else []
     return needed + (["--wrong"] if metric is Metric.LOGIT_DIFF else [])
@@ -321,7 +325,8 @@ def ask(model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, sta
     pairs = pairs_of(model.name, options, needed_options(options.metric, reads_both=reads_both), command)
     if options.tf32 and options.split:
         raise CommandError("--tf32 and --split both say how float32 is multiplied; leave one of them out.")
-    from conewise.text.questions import default_direction, noise_scale
+    from conewise.text.ask import chosen_edges, selected
+    from conewise.text.questions import Question, default_direction, noise_scale
 
     scale = noise_scale(options.patch.value, options.noise_scale)
     prompts, graph = read_prompts(
@@ -333,8 +338,6 @@ def ask(model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, sta
         reads_both=options.patch is Patch.SOURCE,
         batch_size=options.batch_size,
     )
-    from conewise.text.questions import Question
-
     if isinstance(options, EdgeOptions):
         sites: SelectorLike = chosen_edges(options.edges, options.pos, graph, prompts.lengths)
     else:

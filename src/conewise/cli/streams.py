@@ -1,4 +1,4 @@
-"""Exit codes, and the streams that a command writes to: stdout, which reports failures, and stderr."""
+"""The streams that a command writes to: stdout, which reports failures, and stderr."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import os
 import sys
 from typing import Any
 
-FINE, CHECK_FAILED, USAGE, INTERNAL, UNWRITTEN, INTERRUPTED, UNREAD = 0, 1, 2, 70, 74, 130, 141
-
 
 class UnwrittenError(Exception):
-    """What a command prints cannot be written. No OSError, for others would take it for one of their own."""
+    """The output cannot be written. No OSError, for others would take it for one of their own."""
 
     def __init__(self, cause: OSError) -> None:
         why = "stdout is closed" if cause.errno == errno.EBADF else cause.strerror or str(cause)
@@ -79,7 +77,7 @@ def open_streams() -> Stdout:
 
 
 def _like(stream: Any, number: int) -> dict[str, Any]:
-    """How to make a stream like another, or where there is none; what it cannot say is written as escapes."""
+    """Return how to make a stream like another, or where there is none, with escapes for what it lacks."""
     if stream is None:
         return {
             "buffer": io.BufferedWriter(io.FileIO(number, "w", closefd=False)),

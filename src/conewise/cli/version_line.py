@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 """The root of the repository, where this runs from a checkout."""
 
 SECONDS = 5.0
-"""How long git may take: a version is asked for when something is wrong, and must not hang too."""
+"""The limit of git: a version is asked for when something is wrong, and must not hang too."""
 
 
 def version_line(root: Path | None = None) -> str:
@@ -38,7 +38,7 @@ def commit(root: Path) -> str | None:
 
 
 def _git(root: Path, *words: str) -> str | None:
-    """What git says; None where it is missing, fails, says nothing or does not answer."""
+    """Return the output of git; None where it is missing, fails, says nothing or does not answer."""
     # In a hook of any repository git sets variables that would lead it there.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

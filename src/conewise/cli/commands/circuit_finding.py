@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from conewise.cli import options as opt
-from conewise.cli.failing import CommandError, Interrupted, command_of, shell_command
-from conewise.cli.folders import StoredRun
-from conewise.cli.option_groups import (
+from conewise.cli.failing import CommandError, command_of, interruptible, shell_command
+from conewise.cli.options import (
+    Ablation,
     FindOptions,
     FleetOptions,
     LoadOptions,
+    Method,
     OutputOptions,
     PairOptions,
     RunOptions,
     StoreOptions,
+    flat,
+    help_text,
 )
-from conewise.cli.options import Ablation, Method, flat, help_text
-from conewise.cli.output import Status, expect_writable_file, print_json, progress_for, stdout
+from conewise.cli.output import (
+    Status,
+    add_row,
+    expect_writable_file,
+    plan_json,
+    print_json,
+    progress_for,
+    show_plan,
+    stdout,
+    table,
+)
 from conewise.cli.questions import (
     ModelName,
     expect_on_paper,
@@ -41,18 +52,14 @@ from conewise.cli.questions import (
     simulated_search,
     without_workers,
 )
-from conewise.cli.showing import (
-    circuit_json,
-    plan_json,
-    plan_of_search_json,
-    show_circuit,
-    show_plan,
-    show_search_plan,
-)
+from conewise.version import __version__
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conewise.circuits.acdc import SearchPlan
     from conewise.circuits.circuit import Circuit
-    from conewise.cli.folders import FoundCircuit
+    from conewise.cli.folders import FoundCircuit, StoredRun
     from conewise.jobs.pool import Pool
     from conewise.text.questions import Question
 
@@ -101,6 +108,8 @@ def circuit(
     loading: LoadOptions,
 ) -> None:
     """Find a circuit; see `HELP`."""
+    from conewise.cli.folders import StoredRun
+
     _expect_sense(finding, plan, storing, report)
     if plan:
         expect_on_paper(fleet)
@@ -113,7 +122,11 @@ def circuit(
         _print_plan(question, finding, max_memory, fleet, status, as_json=output.json)
         return
     command = command_of(ctx)
-    with _interruptible(stored, command), status.warnings_as_notes(), fleet_of(fleet, loading) as executor:
+    with (
+        interruptible(storing.out, command),
+        status.warnings_as_notes(),
+        fleet_of(fleet, loading) as executor,
+    ):
         search = _Search(question, finding, max_memory, progress_for(status, progress), executor)
         threshold = search.threshold()
         if stored is not None:
@@ -190,40 +203,34 @@ def _print_plan(
     *,
     as_json: bool,
 ) -> None:
-    """What the search would cost."""
+    """Print what the search would cost."""
     simulation: dict[str, Any] | None = None
-    if finding.method is Method.EXACT:
-        with status.doing("planning"):
+    with status.doing("planning"):
+        if finding.method is Method.EXACT:
             swept = question.plan(max_memory)
+            body, show = plan_json(swept), partial(show_plan, plan=swept)
             if fleet.simulate:
                 simulation = simulated(question, fleet, RunOptions(max_memory=max_memory))
-        if as_json:
-            beside = {} if simulation is None else {"simulation": simulation}
-            print_json("circuit", {**question_json(question), "plan": plan_json(swept), **beside})
-            return
-        console = stdout()
-        show_prompts(console, question)
-        show_plan(console, swept)
-        if simulation is not None:
-            console.print(shown(simulation))
-        return
-    from conewise.circuits.acdc import acdc_plan
-    from conewise.circuits.forwards import asked
+            lines = shown
+        else:
+            from conewise.circuits.acdc import acdc_plan
+            from conewise.circuits.forwards import asked
 
-    with status.doing("planning"):
-        found = acdc_plan(question.model, metric=question.sweep(0).metrics[0])
-        if fleet.simulate:
-            runs = _Search(question, finding, max_memory).runs
-            simulation = simulated_search(asked(question.model, **runs), fleet)
+            found = acdc_plan(question.model, metric=question.sweep(0).metrics[0])
+            body, show = plan_of_search_json(found), partial(show_search_plan, plan=found)
+            if fleet.simulate:
+                runs = _Search(question, finding, max_memory).runs
+                simulation = simulated_search(asked(question.model, **runs), fleet)
+            lines = search_shown
     if as_json:
         beside = {} if simulation is None else {"simulation": simulation}
-        print_json("circuit", {**question_json(question), "plan": plan_of_search_json(found), **beside})
+        print_json("circuit", {**question_json(question), "plan": body, **beside})
         return
     console = stdout()
     show_prompts(console, question)
-    show_search_plan(console, found)
+    show(console)
     if simulation is not None:
-        console.print(search_shown(simulation))
+        console.print(lines(simulation))
 
 
 @dataclass(frozen=True)
@@ -238,7 +245,7 @@ class _Search:
 
     @property
     def runs(self) -> dict[str, Any]:
-        """What a search and an evaluation take of the question."""
+        """The arguments of a search and an evaluation."""
         sweep = self.question.sweep(0)
         batch = sweep.batch(0)
         is_resampled = self.finding.ablation is Ablation.RESAMPLE
@@ -342,18 +349,76 @@ def _why_empty(circuit: Circuit) -> str:
     )
 
 
-@contextmanager
-def _interruptible(stored: StoredRun | None, command: list[str]) -> Iterator[None]:
-    """Ctrl-C says what was kept, and how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if stored is None:
-            raise Interrupted(
-                "interrupted; nothing was kept. With --out DIR what is done is kept, and --resume goes on "
-                "from there."
-            ) from None
-        again = command if "--resume" in command else [*command, "--resume"]
-        raise Interrupted(
-            f"interrupted: what was done is kept in {stored.folder}. Go on with:\n  {shell_command(again)}"
-        ) from None
+# -- what is printed ------------------------------------------------------------
+
+SHOWN = 12
+"""The number of edges that are shown to people."""
+
+CARRY = {
+    "resample": "what they do on the corrupted prompt",
+    "zero": "nothing",
+    "mean": "their mean over prompts and positions",
+}
+"""The values that removed edges carry, in words."""
+
+
+def plan_of_search_json(plan: SearchPlan) -> dict[str, Any]:
+    """The plan of a search as JSON has it."""
+    return {
+        "worlds": plan.worlds,
+        "node_evaluations": plan.node_evaluations,
+        "stages": [
+            {"stage": name, "edges": edges, "node_evaluations": cost} for name, edges, cost in plan.stages
+        ],
+    }
+
+
+def circuit_json(found: FoundCircuit, ablation: str) -> dict[str, Any]:
+    """A circuit as JSON has it: every edge in graph order, what was measured, how it was found."""
+    circuit, scores = found.circuit, found.circuit.scores or {}
+    return {
+        "method": circuit.method,
+        "threshold": circuit.threshold,
+        "ablation": ablation,
+        "edges": [{"edge": edge, "score": scores.get(edge)} for edge in circuit.edges],
+        "nodes": list(circuit.nodes),
+        "graph": {
+            "writers": len(circuit.graph.writers),
+            "readers": len(circuit.graph.readers),
+            "edges": circuit.graph.count,
+        },
+        "evaluation": asdict(found.evaluation),
+        "curve": [asdict(point) for point in found.curve.points],
+        "provenance": {"command": found.story.command, "conewise": __version__},
+    }
+
+
+def show_circuit(console: Console, found: FoundCircuit, ablation: str, seconds: float) -> None:
+    """Print the search of a circuit, its evaluation, and its strongest edges."""
+    circuit, scores = found.circuit, found.circuit.scores or {}
+    at = "" if circuit.threshold is None else f", threshold {circuit.threshold:.4g}"
+    console.print(f"  removed edges carry {CARRY[ablation]}", markup=False)
+    console.print(f"  metric: {found.story.metric}, at the last position\n", markup=False)
+    console.print(f"found by {circuit.method}{at} in {seconds:.3g} s", markup=False)
+    console.print(f"{found.evaluation}\n", markup=False)
+    strongest = sorted(circuit.edges, key=lambda edge: -abs(scores.get(edge, 0.0)))[:SHOWN]
+    grid = table(
+        f"The strongest {len(strongest)} of {len(circuit)} edges", ("", "edge", "score"), right=(0, 2)
+    )
+    for rank, edge in enumerate(strongest, 1):
+        score = scores.get(edge)
+        add_row(grid, str(rank), edge, "" if score is None else f"{score:+.4f}")
+    console.print(grid)
+
+
+def show_search_plan(console: Console, plan: SearchPlan) -> None:
+    """The plan of a search as a table."""
+    grid = table(
+        f"At most {plan.worlds:,} worlds, one for each edge, and {plan.node_evaluations:,} node evaluations",
+        ("stage", "edges", "node evaluations"),
+        right=(1, 2),
+    )
+    for name, edges, cost in plan.stages:
+        add_row(grid, name, f"{edges:,}", f"{cost:,}")
+    console.print(grid)
+    console.print("What nothing reads any more is not computed, so a search takes less.")

@@ -9,10 +9,8 @@ import typer
 
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError, shell_command
-from conewise.cli.folders import read_question
 from conewise.cli.options import help_text
-from conewise.cli.output import print_json, stdout
-from conewise.cli.showing import plan_json, show_cost
+from conewise.cli.output import plan_json, print_json, show_cost, stdout
 from conewise.files import is_there
 
 HELP = """Make a page of a run that was kept with --out (or with `result.save`): one file, without a network.
@@ -48,7 +46,7 @@ def report(
         raise CommandError(
             f"there is no folder {run_dir}. A run is kept with `conewise sweep ... --out DIR`."
         )
-    from conewise.cli.folders import is_circuit, read_circuit
+    from conewise.cli.folders import is_circuit, read_circuit, read_inside, read_question, read_run
 
     path = output or run_dir / PAGE
     if is_circuit(run_dir):
@@ -69,7 +67,6 @@ def report(
             return
         stdout().print(f"wrote {path}: {found.circuit!r}", markup=False)
         return
-    from conewise.cli.folders import read_inside, read_run
     from conewise.report.page import write_page
     from conewise.sweeps.storage.archive import is_result
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from conewise.cli import CHECK_FAILED
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError
 from conewise.cli.options import help_text
 from conewise.cli.output import expect_writable, print_as_json
-from conewise.cli.streams import CHECK_FAILED
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -1,31 +1,37 @@
-"""`conewise sweep` and `conewise plan`: patch every site, or say what that would cost."""
+"""`conewise sweep`, `plan` and `edges`: patch every site or edge, or say what that would cost."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from conewise.cli import options as opt
-from conewise.cli.failing import CommandError, Interrupted, command_of, shell_command
-from conewise.cli.folders import StoredRun
-from conewise.cli.option_groups import (
+from conewise.cli.failing import CommandError, command_of, interruptible, shell_command
+from conewise.cli.options import (
     EdgeOptions,
-    FleetOptions,
-    LoadOptions,
-    MethodOptions,
-    OutputOptions,
+    Evaluator,
+    PlanOptions,
     QuestionOptions,
-    ResultOptions,
-    RunOptions,
-    StoreOptions,
+    SweepOptions,
+    flat,
+    help_text,
 )
-from conewise.cli.options import Evaluator, flat, help_text
-from conewise.cli.output import CellCounter, Status, expect_writable_file, print_json, stdout
+from conewise.cli.output import (
+    CellCounter,
+    Status,
+    expect_verified,
+    expect_writable_file,
+    files_json,
+    plan_json,
+    print_json,
+    result_json,
+    show_plan,
+    show_result,
+    stdout,
+)
 from conewise.cli.questions import (
     ModelName,
     ask,
@@ -37,15 +43,15 @@ from conewise.cli.questions import (
     simulated,
     without_workers,
 )
-from conewise.cli.showing import plan_json, result_json, show_plan, show_result
-from conewise.cli.streams import CHECK_FAILED
 
 if TYPE_CHECKING:
+    from conewise.cli.folders import StoredRun
+    from conewise.jobs.pool import Pool
     from conewise.sweeps.result import Result
     from conewise.text.questions import Question
 
 FORWARDS = 3
-"""How many full forwards are timed, for the comparison with full re-runs."""
+"""The number of full forwards that are timed, for the comparison with full re-runs."""
 
 SWEEP_HELP = """Patch every site in a world of its own, and say what each does to the metric.
 
@@ -75,6 +81,19 @@ Examples:
   conewise plan smollm2-135m --prompts pairs.json --pos : --max-memory 4GiB
 """
 
+EDGES_HELP = """Patch every edge between components, each in a world of its own: its effect on the metric.
+
+An edge is what one component (the input, a head, an MLP) wrote and another one (the queries, keys or values
+of a head, an MLP, the logits) reads: a0.h1->a3.h2<q>, m5->logits. That reader alone sees the change.
+
+\b
+Examples:
+  conewise edges tiny
+  conewise edges tiny --plan
+  conewise edges smollm2-135m --prompts pairs.json --edges '*->*<k>' --top 20
+  conewise edges openai-community/gpt2 --prompts pairs.json --out run --report edges.html
+"""
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -86,252 +105,176 @@ def register(app: typer.Typer) -> None:
     app.command("plan", help=help_text(PLAN_HELP), short_help="Say what a sweep would cost; run nothing.")(
         flat(plan)
     )
+    app.command(
+        "edges",
+        help=help_text(EDGES_HELP),
+        short_help="Patch every edge between heads and MLPs, and say what each does.",
+    )(flat(edges))
 
 
-def sweep(
-    ctx: typer.Context,
-    model: opt.Model,
-    *,
-    options: QuestionOptions,
-    running: RunOptions,
-    fleet: FleetOptions,
-    estimating: MethodOptions,
-    results: ResultOptions,
-    storing: StoreOptions,
-    output: OutputOptions,
-    loading: LoadOptions,
-) -> None:
+def sweep(ctx: typer.Context, model: opt.Model, *, options: QuestionOptions, how: SweepOptions) -> None:
     """Patch every site in a world of its own; see `SWEEP_HELP`."""
-    run_question(
-        ctx, "sweep", model, options,
-        running=running, fleet=fleet, estimating=estimating, results=results, storing=storing, output=output,
-        loading=loading,
-    )  # fmt: skip
+    run_question(ctx, "sweep", model, options, how)
 
 
-def run_question(
-    ctx: typer.Context,
-    name: str,
-    model: str,
-    options: QuestionOptions | EdgeOptions,
-    *,
-    running: RunOptions,
-    fleet: FleetOptions,
-    estimating: MethodOptions,
-    results: ResultOptions,
-    storing: StoreOptions,
-    output: OutputOptions,
-    loading: LoadOptions,
-    unit: str = "site",
+def edges(
+    ctx: typer.Context, model: opt.Model, *, options: EdgeOptions, plan: opt.Plan = False, how: SweepOptions
 ) -> None:
-    """Ask, run, keep, draw and print: what the commands that sweep do. `unit` is what a world changes."""
-    if storing.resume and storing.out is None:
-        raise CommandError("--resume without --out: say in which folder the run was stored.")
-    _expect_estimable(estimating, running, results, storing)
-    if results.report is not None:
-        expect_writable_file(results.report, "--report")
-    stored = None if storing.out is None else StoredRun(storing.out, storing.resume)
-    status = Status(output.quiet)
-    question = ask(ModelName(model, without_workers(loading)), options, running.seed, status)
-    command = command_of(ctx)
-    evaluator, max_memory = running.evaluator.value, running.max_memory
-    if stored is not None:
-        if not stored.is_begun:
-            # What cannot run leaves no folder that is taken.
-            if estimating.method is not None:
-                question.attribution_plan(estimating.method, estimating.steps, max_memory)
-            else:
-                question.plan(max_memory, evaluator, status.counter("prompts planned"))
-        asked = question.described()
-        if estimating.method is not None:
-            asked |= {"method": estimating.method, "steps": estimating.steps}
-        stored.begin(asked, command)
-    how: dict[str, Any] = {"evaluator": evaluator, "max_memory": max_memory, "verify": results.verify}
-    progress = results.progress
-    counting = CellCounter(status, is_shown=progress is True and not sys.stderr.isatty())
-    is_drawn = sys.stderr.isatty() and (not output.quiet if progress is None else progress)
-    with _interruptible(question, stored, counting, command), status.warnings_as_notes():
-        with fleet_of(fleet, loading) as executor:
-            if estimating.method is not None:
-                result = question.attribute(
-                    estimating.method,
-                    estimating.steps,
-                    running.seed,
-                    max_memory=max_memory,
-                    out=None if stored is None or estimating.method == "hybrid" else stored.folder,
-                    resume=stored is not None and stored.resume,
-                    progress=counting,
-                    executor=executor,
-                )
-            else:
-                result = _run(question, how | {"executor": executor}, stored, counting, is_drawn=is_drawn)
-        finish(
-            question, result, shell_command(command),
-            stored=stored, report=results.report, status=status, as_json=output.json, top=results.top,
-            name=name, unit=unit,
-        )  # fmt: skip
+    """Patch every edge in a world of its own; see `EDGES_HELP`."""
+    if plan:
+        if how.method is not None or how.steps is not None:
+            raise CommandError("--plan is of worlds that are computed: leave out --method and --steps.")
+        if how.out is not None or how.resume or how.report is not None:
+            raise CommandError("--plan runs nothing, so there is nothing for --out, --resume or --report.")
+        plan_question("edges", model, options, how)
+    else:
+        run_question(ctx, "edges", model, options, how)
 
 
-def _expect_estimable(
-    estimating: MethodOptions,
-    running: RunOptions,
-    results: ResultOptions,
-    storing: StoreOptions,
-) -> None:
-    """Refuse what only worlds have, where effects are estimated."""
-    if estimating.method is None:
-        if estimating.steps is not None:
-            raise CommandError(
-                "--steps is for --method ig, eap-ig and eap-ig-activations: without a method effects are "
-                "exact."
-            )
-        return
-    given = {
-        "--evaluator": running.evaluator is not Evaluator.AUTO,
-        "--verify": results.verify > 0,
-        "--resume": storing.resume and estimating.method == "hybrid",
-    }
-    if storing.out is not None and not storing.resume and estimating.method == "hybrid":
-        raise CommandError(
-            "--method hybrid is not stored, since what it computes depends on what it found: leave out "
-            "--out, or take another method and check it."
-        )
-    for option, is_given in given.items():
-        if is_given:
-            raise CommandError(
-                f"{option} is for worlds that are computed, and --method {estimating.method} estimates what "
-                "they would be: leave one of them out."
-            )
-
-
-def plan(
-    model: opt.Model,
-    *,
-    options: QuestionOptions,
-    running: RunOptions,
-    fleet: FleetOptions,
-    output: OutputOptions,
-    loading: LoadOptions,
-) -> None:
-    """Say what a sweep would cost; see `PLAN_HELP`."""
-    plan_question("plan", model, options, running=running, fleet=fleet, output=output, loading=loading)
+def plan(model: opt.Model, *, options: QuestionOptions, how: PlanOptions) -> None:
+    """Report what a sweep would cost; see `PLAN_HELP`."""
+    plan_question("plan", model, options, how)
 
 
 def plan_question(
-    name: str,
-    model: str,
-    options: QuestionOptions | EdgeOptions,
-    *,
-    running: RunOptions,
-    fleet: FleetOptions,
-    output: OutputOptions,
-    loading: LoadOptions,
-    unit: str = "site",
+    name: str, model: str, options: QuestionOptions | EdgeOptions, how: PlanOptions | SweepOptions
 ) -> None:
     """Ask, plan and print what it would cost."""
-    expect_on_paper(fleet)
-    status = Status(output.quiet)
-    question = ask(ModelName(model, without_workers(loading)), options, running.seed, status)
+    expect_on_paper(how)
+    status = Status(how.quiet)
+    question = ask(ModelName(model, without_workers(how)), options, how.seed, status)
     with status.doing("planning"):
         progress = status.counter("prompts planned")
-        found = question.plan(running.max_memory, running.evaluator.value, progress)
-        paper = simulated(question, fleet, running) if fleet.simulate else None
-    if output.json:
+        found = question.plan(how.max_memory, how.evaluator.value, progress)
+        paper = simulated(question, how, how) if how.simulate else None
+    if how.json:
         simulation = {} if paper is None else {"simulation": paper}
         print_json(name, {**question_json(question), "plan": plan_json(found), **simulation})
         return
     console = stdout()
-    show_question(console, question, unit)
+    show_question(console, question, options.unit)
     show_plan(console, found)
     if paper is not None:
         console.print(shown(paper))
 
 
+def run_question(
+    ctx: typer.Context, name: str, model: str, options: QuestionOptions | EdgeOptions, how: SweepOptions
+) -> None:
+    """Ask, run, keep, draw and print."""
+    from conewise.cli.folders import StoredRun
+
+    if how.resume and how.out is None:
+        raise CommandError("--resume without --out: say in which folder the run was stored.")
+    _expect_estimable(how)
+    if how.report is not None:
+        expect_writable_file(how.report, "--report")
+    stored = None if how.out is None else StoredRun(how.out, how.resume)
+    status = Status(how.quiet)
+    question = ask(ModelName(model, without_workers(how)), options, how.seed, status)
+    command = command_of(ctx)
+    if stored is not None:
+        if not stored.is_begun:
+            # What cannot run leaves no folder that is taken.
+            if how.method is not None:
+                question.attribution_plan(how.method, how.steps, how.max_memory)
+            else:
+                question.plan(how.max_memory, how.evaluator.value, status.counter("prompts planned"))
+        asked = question.described()
+        if how.method is not None:
+            asked |= {"method": how.method, "steps": how.steps}
+        stored.begin(asked, command)
+    counting = CellCounter(status, is_shown=how.progress is True and not sys.stderr.isatty())
+    cells = len(question.cells) * len(question.prompts.groups)
+
+    def done() -> str:
+        return f"{counting.done} of {cells} cells"
+
+    with interruptible(how.out, command, done), status.warnings_as_notes():
+        with fleet_of(how, how) as executor:
+            result = _run(question, how, cells, counting, executor)
+        finish(question, result, shell_command(command), how, stored, status, name=name, unit=options.unit)
+
+
+def _expect_estimable(how: SweepOptions) -> None:
+    """Refuse what only worlds have, where effects are estimated."""
+    if how.method is None:
+        if how.steps is not None:
+            raise CommandError(
+                "--steps is for --method ig, eap-ig and eap-ig-activations: without a method effects are "
+                "exact."
+            )
+        return
+    if how.out is not None and not how.resume and how.method == "hybrid":
+        raise CommandError(
+            "--method hybrid is not stored, since what it computes depends on what it found: leave out "
+            "--out, or take another method and check it."
+        )
+    given = {
+        "--evaluator": how.evaluator is not Evaluator.AUTO,
+        "--verify": how.verify > 0,
+        "--resume": how.resume and how.method == "hybrid",
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise CommandError(
+                f"{option} is for worlds that are computed, and --method {how.method} estimates what they "
+                "would be: leave one of them out."
+            )
+
+
 def _run(
-    question: Question,
-    how: dict[str, Any],
-    stored: StoredRun | None,
-    counting: CellCounter,
-    *,
-    is_drawn: bool,
+    question: Question, how: SweepOptions, cells: int, counting: CellCounter, executor: Pool | None
 ) -> Result:
-    """Run the question with progress."""
+    """Run the question, or estimate its effects, with progress."""
     from conewise.jobs.progress import bar
     from conewise.sweeps.planning.planner import facts_of
 
-    drawn = bar(None, _cells(question), facts_of(question.model).device) if is_drawn else nullcontext()
+    kept: dict[str, Any] = {"resume": how.resume, "progress": counting, "executor": executor}
+    if how.method is not None:
+        out = None if how.method == "hybrid" else how.out
+        return question.attribute(how.method, how.steps, how.seed, max_memory=how.max_memory, out=out, **kept)
+    is_drawn = sys.stderr.isatty() and (not how.quiet if how.progress is None else how.progress)
+    drawn = bar(None, cells, facts_of(question.model).device) if is_drawn else nullcontext()
     with drawn as advance:
         counting.advance = advance
         return question.run(
-            **how,
-            out=None if stored is None else stored.folder,
-            resume=stored is not None and stored.resume,
-            progress=counting,
+            evaluator=how.evaluator.value,
+            max_memory=how.max_memory,
+            verify=how.verify,
+            out=how.out,
+            **kept,
         )
-
-
-@contextmanager
-def _interruptible(
-    question: Question, stored: StoredRun | None, counting: CellCounter, command: list[str]
-) -> Iterator[None]:
-    """Ctrl-C says what was kept, and how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        done = f"{counting.done} of {_cells(question)} cells"
-        if stored is None:
-            raise Interrupted(
-                f"interrupted after {done}; nothing was kept. With --out DIR what is done is kept, and "
-                "--resume goes on from there."
-            ) from None
-        again = command if "--resume" in command else [*command, "--resume"]
-        raise Interrupted(
-            f"interrupted: {done} are kept in {stored.folder}. Go on with:\n  {shell_command(again)}"
-        ) from None
-
-
-def _cells(question: Question) -> int:
-    """How many cells there are, over all groups of prompts."""
-    return len(question.cells) * len(question.prompts.groups)
 
 
 def finish(
     question: Question,
     result: Result,
     command: str,
-    *,
+    how: SweepOptions,
     stored: StoredRun | None,
-    report: Path | None,
     status: Status,
-    as_json: bool,
-    top: int,
-    name: str = "sweep",
-    unit: str = "site",
+    *,
+    name: str,
+    unit: str,
 ) -> None:
     """Keep, draw and print a result; fail when its check failed."""
     story = question.story(command=command, forwards=FORWARDS)
     folded = inside = None
-    if stored is not None or report is not None:
+    if stored is not None or how.report is not None:
         folded, inside = question.folded(), question.inside(result, story)
     if stored is not None:
         stored.finish(result, story, folded, inside)
         status(f"kept the run in {stored.folder}")
-    if report is not None:
+    if how.report is not None:
         from conewise.report.page import write_page
 
-        write_page(report, result, story, folded, inside)
-        status(f"wrote {report}")
-    files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
-    if as_json:
-        print_json(
-            name,
-            {**question_json(question), **result_json(result, story), "files": files},
-        )
+        write_page(how.report, result, story, folded, inside)
+        status(f"wrote {how.report}")
+    if how.json:
+        print_json(name, {**question_json(question), **result_json(result, story), "files": files_json(how)})
     else:
         console = stdout()
         show_question(console, question, unit)
-        show_result(console, result, story, top, unit)
-    check = result.verification
-    if check is not None and not check.ok:
-        status.warn(f"verification {check}")
-        raise typer.Exit(CHECK_FAILED)
+        show_result(console, result, story, how.top, unit)
+    expect_verified(result, status)

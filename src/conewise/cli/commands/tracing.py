@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conewise.cli import CHECK_FAILED
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError, command_of, shell_command
-from conewise.cli.option_groups import LoadOptions, OutputOptions, ResultOptions, RunOptions
-from conewise.cli.options import flat, help_text
+from conewise.cli.options import LoadOptions, OutputOptions, ResultOptions, RunOptions, flat, help_text
 from conewise.cli.output import (
     Status,
     add_row,
     expect_writable_file,
+    plan_json,
     print_json,
     progress_for,
+    show_cost,
     stdout,
     table,
 )
 from conewise.cli.questions import ModelName, captured, model_json
-from conewise.cli.showing import plan_json, show_cost
-from conewise.cli.streams import CHECK_FAILED
-from conewise.text.ask import as_choice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,6 +99,7 @@ def trace(
     status = Status(output.quiet)
     loaded = ModelName(model, loading).load(status)
     from conewise.circuits.tracing import causal_trace
+    from conewise.text.ask import as_choice
     from conewise.text.pairs import Pair
     from conewise.text.tokenized import tokenize
     from conewise.text.tokens import subject_positions

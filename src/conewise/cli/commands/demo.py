@@ -1,20 +1,24 @@
-"""The demo: a language model taken apart, and what it prints."""
+"""`conewise demo` and `make demo`: a language model taken apart, and a page to look at."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
 from conewise.arguments import shown_bytes
-from conewise.cli.output import Status, table
-from conewise.cli.questions import ModelName, captured
+from conewise.cli import options as opt
+from conewise.cli.options import help_text
+from conewise.cli.output import Status, expect_verified, expect_writable, print_json, result_json, table
+from conewise.cli.questions import ModelName, captured, question_json
 from conewise.errors import FormatError, LoadError, SweepError
 from conewise.files import is_leftover
 from conewise.status import shown_phases
@@ -26,6 +30,59 @@ if TYPE_CHECKING:
     from conewise.sweeps.result import Result
     from conewise.text.pairs import Pair
     from conewise.text.questions import Question
+
+HELP = """Take a language model apart: who gets the drink? Every head and MLP patched, and a page written.
+
+Uses SmolLM2-135M; with --tiny a small model that comes with conewise, in seconds and without any download.
+
+\b
+Examples:
+  conewise demo --tiny
+  conewise demo --out demo-report
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo", help=help_text(HELP), short_help="Take a language model apart, and look at it.")(demo)
+
+
+def demo(
+    tiny: Annotated[bool, typer.Option("--tiny", help="Use the small model.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the page goes.")] = Path(
+        "demo-report"
+    ),
+    json: opt.Json = False,
+) -> None:
+    """Take a model apart, say what was found, and write the page and the run into the folder `out`.
+
+    SmolLM2-135M, or with `tiny` the small model that comes with conewise. With `json` one object is printed,
+    as `conewise sweep --json` prints it. Exits with 1 when the numbers do not stand up to the check.
+    """
+    expect_writable(out, "--out")
+    expect_ours(out)
+    started = time.perf_counter()
+    name = TINY if tiny else MODEL
+    status = Status()
+    console = stdout(quiet=json)
+    console.rule(f"{TITLE} {name} taken apart", align="left")
+    question = ask(name, status)
+    with status.doing("planning"):
+        plan = question.plan(budget(question))
+    show_question(console, question, plan)
+    found = run(question, plan, command(tiny, out), status)
+    page, folder = write(found, out, status)
+    if json:
+        files = {"out": str(folder), "report": str(page)}
+        print_json(
+            "demo",
+            {**question_json(question), **result_json(found.result, found.story), "files": files},
+        )
+    show_sites(console, found)
+    show_cost(console, found)
+    show_files(console, page, folder, time.perf_counter() - started)
+    expect_verified(found.result, status)
+
 
 MODEL, TINY = "smollm2-135m", "tiny"
 OUT = Path("demo-report")
@@ -40,10 +97,10 @@ SCENES = (
 )
 
 FORWARDS = 6
-"""How many full forwards are timed, for the speed against full re-runs."""
+"""The number of full forwards that are timed, for the speed against full re-runs."""
 
 CHECKED = 8
-"""How many random cells are run again by the module itself."""
+"""The number of random cells that are run again by the module itself."""
 
 STEPS, LEAST = 10, 16 << 20
 """The run is cut into about so many chunks, for a bar that moves; but not below so many bytes."""
@@ -65,7 +122,7 @@ class Demo:
 
     @property
     def full_seconds(self) -> float:
-        """What a full forward for each world would take, from those that were timed."""
+        """The seconds of a full forward for each world, from those that were timed."""
         assert self.story.forward_seconds is not None
         return self.story.forward_seconds * self.plan.worlds
 
@@ -138,7 +195,7 @@ def timed(question: Question, when: str, status: Status) -> tuple[float, ...]:
 
 
 def command(tiny: bool, out: Path) -> str:
-    """What makes this again."""
+    """Return the command that makes this again."""
     given = ["conewise", "demo"] + (["--tiny"] if tiny else [])
     return shlex.join(given if out == OUT else [*given, "--out", str(out)])
 
@@ -161,7 +218,7 @@ def expect_ours(out: Path) -> None:
 
 
 def _is_demo(folder: Path) -> bool:
-    """Whether a folder holds a run that a demo wrote, or nothing yet."""
+    """True if a folder holds a run that a demo wrote, or nothing yet."""
     from conewise.report.story import STORY, Story
 
     if folder.is_dir() and all(map(is_leftover, folder.iterdir())):
@@ -272,7 +329,7 @@ def show_sites(console: Console, found: Demo) -> None:
 
 
 def show_cost(console: Console, found: Demo) -> None:
-    """What was predicted, what was measured, what full re-runs take; and how the numbers were checked."""
+    """Print what was predicted and measured, what full re-runs take, and how the numbers were checked."""
     plan, ledger, story, check = found.plan, found.result.ledger, found.story, found.result.verification
     grid = table("What it cost", ("", "predicted", "measured", "full re-runs", "saved"), right=(1, 2, 3, 4))
     grid.add_row(
