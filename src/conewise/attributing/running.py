@@ -129,7 +129,7 @@ class AttributionJob(Job[Approximation]):
         )
 
     def _plan(self, counts: Counts, full: Sequence[tuple[int, int]]) -> SweepPlan:
-        """What was computed, as the plan of a sweep."""
+        """Return what was computed, as the plan of a sweep."""
         passes = (
             f"{counted_words(counts.forwards, 'forward')} and {counted_words(counts.backwards, 'backward')}"
         )
@@ -202,7 +202,7 @@ class PieceUnderWay:
     weights: Contents
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
-        """What is resumed is counted with the baselines."""
+        """Count nothing: what is resumed is counted with the baselines."""
 
     def compute(self, share: Share, ledger: SweepLedger, memory: int | None, ahead: Ahead = None) -> Computed:
         """Compute a piece, or some of its prompts; without chunks, base and source alone."""

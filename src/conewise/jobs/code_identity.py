@@ -132,7 +132,7 @@ class Import:
 
 @dataclass(slots=True)
 class Loads:
-    """What code reads, with the code of functions and classes that are made inside of it.
+    """Names that code reads, with the code of functions and classes that are made inside of it.
 
     `maybe` are names that may be variables of a class body; `attributes` are all that is read of anything.
     """

@@ -153,7 +153,7 @@ def _bytes(value: torch.Tensor) -> memoryview:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What a run that is kept on disk goes on with: versions, settings and hardware."""
+    """Return what a stored run goes on with: versions, settings and hardware."""
     return {
         "conewise": _series(__version__),
         "python": ".".join(platform.python_version_tuple()[:2]),

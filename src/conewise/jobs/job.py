@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a batch is computed: the worlds of each chunk, and its FLOPs.
+    """The plan of a batch: the worlds of each chunk, and its FLOPs.
 
     `cut` and `max_memory` are what a store keeps of it, `text` is what workers are told. `order` has the
     number of the cell of each world. A chunk that does not fit into a worker is cut by worlds, or, where
@@ -60,7 +60,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What is computed of a share: for each chunk [world, metric, prompt], as it is asked for.
+    """The results of a share: for each chunk [world, metric, prompt], as it is asked for.
 
     `base` and `source` fetch the metrics of the baselines, [metric, prompt]. `counts` may have more to be
     counted, once the rows are there.
@@ -365,7 +365,7 @@ class JobRun(Generic[R]):
         self.ledger = SweepLedger()
         self.missing: list[Missing] = []
         self.counts: list[Any] = []
-        """What shares counted beside the ledger."""
+        """Counts of the shares, beside the ledger."""
         self.batches: list[_Batch] = []
         self.ending: Contents | None = None
         self.is_here = True

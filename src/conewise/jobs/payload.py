@@ -1,4 +1,4 @@
-"""What travels to a worker: functions by their code, models by recipe, tensors beside them."""
+"""Payloads for workers: functions by their code, models by recipe, tensors beside them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Payload:
 
 
 def packed(given: Any, model: Captured | None = None) -> Payload:
-    """What was given, to be sent. Raises FleetError where something of it cannot travel."""
+    """Pickle what was given, to be sent. Raises FleetError where something of it cannot travel."""
     from conewise.jobs.pickler import Pickler  # noqa: PLC0415  # needs cloudpickle
 
     body = io.BytesIO()
@@ -54,7 +54,7 @@ def packed(given: Any, model: Captured | None = None) -> Payload:
 
 
 def unpacked(payload: Payload, model: Captured | None = None, device: torch.device | None = None) -> Any:
-    """What was sent. `model` stands where the sender's stood; tensors of a GPU come to `device`.
+    """Unpickle what was sent. `model` stands where the sender's stood; tensors of a GPU come to `device`.
 
     This runs what the sender wrote: a worker takes payloads from its own driver alone.
     """
@@ -207,7 +207,7 @@ def _moved(given: Any, device: torch.device) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What workers are told of a job, each once: its model, what is asked, the plan of each batch.
+    """A job as workers are told of it, each part once: its model, what is asked, the plan of each batch.
 
     `asked` is a function and what it is given beside the model: it makes the `Computing` of a worker.
     """
@@ -219,7 +219,7 @@ class Work:
 
     @property
     def model_key(self) -> str:
-        """What the model is known by: one with other weights is another."""
+        """Return what the model is known by: one with other weights is another."""
         self.model.expect_program("send this model to workers")
         weights = self.model.weights.contents().whole.numbers
         return hashlib.sha256(f"{program_digest(self.model.program)}{weights}".encode()).hexdigest()

@@ -36,7 +36,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._known: dict[int, tuple[Any, int]] = {}
 
     def persistent_id(self, given: Any) -> Any:
-        """How a model, a run or a tensor is referred to; None for what is pickled."""
+        """Return how a model, a run or a tensor is referred to; None for what is pickled."""
         if isinstance(given, Captured):
             if given is not self._model:
                 raise FleetError(
@@ -51,7 +51,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, given: Any) -> Any:
-        """How a value is made again that has no way of its own."""
+        """Return how a value is made again that has no way of its own."""
         if isinstance(given, MappingProxyType):
             return _read_only, (dict(given),)
         return super().reducer_override(given)

@@ -17,11 +17,11 @@ from conewise.jobs.scheduling import Done, Failed, FleetLedger, Share
 from conewise.jobs.search_job import FleetForward, work_of
 
 KEPT = 2
-"""How many models workers keep, beside those that they are at work with."""
+"""The number of models that workers keep, beside those that they are at work with."""
 
 
 class WorkerSeat(ABC):
-    """Where one worker is: tells it all that a share needs, each once, and gives it shares.
+    """The driver's end of one worker: tells it all that a share needs, each once, and gives it shares.
 
     `published` has what was put where workers find it, by key. Calls are carried out in the order in which
     they are made. `is_out`: it has a share.
@@ -107,14 +107,14 @@ class Pool(ABC):
         self._lock = threading.Lock()
         self._count = 0
         self.ledger = FleetLedger()
-        """What the last job took, by worker."""
+        """The ledger of the last job, by worker."""
 
     # -- what a transport provides -------------------------------------------------------------
 
     @property
     @abstractmethod
     def workers(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
 
     @abstractmethod
     def new_seat(self, name: str, replaced: Any = None) -> WorkerSeat:

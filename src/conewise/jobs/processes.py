@@ -57,7 +57,7 @@ class Processes(Pool):
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
         return len(self._devices)
 
     def __del__(self) -> None:

@@ -37,7 +37,7 @@ WORTH = 0.1
 """Seconds from which on a phase is told beside a bar."""
 
 _DOING = {"weights": "reading weights", "passes": "sweeping", REST: "sweeping"}
-"""What is under way in a phase, where its name does not say it."""
+"""Words for phases whose name does not say what is under way."""
 
 Shown = bool | Callable[[int, int], None] | None
 
@@ -46,14 +46,14 @@ class Told(Protocol):
     """Is told how far a run is."""
 
     def __call__(self, cells: int) -> None:
-        """So many more cells are done."""
+        """Note that so many more cells are done."""
 
     def begin(self, phases: Phases) -> None:
         """A run begins, or begins again: none of its cells is done. `phases` say what is under way."""
 
 
 class Workers(Protocol):
-    """What workers do, in words. Another thread reads them."""
+    """A description of what workers do. Another thread reads it."""
 
     def line(self) -> str:
         """All of them in one line."""
@@ -91,11 +91,11 @@ class PassedOn:
         self._before = done
 
     def follow(self, phases: Phases) -> None:
-        """What is under way from now on."""
+        """Show these phases from now on."""
         follow(self._tell, phases)
 
     def follow_workers(self, workers: Workers) -> None:
-        """Who computes from now on."""
+        """Show these workers from now on."""
         follow_workers(self._tell, workers)
 
 
@@ -141,7 +141,7 @@ class _Counting:
 
 
 class _State:
-    """How far a run is, in words. Another thread may read them."""
+    """The state of a run, in words. Another thread may read them."""
 
     def __init__(self, total: int, device: Any) -> None:
         self.total, self.done = total, 0
@@ -151,7 +151,7 @@ class _State:
         self.workers: Workers | None = None
 
     def follow(self, phases: Phases) -> None:
-        """What is under way from now on."""
+        """Show these phases from now on."""
         if phases not in self._followed:
             self._followed.append(phases)
 
@@ -161,7 +161,7 @@ class _State:
         return self._followed[-1] if self._followed else None
 
     def doing(self) -> str:
-        """What is under way."""
+        """Return what is under way."""
         phases = self.phases
         if phases is None:
             return _DOING[REST]
@@ -181,7 +181,7 @@ class _State:
         )
 
     def memory(self) -> str:
-        """What is held."""
+        """Return what is held."""
         return shown_bytes(memory_held(self._device))
 
     def line(self) -> str:
@@ -244,7 +244,7 @@ class _Bar:
                 self._shown.stop()
 
     def __call__(self, cells: int) -> None:
-        """So many more cells are done."""
+        """Note that so many more cells are done."""
         with self._lock:
             self._state.done += cells
             if self._shown is not None:
@@ -256,11 +256,11 @@ class _Bar:
         self(-self._state.done)
 
     def follow(self, phases: Phases) -> None:
-        """What is under way from now on."""
+        """Show these phases from now on."""
         self._state.follow(phases)
 
     def follow_workers(self, workers: Workers) -> None:
-        """Who computes from now on."""
+        """Show these workers from now on."""
         self._state.workers = workers
 
     def _show(self) -> None:

@@ -72,7 +72,7 @@ class Ray(Pool):
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
         if self._asked is not None:
             return self._asked
         found = self._connected().cluster_resources()
@@ -241,7 +241,7 @@ def _private(ray: Any) -> Iterator[str]:
 
 
 def _job_config(ray: Any, path: Sequence[str]) -> Any:
-    """What workers are told: `path` goes before their own `sys.path`.
+    """Return the configuration of workers: `path` goes before their own `sys.path`.
 
     Ray would put the driver's current folder there too, which need not be in the driver's own path: whatever
     lies in a downloaded folder would be imported. It leaves that to clients who say that they look after it.
@@ -267,7 +267,7 @@ class _Actor(WorkerSeat):
         self.pending = self._actor.run.remote(key, share)
 
     def outcome(self) -> Done | Failed:
-        """What came back of the share that is done."""
+        """Return what came back of the share that is done."""
         found, self.pending = self.pending, None
         exceptions = self._ray.exceptions
         try:

@@ -17,7 +17,7 @@ from conewise.errors import FleetError
 Numbers = NDArray[np.float64]
 
 DIED, MEMORY, OWN = "died", "memory", "own"
-"""How a share can fail: its worker is gone, it did not fit into memory, or it raised an error of its own."""
+"""The ways in which a share can fail: its worker died, memory was out, or it raised an error of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Failed:
 
 
 PER_WORKER = 8
-"""How many shares there are for each worker, where there are chunks enough: the last even out the rest."""
+"""The number of shares for each worker, where there are chunks enough: the last even out the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Share:
 
     @property
     def label(self) -> str:
-        """What it is, in words."""
+        """Return its name in messages."""
         of = "" if self.job is None else f"group {self.job + 1}, "
         if self.worlds is not None:
             return f"{of}batch {self.batch}, worlds {self.first} to {self.first + self.worlds - 1}"
@@ -138,7 +138,7 @@ clock = time.monotonic
 
 @dataclass(slots=True)
 class SeatLedger:
-    """What one worker did: shares, worlds, their cost in FLOPs, the seconds that they took.
+    """The ledger of one worker: shares, worlds, their cost in FLOPs, the seconds that they took.
 
     `share` is the one that it has now, since `since`; `is_gone`: it died.
     """
@@ -159,7 +159,7 @@ class SeatLedger:
 
 @dataclass(slots=True)
 class FleetLedger:
-    """What a fleet does, while it does it and afterwards: for each worker what it ran, and what went wrong.
+    """The ledger of all workers, while they compute and afterwards: what each ran, and what went wrong.
 
     `log` has a line for each event that a run without it would not have had: a worker that died or is slow, a
     share that was cut in half, one that was given up. `cost` is that of all shares, in FLOPs, and `left` how
@@ -213,7 +213,7 @@ class FleetLedger:
         return max(taken) / mean if mean else 1.0
 
     def slowness(self, seat: SeatLedger) -> float:
-        """How many times as long as the others a worker takes for the same work; 1 where it is not known."""
+        """Return how many times as long as the others a worker takes; 1 where it is not known."""
         others = [one for one in list(self.seats.values()) if one is not seat]
         cost, seconds = sum(one.cost for one in others), sum(one.seconds for one in others)
         if not cost or not seconds or not seat.cost or seat.shares < ENOUGH:
@@ -228,7 +228,7 @@ class FleetLedger:
             self.log.append(self._slow[seat.name])
 
     def line(self) -> str:
-        """How far it is, in one line: shares, time against what was predicted, who is slow."""
+        """Return its state in one line: shares, time against what was predicted, who is slow."""
         seats = list(self.seats.values())
         done = sum(one.shares for one in seats)
         parts = [f"{done:,}/{done + self.left:,} shares by {len(self._there())} workers"]
@@ -289,14 +289,14 @@ def _clock(seconds: float) -> str:
 
 
 TRIES = 3
-"""How often a share is given out before it is given up, where workers die over it."""
+"""The number of times that a share is given out, where workers die over it, before it is given up."""
 
 DEATHS = 10
-"""How many workers may die one behind the other without any share being done."""
+"""The number of workers that may die in a row without any share being done."""
 
 
 class Seat(Protocol):
-    """Where one worker is, and the share that it has."""
+    """A worker, and the share that it has."""
 
     @property
     def name(self) -> str:

@@ -68,7 +68,7 @@ class WorldsJob:
         """There are no plans: what is evaluated depends on what was decided."""
 
     def lacking(self, share: Share, memory: int | None) -> str:
-        """What is known of memory is known with the forward: see `run`."""
+        """Return nothing: memory is known with the forward, see `run`."""
         del share, memory
         return ""
 
@@ -101,7 +101,7 @@ class WorldsJob:
 
 
 def work_of(asked: Asked) -> Work:
-    """What workers are told of a search."""
+    """Return a search as workers are told of it."""
     given = {
         "base": asked.base,
         "source": asked.source,
@@ -136,16 +136,16 @@ class FleetForward:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many readers and writers there are."""
+        """Return the numbers of readers and writers."""
         return self._own.shape
 
     @property
     def few(self) -> int:
-        """How many worlds take hardly longer than one does."""
+        """Return the number of worlds that take hardly longer than one does."""
         return self._own.few
 
     def most(self, stage: int, removed: Mask | None = None) -> int:
-        """How many worlds fit into the memory of all workers at once."""
+        """Return the number of worlds that fit into the memory of all workers at once."""
         each = self._own.most(stage, self._removed if removed is None else removed)
         if self._fits is not None:
             self._fits *= 2
@@ -210,7 +210,7 @@ class FleetForward:
 
 
 def cuts(worlds: int, workers: int, most: int | None = None) -> list[tuple[int, int]]:
-    """So many worlds cut into parts for workers, each as (first, how many): even ones, none above `most`."""
+    """Cut so many worlds into even parts for workers, each as (first, how many), none above `most`."""
     parts = min(worlds, max(workers, -(-worlds // most) if most else 0))
     ends = [worlds * (part + 1) // parts for part in range(parts)]
     return [(first, end - first) for first, end in zip([0, *ends], ends, strict=False)]

@@ -1,4 +1,4 @@
-"""What a fleet would take, simulated before any worker is started."""
+"""Simulation of what workers would take, before any is started."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a fleet would take. `makespan`: seconds until all is done; `busy`: those of each worker."""
+    """The time of workers. `makespan`: seconds until all is done; `busy`: those of each worker."""
 
     workers: int
     makespan: float

@@ -35,7 +35,7 @@ OLD_FILE, OLD_MANIFEST = "sweep.sqlite", "sweep.json"
 """The names of 0.1.0."""
 FORMAT = Format("conewise store", 2, oldest=2)
 MARK = 0x434F4E45
-"""What says in a SQLite header that the file is ours: "CONE"."""
+"""The mark that says in a SQLite header that the file is ours: "CONE"."""
 
 SMALLEST = 512
 """Bytes of the smallest SQLite database."""
@@ -63,7 +63,7 @@ class StoredPlan:
 
 @dataclass(frozen=True, slots=True)
 class StoredManifest:
-    """What has to be in a manifest that is stored, whatever else is."""
+    """The names that every stored manifest has."""
 
     cells: int
     sweep: dict[str, Any]
@@ -73,7 +73,7 @@ class StoredManifest:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of a job, for its store: what identifies it, how much there is, on which device.
+    """A job as its store has to know it: what identifies it, how much there is, on which device.
 
     `order` gives the names of the cells by world. Both that and `provenance` are asked for where a run is
     stored, and not otherwise. `kind` and `unit` are what the job and its cells are called; errors are of the
@@ -91,7 +91,7 @@ class Request:
 
 
 class Recorder(Protocol):
-    """What a run asks of its store. `keeps`: whether it keeps what it is given."""
+    """The store of a run. `keeps`: it keeps what it is given."""
 
     keeps: bool
 
@@ -461,7 +461,7 @@ class Store:
         return [self._chunk(*row) for row in rows]
 
     def how_to_go_on(self) -> tuple[str | Argument, ...]:
-        """What is stored, and how a run goes on with it."""
+        """Return what is stored, and how a run goes on with it."""
         done = f"{self.stored} of {self.cells} {self.request.unit}"
         return (
             f"{done} are stored in {self.folder}; the same run with ",
@@ -517,7 +517,7 @@ def manifest_of(request: Request) -> dict[str, Any]:
 
 
 def _compared(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal for a run to go on. Manifests of 0.1.0 do not name the kind of the job."""
+    """Return what must be equal for a run to go on. Manifests of 0.1.0 do not name the kind of the job."""
     kind = manifest.get("job", "attribution" if "attribution" in manifest["sweep"] else "sweep")
     return {
         "job": kind,

@@ -23,7 +23,7 @@ from conewise.sweeps.planning.planner import facts_of
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker is, and what setting it up took."""
+    """The place of a worker, and the seconds that setting it up took."""
 
     host: str
     process: int
@@ -38,7 +38,7 @@ class WorkerJob(Protocol):
         """Be told the plan of a batch."""
 
     def lacking(self, share: Share, memory: int | None) -> str:
-        """What is lacking where a share is known not to fit into so many bytes; else nothing."""
+        """Return what is lacking where a share is known not to fit into so many bytes; else nothing."""
 
     def run(self, share: Share, memory: int | None) -> Done:
         """Run a share."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from conewise.anatomy.selectors import Cell
 from conewise.arguments import shown_bytes
 from conewise.errors import BudgetError, SweepError, TheoryError
 from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun
@@ -43,12 +42,12 @@ from conewise.sweeps.storage.result_data import Missing
 from conewise.threads import gc_paused
 
 KEPT = 32
-"""So many runs of an evaluator are looked at."""
+"""The number of runs of an evaluator that are looked at."""
 
 
 @dataclass(slots=True)
 class Calibration:
-    """How long sweeps take: launches · c + FLOPs / rate, as far as runs tell the two apart.
+    """The speed of sweeps: launches · c + FLOPs / rate, as far as runs tell the two apart.
 
     `product` is the rate of a matrix product, in operations a second, where one was timed; `runs` are sweeps
     that were run, by evaluator: launches, FLOPs and seconds of each.
@@ -63,7 +62,7 @@ class Calibration:
             self.runs.setdefault(evaluator, deque(maxlen=KEPT)).append((launches, flops, seconds))
 
     def clock(self, evaluator: str) -> StackClock | None:
-        """What a launch and an operation take, by the runs there were; None where they do not say."""
+        """Return what a launch and an operation take, by the runs there were; None where they do not say."""
         found = self.runs.get(evaluator, ())
         if len({(launches, flops) for launches, flops, _ in found}) < 3:
             return None
@@ -74,7 +73,7 @@ class Calibration:
         return clock if clock.launch.value >= 0 and clock.work.value > 0 else None
 
     def seconds(self, evaluator: str, launches: int, flops: int) -> float | None:
-        """How long so many launches and operations take, as far as anything is known."""
+        """Return the seconds of so many launches and operations, as far as anything is known."""
         if (clock := self.clock(evaluator)) is not None:
             return clock.seconds(launches, flops)
         if found := self.runs.get(evaluator):
@@ -87,7 +86,7 @@ _KNOWN: weakref.WeakKeyDictionary[Captured, Calibration] = weakref.WeakKeyDictio
 
 
 def calibration_of(model: Captured) -> Calibration:
-    """What is known of the speed of a model's device; nothing is measured for it."""
+    """Return what is known of the speed of a model's device; nothing is measured for it."""
     if model not in _KNOWN:
         _KNOWN[model] = Calibration()
     return _KNOWN[model]
@@ -113,7 +112,7 @@ class Planned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a run was asked for; `plan` is the plan that was given."""
+    """The options of a run; `plan` is the plan that was given."""
 
     evaluator: str
     max_memory: int | None
@@ -144,7 +143,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What a run found: metrics of the worlds [metric, cell, prompt], of base and source [metric, prompt]."""
+    """The result: metrics of the worlds [metric, cell, prompt], of base and source [metric, prompt]."""
 
     plan: SweepPlan
     ledger: SweepLedger
@@ -152,24 +151,6 @@ class Numbers:
     base: Tensor
     source: Tensor | None
     missing: tuple[Missing, ...] = ()
-
-
-class Swept(Protocol):
-    """What a run needs of a sweep."""
-
-    model: Captured
-    spec: SweepSpec
-    cells: Sequence[Cell]
-
-    @property
-    def batches(self) -> int:
-        """How many baselines there are."""
-
-    def batch(self, number: int) -> Batch:
-        """One of the baselines, and what is put into it."""
-
-    def asked(self) -> dict[str, Any]:
-        """What it was given, as its class takes it beside the model."""
 
 
 class SweepJob(Job[Numbers]):
@@ -488,7 +469,7 @@ def trusting(batch: Batch, weights: Contents, phases: Phases) -> Iterator[None]:
 
 
 def executor_for(model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch) -> Executor:
-    """What runs a plan; kept with the model, so that runs of the same shape find it."""
+    """Return what runs a plan; kept with the model, so that runs of the same shape find it."""
     compiled, facts = plan.compiled, facts_of(model)
     assert compiled is not None
     if plan.evaluator == "serial":

@@ -38,7 +38,7 @@ _SEALED = (
     *("metrics", "base", "source", "base_per_prompt", "source_per_prompt"),
     *("parts", "values_sha256", "method", "missing"),
 )
-"""What of a manifest its own checksum is over; the rest is about how the result came about."""
+"""The parts of a manifest that its own checksum is over; the rest is about how the result came about."""
 
 _LARGEST = 2**31
 """No coordinate of a site is as large as this: pages have 32 bits for each."""
@@ -80,7 +80,7 @@ def save(
 
 
 def is_result(folder: Path) -> bool:
-    """Whether a folder was written by `save`, to its end; what is there may be damaged."""
+    """Return whether a folder was written by `save`, to its end; what is there may be damaged."""
     if (folder / MANIFEST).is_file() and (folder / VALUES).is_file():
         return True
     try:

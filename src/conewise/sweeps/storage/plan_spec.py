@@ -1,4 +1,4 @@
-"""What a plan is for, in plain values: selectors, metrics, inputs, so that another process can run it.
+"""The sweep that a plan is for, in plain values: selectors, metrics, inputs. Another process can run it.
 
 What cannot be written down (a function, a run in which something is patched) is None, and has to be given
 again where the plan is run.
@@ -50,7 +50,7 @@ def plain_spec(
     batches: Sequence[tuple[Any, Any]],
     own: OwnSources,
 ) -> dict[str, Any]:
-    """What is asked, in plain values. `batches` has what was given as base and source of each.
+    """Return what is asked, in plain values. `batches` has what was given as base and source of each.
 
     `own` are the sources that cells have of their own.
     """
@@ -68,7 +68,7 @@ def plain_spec(
 
 
 def asked_by(spec: Mapping[str, Any], run: Rerunning) -> dict[str, Any]:
-    """What `Sweep` has to be given for a plan's spec; SweepError says what could not be written down.
+    """Return what `Sweep` has to be given for a plan's spec; SweepError says what could not be written down.
 
     What was given as a run is run again, by `run`: as inputs it would be rounded otherwise. A spec that was
     damaged raises SweepError too.

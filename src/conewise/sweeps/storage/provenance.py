@@ -82,12 +82,12 @@ class Identifying:
         self._strict = strict
 
     def patch(self, put: Intervention) -> list[Identity]:
-        """What a sweep puts into a site."""
+        """Identify what a sweep puts into a site."""
         name = f"the intervention {put.name!r}"
         return self._parts(put.described or (put.name, put.part), name, "cw.intervention(function, key=...)")
 
     def metric(self, metric: Metric) -> list[Identity]:
-        """What it reads."""
+        """Identify a metric."""
         described = metric.described or (metric.compute, metric.output, metric.last)
         at = () if metric.pos is None or not metric.described else ("pos", metric.pos)
         return self._parts(
@@ -95,7 +95,7 @@ class Identifying:
         )
 
     def edit(self, edit: Edit) -> str:
-        """What a function that is patched in a base makes of a value."""
+        """Identify what is patched in a base."""
         found = self._part(edit.part, f"the patch at {edit.place}", "cw.intervention(function, key=...)")
         return (
             found if isinstance(found, str) else ", ".join(f"{name}: {text}" for name, text in found.items())
@@ -163,7 +163,7 @@ def model_digest(model: Captured, weights: Sums | None = None) -> ModelDigest:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What was given as base and source of each batch, and to cells as sources of their own."""
+    """Bases and sources of batches as they were given, and the sources that cells have of their own."""
 
     batches: Sequence[tuple[Any, Any]]
     own: Sequence[Intervention] = ()
@@ -239,7 +239,7 @@ def _identified(model: Captured, spec: SweepSpec, given: Given, strict: bool) ->
 
 
 def _own(model: Captured, put: Intervention, identify: Identifying) -> Any:
-    """What identifies a source that cells have of their own."""
+    """Identify a source that cells have of their own."""
     if not put.is_run:
         return identify.patch(put)
     found = run_digest(model, put.runs[0], identify)
