@@ -11,7 +11,7 @@ import conewise as cw
 from conewise import status as phases
 from conewise import status as status_line
 from conewise.loading import load
-from conewise.status import StatusLine, _TerminalLine, said_by
+from conewise.status import StatusLine, _TerminalLine, status_to
 from tests.sweeps.small import module, prompts
 from tests.sweeps.test_progress import Terminal
 from tests.test_phases import Clock
@@ -85,7 +85,7 @@ def test_another_may_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
         told.append(text)
         drawn.set()
 
-    with said_by(say), status_line.status_line("capturing GPT2"):
+    with status_to(say), status_line.status_line("capturing GPT2"):
         assert drawn.wait(20)
     assert set(told) == {"capturing GPT2"}
     assert screen.getvalue() == ""

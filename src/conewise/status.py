@@ -76,9 +76,9 @@ PATIENCE = 1.0
 REFRESH = 0.25
 """Seconds from one drawing of a line to the next."""
 
-Say = Callable[[str], None]
+StatusCallback = Callable[[str], None]
 
-_SAY: ContextVar[Say | None] = ContextVar("say", default=None)
+_CALLBACK: ContextVar[StatusCallback | None] = ContextVar("status callback", default=None)
 
 
 def is_watched() -> bool:
@@ -126,11 +126,17 @@ class StatusLine:
 @contextmanager
 def status_line(title: str) -> Iterator[StatusLine]:
     """Say what is under way in the block: a line on stderr in a terminal, an output in a notebook."""
-    line, say = StatusLine(title), _SAY.get()
-    if say is None and not is_watched():
+    line, callback = StatusLine(title), _CALLBACK.get()
+    if callback is None and not is_watched():
         yield line
         return
-    made = _Told(say) if say is not None else _NotebookLine() if is_notebook() else _TerminalLine()
+    made = (
+        _CallbackLine(callback)
+        if callback is not None
+        else _NotebookLine()
+        if is_notebook()
+        else _TerminalLine()
+    )
     drawn, ended = made, threading.Event()
 
     def draw() -> None:
@@ -151,23 +157,23 @@ def status_line(title: str) -> Iterator[StatusLine]:
 
 
 @contextmanager
-def said_by(say: Say) -> Iterator[None]:
-    """Let `say` show what is under way in the block, in place of a line: it has one of its own."""
-    before = _SAY.set(say)
+def status_to(callback: StatusCallback) -> Iterator[None]:
+    """Let `callback` show what is under way in the block, in place of a line of ours."""
+    before = _CALLBACK.set(callback)
     try:
         yield
     finally:
-        _SAY.reset(before)
+        _CALLBACK.reset(before)
 
 
-class _Told:
+class _CallbackLine:
     """Another's line."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, callback: StatusCallback) -> None:
+        self._callback = callback
 
     def draw(self, text: str) -> None:
-        self._say(text)
+        self._callback(text)
 
     def end(self, text: str) -> None:
         """The line is another's to end."""

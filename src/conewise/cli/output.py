@@ -21,7 +21,7 @@ from conewise.cli import CHECK_FAILED
 from conewise.cli.failing import CommandError
 from conewise.cli.options import SweepOptions
 from conewise.files import expect_file, expect_replaceable, expect_room
-from conewise.status import said_by, shown_phases
+from conewise.status import shown_phases, status_to
 from conewise.version import __version__
 
 if TYPE_CHECKING:
@@ -150,13 +150,13 @@ class Status:
         if self.quiet or not sys.stderr.isatty():
             self(words)
             self._doing = words
-            with said_by(lambda _: None):
+            with status_to(lambda _: None):
                 yield
         else:
             from rich.console import Console
 
             self._doing = words
-            with Console(stderr=True).status(words) as spinner, said_by(spinner.update):
+            with Console(stderr=True).status(words) as spinner, status_to(spinner.update):
                 yield
         self._doing = ""
 

@@ -59,18 +59,19 @@ class Vjps(Protocol):
         """The vector-Jacobian product of the input at `index`."""
 
 
-class Differentiable(Protocol):
-    """A rule that can be differentiated."""
-
-    @property
-    def vjps(self) -> Vjps:
-        """What `gradients` makes nodes of."""
-
-
 def vjps_of(rule: object) -> Vjps | None:
-    """The vector-Jacobian products of a rule, if it is `Differentiable`."""
+    """Return the vector-Jacobian products of a rule, if it has any."""
     vjps: Vjps | None = getattr(rule, "vjps", None)
     return vjps
+
+
+def may_pass(rule: object, index: int) -> bool:
+    """True if a gradient passes to the input at `index`, as far as the rule says."""
+    vjps = vjps_of(rule)
+    try:
+        return vjps is None or vjps[index] is not None
+    except IndexError:
+        return True
 
 
 SEED = 1.0
@@ -133,22 +134,15 @@ class ReversePass:
         while stack:
             node = stack.pop()
             for index, site in enumerate(self.graph.table.inputs[node]):
-                if site not in leading and self._may_pass(node, index):
+                if site not in leading and may_pass(self.graph.table.rules[node], index):
                     leading.add(site)
                     stack.append(site)
         return leading
 
-    def _may_pass(self, node: int, index: int) -> bool:
-        """Whether a gradient passes from a node to one of its inputs, as far as its rule says."""
-        vjps = vjps_of(self.graph.table.rules[node])
-        try:
-            return vjps is None or vjps[index] is not None
-        except IndexError:
-            return True
-
     def _passes(self, site: int, reader: int) -> bool:
-        inputs = enumerate(self.graph.table.inputs[reader])
-        return any(read == site and self._may_pass(reader, index) for index, read in inputs)
+        table = self.graph.table
+        inputs = enumerate(table.inputs[reader])
+        return any(read == site and may_pass(table.rules[reader], index) for index, read in inputs)
 
     # -- build ---------------------------------------------------------------------------------
 
@@ -297,7 +291,7 @@ class ReversePass:
             if at in self._wrt:
                 return True
             for index, site in enumerate(table.inputs[at]):
-                if site not in seen and labels[site] >= limit and self._may_pass(at, index):
+                if site not in seen and labels[site] >= limit and may_pass(table.rules[at], index):
                     seen.add(site)
                     stack.append(site)
         return False

@@ -39,7 +39,7 @@ def test_constants_below_zero_count_as_zero_and_both_predict_nothing() -> None:
 def test_samples_that_are_none_are_refused() -> None:
     with pytest.raises(TheoryError, match="no samples are given"):
         theory.calibrate_stacks([])
-    with pytest.raises(TheoryError, match=r"sample 2 is \(1, 2\)"):
+    with pytest.raises(TheoryError, match=r"sample 1 is \(1, 2\)"):
         theory.calibrate_stacks([(1, 2, 3), (1, 2)])  # type: ignore[list-item]
 
 

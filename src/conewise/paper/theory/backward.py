@@ -33,7 +33,7 @@ from conewise.paper.theory.weights import (
     shown,
     total,
 )
-from conewise.reactive.gradients import GRADIENT, vjps_of
+from conewise.reactive.gradients import GRADIENT, may_pass, vjps_of
 from conewise.reactive.graph import Graph, Site
 
 
@@ -316,7 +316,7 @@ class _Pass:
         span, into = set(by), dict[int, list[_Product]]()
         for node in reversed(order):
             for index, site in enumerate(table.inputs[node]):
-                if site in span and _may_pass(table.rules[node], index):
+                if site in span and may_pass(table.rules[node], index):
                     span.add(node)
                     into.setdefault(site, []).append(_product(graph, node, index))
         # A product that does not read the gradient behind it wants nothing of it.
@@ -364,17 +364,8 @@ def _leading(graph: Graph, loss: int) -> dict[int, None]:
         if node in leading:
             found[node] = None
             inputs = enumerate(table.inputs[node])
-            leading.update(site for index, site in inputs if _may_pass(table.rules[node], index))
+            leading.update(site for index, site in inputs if may_pass(table.rules[node], index))
     return found
-
-
-def _may_pass(rule: object, index: int) -> bool:
-    """Whether a gradient passes to the input at `index`, as far as the rule says."""
-    vjps = vjps_of(rule)
-    try:
-        return vjps is None or vjps[index] is not None
-    except IndexError:
-        return True
 
 
 def _product(graph: Graph, node: int, index: int) -> _Product:

@@ -34,7 +34,7 @@ from conewise.paper.theory.weights import (
 
 Matrix = npt.NDArray[np.float64]
 
-MOST_CONFIDENT = 1 - 1e-9
+MAX_CONFIDENCE = 1 - 1e-9
 """Nearer to 1 the quantiles would be rounding errors."""
 
 
@@ -68,7 +68,7 @@ class Fit:
 
 
 def least_squares(
-    rows: Sequence[Sequence[float]], targets: Sequence[float], *, confidence: float = 0.95, lags: int = 0
+    rows: Sequence[Sequence[Weight]], targets: Sequence[Weight], *, confidence: float = 0.95, lags: int = 0
 ) -> Fit:
     """Fit targets ≈ rows · coefficients; intervals by Student's t at n − p degrees of freedom.
 
@@ -166,10 +166,10 @@ def _newey_west(design: Matrix, residuals: Matrix, inverse: Matrix, lags: int) -
 def student_quantile(confidence: float, freedom: int) -> float:
     """The t within which a Student variable lies with probability `confidence`, on both sides."""
     given = expect_number(confidence, "the confidence")
-    if not 0 < given <= MOST_CONFIDENT:
+    if not 0 < given <= MAX_CONFIDENCE:
         raise TheoryError(
             f"the confidence is {shown(given)}; it is a probability between 0 and 1, such as 0.95, and at "
-            f"most {MOST_CONFIDENT}."
+            f"most {MAX_CONFIDENCE}."
         )
     return _quantile(float(given), freedom)
 
@@ -266,32 +266,37 @@ def calibrate(samples: Iterable[Sample], *, intercept: bool = True, confidence: 
     graph, β·N and a fixed cost are one number: pass `intercept=False` to read it all as β·N, as
     the paper does (2.24 ms on 412 nodes).
     """
-    rows = [_expect_sample(sample, place) for place, sample in enumerate(expect_items(samples, *_SAMPLES))]
+    rows = _expect_samples(samples, "cone size", "graph size", "time")
+    for cone, nodes, _ in rows:
+        expect_cones([cone], nodes)
     has_fixed = expect_flag(intercept, "`intercept`")
     if has_fixed and len({nodes for _, nodes, _ in rows}) == 1:
         raise TheoryError(
-            f"all samples are of one graph size, {rows[0][1]:g}: β and a fixed cost cannot be told "
+            f"all samples are of one graph size, {float(rows[0][1]):g}: β and a fixed cost cannot be told "
             "apart. Measure graphs of several sizes, or pass `intercept=False`."
         )
     design = [(cone, nodes, 1.0) if has_fixed else (cone, nodes) for cone, nodes, _ in rows]
-    if not design:
-        raise TheoryError("no samples are given; a calibration needs more of them than constants.")
     fit = least_squares(design, [seconds for _, _, seconds in rows], confidence=confidence)
     fixed = fit.coefficients[2] if has_fixed else None
     return Calibration(fit.coefficients[0], fit.coefficients[1], fixed, fit.r_squared)
 
 
-_SAMPLES = "the list of samples", "(cone size, graph size, seconds) for each"
-
-
-def _expect_sample(sample: object, place: int) -> tuple[float, float, float]:
-    what = f"sample {place}"
-    numbers = expect_items(sample, what, "cone size, graph size, seconds")
-    if len(numbers) != 3:
-        raise TheoryError(f"{what} is {shown(sample)}; a sample is (cone size, graph size, seconds).")
-    (cone,), nodes = expect_cones(numbers[:1], numbers[1])
-    seconds = expect_weight(numbers[2], f"the time of {what}")
-    return expect_float(cone, what), expect_float(nodes, what), expect_float(seconds, what)
+def _expect_samples(samples: object, *names: str) -> list[tuple[Weight, Weight, Weight]]:
+    """Return the samples of a calibration: three numbers of zero or more each, of these names."""
+    of = f"({', '.join(names)})"
+    found = []
+    for place, sample in enumerate(expect_items(samples, "the list of samples", f"{of} for each")):
+        numbers = expect_items(sample, f"sample {place}", of)
+        if len(numbers) != 3:
+            raise TheoryError(f"sample {place} is {shown(sample)}; a sample is {of}.")
+        first, second, third = (
+            expect_weight(number, f"the {name} of sample {place}")
+            for number, name in zip(numbers, names, strict=True)
+        )
+        found.append((first, second, third))
+    if not found:
+        raise TheoryError("no samples are given; a calibration needs more of them than constants.")
+    return found
 
 
 def wallclock_ratio(
@@ -496,16 +501,7 @@ def calibrate_stacks(samples: Iterable[StackSample], *, confidence: float = 0.95
 
     Stacks of several widths tell them apart: the work stays, and the launches fall.
     """
-    found = []
-    for place, sample in enumerate(expect_items(samples, "the list of samples", _OF), 1):
-        numbers = expect_items(sample, f"sample {place}", _OF)
-        if len(numbers) != 3:
-            raise TheoryError(f"sample {place} is {shown(sample)}; a sample is {_OF}.")
-        found.append(
-            [expect_float(expect_weight(one, f"a number of sample {place}"), _OF) for one in numbers]
-        )
-    if not found:
-        raise TheoryError("no samples are given; a calibration needs more of them than constants.")
+    found = _expect_samples(samples, "launches", "work", "time")
     fit = least_squares(
         [(launches, work) for launches, work, _ in found],
         [seconds for _, _, seconds in found],
@@ -513,6 +509,3 @@ def calibrate_stacks(samples: Iterable[StackSample], *, confidence: float = 0.95
     )
     launch, work = fit.coefficients
     return StackClock(launch, work, fit.r_squared)
-
-
-_OF = "launches, work and seconds"

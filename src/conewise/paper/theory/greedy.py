@@ -36,9 +36,9 @@ from conewise.paper.theory.weights import (
 )
 from conewise.reactive.graph import Graph, Site
 
-MOST: Final = 100_000
+MAX_CANDIDATES: Final = 100_000
 """So many candidates, and stacks so wide, are worked out: powers of a chance grow long."""
-MOST_BITS: Final = 200_000
+MAX_BITS: Final = 200_000
 """The greatest length of a power of a chance, in bits."""
 
 
@@ -131,9 +131,9 @@ def speculation(candidates: int, width: int, right: Weight) -> Speculation:
 
     and has min(W, n−k) + 1 worlds. Exact for an exact p.
     """
-    n, W = _expect_most(candidates, "the number of candidates"), _expect_most(width, "the width")
+    n, W = _expect_bounded(candidates, "the number of candidates"), _expect_bounded(width, "the width")
     p, is_float = _expect_chance(right)
-    if n * p.denominator.bit_length() > MOST_BITS:
+    if n * p.denominator.bit_length() > MAX_BITS:
         raise TheoryError(
             f"the chance {shown(right)}, to the power of {n:,}, is too long a number to be worked out. Give "
             "a fraction of small numbers, as Fraction(9, 10), or fewer candidates."
@@ -181,7 +181,7 @@ def speculation_gain(width: int, right: Weight, launch: Weight, world: Weight = 
 
     1 for W = 1. Below 1 where guesses are wrong too often, or worlds take much of the time.
     """
-    W, (p, is_float) = _expect_most(width, "the width"), _expect_chance(right)
+    W, (p, is_float) = _expect_bounded(width, "the width"), _expect_chance(right)
     c, u = _expect_seconds(launch, world)
     gain = (
         Fraction(1) if W == 1 else ratio(exact(c) + exact(u), exact(c) + (W + 1) * exact(u)) * _decided(p, W)
@@ -210,12 +210,12 @@ def best_width(right: Weight, launch: Weight, world: Weight = 1) -> int:
         raise TheoryError(f"{why}, so that the gain grows with the width, and no width is the best.")
     low, high = 1, 2
     while not is_wide(high):
-        if high >= MOST:
+        if high >= MAX_CANDIDATES:
             raise TheoryError(
-                f"the best width is above {MOST:,}: guesses are right with a chance of {shown(right)}, and a "
-                f"launch takes {shown(launch)} where a world takes {shown(world)}."
+                f"the best width is above {MAX_CANDIDATES:,}: guesses are right with a chance of "
+                f"{shown(right)}, and a launch takes {shown(launch)} where a world takes {shown(world)}."
             )
-        low, high = high, min(2 * high, MOST)
+        low, high = high, min(2 * high, MAX_CANDIDATES)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_wide(middle) else (middle, high)
@@ -256,10 +256,10 @@ def _expect_seconds(launch: object, world: object) -> tuple[Weight, Weight]:
     return c, u
 
 
-def _expect_most(value: object, what: str) -> int:
+def _expect_bounded(value: object, what: str) -> int:
     count = expect_count(value, what)
-    if count > MOST:
-        raise TheoryError(f"{what} is {shown(count)}, and is worked out up to {MOST:,}.")
+    if count > MAX_CANDIDATES:
+        raise TheoryError(f"{what} is {shown(count)}, and is worked out up to {MAX_CANDIDATES:,}.")
     return count
 
 

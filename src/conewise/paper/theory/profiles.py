@@ -185,10 +185,10 @@ def sites_limit(
     if profile == sites:
         least = exact(index if profile == "output-heavy" else growth) + 1
         return answer_ratio(ratio(exact(index) + exact(growth) + 2, least), any_float([index, growth]))
-    if max(index, growth) > MOST:
+    if max(index, growth) > MAX_INDEX:
         raise TheoryError(
             f"the indices are {shown(index)} and {shown(growth)}; for weights and sites heavy at opposite "
-            f"ends the limit is worked out for indices up to {MOST:,}."
+            f"ends the limit is worked out for indices up to {MAX_INDEX:,}."
         )
     share = _share(exact(index), exact(growth))
     if share is not None:
@@ -206,7 +206,7 @@ def sites_limit(
     return math.exp(-log)
 
 
-MOST: Final = 1_000
+MAX_INDEX: Final = 1_000
 """The largest index for which products of that many factors are worked out."""
 
 

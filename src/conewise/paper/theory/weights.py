@@ -25,7 +25,7 @@ Exact = int | Fraction
 
 Name = TypeVar("Name", bound=str)
 
-MOST_LISTED: Final = 20_000_000
+MAX_LISTED: Final = 20_000_000
 """More nodes or edges than this are not made into a list."""
 
 
@@ -239,9 +239,9 @@ def expect_flag(value: object, what: str) -> bool:
 
 def expect_size(count: int, what: str) -> None:
     """`count` things can be listed one by one."""
-    if count > MOST_LISTED:
+    if count > MAX_LISTED:
         raise TheoryError(
-            f"this has {shown(count)} {what}, and at most {MOST_LISTED:,} are listed one by one. The closed "
+            f"this has {shown(count)} {what}, and at most {MAX_LISTED:,} are listed one by one. The closed "
             "forms have no such limit."
         )
 
