@@ -173,11 +173,6 @@ class EdgeGraph:
                 found[writer].append(number)
         return tuple(map(tuple, found))
 
-    @property
-    def is_grouped(self) -> bool:
-        """True if several heads share keys and values."""
-        return any(len(writers) > 1 for writers in self.fed)
-
     def _fed(self, reader: GraphReader) -> tuple[int, ...]:
         own = self._writers.get(reader.name.partition("<")[0])
         if own is not None:

@@ -111,10 +111,6 @@ class Greedy:
             done += len(found)
             yield found
 
-    def note_rounding(self, one: float, other: float) -> None:
-        """Take note of two computations of one world's metric."""
-        self.rounding = max(self.rounding, abs(one - other))
-
     def _alone(self, worlds: Worlds, candidate: Candidate, removed: Mask) -> Verdict:
         """The verdict on the next candidate, in a world of its own."""
         (value,) = self._values(worlds, _with(removed, candidate)[None]).tolist()
@@ -146,7 +142,7 @@ class Greedy:
             if not guesses[at]:
                 stack[world + 1 :, candidate.reader, candidate.writer] = False
         values = self._values(worlds, stack)
-        self.note_rounding(float(values[0]), self.value)
+        self.rounding = max(self.rounding, abs(float(values[0]) - self.value))  # one world, twice
         size = float(np.abs(values).max())
         here = self.value = float(values[0])
         found: list[Verdict] = []

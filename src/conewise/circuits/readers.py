@@ -45,7 +45,7 @@ class StreamViews:
 
     def needs_sizes(self, node: str) -> bool:
         """True if the sizes of a run are needed to show a value."""
-        return any(not isinstance(length, int) for length in self._views[node].lengths.values())
+        return has_sizes(self._views[node])
 
     def shown(self, node: str, stack: Tensor, sizes: Sequence[int] = ()) -> Tensor:
         """[n, batch, pos, d_model] of n values of a node; the batch is 1 where the model has none."""
@@ -62,6 +62,11 @@ class StreamViews:
         order = [view.axes.index(axis) for packed in view.packing for axis in packed]
         shape = [math.prod(lengths[axis] for axis in packed) for packed in view.packing]
         return stream.permute(order).reshape(shape)
+
+
+def has_sizes(view: View) -> bool:
+    """True if some length of the view depends on the sizes of a run."""
+    return any(not isinstance(length, int) for length in view.lengths.values())
 
 
 def _unknown(node: str, where: str) -> EdgeError:
@@ -418,11 +423,8 @@ class LiveStreams:
             if live != "all":
                 frozen = {one.node for one in self.components.heads} - {node}
                 if live == "":
-                    frozen |= set(self.components.terms) - {node, *self._terms_of(node)}
+                    own = {self._heads[node].term} if node in self._heads else set()
+                    frozen |= self.components.terms.keys() - {node} - own
                 moving = program.record_of.keys() - frozen
             self._walks[key] = stacked_walk(program, [node], [entry], members=moving)
         return self._walks[key]
-
-    def _terms_of(self, node: str) -> list[str]:
-        """The term that carries a head's result into the stream."""
-        return [self._heads[node].term] if node in self._heads else []

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from conewise.anatomy.axes import View
 from conewise.anatomy.components import Components, HeadWriters
 from conewise.anatomy.sites import HeadResult, SiteTable
 from conewise.anatomy.wiring import AffinePath, Step, affine_path
-from conewise.circuits.readers import AffineWalk, Read, Rows, StackedValues, StreamViews, bent
+from conewise.circuits.readers import AffineWalk, Read, Rows, StackedValues, StreamViews, bent, has_sizes
 from conewise.errors import NAN_OF_PADDING, EdgeError
 from conewise.program.tensors import computing
 from conewise.runs.values import Values, reader
@@ -83,7 +82,7 @@ class HeadShares:
 
     def _z(self, read: Read) -> Tensor:
         view = self.heads.view
-        return view.present(read(self.heads.node), self._reading(read)[0] if _needs_sizes(view) else ())
+        return view.present(read(self.heads.node), self._reading(read)[0] if has_sizes(view) else ())
 
     def _apart(self, z: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """[head, *z's shape]: z with one head each, and zeros for the others."""
@@ -106,10 +105,6 @@ class HeadShares:
         node = self.heads.node
         worlds = self._values.worlds_in(read, node, read(node))
         return self._values.layout(read).sizes(worlds), self._values.reading(read, worlds)
-
-
-def _needs_sizes(view: View) -> bool:
-    return any(not isinstance(length, int) for length in view.lengths.values())
 
 
 class StreamParts:
