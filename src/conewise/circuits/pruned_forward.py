@@ -8,6 +8,10 @@ so no stream has to be carried along; `ReplacedParts` says where that is the bas
 that no changed writer reaches over kept edges has the value of the current world, and what nobody reads is
 not computed: the more edges are removed, the less there is to do. Where the metric reads the last position,
 so do those that only lead there.
+
+Each component is a walk (`program/walk.py`), and their order is its own. `MaskedForward` computes the same as
+one walk, which takes longer (tiny model, one core): 38 ms against 8 for one world, 152 against 91 for 64, 49
+against 9 for 32 worlds that differ below the attention in the middle.
 """
 
 from __future__ import annotations
