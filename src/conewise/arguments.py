@@ -57,22 +57,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `least` to `most`; with `is_open` without the two."""
+    """Numbers from `minimum` to `maximum`; with `is_open` without the two."""
 
-    least: float = -math.inf
-    most: float = math.inf
+    minimum: float = -math.inf
+    maximum: float = math.inf
     is_open: bool = False
 
     def holds(self, number: float) -> bool:
         """True if the number lies in the range."""
         if self.is_open:
-            return self.least < number < self.most
-        return self.least <= number <= self.most
+            return self.minimum < number < self.maximum
+        return self.minimum <= number <= self.maximum
 
     def __str__(self) -> str:
-        if self.most == math.inf:
-            return f"greater than {self.least:g}" if self.is_open else f"of at least {self.least:g}"
-        return f"between {self.least:g} and {self.most:g}" + (", without the two" if self.is_open else "")
+        if self.maximum == math.inf:
+            return f"greater than {self.minimum:g}" if self.is_open else f"of at least {self.minimum:g}"
+        return f"between {self.minimum:g} and {self.maximum:g}" + (
+            ", without the two" if self.is_open else ""
+        )
 
 
 Positive = Annotated[int, Range(1)]

@@ -40,8 +40,8 @@ class Vjp:
                     f"a vector-Jacobian product cannot read {read!r}. It reads GRADIENT, OUTPUT, or the "
                     "number of an input, from 0."
                 )
-        least, most = arity(self.function)
-        if not least <= len(self.reads) <= most:
+        minimum, maximum = arity(self.function)
+        if not minimum <= len(self.reads) <= maximum:
             raise GradientError(
                 f"this vector-Jacobian product reads {len(self.reads)} values "
                 f"({', '.join(map(str, self.reads))}), and its function does not take that many. "

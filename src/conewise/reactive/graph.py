@@ -584,12 +584,13 @@ class Graph:
             numbers = tuple([known[read] for read in inputs])
         except (KeyError, TypeError):
             numbers = tuple(self._number(read) for read in inputs)  # Says which of them is unknown.
-        least, most = arity(rule)
-        if not least <= len(numbers) <= most:
-            few = (
-                str(least) if least == most else f"{least} or more" if most == _ANY else f"{least} to {most}"
-            )
-            raise ArityError(site, f"{few} input{'s' if few != '1' else ''}", inputs)
+        minimum, maximum = arity(rule)
+        if not minimum <= len(numbers) <= maximum:
+            if minimum == maximum:
+                takes = str(minimum)
+            else:
+                takes = f"{minimum} or more" if maximum == _ANY else f"{minimum} to {maximum}"
+            raise ArityError(site, f"{takes} input{'s' if takes != '1' else ''}", inputs)
         return numbers
 
 
@@ -598,14 +599,14 @@ _TAKES_VARIADIC = 0x04
 
 
 def arity(rule: Callable[..., Any]) -> tuple[int, int]:
-    """The least and the most inputs that a rule takes, where it says so; a plain function does.
+    """Return the minimum and maximum number of inputs of a rule that declares it; a plain function does.
 
     Only what costs nothing is read: a full `inspect.signature` would dominate building a graph.
     """
     if type(rule) is FunctionType:
         code = rule.__code__
-        most = _ANY if code.co_flags & _TAKES_VARIADIC else code.co_argcount
-        return code.co_argcount - len(rule.__defaults__ or ()), most
+        maximum = _ANY if code.co_flags & _TAKES_VARIADIC else code.co_argcount
+        return code.co_argcount - len(rule.__defaults__ or ()), maximum
     declared = getattr(rule, "arity", None)
     if isinstance(declared, int):
         return declared, declared

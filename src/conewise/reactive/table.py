@@ -123,7 +123,7 @@ class Order:
     def _label(self, nodes: Sequence[int]) -> None:
         """Give the freshly linked run `nodes` labels between its two neighbours."""
         left, right = self._prev[nodes[0]], self._next[nodes[-1]]
-        if self._spread(left, nodes, right, least=0.0):
+        if self._spread(left, nodes, right, minimum=0.0):
             return
         # No room: widen the run on both sides until its span is roomy, then space it evenly. Each
         # widening doubles, and the room it leaves pays for the insertions that follow.
@@ -139,12 +139,12 @@ class Order:
                     break
                 run.append(right)
                 right = self._next[right]
-            if self._spread(left, run, right, least=ROOMY):
+            if self._spread(left, run, right, minimum=ROOMY):
                 return
             step *= 2
 
-    def _spread(self, left: int, run: Sequence[int], right: int, least: float) -> bool:
-        """Space `run` evenly between the labels of `left` and `right`, if that leaves `least` each."""
+    def _spread(self, left: int, run: Sequence[int], right: int, minimum: float) -> bool:
+        """Space `run` evenly between the labels of `left` and `right`, if that leaves `minimum` each."""
         labels = self.labels
         if right < 0:
             low = labels[left] if left >= 0 else 0.0
@@ -154,7 +154,7 @@ class Order:
             gap = (labels[right] - low) / (len(run) + 1)
         # Two labels must differ after rounding, wherever in the range they lie.
         finest = 4 * math.ulp(max(abs(low), abs(labels[right]) if right >= 0 else abs(low) + GAP * len(run)))
-        if gap < max(least, finest):
+        if gap < max(minimum, finest):
             return False
         self._journal.note((self._relabel, run, [labels[node] for node in run]))
         self._relabel(run, [low + gap * number for number in range(1, len(run) + 1)])
@@ -179,7 +179,7 @@ class Order:
 Rule = Callable[..., Any]
 
 # A consumer list longer than this becomes a dict, so that leaving a hub costs no search.
-FEW = 16
+MAX_LISTED = 16
 
 
 class Table:
@@ -339,7 +339,7 @@ class Table:
             readers[reader] = None
         elif reader not in readers:
             readers.append(reader)  # type: ignore[union-attr]  # narrowed by the branch above
-            if len(readers) > FEW:
+            if len(readers) > MAX_LISTED:
                 self.consumers[site] = dict.fromkeys(readers)
 
     def _disconnect(self, site: int, reader: int) -> None:

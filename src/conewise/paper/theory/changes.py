@@ -130,12 +130,8 @@ def change_extremes(
     """
     made, demand = tuple(_listed(changes)), expect_demand(demand)
     best = best_change_order(graph, made)
-    worst = best[::-1]
-    return PatchExtremes(
-        changed_cost(graph, made, demand, order=best, weights=weights).total,
-        changed_cost(graph, made, demand, order=worst, weights=weights).total,
-        best,
-        worst,
+    return _extremes(
+        lambda order: changed_cost(graph, made, demand, order=order, weights=weights).total, best
     )
 
 
@@ -476,16 +472,16 @@ def patch_extremes(
     is its isolated cost. Both hold term by term, so no search is needed, on any DAG. The best order for
     patches is the worst for grafts.
     """
-    sites, targets = _expect_patched(graph, patches), expect_demand(demand)
-    worst = tuple(sorted(range(len(sites)), key=lambda k: graph.table.labels[sites[k]]))
-    best = worst[::-1]
-    names = graph.names(sites)
-    return PatchExtremes(
-        patched_cost(graph, names, targets, order=best, weights=weights).total,
-        patched_cost(graph, names, targets, order=worst, weights=weights).total,
-        best,
-        worst,
+    sites, demand = expect_sites(patches, "the list of patches"), expect_demand(demand)
+    best = best_patch_order(graph, sites)
+    return _extremes(
+        lambda order: patched_cost(graph, sites, demand, order=order, weights=weights).total, best
     )
+
+
+def _extremes(total: Callable[[tuple[int, ...]], Weight], best: tuple[int, ...]) -> PatchExtremes:
+    """Return the totals of the best order, and of the worst, which is its reverse."""
+    return PatchExtremes(total(best), total(best[::-1]), best, best[::-1])
 
 
 def best_patch_order(graph: Graph, patches: Iterable[Site]) -> tuple[int, ...]:
