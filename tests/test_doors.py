@@ -40,16 +40,15 @@ from conewise.jobs import store
 from conewise.loading import load
 from conewise.models import tiny
 from conewise.models.gguf import read_header
-from conewise.models.weight_files import INDEX, WEIGHTS
+from conewise.models.model_files import INDEX, WEIGHTS
 from conewise.program.foreign import brief, quiet, translating
 from conewise.report.circuit import Curve, CurvePoint
 from conewise.report.page import sweep_page
 from conewise.report.story import STORY, Story
 from conewise.sweeps.storage.archive import MANIFEST, VALUES
 from conewise.sweeps.sweep import Sweep
-from conewise.text.pairs import Pair, read_pairs
+from conewise.text.prompts import Pair, read_pairs, tokenize
 from conewise.text.questions import Question
-from conewise.text.tokenized import tokenize
 from tests.circuits.graphs import graph, random_scores
 from tests.cli.commands import CLEAN, CORRUPTED
 from tests.damage import count, damaged_bytes, damaged_json

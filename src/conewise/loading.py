@@ -25,13 +25,15 @@ from conewise.extras import needs
 from conewise.files import as_path, is_there
 from conewise.model import Model
 from conewise.models import tiny
-from conewise.models.configs import bounded, check_counts, check_settings
 from conewise.models.gguf import check_complete, converted
-from conewise.models.weight_files import (
+from conewise.models.model_files import (
     Find,
     answer,
+    bounded,
     check_adapter,
+    check_counts,
     check_dtypes,
+    check_settings,
     check_weights,
     file_of,
     files_in,
@@ -191,7 +193,7 @@ def _choices(name: str) -> str:
 
 
 def _is_path(name: str) -> bool:
-    """Whether `name` can only be meant as a path."""
+    """True if `name` can only be meant as a path."""
     return name.startswith((".", "~", "/")) or name.endswith(".gguf") or not _HUB_NAME.fullmatch(name)
 
 

@@ -14,8 +14,7 @@ import conewise as cw
 from conewise.circuits.acdc import acdc
 from conewise.cli.commands import circuit_finding
 from conewise.loading import load
-from conewise.text.pairs import Pair
-from conewise.text.tokenized import tokenize
+from conewise.text.prompts import Pair, tokenize
 from tests.cli.captured_once import captured_once
 from tests.cli.commands import CLEAN, CORRUPTED, PAIR, Done, refused
 from tests.text.written import write_pairs

@@ -14,9 +14,8 @@ import conewise as cw
 from conewise.cli.folders import read_run
 from conewise.loading import load
 from conewise.models.tiny import PROMPTS
-from conewise.text.pairs import read_pairs
+from conewise.text.prompts import read_pairs, tokenize
 from conewise.text.questions import Question
-from conewise.text.tokenized import tokenize
 from tests.cli.commands import CLEAN, PAIR, forked, run, valid
 
 

@@ -26,7 +26,7 @@ from conewise.cli.app import app
 from conewise.cli.commands.schemas import names
 from conewise.cli.failing import as_option
 from conewise.errors import Argument, SweepError
-from conewise.text.pairs import Pair
+from conewise.text.prompts import Pair
 from conewise.text.questions import Question
 from tests.cli.captured_once import captured_once
 from tests.cli.commands import (

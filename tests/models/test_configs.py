@@ -15,8 +15,7 @@ from torch import nn
 
 from conewise.errors import ArgumentError, ConewiseError, LoadError, OutOfMemoryError, is_out_of_memory
 from conewise.loading import load
-from conewise.models.configs import bounded
-from conewise.models.weight_files import WeightCount
+from conewise.models.model_files import WeightCount, bounded
 from conewise.program.foreign import brief, translating, within_memory
 from tests.damage import DEEP, LONG
 from tests.doors import limited

@@ -32,7 +32,7 @@ from conewise.errors import (
 from conewise.jobs.digests import fingerprint
 from conewise.loading import DEFAULT, load
 from conewise.model import Model
-from conewise.models import weight_files as cache
+from conewise.models import model_files as cache
 from tests.program.small_llama import interleaved, small_llama, small_tokenizer, write_gguf
 
 

@@ -15,7 +15,7 @@ from huggingface_hub import constants, hf_api
 
 from conewise.errors import LoadError
 from conewise.loading import load
-from conewise.models.weight_files import INDEX, WEIGHTS, why_not_reached
+from conewise.models.model_files import INDEX, WEIGHTS, why_not_reached
 from tests.models.fake_hub import COMMIT, serving
 from tests.program.small_llama import small_llama, small_tokenizer
 
@@ -229,7 +229,7 @@ def test_whatever_else_is_wrong_with_the_hub_is_left_to_downloads(monkeypatch: p
             raise TimeoutError("reading took too long")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("conewise.models.weight_files.get_session", Session)
+    monkeypatch.setattr("conewise.models.model_files.get_session", Session)
     assert why_not_reached() is None
 
 
@@ -255,7 +255,7 @@ def test_models_of_the_hub_are_checked_alike_and_found_again_without_it(
         }.items():
             with pytest.raises(LoadError, match=said):
                 load(name)
-    assert sound.source == f"the Hugging Face hub, some/sound at {COMMIT}"
+    assert sound.origin == f"the Hugging Face hub, some/sound at {COMMIT}"
     assert weights_of(sound.module) == weights_of(small_llama())
 
     snapshot = tmp_path / "cache/models--some--sound/snapshots" / COMMIT
@@ -263,7 +263,7 @@ def test_models_of_the_hub_are_checked_alike_and_found_again_without_it(
     assert weights_of(load(snapshot).module) == weights_of(small_llama())
     hub_at(NOWHERE)
     again = load("some/sound")
-    assert again.source == sound.source
+    assert again.origin == sound.origin
     assert weights_of(again.module) == weights_of(small_llama())
     with pytest.raises(LoadError, match=r"no connection to http://127.0.0.1:1"):
         load("some/new")

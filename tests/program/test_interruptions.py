@@ -14,8 +14,7 @@ import transformers
 import conewise as cw
 from conewise.checks.hooking import HookedModule
 from conewise.errors import LoadError
-from conewise.models.configs import bounded
-from conewise.models.weight_files import WeightCount
+from conewise.models.model_files import WeightCount, bounded
 from conewise.paper.experiments.transformers import one_thread
 from conewise.program.export import _quiet
 from conewise.program.foreign import quiet

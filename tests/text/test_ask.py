@@ -17,7 +17,7 @@ from conewise.errors import MetricError, PromptError, PromptWarning, SweepError
 from conewise.loading import load as load_model
 from conewise.model import Model
 from conewise.text.answer import Answer
-from conewise.text.pairs import Pair
+from conewise.text.prompts import Pair
 from tests.text.plain import difference, head_effects, logits, pairs, tiny, token, tokens
 
 alike = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)

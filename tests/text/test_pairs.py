@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from conewise.errors import PromptError
-from conewise.text import pairs
-from conewise.text.pairs import Pair, read_pairs
+from conewise.text import prompts as pairs
+from conewise.text.prompts import Pair, read_pairs
 from tests.text.written import write_pairs
 
 PAIRS = [
@@ -121,7 +121,7 @@ def test_json_that_python_cannot_read_is_refused(tmp_path: Path, name: str, valu
 
 
 def test_prompts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conewise.text.pairs.MOST", 1_000)
+    monkeypatch.setattr("conewise.text.prompts.MOST", 1_000)
     with pytest.raises(PromptError, match=r"the prompts /dev/zero are more than 1,000 bytes.*Split them"):
         read_pairs("/dev/zero")
 

@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from conewise.errors import PromptError
-from conewise.text.pairs import Pair
-from conewise.text.tokenized import TokenizedPrompts, tokenize
+from conewise.text.prompts import Pair, TokenizedPrompts, tokenize
 from conewise.text.tokens import subject_positions
 from tests.runs.spelling import byte_level, word_level
 

@@ -17,9 +17,8 @@ from conewise.model import Model
 from conewise.models.tiny import PROMPTS
 from conewise.sweeps.result import Result
 from conewise.text.ask import chosen_edges
-from conewise.text.pairs import Pair, read_pairs
+from conewise.text.prompts import Pair, TokenizedPrompts, read_pairs, tokenize
 from conewise.text.questions import Question, default_direction
-from conewise.text.tokenized import TokenizedPrompts, tokenize
 from tests.sweeps.test_sweep_memory import allocated
 
 assert_alike = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from conewise.text.pairs import BETWEEN, FIELDS, Pair
+from conewise.text.prompts import BETWEEN, FIELDS, Pair
 
 
 def write_pairs(path: Path, pairs: Iterable[Pair]) -> Path:

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from conewise.circuits.forwards import Asked
     from conewise.jobs.pool import Pool
     from conewise.model import Model
-    from conewise.text.pairs import Pair
+    from conewise.text.prompts import Pair, TokenizedPrompts
     from conewise.text.questions import Question
-    from conewise.text.tokenized import TokenizedPrompts
 
 
 def placed(text: str, model: Model) -> Place:
@@ -279,7 +278,7 @@ def pairs_of(name: str, options: PairOptions, needed: Sequence[str], command: st
 
     `needed` are the options that one pair takes; `command` is what an example is of.
     """
-    from conewise.text.pairs import Pair, read_pairs
+    from conewise.text.prompts import Pair, read_pairs
 
     answers, wrong = tuple(options.answer or ()), tuple(options.wrong or ())
     written = {
@@ -370,8 +369,8 @@ def read_prompts(
     `reads_both`: what one run has is put into the other, so they have to differ.
     """
     loaded = model.load(status)
+    from conewise.text.prompts import tokenize
     from conewise.text.questions import expect_two_runs
-    from conewise.text.tokenized import tokenize
 
     prompts = tokenize(
         pairs,
@@ -391,7 +390,7 @@ def read_prompts(
 
 def question_json(question: Question) -> dict[str, Any]:
     """The question as the JSON of `plan` and `sweep` has it."""
-    from conewise.text.tokenized import METRICS
+    from conewise.text.prompts import METRICS
 
     return {
         "model": model_json(question.model),
@@ -413,7 +412,7 @@ def question_json(question: Question) -> dict[str, Any]:
 
 def show_question(console: Console, question: Question, unit: str = "site") -> None:
     """The question, for people: the first pair, what is changed (`unit`s, one by one), what is read."""
-    from conewise.text.tokenized import METRICS
+    from conewise.text.prompts import METRICS
 
     show_prompts(console, question)
     ways = {"denoise": "denoising", "noise": "noising"}

@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 
 from conewise.errors import LoadError
 from conewise.extras import expect, needs
-from conewise.models.configs import bounded, check_counts
-from conewise.models.weight_files import WeightCount, cached
+from conewise.models.model_files import WeightCount, bounded, cached, check_counts
 from conewise.program.foreign import brief, quiet, translating
 
 with needs("hf"):

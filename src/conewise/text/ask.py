@@ -27,9 +27,8 @@ from conewise.errors import Argument, PromptError, PromptWarning, SiteError, Swe
 from conewise.model import Model, capture
 from conewise.program.calls import forward_parameters
 from conewise.program.export import unwrapped
-from conewise.text.pairs import Pair, as_pairs
+from conewise.text.prompts import Pair, TokenizedPrompts, as_pairs, tokenize
 from conewise.text.questions import Question, default_direction, expect_asked, noise_scale
-from conewise.text.tokenized import TokenizedPrompts, tokenize
 
 PATTERN = "a0.*->*<k>"
 """Edges as people write them: from the heads of layer 0 into keys."""
@@ -118,7 +117,7 @@ def as_choice(text: str) -> Choice:
 
 
 def _usual(model: Model, name: str, pos: str | None) -> dict[str, Choice]:
-    """What is chosen along each axis where nothing is said: every layer, every head."""
+    """Return the usual choice along each axis: every layer, every head."""
     layers = model.sites.layers(name) if name in model.sites.kinds else ()
     first = model.each_call([Place(name, layers[0] if layers else None)])[0]
     axes = model.locate(first).view.axes
@@ -155,7 +154,7 @@ def ask(
     batch_size: int | None = None,
     as_written: bool = False,
 ) -> Question:
-    """What every site does to a model's answers, over prompts of any lengths: a `Question` to plan and run.
+    """Ask what every site does to a model's answers, over prompts of any lengths, and return the `Question`.
 
     `model` is what `cw.load` gives, or a model that was captured with its tokenizer, or a module with its
     `tokenizer`. `prompts` are a file (JSON, JSON lines or CSV), a DataFrame, a row or a list of rows
@@ -209,7 +208,7 @@ def ask(
 
 
 def reads_corrupted(patch: str, direction: str | None) -> bool:
-    """Whether the corrupted prompts are run at all."""
+    """True if the corrupted prompts are run at all."""
     return patch == "source" or direction == "denoise"
 
 

@@ -26,6 +26,7 @@ from conewise.attributing.pieces import HYBRID, AttributionPlan
 from conewise.errors import Argument, MetricError, MissingSiteError, PromptError, SweepError
 from conewise.jobs.pool import Pool
 from conewise.jobs.progress import PassedOn, Shown, bar
+from conewise.model import Model
 from conewise.program.calls import forward_parameters
 from conewise.program.export import eager
 from conewise.program.tensors import Tensor
@@ -55,15 +56,15 @@ from conewise.text.answer import (
     whole_result,
     without_steps,
 )
-from conewise.text.tokenized import METRICS, Progress, TokenizedPrompts
+from conewise.text.prompts import METRICS, Progress, TokenizedPrompts
 from conewise.threads import Turn, one_module, one_thread
 
 DIRECTIONS = {"denoise": ("corrupted", "clean"), "noise": ("clean", "corrupted")}
-"""Which run is the base, and which the source, of each direction."""
+"""The base and the source of each direction."""
 
 
 def default_direction(patch: str) -> str:
-    """What people mean who do not say: put clean values into the corrupted run, and ablate the clean one."""
+    """Return the usual direction: clean values go into the corrupted run, and the clean run is ablated."""
     return "denoise" if patch == "source" else "noise"
 
 
@@ -147,7 +148,7 @@ def expect_tokens(model: Captured, metric: Metric) -> None:
 
 
 def forward_seconds(model: Captured, inputs: Sequence[Mapping[str, Tensor]], times: int) -> float:
-    """What one full forward of all `inputs` takes: the mean of so many, after one.
+    """Return the seconds of one full forward of all `inputs`: the mean of so many, after one.
 
     A module that can computes the logits of the last position alone: nobody reads the others.
     """
@@ -167,7 +168,7 @@ def forward_seconds(model: Captured, inputs: Sequence[Mapping[str, Tensor]], tim
 @checked
 @dataclass(frozen=True)
 class Question:
-    """What every site does to the metric, when `patch` is put there in one run of each pair.
+    """The effect of every site on the metric, when `patch` is put there in one run of each pair.
 
     `direction`: "denoise" changes the corrupted run and takes values from the clean one, "noise" the other
     way round. `patch` is "source" (the other run's values), "zero", "mean" (over the base's prompts and
@@ -179,7 +180,7 @@ class Question:
     MetricError or InputMismatchError for what cannot be asked.
     """
 
-    model: Captured
+    model: Model
     prompts: TokenizedPrompts
     sites: SelectorLike
     direction: str = "denoise"
@@ -229,7 +230,7 @@ class Question:
 
     @property
     def numbers(self) -> tuple[tuple[int, ...], ...]:
-        """Which prompts each group has, by number."""
+        """The prompts of each group, by number."""
         return self.prompts.groups
 
     @property
@@ -327,7 +328,7 @@ class Question:
         )
 
     def _metric(self, group: int, clean: Run | None) -> Metric:
-        """What is read of one group."""
+        """Return the metric of one group."""
         if isinstance(self.metric, str):
             return self.prompts.metric(group, self.metric, clean)
         metric = as_metric(self.metric)
@@ -337,12 +338,12 @@ class Question:
 
     @property
     def metric_name(self) -> str:
-        """What the metric is called."""
+        """The name of the metric."""
         return self.metric if isinstance(self.metric, str) else as_metric(self.metric).name
 
     @cached_property
     def _put(self) -> Any:
-        """What is put at the sites, where it does not come from a run; one for all groups."""
+        """The values that are put at the sites, where they do not come from a run; one for all groups."""
         if self.patch == "mean":
             return mean(self.model, self.prompts.inputs(self.base, facts_of(self.model).input_device))
         return noise(self.scale, self.seed) if self.patch == "noise" else self.patch
@@ -360,7 +361,7 @@ class Question:
         evaluator: str = "auto",
         progress: Progress | None = None,
     ) -> SweepPlan:
-        """What all sweeps together will compute, and at what cost; nothing of it is computed.
+        """Plan all sweeps together: what they will compute, and at what cost; nothing of it is computed.
 
         `progress` is called with how many prompts are planned, and of how many.
         """
@@ -425,7 +426,7 @@ class Question:
     def attribution_plan(
         self, method: str, steps: int | None = None, max_memory: int | str | None = None
     ) -> tuple[AttributionPlan, ...]:
-        """What estimating takes, for each group of prompts: see `conewise.attribution_plan`."""
+        """Plan the estimation for each group of prompts: see `conewise.attribution_plan`."""
         found = []
         for group in range(len(self.prompts.groups)):
             with self._swept(group) as sweep:
@@ -444,7 +445,7 @@ class Question:
         progress: Shown = None,
         executor: Pool | None = None,
     ) -> Result:
-        """What every sweep would find, estimated by gradients: see `conewise.attribution`.
+        """Estimate what every sweep would find, by gradients: see `conewise.attribution`.
 
         With several groups, each is stored in a folder of its own in `out`; the workers of `executor` run all
         groups together, but those of "hybrid" one behind the other.
@@ -507,7 +508,7 @@ class Question:
     def faithfulness(
         self, top: int | Sequence[int] = (1, 2, 4, 8), *, share: float = 0.5, seed: int = 0, **how: Any
     ) -> HeldOut:
-        """How much of the behaviour the strongest sites have on prompts that they were not found on.
+        """Measure how much of the behaviour the strongest sites have on prompts that they were not found on.
 
         The sites are found on a `share` of the prompts, see `split`: those that move the metric furthest
         towards the source, the first `top` of them, for each number. Each such set is patched together, in
@@ -555,7 +556,7 @@ class Question:
         )
 
     def forward_seconds(self, times: Samples) -> float:
-        """What one full forward of all prompts by the module itself takes: the mean of so many, after one."""
+        """Return the seconds of one full forward of all prompts by the module itself: the mean of so many."""
         inputs = self.prompts.inputs(self.base, facts_of(self.model).input_device)
         return forward_seconds(self.model, inputs, times)
 

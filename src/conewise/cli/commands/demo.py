@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conewise.report.story import Story
     from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
-    from conewise.text.pairs import Pair
+    from conewise.text.prompts import Pair
     from conewise.text.questions import Question
 
 HELP = """Take a language model apart: who gets the drink? Every head and MLP patched, and a page written.
@@ -136,8 +136,8 @@ def ask(name: str, status: Status) -> Question:
             error.add_note("`conewise demo --tiny` takes a small model apart that needs no download.")
         raise
     from conewise.anatomy.selectors import sites
+    from conewise.text.prompts import tokenize
     from conewise.text.questions import Question
-    from conewise.text.tokenized import tokenize
 
     prompts = tokenize(pairs(name), model.tokenizer)
     captured(model, status, prompts)
@@ -146,7 +146,7 @@ def ask(name: str, status: Status) -> Question:
 
 def pairs(name: str) -> list[Pair]:
     """The prompts: those that come with the tiny model, or scenes in which each of two people gives once."""
-    from conewise.text.pairs import Pair, read_pairs
+    from conewise.text.prompts import Pair, read_pairs
 
     if name == TINY:
         from conewise.models.tiny import PROMPTS

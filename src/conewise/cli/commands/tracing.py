@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from conewise.circuits.tracing import Trace
     from conewise.model import Model
     from conewise.report.story import Story
-    from conewise.text.tokenized import TokenizedPrompts
+    from conewise.text.prompts import TokenizedPrompts
 
 HELP = """Trace which states carry what the model knows of a subject (Meng et al., 2022).
 
@@ -100,8 +100,7 @@ def trace(
     loaded = ModelName(model, loading).load(status)
     from conewise.circuits.tracing import causal_trace
     from conewise.text.ask import as_choice
-    from conewise.text.pairs import Pair
-    from conewise.text.tokenized import tokenize
+    from conewise.text.prompts import Pair, tokenize
     from conewise.text.tokens import subject_positions
 
     answers, wrong_answers = tuple(answer or ()), tuple(wrong or ())
@@ -147,7 +146,7 @@ def trace(
 def _story(
     loaded: Model, prompts: TokenizedPrompts, traced: Trace, metric: str, command: str, seed: int
 ) -> Story:
-    from conewise.text.tokenized import METRICS
+    from conewise.text.prompts import METRICS
 
     traced_story: Story = traced.result.story
     (pair,), (answers,) = traced_story.prompts, prompts.tokenized_pairs()
