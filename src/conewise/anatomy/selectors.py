@@ -169,23 +169,16 @@ def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> S
     "2:5" is 2, 3, 4. Along an axis with a plain number lies no axis of the result. Selectors add up:
     `sites(...) + sites(...)`.
     """
-    unknown = [axis for axis in choices if axis not in AXES and not _is_axis(axis)]
+    # Features, and the numbered axes of a module's site: not every kind of model has them.
+    known = (*AXES, *FEATURES)
+    unknown = [axis for axis in choices if axis not in known and not re.fullmatch("dim[0-9]+", axis)]
     if unknown:
         raise SiteError(f"no axis {unknown[0]!r}: a selector chooses along {', '.join(AXES)}.")
-    plain = {_axis(axis): _as_choice(axis, choice) for axis, choice in choices.items()}
+    plain = {"d" if axis in FEATURES else axis: _as_choice(axis, choice) for axis, choice in choices.items()}
     if len(plain) < len(choices):
         raise SiteError(f"{', '.join(choices)} name an axis twice: `d` is d_model, or d_head.")
     ordered = sorted(plain, key=lambda axis: AXES.index(axis) if axis in AXES else len(AXES))
     return Selector(name, stack, MappingProxyType({axis: plain[axis] for axis in ordered}))
-
-
-def _is_axis(axis: str) -> bool:
-    """True if some site may have an axis of this name that not every kind of model has."""
-    return axis in FEATURES or re.fullmatch("dim[0-9]+", axis) is not None
-
-
-def _axis(axis: str) -> str:
-    return "d" if axis in FEATURES else axis
 
 
 def _as_choice(axis: str, choice: object) -> Choice:

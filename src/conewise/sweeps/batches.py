@@ -200,17 +200,14 @@ def _read_source(model: Captured, given: Any, *, is_listed: bool) -> Any:
     if model.tokenizer is None:
         return given
     if isinstance(given, str):
-        return given if _is_word(given) else text_inputs(model, given)
+        # A word: 'zero', 'mean', or what was probably meant so, which is refused later.
+        is_word = given in WORDS or (" " not in given and bool(nearest_names(given, WORDS)))
+        return given if is_word else text_inputs(model, given)
     if isinstance(given, list | tuple) and (is_listed or any(isinstance(one, str) for one in given)):
         if not is_listed and is_text(given) and not any(one in WORDS for one in given):
             return text_inputs(model, given)
         return [_read_source(model, one, is_listed=False) for one in given]
     return given
-
-
-def _is_word(text: str) -> bool:
-    """True if a text is no prompt: 'zero', 'mean', or what was probably meant so, which is refused later."""
-    return text in WORDS or (" " not in text and bool(nearest_names(text, WORDS)))
 
 
 def _cut(metric: Metric, prompts: Sequence[int]) -> list[Metric]:

@@ -97,10 +97,6 @@ class Costs:
         dim, shape = self._layout.batch_dim.get(name), self.shape(name, rows=rows)
         return 0 if dim is None or shape is None or shape[dim] == 1 else self.bytes_of_copy(name, rows=rows)
 
-    def is_view(self, name: str) -> bool:
-        """True if the record's value shares memory with what it reads."""
-        return _is_view(self._records[name])
-
 
 VIEW, ATTENDS, MULTIPLIES, CONVOLVES, POINT = "view", "attention", "product", "convolution", "pointwise"
 

@@ -274,7 +274,9 @@ class RegionFinder:
         if dim != layout.pos_dim.get(source) or dim == layout.batch_dim.get(source):
             return False
         # Both of the whole value and of its last position: a fixed start is in the one, and not in the other.
-        whole, alone = (_first_of(start, layout.sizes(1, rows)) for rows in (None, 1))
+        whole, alone = (
+            layout.sizes(1, rows)[start.index] if isinstance(start, SizeRef) else start for rows in (None, 1)
+        )
         length = layout.length(source)
         return (record.shape or ())[dim] == 1 and whole in {length - 1, -1} and alone in {0, -1}
 
@@ -305,8 +307,3 @@ class RegionFinder:
         if record is not None:
             return record.shape or ()
         return next((leaf.shape for leaf in self._program.inputs if leaf.name == name), ())
-
-
-def _first_of(start: Any, sizes: Sequence[int]) -> Any:
-    """Return where a slice begins."""
-    return sizes[start.index] if isinstance(start, SizeRef) else start
