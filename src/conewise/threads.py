@@ -1,4 +1,8 @@
-"""Threads: one at a time uses a model or runs its module with hooks; garbage collection can be paused."""
+"""Threads: one at a time uses a model or runs its module with hooks; garbage collection can be paused.
+
+What the caller has switched on in torch changes no number: `autocast` is off meanwhile, and the default
+device is the CPU, but where the module itself runs.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +48,44 @@ class Turn:
         return Turn, ()  # a copy of a model is another model
 
 
-def _autocasting() -> list[str]:
+class _Caller(threading.local):
+    """What the caller of a job had switched on: the default device, None outside of jobs."""
+
+    device: Any = None
+
+
+_CALLER: Final = _Caller()
+
+
+def _autocasting(torch: Any) -> list[str]:
     """The kinds of devices for which the caller has switched autocast on."""
-    torch = sys.modules.get("torch")  # nothing casts before it is imported
-    return [] if torch is None else [kind for kind in _DEVICES if torch.is_autocast_enabled(kind)]
+    return [kind for kind in _DEVICES if torch.is_autocast_enabled(kind)]
+
+
+def _has_settings() -> bool:
+    """True where the caller has switched on autocast or a default device."""
+    torch = sys.modules.get("torch")  # nothing is switched on before it is imported
+    return torch is not None and (bool(_autocasting(torch)) or torch.get_default_device().type != "cpu")
 
 
 @contextmanager
-def _without_autocast() -> Iterator[None]:
-    with ExitStack() as off:
-        for kind in _autocasting():
-            off.enter_context(sys.modules["torch"].autocast(kind, enabled=False))
+def own_settings() -> Iterator[None]:
+    """Neither autocast nor a default device: a tensor lies on the CPU where nothing is said."""
+    if not _has_settings():
         yield
+        return
+    torch, before = sys.modules["torch"], _CALLER.device
+    outside = torch.get_default_device()
+    with ExitStack() as settings:
+        for kind in _autocasting(torch):
+            settings.enter_context(torch.autocast(kind, enabled=False))
+        if outside.type != "cpu":
+            _CALLER.device = outside
+            settings.enter_context(torch.device("cpu"))
+        try:
+            yield
+        finally:
+            _CALLER.device = before
 
 
 @contextmanager
@@ -63,9 +93,14 @@ def one_module() -> Iterator[None]:
     """Trace a module, or run one with hooks, while no other thread does; threads wait for each other.
 
     Tracing replaces functions of torch and of transformers for all threads, and several models may be
-    captures of one module.
+    captures of one module. What the module makes without saying where lies where the caller has it.
     """
-    with _MODULES, _without_autocast():
+    with _MODULES, ExitStack() as settings:
+        if (torch := sys.modules.get("torch")) is not None:
+            for kind in _autocasting(torch):
+                settings.enter_context(torch.autocast(kind, enabled=False))
+            if _CALLER.device is not None:
+                settings.enter_context(_CALLER.device)
         yield
 
 
@@ -88,17 +123,15 @@ def one_thread(target: C) -> C:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         turn = (args[0] if args else kwargs["model"])._turn
-        if turn is None:
-            return function(*args, **kwargs)
-        lock = turn.lock
-        if not lock.acquire(blocking=False):
+        if turn is not None and not turn.lock.acquire(blocking=False):
             raise BusyError(action, "use")
         try:
-            if not _autocasting():
+            if not _has_settings():
                 return function(*args, **kwargs)
-            with _without_autocast():
+            with own_settings():
                 return function(*args, **kwargs)
         finally:
-            lock.release()
+            if turn is not None:
+                turn.lock.release()
 
     return call  # type: ignore[return-value]

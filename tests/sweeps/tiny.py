@@ -44,7 +44,7 @@ def tiny(name: str) -> Model:
 
 def prompts(batch: int, seed: int = 0, length: int = LENGTH) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, VOCABULARY, (batch, length), generator=generator)
+    return torch.randint(0, VOCABULARY, (batch, length), generator=generator, device="cpu")
 
 
 PATHS: Mapping[str, Mapping[str, str]] = {

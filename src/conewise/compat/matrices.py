@@ -399,7 +399,7 @@ def norm_of(module: nn.Module, path: str, before: str, after: str) -> Norm | Non
         return None
     generator = torch.Generator().manual_seed(0)
     width = weights[0].shape[0]
-    probe = (torch.randn(3, width, generator=generator) + 0.5).to(weights[0])
+    probe = (torch.randn(3, width, generator=generator, device="cpu") + 0.5).to(weights[0])
     for is_centered in (True, False):
         norm = Norm(path, before, after, module, is_centered, eps)
         own = norm(probe).float()

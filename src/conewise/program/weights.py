@@ -26,7 +26,7 @@ from conewise.program.records import Program
 from conewise.program.rehearsal import with_numbers
 from conewise.program.tensors import writes_to
 from conewise.program.walk import bitwise_same
-from conewise.threads import one_module
+from conewise.threads import one_module, own_settings
 
 READ_WHOLE_BYTES = 8 << 20
 """Weights on a CPU that take no more than this are read whole each time that something is computed."""
@@ -142,6 +142,7 @@ class Weights:
             return self.whole_contents()
         return known
 
+    @own_settings()
     def whole_contents(self) -> Contents:
         """Return the present contents of the weights, every bit of them read."""
         self.expect_captured()

@@ -34,7 +34,7 @@ from conewise.program.walk import between, bitwise_same, build_graph, described_
 from conewise.program.weights import Weights
 from conewise.status import shown_phases, status_line
 from conewise.templates import heading, table
-from conewise.threads import Turn, one_module
+from conewise.threads import Turn, one_module, own_settings
 
 BEHIND_KEPT = 256
 """The number of answers of `Captured.behind` that are kept."""
@@ -78,6 +78,7 @@ class Captured:
         self.phases = doing.seconds()
         """The seconds that capturing took: exporting, building, comparing, weights."""
 
+    @own_settings()
     def _hold(
         self,
         module: Any,

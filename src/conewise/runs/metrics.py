@@ -25,6 +25,7 @@ from conewise.program.records import ATTENTION, Program
 from conewise.program.rehearsal import with_numbers
 from conewise.program.tensors import brought, copy_of
 from conewise.program.walk import described_fields, field_names, output_names
+from conewise.threads import own_settings
 
 Tensor = torch.Tensor
 
@@ -306,7 +307,8 @@ def read_at(metric: Metric, pos: Position) -> Metric:
     if pos is None:
         return metric
     try:
-        given = torch.as_tensor(expect_few(pos))
+        with own_settings():
+            given = torch.as_tensor(expect_few(pos))
         at = tuple(int(one) for one in given.reshape(-1).tolist())
     except (TypeError, ValueError, RuntimeError, OverflowError):
         at = ()
@@ -602,7 +604,8 @@ def _picked(logits: Tensor, token: Token, what: str) -> Tensor:
 def _tokens(token: Token, what: str) -> list[int]:
     """Tokens as plain numbers: one for all prompts, or one for each. Raises MetricError for what are none."""
     try:
-        found = torch.as_tensor(expect_few(token))
+        with own_settings():
+            found = torch.as_tensor(expect_few(token))
     except (TypeError, ValueError, RuntimeError, OverflowError):
         found = None
     if found is not None and not found.numel():

@@ -87,11 +87,11 @@ def statistics_of(
     is_exact = 2**prompts <= resamples
     choices = 2**prompts if is_exact else resamples
     mean = effects.mean(-1)
-    p = torch.full((cells,), math.nan, dtype=torch.float64)
+    p = torch.full((cells,), math.nan, dtype=torch.float64, device="cpu")
     for rows in _chunks(cells, choices):
         # Sums of the same numbers in another order differ by rounding, and are as large.
         least = mean[rows].abs() - 1e-12 * effects[rows].abs().amax(-1)
-        means = torch.zeros(len(least), choices, dtype=torch.float64)
+        means = torch.zeros(len(least), choices, dtype=torch.float64, device="cpu")
         for some, signs in _all_signs(prompts) if is_exact else _random_signs(prompts, choices, seed):
             means.addmm_(effects[rows, some], signs, alpha=1 / prompts)
         counts = (means.abs_() >= least[:, None]).sum(-1).double()
@@ -110,9 +110,9 @@ def _chunks(rows: int, columns: int) -> Iterator[slice]:
 
 def _all_signs(prompts: int) -> Iterator[tuple[slice, Tensor]]:
     """Every choice of signs, [prompt, choice], of some prompts at a time."""
-    choices = torch.arange(2**prompts)
+    choices = torch.arange(2**prompts, device="cpu")
     for some in _chunks(prompts, 4 * 2**prompts):
-        numbers = torch.arange(prompts)[some]
+        numbers = torch.arange(prompts, device="cpu")[some]
         yield some, ((choices >> numbers[:, None]) & 1).double().mul_(2).sub_(1)
 
 
@@ -121,7 +121,10 @@ def _random_signs(prompts: int, count: int, seed: int) -> Iterator[tuple[slice, 
     generator = torch.Generator().manual_seed(seed + 1)
     for some in _chunks(prompts, 4 * count):
         drawn = len(range(prompts)[some])
-        yield some, torch.randint(2, (drawn, count), generator=generator).double().mul_(2).sub_(1)
+        yield (
+            some,
+            torch.randint(2, (drawn, count), generator=generator, device="cpu").double().mul_(2).sub_(1),
+        )
 
 
 @functools.cache

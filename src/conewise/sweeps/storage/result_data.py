@@ -138,7 +138,7 @@ def unpacked(data: bytes, shape: Sequence[int]) -> torch.Tensor:
 
 def from_rows(rows: Sequence[Sequence[float]] | Sequence[float]) -> torch.Tensor:
     """A float64 tensor of nested lists."""
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""The caller's autocast: whatever is asked inside of it has the numbers that it has outside."""
+"""The caller's autocast and default device: what is asked inside of them has the numbers it has outside."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def patched() -> Tensor:
 
 
 def mixed(value: Tensor) -> Tensor:
-    return value @ torch.full((value.shape[-1], value.shape[-1]), 0.1)
+    return value @ torch.full((value.shape[-1], value.shape[-1]), 0.1, device=value.device)
 
 
 JOBS: dict[str, Callable[[], object]] = {
@@ -78,6 +79,51 @@ def test_autocast_changes_no_number_and_is_as_it_was_afterwards(job: str) -> Non
         inside = JOBS[job]()
         assert torch.is_autocast_enabled("cpu")
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    assert_same(inside, outside)
+
+
+@pytest.mark.parametrize("job", list(JOBS))
+def test_a_default_device_changes_no_number_and_is_as_it_was_afterwards(job: str) -> None:
+    """A tensor on the device "meta" has no numbers: whatever is made there cannot be read."""
+    outside = JOBS[job]()
+    with torch.device("meta"):
+        inside = JOBS[job]()
+        assert torch.ones(1).is_meta
+    assert_same(inside, outside)
+
+
+def test_what_a_module_makes_lies_where_its_caller_has_it() -> None:
+    """A check runs the module, which lays a tensor out on the default device of its caller."""
+    seen = []
+
+    class Noting(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not torch.compiler.is_exporting():
+                seen.append(torch.get_default_device().type)
+            return x * 2
+
+    model = cw.capture(Noting(), torch.ones(2, 3))
+    assert set(seen) == {"cpu"}
+    seen.clear()
+    with torch.device("meta"):
+        assert model.verify(samples=1).ok
+    assert set(seen) == {"meta"}
+
+
+def test_metrics_and_saved_results_under_a_default_device(tmp_path: Path) -> None:
+    result = tiny("llama").sweep(HEADS, **ASKED).run()
+    with torch.device("meta"):
+        found = (
+            tiny("llama").sweep(HEADS, **{**ASKED, "metric": cw.logit_diff([5, 5], 9, pos=[-1, -1])}).run()
+        )
+        saved = found.save(tmp_path / "saved")
+        again = cw.open(saved)
+        assert torch.equal(found.values, result.values)
+        assert torch.equal(again.values, result.values)
+        assert torch.equal(again.statistics().low, result.statistics().low)
+
+
+def assert_same(inside: object, outside: object) -> None:
     if isinstance(outside, Tensor):
         assert isinstance(inside, Tensor)
         assert inside.dtype == outside.dtype
