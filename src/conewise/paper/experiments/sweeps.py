@@ -25,8 +25,15 @@ from conewise.paper.experiments.result import (
 )
 from conewise.paper.experiments.transformers import one_thread
 from conewise.paper.theory.clocks import calibrate_stacks, compiled_ratio
-from conewise.paper.theory.sweeps import full_cost, stale, sweep_cost, sweep_costs
-from conewise.paper.theory.wavefront import saturating_worlds, stack_launches, stack_peak
+from conewise.paper.theory.sweeps import (
+    full_cost,
+    saturating_worlds,
+    stack_launches,
+    stack_peak,
+    stale,
+    sweep_cost,
+    sweep_costs,
+)
 from conewise.program.foreign import quiet
 from conewise.reactive.graph import Graph
 from conewise.runs.captured import Captured

@@ -89,13 +89,18 @@ from conewise.paper.theory.profiles import (
     training_from_forward,
 )
 from conewise.paper.theory.sweeps import (
+    StackPeak,
     Touched,
+    branch_order,
     demand_size,
     downstream_fractions,
     effective_index,
     full_cost,
     limit_ratio,
     mean_fraction,
+    saturating_worlds,
+    stack_launches,
+    stack_peak,
     stale,
     sweep_cost,
     sweep_costs,
@@ -114,13 +119,6 @@ from conewise.paper.theory.transformers import (
     transformer_cone,
     transformer_nodes,
     transformer_ratio,
-)
-from conewise.paper.theory.wavefront import (
-    StackPeak,
-    branch_order,
-    saturating_worlds,
-    stack_launches,
-    stack_peak,
 )
 
 __all__ = [

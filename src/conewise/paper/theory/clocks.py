@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conewise.errors import TheoryError
-from conewise.paper.theory.wavefront import saturating_worlds
+from conewise.paper.theory.sweeps import saturating_worlds
 from conewise.paper.theory.weights import (
     Exact,
     Weight,
