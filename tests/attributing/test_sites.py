@@ -339,7 +339,7 @@ def test_a_result_says_that_it_is_approximate_wherever_it_goes(tmp_path: Any) ->
     assert "approximate (ig, 2 steps)" in found.plot().layout.title.text
     assert set(found.to_dataframe()["method"]) == {"ig, 2 steps"}
     assert found.provenance["attribution"] == {"method": "ig", "steps": 2}
-    read = cw.load(found.save(tmp_path / "saved"))
+    read = cw.open(found.save(tmp_path / "saved"))
     assert isinstance(read, cw.Result)
     assert read.equals(found)
     assert read.method == "ig, 2 steps"

@@ -180,7 +180,7 @@ def test_a_hybrid_has_the_exact_top_and_says_which_cells_are_exact(tmp_path: Any
     )
     assert mixed.provenance["attribution"]["exact"] == list(mixed.exact)
     assert mixed.plan.node_evaluations == mixed.ledger.node_evaluations > plain.plan.node_evaluations
-    assert cw.load(mixed.save(tmp_path / "mixed")).method == mixed.method  # type: ignore[union-attr]
+    assert cw.open(mixed.save(tmp_path / "mixed")).method == mixed.method  # type: ignore[union-attr]
     assert cw.attribution(model, HEADS, **asked(), method="hybrid", top=2, sample=4).method.startswith(
         "hybrid"
     )

@@ -264,7 +264,7 @@ def test_a_sweep_over_latents_is_stored_and_taken_up_again(tmp_path: Path) -> No
     with pytest.raises(cw.ConewiseError):
         swept(plain().splice(("mlp_out", 0), Autoencoder(D, LATENTS))).run(out=tmp_path / "run", resume=True)
     first.save(tmp_path / "saved")
-    loaded = cw.load(tmp_path / "saved")
+    loaded = cw.open(tmp_path / "saved")
     assert first.equals(loaded)
 
 

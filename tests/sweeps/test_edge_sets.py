@@ -86,7 +86,7 @@ def test_a_plan_and_a_result_of_sets_are_kept_whole(tmp_path: Path) -> None:
     plan = sweep.plan()
     assert SweepPlan.from_json(plan.to_json()) == plan
     result = plan.run(progress=False)
-    assert cw.load(result.save(tmp_path / "sets")).equals(result)
+    assert cw.open(result.save(tmp_path / "sets")).equals(result)
     table = result.to_dataframe()
     assert table["site"][0] == "a0.h0->m1 + a0.h1->m1"
     assert table["writer"].isna().tolist() == [True, True, True, True, False]

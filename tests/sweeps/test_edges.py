@@ -247,7 +247,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
 def test_a_result_of_edges_is_saved_and_read_back(tmp_path: Path) -> None:
     _, result = swept("llama")
-    loaded = cw.load(str(result.save(tmp_path / "edges")))
+    loaded = cw.open(str(result.save(tmp_path / "edges")))
     assert isinstance(loaded, Result)
     assert loaded.equals(result)
     table = loaded.to_dataframe()
