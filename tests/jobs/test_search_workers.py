@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,7 @@ from conewise.circuits.circuit import Circuit
 from conewise.errors import FleetError
 from conewise.model import Model
 from tests.cli.commands import PAIR, Done
-from tests.jobs.fleet_cases import METRIC, ids, killing, quick
+from tests.jobs.fleet_cases import METRIC, ids, killing
 from tests.jobs.search_cases import Here, asked_of, changes, decided, stored_decisions
 
 pytestmark = pytest.mark.ray
@@ -152,49 +148,6 @@ def test_an_operation_that_raises_ends_the_search(fleet: Any, model: Model, tmp_
     found = cw.acdc(model, **asked, executor=fleet, out=path, resume=True)
     assert decided(found) == decided(expected)
     assert set(fleet.ledger.seats) == workers  # they were not started anew
-
-
-DRIVER = """
-    import sys
-    import conewise as cw
-    from conewise.circuits import acdc
-    from tests.jobs.fleet_cases import slow, small_model
-    from tests.jobs.search_cases import asked_of
-
-    acdc.SAVE_EVERY = 0.0
-    model = small_model()
-    fleet = cw.Processes(1) if sys.argv[1] == "processes" else cw.Ray(workers=1)
-    shown = lambda *done: print(*done, flush=True)
-    asked = asked_of(model, metric=cw.metric(slow, name="slow", key="slow"))
-    cw.acdc(model, **asked, executor=fleet, out=sys.argv[2], progress=shown)
-"""
-
-
-def test_a_killed_driver_goes_on_where_it_was(fleet: Any, model: Model, tmp_path: Path) -> None:
-    kind = "processes" if isinstance(fleet, cw.Processes) else "ray"
-    script, path = tmp_path / "driver.py", tmp_path / "search"
-    script.write_text(textwrap.dedent(DRIVER))
-    paths = {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
-    with subprocess.Popen(
-        [sys.executable, str(script), kind, str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, **paths},
-        start_new_session=True,
-    ) as driver:
-        assert driver.stdout is not None
-        for line in driver.stdout:
-            if line.split() and int(line.split()[0]) > 40:
-                break
-        driver.send_signal(signal.SIGKILL)
-        driver.wait()
-    kept = stored_decisions(path)
-    asked = asked_of(model, metric=cw.metric(quick, name="slow", key="slow"))
-    expected = cw.acdc(model, **asked)
-    assert 0 < kept < len(expected.log)
-    found = cw.acdc(model, **asked, executor=fleet, out=path, resume=True)
-    assert decided(found) == decided(expected)
 
 
 def test_a_command_finds_the_same_circuit(tmp_path: Path) -> None:
