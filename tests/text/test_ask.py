@@ -111,7 +111,7 @@ def test_an_ablation_takes_texts_and_needs_no_corrupted_prompts() -> None:
     question = cw.ask(model(), texts, sites="mlp_out", patch="zero", metric="kl")
     assert question.direction == "noise"
     found = question.run()
-    mlps = [layer.mlp for layer in tiny().module.model.layers]  # type: ignore[union-attr]
+    mlps = [layer.mlp for layer in tiny().module.model.layers]
     for number, text in enumerate(texts):
         before = logits(text).log_softmax(-1)
         for layer, mlp in enumerate(mlps):

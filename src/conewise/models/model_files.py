@@ -30,10 +30,11 @@ from torch.nn.modules.module import (
 )
 
 from conewise.errors import LoadError
-from conewise.extras import needs
+from conewise.extras import expect, needs
 from conewise.files import as_path, read_json
 from conewise.program.foreign import brief
 
+expect("hf", "transformers")  # named before the packages that it brings
 with needs("hf"):
     from filelock import FileLock, Timeout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,7 @@ from conewise.runs.decomposition import (
     parts_at,
     patches_in_the_way,
 )
+from conewise.runs.metrics import Metric
 from conewise.runs.values import Values, reader
 from conewise.text.tokens import position_labels
 
@@ -37,22 +38,6 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Rows = tuple[tuple[tuple[int, float], ...], ...]
-
-
-class LinearMetric(Protocol):
-    """A metric, as far as it is attributed."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def linear(self) -> Rows:
-        """The coefficients of the sum of logits that it is: see `Metric`."""
-
-    @property
-    def behind(self) -> tuple[int, ...]:
-        """The number of positions behind the one that is read, in each prompt; none for the last."""
 
 
 @checked
@@ -176,7 +161,7 @@ def by_layer_and_head(parts: Sequence[Part], values: Tensor) -> tuple[Tensor, li
     return table, rows, [*map(str, range(heads)), "MLP"]
 
 
-def expect_linear(metric: LinearMetric) -> None:
+def expect_linear(metric: Metric) -> None:
     """Raise MetricError for a metric that is no sum of logits."""
     if not metric.linear:
         raise MetricError(
@@ -187,7 +172,7 @@ def expect_linear(metric: LinearMetric) -> None:
 
 def attribute(
     run: Values,
-    metric: LinearMetric,
+    metric: Metric,
     numbers: Tensor,
     by: str = "head",
     *,
