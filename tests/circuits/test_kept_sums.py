@@ -187,6 +187,29 @@ def test_nothing_is_left_where_all_edges_of_the_tiny_model_carry_nothing() -> No
     assert result.verify()
 
 
+@pytest.mark.parametrize("name", ["tiny", "gemma2"])
+def test_a_search_decides_by_sums_of_kept_parts(name: str) -> None:
+    """Each decision of ACDC with nothing in place of removed edges, in bfloat16, from the one before it."""
+    scene = Scene.made(name, "bfloat16", 2)
+    plain = scene.plains[1]
+    nothing = ablated(plain.forward(scene.ids)[1], "zero")
+
+    def metric(removed: set[Edge]) -> float:
+        logits = plain.forward(scene.ids, removed, nothing)[0][:, -1]
+        return float((logits[:, 3] - logits[:, 5]).mean())
+
+    base = scene.model.run(input_ids=scene.ids)
+    log = cw.acdc(scene.model, base=base, metric=METRIC, ablation="zero", threshold=0.5).log
+    removed: set[Edge] = set()
+    scale = float(plain.forward(scene.ids)[0][:, -1].abs().max())
+    assert len({one.kept for one in log}) == 2
+    for one in log[:120]:
+        writer, _, reader = one.edge.partition("->")
+        after = metric(removed | {(writer, reader)})
+        assert one.change == pytest.approx(after - metric(removed), abs=4 * FLOORS["bfloat16"] * scale)
+        removed |= set() if one.kept else {(writer, reader)}
+
+
 def test_a_circuit_of_all_edges_is_the_base_bit_for_bit_and_one_of_none_the_source() -> None:
     for name in ("llama", "gemma2"):
         scene = Scene.made(name, "bfloat16", 1)

@@ -250,6 +250,29 @@ def test_edges_circuits_searches_and_parts_of_logits_are_those_of_the_prompt_alo
     torch.testing.assert_close(traces[0].values[:, first : first + 4], traces[1].values, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_trace_of_a_padded_prompt_is_that_of_the_prompt_alone(side: str) -> None:
+    prompt = [7, 9, 11, 13, 15]
+    first = 0 if side == "right" else 2
+    asked: dict[str, Any] = {"metric": cw.prob(ANSWER), "noise": 2.0, "samples": 3}
+    own = {"input_ids": torch.tensor([prompt])}
+    expected = cw.causal_trace(cw.capture(module_of("llama"), **own), own, subject=[1], **asked)
+    found = cw.causal_trace(
+        model_of("llama"),
+        padded([prompt], side, len(prompt) + 2),
+        subject=[first + 1],
+        positions=range(first, first + len(prompt)),
+        **asked,
+    )
+    assert expected.values.std() > 1e-4
+    assert found.clean == pytest.approx(float(alone("llama", prompt)[-1].softmax(-1)[ANSWER]), abs=1e-5)
+    torch.testing.assert_close(found.values, expected.values, rtol=0, atol=1e-5)
+    with pytest.raises(SweepError, match="padding"):
+        cw.causal_trace(
+            model_of("llama"), padded([prompt], side, 7), subject=[6 if side == "right" else 0], **asked
+        )
+
+
 def test_a_model_without_causal_attention_needs_a_position() -> None:
     model, prompts = model_of("bert"), drawn(random.Random(6), [4, 3])
     run = model.run(**padded(prompts, "right"))
