@@ -43,7 +43,7 @@ from conewise.threads import Turn, gc_paused, one_module, one_thread
 CAPTURED = frozenset(
     {
         *("program", "signature", "batch_is_fixed", "graph", "state", "weights", "fidelity", "site_table"),
-        *("phases", "splices", "spliced_into", "_built", "_is_traced", "_behind", "_supports", "_bytes"),
+        *("phases", "splices", "spliced_into", "_built", "_again", "_behind", "_supports", "_bytes"),
     }
 )
 """What a model has once it is captured."""
@@ -236,7 +236,7 @@ class Model(Captured):
             model.origin, model._turn = self.origin, Turn()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", InexactCaptureWarning)  # the capture said so
-                model._hold(made.module, made.exported, made.sites_of, doing)
+                model._hold(made.module, made.exported, made.sites_of, doing, made.again)
             doing("comparing")
             model.splices = MappingProxyType({**self.splices, name: made.checked(self, model)})
             how = {"place": place, "encode": encode, "decode": decode, "reads": reads, "name": name}

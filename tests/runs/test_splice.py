@@ -16,6 +16,7 @@ from conewise.errors import (
     DictionaryError,
     EdgeError,
     MissingSiteError,
+    ModuleChangedError,
     NoEffectWarning,
     UnhookedWarning,
     WeightsChangedError,
@@ -336,6 +337,57 @@ def test_a_written_weight_of_a_dictionary_is_noticed() -> None:
         dictionary.w_dec[0, 0] += 1
     with pytest.raises(WeightsChangedError, match="w_dec"):
         _ = base["sae.reconstruction"]
+
+
+class Remembering(Autoencoder):
+    """Counts its calls and keeps its latents, as dictionaries in training do."""
+
+    calls, scale = 0, 1.0
+    latents: Tensor | None = None
+
+    def encode(self, value: Tensor) -> Tensor:
+        self.calls += 1
+        self.latents = super().encode(value) * self.scale
+        return self.latents
+
+
+class _Halves:
+    """The same as an object of no class of torch."""
+
+    def __init__(self) -> None:
+        self.inner = Remembering(D, LATENTS)
+        self.encode, self.decode = self.inner.encode, self.inner.decode
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")  # torch's, of the export
+@pytest.mark.parametrize("kind", ["module", "functions", "second"])
+def test_a_dictionary_that_remembers_is_no_other_one_and_one_with_another_scale_is(kind: str) -> None:
+    dictionary = Remembering(D, LATENTS) if kind != "functions" else _Halves()
+    held = dictionary.inner if isinstance(dictionary, _Halves) else dictionary
+    model = plain().splice(PLACE, dictionary)
+    if kind == "second":
+        model = model.splice(("mlp_out", 1), Autoencoder(D, LATENTS, seed=1), name="other")
+    ids = small.prompts(1)
+    sites = cw.sites("sae.latents", latent=[0, 1])
+    for _ in range(2):  # the checks run the dictionary, which then holds something else
+        result = model.sweep(sites, base={"input_ids": ids}, source="zero", metric=METRIC).run(verify=1)
+        assert result.verify(1).ok
+    held.scale = 2.0
+    with pytest.raises(ModuleChangedError, match=r"scale: .*2\.0"):
+        model.run(input_ids=ids)
+
+
+SCALE = 1.0
+
+
+def test_what_a_function_of_a_dictionary_reads_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Autoencoder(D, LATENTS)
+    model = plain().splice(PLACE, encode=lambda value: held.encode(value) * SCALE, decode=held.decode)
+    ids = small.prompts(1)
+    model.run(input_ids=ids)
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    with pytest.raises(ModuleChangedError, match=r"SCALE: 1\.0 → 2\.0"):
+        model.run(input_ids=ids)
 
 
 def test_edges_are_there_where_a_dictionary_belongs_to_an_mlp_and_are_refused_elsewhere() -> None:

@@ -12,7 +12,7 @@ import argparse
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -74,11 +74,13 @@ Changes = dict[Key, tuple[Any, Any]]
 class ModuleState:
     """The state of a module when it was captured, its weights apart.
 
-    `is_same_program()` traces the module again, and says whether that gives the captured program: of values
-    that differ, most have no effect. It is asked once for each change that is found.
+    `is_same_program` traces the module again, and says whether that gives the captured program: of values
+    that differ, most have no effect. It is told where they are, and asked once for each change that is found.
     """
 
-    def __init__(self, module: nn.Module, name: str, is_same_program: Callable[[], bool]) -> None:
+    def __init__(
+        self, module: nn.Module, name: str, is_same_program: Callable[[Collection[str]], bool]
+    ) -> None:
         self._module, self._name, self._is_same_program = module, name, is_same_program
         self._refused: Changes = {}
         self._take()
@@ -98,7 +100,7 @@ class ModuleState:
             changes.keys() == self._refused.keys()
             and all(new is self._refused[key][1] for key, (_, new) in changes.items())
         )
-        if changes and (is_refused or not self._is_same_program()):
+        if changes and (is_refused or not self._is_same(changes)):
             self._refused = changes
             raise ModuleChangedError(self._name, _told(changes))
         self._take()
@@ -106,7 +108,7 @@ class ModuleState:
     def expect_stateless(self) -> None:
         """Raise CaptureError where a forward of the module has changed what the next one computes."""
         changes = {} if self._is_untouched() else self._changes()
-        if changes and not self._is_same_program():
+        if changes and not self._is_same(changes):
             raise CaptureError(
                 f"{self._name} computes something else each time that it runs, since its forward changes "
                 f"what it reads: {'; '.join(_told(changes)[:4])}. A graph computes the same each time: "
@@ -115,6 +117,9 @@ class ModuleState:
             )
         if changes:
             self._take()
+
+    def _is_same(self, changes: Changes) -> bool:
+        return self._is_same_program([where for _, where in changes])
 
     def _changes(self) -> Changes:
         """The differences from the last time that the module was found to be what was captured."""
@@ -140,6 +145,12 @@ class ModuleState:
         if any(self._empty) or list(map(len, self._views)) != self._lengths:
             return False
         return all(map(operator.is_, self._held(), self._objects))
+
+
+def changed_beside(module: nn.Module, parts: Iterable[str], changed: Iterable[str]) -> bool:
+    """True if a change is one of the module itself, beside these parts; globals are none of it."""
+    own = {"the module", *vars(module), *module._modules} - set(parts)
+    return any(where.strip("'").partition(".")[0].partition("[")[0] in own for where in changed)
 
 
 class _Look:

@@ -20,13 +20,14 @@ from conewise.errors import (
     GraphChangedError,
     InexactCaptureWarning,
     InputMismatchError,
+    ModuleChangedError,
     OtherModelError,
     PatchError,
 )
 from conewise.jobs.digests import program_digest
 from conewise.program.export import Exported, export, unwrapped
 from conewise.program.fidelity import compare
-from conewise.program.module_state import ModuleState
+from conewise.program.module_state import ModuleState, changed_beside
 from conewise.program.records import TOKEN_KEEPING, Program, Ref
 from conewise.program.sizes import has_unbacked
 from conewise.program.tensors import Tensor
@@ -85,8 +86,12 @@ class Captured:
         exported: Exported,
         sites_of: Callable[[Program], SiteTable],
         doing: Callable[[str], None],
+        again: Callable[[], Program] | None = None,
     ) -> None:
-        """Be the captured model of a module that was exported; `sites_of` finds the sites of its program."""
+        """Be the captured model of a module that was exported; `sites_of` finds the sites of its program.
+
+        `again` makes the program of one with a dictionary once more, with the dictionary as it is then.
+        """
         doing("building")
         self.module = module
         self.name = exported.program.module_name
@@ -95,14 +100,14 @@ class Captured:
         self.batch_is_fixed = exported.fixed
         self.graph = build_graph(self.program)
         self._built = tuple(self.graph.table.rules), tuple(self.graph.table.inputs)
-        self._is_traced = sites_of is SiteTable  # not where records were put into it
+        self._again = again
         self.state = ModuleState(module, self.name, self._is_same_program)
         self.weights = Weights(self.program, module, self.state)
         example = exported.signature.example
         self.expect_known_ids(exported.signature.bind(example.args, example.kwargs))
         doing("comparing")
         self.fidelity = compare(module, exported, self.graph)
-        if self._is_traced:
+        if again is None:
             self.state.expect_stateless()
         doing("weights")
         if self.weights.are_on_gpu:
@@ -247,17 +252,26 @@ class Captured:
                 self._behind.popitem(last=False)
         return self._behind[key]
 
-    def _is_same_program(self) -> bool:
-        """True if the module, traced again, gives the program that was captured, with the same constants."""
-        example = self.signature.example
+    def _is_same_program(self, changed: Collection[str]) -> bool:
+        """True if what was captured, traced again, gives the same program, with the same constants.
+
+        `changed` says where the module changed. Of one with a dictionary only the dictionary is traced again.
+        """
         try:
-            again = export(self.module, example.args, example.kwargs, batch_dim=self._batch_dim).program
+            if self._again is None:
+                call = self.signature.example
+                again = export(self.module, call.args, call.kwargs, batch_dim=self._batch_dim).program
+            elif changed_beside(self.module, self.splices, changed):
+                return False
+            else:
+                again = self._again()
+        except ModuleChangedError:
+            raise  # of the model that the dictionary was put into: it says what changed there
         except Exception:  # noqa: BLE001  # a module raises whatever it likes
             return False
         held, now = self.program.source_values, again.source_values
         return (
-            self._is_traced
-            and program_digest(again) == program_digest(self.program)
+            program_digest(again) == program_digest(self.program)
             and held.keys() == now.keys()
             and all(value is now[name] or bitwise_same(value, now[name]) for name, value in held.items())
         )

@@ -196,6 +196,8 @@ class Splicing:
     sites_of: Callable[[Program], SiteTable]
     nodes: Nodes
     spliced: Spliced
+    again: Callable[[], Program]
+    """Makes the program once more, of the dictionary as it is then."""
 
     def checked(self, before: Captured, now: Captured) -> Spliced:
         """Return what is known of the dictionary, once the outputs with it were compared with those before.
@@ -245,8 +247,16 @@ def splicing(
     encoding, decoding = _half("encode", encode, read_value), _half("decode", decode, latents)
     write_at, read_at = _spots(model, nodes)
     is_hooked = write_at is not None and (nodes.read == nodes.value or read_at is not None)
-    program = inserted(model.program, nodes, encoding.program, decoding.program, is_hooked=is_hooked)
-    program = replace(program, module_name=f"{model.name}{', ' if model.splices else ' with '}{name}")
+
+    def program_of(encoding: Exported, decoding: Exported) -> Program:
+        found = inserted(model.program, nodes, encoding.program, decoding.program, is_hooked=is_hooked)
+        return replace(found, module_name=f"{model.name}{', ' if model.splices else ' with '}{name}")
+
+    def again() -> Program:
+        model.weights.expect_captured()
+        return program_of(_half("encode", encode, read_value), _half("decode", decode, latents))
+
+    program = program_of(encoding, decoding)
     try:
         module = with_splice(
             model.module, name, Splice(encode, decode), write_at if is_hooked else None, read_at
@@ -265,6 +275,7 @@ def splicing(
         lambda made: model.site_table.spliced(made, nodes.value, nodes.output, own),
         nodes,
         Spliced(name, at, source, latents.shape[-1], 0.0, 0.0, unhooked),
+        again,
     )
 
 
