@@ -233,7 +233,8 @@ class _Look:
             return
         self._seen.add(id(value))
         view, names = inner
-        self.views.append(view)
+        if not isinstance(value, tuple | frozenset):  # what these hold stays
+            self.views.append(view)
         deeper = depth if isinstance(value, types.CellType | types.MethodType | partial) else depth + 1
         for name, held in zip(names, view, strict=True):
             self._value(f"{where}{name}", held, deeper)
@@ -294,18 +295,22 @@ class _Look:
                 self._value(name, table, depth)
 
 
-@dataclass(frozen=True, slots=True)
 class _Read:
     """A live view of attributes: those that are there, and `_MISSING` for the others."""
 
-    holder: Any
-    names: tuple[str, ...]
+    __slots__ = ("_get", "_holder", "_names")
+
+    def __init__(self, holder: Any, names: tuple[str, ...]) -> None:
+        self._holder, self._names, self._get = holder, names, operator.attrgetter(*names, "__class__")
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self._names)
 
     def __iter__(self) -> Iterator[Any]:
-        return (_attribute(self.holder, name) for name in self.names)
+        try:
+            return iter(self._get(self._holder)[:-1])
+        except (AttributeError, ValueError):  # a slot, or a cell of a closure, that holds nothing yet
+            return (_attribute(self._holder, name) for name in self._names)
 
 
 @dataclass(frozen=True, slots=True)
