@@ -354,7 +354,6 @@ class _Batch:
     parts: dict[int, dict[int, Done]] = field(default_factory=dict)
     base: Tensor | None = None
     source: Tensor | None = None
-    is_stored: bool = False
 
 
 class JobRun(Generic[R]):

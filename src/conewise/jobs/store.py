@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from conewise.errors import Argument, ConewiseError, SweepError
 from conewise.files import Format, as_path, is_there, parse_json, write_whole
@@ -90,13 +90,15 @@ class Request:
     error: type[ConewiseError] = SweepError
 
 
-class Recorder(Protocol):
-    """The store of a run. `keeps`: it keeps what it is given."""
+class Recorder:
+    """The store of a run; this one is of a run that is not stored. `keeps`: it keeps what it is given."""
 
-    keeps: bool
+    keeps = False
 
     def cut(self, batch: int, evaluator: str) -> StoredCut | None:
-        """The cut of a batch that was begun before, or None. An evaluator that contradicts it is refused."""
+        """Return the cut of a batch that was begun before. An evaluator that contradicts it is refused."""
+        del batch, evaluator
+        return None
 
     def begin(
         self, batch: int, cut: StoredCut, max_memory: int | None, base: Tensor, source: Tensor | None
@@ -104,40 +106,15 @@ class Recorder(Protocol):
         """Keep the cut of a batch and its runs' own metrics; of one begun before, compare the metrics."""
 
     def get(self, batch: int, piece: int, worlds: int) -> Tensor | None:
-        """A finished chunk as [world, metric, prompt], or None."""
+        """Return a finished chunk as [world, metric, prompt]; None where it is not finished."""
+        del batch, piece, worlds
+        return None
 
     def put(self, batch: int, piece: int, rows: Tensor) -> None:
         """Keep a finished chunk."""
 
     def pieces(self, batch: int) -> list[Tensor]:
-        """All chunks of a batch, in order."""
-
-
-class NullStore:
-    """The recorder of a run that is not stored."""
-
-    keeps = False
-
-    def cut(self, batch: int, evaluator: str) -> StoredCut | None:
-        """Nothing was stored."""
-        del batch, evaluator
-        return None
-
-    def begin(
-        self, batch: int, cut: StoredCut, max_memory: int | None, base: Tensor, source: Tensor | None
-    ) -> None:
-        """Nothing is stored."""
-
-    def get(self, batch: int, piece: int, worlds: int) -> Tensor | None:
-        """Nothing was stored."""
-        del batch, piece, worlds
-        return None
-
-    def put(self, batch: int, piece: int, rows: Tensor) -> None:
-        """Nothing is stored."""
-
-    def pieces(self, batch: int) -> list[Tensor]:
-        """Nothing was stored."""
+        """Return all chunks of a batch, in order."""
         del batch
         return []
 
@@ -153,7 +130,7 @@ def recorder(request: Request, out: str | Path | None, resume: bool) -> Iterator
                 Argument("out"),
                 ": say in which folder the run was stored.",
             )
-        yield NullStore()
+        yield Recorder()
         return
     store = Store(request, as_path(out), resume=resume)
     try:
@@ -167,7 +144,7 @@ def recorder(request: Request, out: str | Path | None, resume: bool) -> Iterator
         store.close()
 
 
-class Store:
+class Store(Recorder):
     """The recorder of a run that is stored in `folder`.
 
     It is made for a new run in a folder that holds none, or with `resume` for one that goes on. Raises
