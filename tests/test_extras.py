@@ -156,7 +156,7 @@ def test_a_sweep_runs_is_stored_and_checked_without_any_extra(hidden: tuple[dict
         ("a table of sites", "pandas", "tables"),
         ("save", "pandas", "tables"),
         ("save, with pandas", "pyarrow", "tables"),
-        ("load a result", "pandas", "tables"),
+        ("open a result", "pandas", "tables"),
         ("a figure", "plotly", "plots"),
         ("an image", "plotly", "plots"),
         ("a page", "markupsafe", "plots"),

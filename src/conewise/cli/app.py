@@ -14,7 +14,6 @@ from conewise.cli.commands import (
     demo,
     inspecting,
     reporting,
-    reproducing,
     schemas,
     sweeping,
     tracing,
@@ -86,5 +85,5 @@ def conewise(
     del version, debug  # the one is answered at once, the other is read by `Commands`
 
 
-for module in (sweeping, circuit_finding, inspecting, tracing, reporting, reproducing, demo, schemas):
+for module in (sweeping, circuit_finding, inspecting, tracing, reporting, demo, schemas):
     module.register(app)

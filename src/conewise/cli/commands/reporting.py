@@ -1,19 +1,24 @@
-"""`conewise report`: the page of a run that was kept."""
+"""`conewise report` and `reproduce`: the page of a run that was kept, and of the paper's experiments."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from conewise.cli import CHECK_FAILED
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError, shell_command
 from conewise.cli.options import help_text
-from conewise.cli.output import plan_json, print_json, show_cost, stdout
+from conewise.cli.output import expect_writable, plan_json, print_as_json, print_json, show_cost, stdout
 from conewise.files import is_there
 
-HELP = """Make a page of a run that was kept with --out (or with `result.save`): one file, without a network.
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+REPORT_HELP = """Make a page of a run that was kept with --out or `result.save`: one file, without a network.
 
 \b
 Examples:
@@ -21,12 +26,28 @@ Examples:
   conewise report run -o ioi.html
 """
 
+REPRODUCE_HELP = """Run the paper's experiments on real graphs, and compare with its printed figures.
+
+Exits with 1 when something that is exact does not match.
+
+\b
+Examples:
+  conewise reproduce all
+  conewise reproduce e4 e7 --json
+  conewise reproduce e9 --out paper-report
+"""
+
 PAGE = "report.html"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("report", help=help_text(HELP), short_help="Make a page of a run that was kept.")(report)
+    """Add the commands."""
+    app.command("report", help=help_text(REPORT_HELP), short_help="Make a page of a run that was kept.")(
+        report
+    )
+    app.command("reproduce", help=help_text(REPRODUCE_HELP), short_help="Run the paper's experiments.")(
+        reproduce
+    )
 
 
 def report(
@@ -41,7 +62,7 @@ def report(
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Make a page of a run; see `HELP`."""
+    """Make a page of a run; see `REPORT_HELP`."""
     if not is_there(run_dir, Path.is_dir):
         raise CommandError(
             f"there is no folder {run_dir}. A run is kept with `conewise sweep ... --out DIR`."
@@ -96,3 +117,83 @@ def report(
     console = stdout()
     console.print(f"wrote {path}: {len(result.cells):,} cells of {', '.join(result.metrics)}", markup=False)
     show_cost(console, result, story)
+
+
+def reproduce(
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=(
+                "locality, e4, e5, e7, drift, compiled, e9, skips, growth, index, edges, greedy, positions, "
+                "wavefront, backward, or all."
+            ),
+            show_default="all",
+        ),
+    ] = None,
+    json: opt.Json = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Write a page, figures and tables there.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Run the paper's experiments; see `REPRODUCE_HELP`."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from conewise.paper.experiments import choose, page, run
+
+    errors = Console(stderr=True)
+    names = choose(experiments or [])
+    if out is not None:
+        expect_writable(out, "--out")
+        _expect_ours(out)
+
+    results = []
+    with Progress(
+        TextColumn("{task.description:>6}"), BarColumn(), TimeElapsedColumn(), console=errors
+    ) as progress:
+        for name in names:
+            bar = progress.add_task(name)
+            results.append(run(name, partial(_advance, progress, bar)))
+
+    if json:
+        print_as_json(page.as_dict(results))
+    else:
+        console = Console()
+        for result in results:
+            console.print(page.table(result))
+            console.print(
+                f"[dim]Compared: {result.compared}. {result.seconds:.1f} s[/dim]\n", highlight=False
+            )
+    if out is not None:
+        try:
+            written = page.write_report(results, out)
+        except OSError as error:
+            raise CommandError(f"the report cannot be written: {error.filename}: {error.strerror}.") from None
+        errors.print(f"wrote {len(written)} files; open {escape(str(written[0]))}", highlight=False)
+    if not all(result.all_match for result in results):
+        failed = ", ".join(result.name for result in results if not result.all_match)
+        errors.print(f"[red]does not match:[/red] {failed}", highlight=False)
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _expect_ours(folder: Path) -> None:
+    """Refuse to put one of our files in the place of one that is not ours."""
+    from conewise.paper.experiments.page import PAGE, taken
+
+    try:
+        found = taken(folder)
+    except OSError as error:
+        raise CommandError(f"cannot read {folder / PAGE}: {error.strerror}. Name another folder.") from None
+    if found is not None:
+        raise CommandError(
+            f"--out {folder} holds {found}, which `conewise reproduce` did not write; it was left as it "
+            "is. Name another folder."
+        )
+
+
+def _advance(progress: Progress, bar: TaskID, done: int, total: int) -> None:
+    progress.update(bar, completed=done, total=total)
