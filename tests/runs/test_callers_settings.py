@@ -1,4 +1,4 @@
-"""The caller's autocast and default device: what is asked inside of them has the numbers it has outside."""
+"""The caller's autocast, default device and gradient mode: numbers are the same inside and outside."""
 
 from __future__ import annotations
 
@@ -90,6 +90,18 @@ def test_a_default_device_changes_no_number_and_is_as_it_was_afterwards(job: str
         inside = JOBS[job]()
         assert torch.ones(1).is_meta
     assert_same(inside, outside)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("job", list(JOBS))
+def test_a_mode_without_gradients_changes_no_number(job: str, mode: Callable[[], Any]) -> None:
+    outside = JOBS[job]()
+    with mode():
+        inside = JOBS[job]()
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+    assert_same(inside, outside)
+    assert_same(JOBS[job](), outside)
 
 
 def test_what_a_module_makes_lies_where_its_caller_has_it() -> None:
