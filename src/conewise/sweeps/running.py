@@ -166,6 +166,7 @@ class SweepJob(Job[Numbers]):
         super().begin(weights, phases)
         self.sweep._expect_weights(weights.whole)
         self._computing = SweepComputing(self.model, self.sweep.spec, self._batch, weights, phases)
+        self._computing.count = self.batches
 
     def _batch(self, number: int) -> Batch:
         found: Batch = self.sweep.batch(number)
@@ -264,14 +265,15 @@ class SweepComputing(Computing):
         self.phases = phases or Phases(PHASES)
         self._weights, self._batch_of = weights, batch_of
         self._made: tuple[int, Batch] | None = None
-        self._count = 0
+        self.count = 1
+        """The number of batches."""
 
     @classmethod
     def of(cls, model: Captured, kind: Any, asked: dict[str, Any]) -> SweepComputing:
         """Return that of a worker: `kind` makes the sweep of its model and of what was asked."""
         sweep = kind(model, **asked)
         found = cls(model, sweep.spec, sweep.batch)
-        found._count = sweep.batches
+        found.count = sweep.batches
         return found
 
     def know_plan(self, batch: int, text: str) -> None:
@@ -295,7 +297,7 @@ class SweepComputing(Computing):
     @contextmanager
     def begin(self, batch: int) -> Iterator[SweepUnderWay]:
         """Begin with a batch: its baselines are computed once for all chunks."""
-        which, during = counted(batch, len(self.plans)), self.phases.during
+        which, during = counted(batch, self.count), self.phases.during
         with during("baselines", which), gc_paused():
             found = self.batch(batch)
         self._made = None  # it is held for as long as it is under way
