@@ -9,6 +9,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -733,6 +734,30 @@ def test_a_chunk_of_another_shape_is_damage(sweep: Sweep, tmp_path: Path, shape:
     changed(tmp_path, "chunks", "shape", lambda _: shape)
     with pytest.raises(SweepError, match="is damaged: "):
         sweep.run(out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [("manifest", "'', ''"), ("plans", "number, '', ''"), ("chunks", "number, 0, '', '', ''")],
+)
+def test_a_store_of_countless_rows_is_refused_before_they_are_read(
+    sweep: Sweep, tmp_path: Path, table: str, row: str
+) -> None:
+    sweep.run(out=tmp_path)
+    count = 200_000
+    change(
+        tmp_path,
+        "WITH RECURSIVE counted(number) AS "
+        f"(SELECT 1000 UNION ALL SELECT number + 1 FROM counted LIMIT {count}) "
+        f"INSERT INTO {table} SELECT {row} FROM counted",
+    )
+    tracemalloc.start()
+    try:
+        with pytest.raises(SweepError, match="does not have the checksum"):
+            sweep.run(out=tmp_path, resume=True)
+        assert tracemalloc.get_traced_memory()[1] < 50 * count
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_store_that_is_a_link_to_nowhere_is_not_followed(sweep: Sweep, tmp_path: Path) -> None:
