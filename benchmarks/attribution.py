@@ -156,23 +156,23 @@ def measured(device: str, rounds: int, forwards: int, clock: Callable[[], float]
 
         return run
 
-    atp = cw.attribution(model, sites, **asked)
+    atp = model.attribute(sites, **asked).run()
     torch.testing.assert_close(atp.effect.float(), hand.values().cpu(), rtol=1e-3, atol=1e-4)
     by_hand = EdgesByHand(module, *ids)
     edges = model.edges()
-    found = cw.attribution(model, edges, **asked, method="eap")
+    found = model.attribute(edges, **asked, method="eap").run()
     torch.testing.assert_close(found.effect.float(), by_hand.values().cpu(), rtol=1e-3, atol=1e-4)
     ours, eap, plain, published = interleaved(
-        synced(lambda: cw.attribution(model, sites, **asked)),
-        synced(lambda: cw.attribution(model, edges, **asked, method="eap")),
+        synced(lambda: model.attribute(sites, **asked).run()),
+        synced(lambda: model.attribute(edges, **asked, method="eap").run()),
         synced(hand.values),
         synced(by_hand.values),
         rounds=rounds,
         clock=clock,
     )
-    found.check(top=50, sample=200)
-    checked = min(seconds(lambda: found.check(top=50, sample=200)) for _ in range(2))
-    check = found.check(top=50, sample=200)
+    found.check(top=50, n=200)
+    checked = min(seconds(lambda: found.check(top=50, n=200)) for _ in range(2))
+    check = found.check(top=50, n=200)
     names = [check.names[number] for number in check.computed[:forwards]]
     hooked = HookedEdges(module, ids[0], ids[1], ANSWER, WRONG)
     with torch.no_grad():

@@ -123,10 +123,8 @@ def edges() -> Any:
 
 def acdc() -> Any:
     """A search for a circuit of the small model."""
-    import conewise as cw
-
     model, base, source, metric = tiny()
-    circuit = cw.acdc(model, base=base, source=source, metric=metric, threshold=0.01, progress=False)
+    circuit = model.find_circuit(base=base, source=source, metric=metric, threshold=0.01).run(progress=False)
     return [float(len(circuit.edges))]
 
 
@@ -141,11 +139,10 @@ def eap() -> Any:
 
 
 def attributed(sites: Callable[[Any], Any], method: str) -> Any:
-    import conewise as cw
 
     case = gpt2()
     given = {"base": case.base, "source": case.source, "metric": case.metric}
-    return cw.attribution(case.model, sites(case), method=method, progress=False, **given).values.flatten()
+    return case.model.attribute(sites(case), method=method, **given).run(progress=False).values.flatten()
 
 
 def lens() -> Any:

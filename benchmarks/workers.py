@@ -71,9 +71,7 @@ def main(kind: str = "processes") -> None:
     for count in (1, 2, 4):
         with fleet(kind, count) as workers:
             setup, _ = timed(lambda: small(model, workers))
-            spans[count], found = timed(
-                lambda: sweep.run(max_memory=BUDGET, executor=workers, progress=False)
-            )
+            spans[count], found = timed(lambda: sweep.run(max_memory=BUDGET, workers=workers, progress=False))
             assert found.equals(expected), "a fleet has other numbers"
             ledger = workers.ledger
             if count == 1:
@@ -99,7 +97,7 @@ def main(kind: str = "processes") -> None:
             if count == 2:
                 lines.append(line("balance of two workers", ledger.balance, 1.1, below=True))
             if count < 4:
-                asked[count], _ = timed(lambda: question.run(executor=workers, progress=False))
+                asked[count], _ = timed(lambda: question.run(workers=workers, progress=False))
             print(f"{count} workers: set up in {setup:.1f} s, swept in {spans[count]:.1f} s", flush=True)
     lines.append(line("200 prompts, two workers over one", asked[1] / asked[2], 1.7))
     print_table(f"Workers ({kind}): a sweep of {local:.0f} s in one process, {CORES} cores", lines)
@@ -115,7 +113,7 @@ def fleet(kind: str, count: int) -> Any:
 def small(model: cw.Model, workers: Any) -> None:
     """A sweep that is over at once: what it takes is setting the workers up."""
     asked: dict[str, Any] = {"base": {"input_ids": ids(0)}, "source": {"input_ids": ids(1)}, "metric": METRIC}
-    model.sweep(cw.sites("z", layer=0, head=":", pos=":"), **asked).run(executor=workers, progress=False)
+    model.sweep(cw.sites("z", layer=0, head=":", pos=":"), **asked).run(workers=workers, progress=False)
 
 
 def plan_of(sweep: Sweep) -> cw.SweepPlan:

@@ -10,15 +10,14 @@ mary, john = tokenizer.convert_tokens_to_ids(["Mary", "John"])
 second_john = len(words) - 1 - words[::-1].index("John")
 
 model = cw.capture(loaded)  # with its tokenizer: figures show words
-trace = cw.causal_trace(
-    model,
+trace = model.causal_trace(
     prompt.input_ids,
     subject=[second_john],
     metric=cw.logit_diff(answer=mary, wrong=john),
-    kind="resid_pre",  # the stream as it enters each layer
+    kind="resid_pre",
     noise=1.0,
-    samples=16,
-)
+    n=16,
+).run()
 print(trace)
 
 shares = (trace.values - trace.corrupted) / (trace.clean - trace.corrupted)

@@ -15,7 +15,7 @@ pair = {
 }
 heads = cw.sites("z", layer=":", head=":") + cw.sites("mlp_out", layer=":")
 exact = model.sweep(heads, **pair).run()
-estimated = cw.attribution(model, heads, method="atp", **pair)
+estimated = model.attribute(heads, method="atp", **pair).run()
 
 both = cw.compare(estimated, exact)
 print(both)

@@ -109,29 +109,27 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     metric, sites = cw.logit_diff(1, 2), cw.sites("z", layer=0, head=":")
     given: dict[str, Any] = {"base": base, "source": source, "metric": metric}
     sweep = model.sweep(sites, **given)
-    result, estimated = sweep.run(), cw.attribution(model, sites, **given)
+    result, estimated = sweep.run(), model.attribute(sites, **given).run()
     edges = model.sweep(model.edges()[:40], **given).run()
     paired = model.sweep(cw.pairs(sites, singles=True), **given).run()
     circuit, plan = edges.circuit(top=3), sweep.plan()
     spliced = model.splice(("resid_post", 0), Dictionary())
-    question = cw.ask(text, str(tiny.PROMPTS), sites="resid_post[layer=0]")
+    question = text.ask(str(tiny.PROMPTS), sites="resid_post[layer=0]")
     clean = "When Mary and John went to the store, John gave a drink to"
     found: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "capture": (cw.capture, {"module": model.module, "input_ids": prompts(1, 2)}),
         "load": (cw.load, {"name": "tiny"}),
-        "ask": (cw.ask, {"model": text, "prompts": str(tiny.PROMPTS)}),
-        "attribution": (cw.attribution, {"model": model, "sites": sites, **given}),
-        "attribution by steps": (cw.attribution, {"model": model, "sites": sites, "method": "ig", **given}),
-        "attribution, hybrid": (
-            cw.attribution,
-            {"model": model, "sites": sites, "method": "hybrid", "top": 1, "sample": 2, **given},
+        "ask": (text.ask, {"prompts": str(tiny.PROMPTS)}),
+        "attribute": (model.attribute, {"sites": sites, **given}),
+        "attribute by steps": (model.attribute, {"sites": sites, "method": "ig", **given}),
+        "attribute, hybrid": (
+            model.attribute,
+            {"sites": sites, "method": "hybrid", "top": 1, "n": 2, **given},
         ),
-        "attribution_plan": (cw.attribution_plan, {"model": model, "sites": sites, **given}),
-        "acdc_plan": (cw.acdc_plan, {"model": model}),
-        "acdc": (cw.acdc, {"model": model, "threshold": 1e9, **given}),
+        "find_circuit": (model.find_circuit, {"threshold": 1e9, **given}),
         "causal_trace": (
-            cw.causal_trace,
-            {"model": text, "inputs": clean, "subject": 1, "samples": 1, "layers": 0, "positions": 0},
+            text.causal_trace,
+            {"inputs": clean, "subject": 1, "n": 1, "layer": 0, "pos": 0},
         ),
         "compare": (cw.compare, {"approx": estimated, "exact": result}),
         "cross_entropy": (cw.cross_entropy, {"targets": prompts(1, 2)}),
@@ -214,7 +212,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ),
         (edges, {"circuit": {"top": 2}}),
         (paired, {"matrix": {}, "interactions": {}}),
-        (estimated, {"check": {"top": 1, "sample": 2}}),
+        (estimated, {"check": {"top": 1, "n": 2}}),
         (
             circuit,
             {
@@ -233,7 +231,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 "plan": {},
                 "sweep": {"group": 0},
                 "split": {},
-                "attribution_plan": {"method": "atp"},
+                "attribute": {"method": "atp"},
                 "story": {},
             },
         ),
@@ -249,7 +247,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 # What only a run over a cluster, or a whole file, would show: the text that is given is looked at there.
-LATER = {("Sweep.run", "device"), ("SweepPlan.run", "device")}
+LATER = {(f"{kind}.run", "workers") for kind in ("Sweep", "SweepPlan", "Attribution", "Search", "Question")}
 
 
 def test_whatever_is_given_is_taken_as_documented_or_refused_by_an_error_that_says_so(
@@ -333,7 +331,7 @@ def test_ids_that_the_model_does_not_know_are_refused_before_a_run() -> None:
         jobs: list[Callable[[], Any]] = [
             lambda: model.run(input_ids=ids),
             lambda: model.generate(ids, 1),
-            lambda: cw.causal_trace(model, ids, subject=0),
+            lambda: model.causal_trace(ids, subject=0).run(),
             lambda: model.sweep(("z", 0), base={"input_ids": ids}, source="zero", metric=cw.logit(1)),
         ]
         for job in jobs:

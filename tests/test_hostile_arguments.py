@@ -98,10 +98,10 @@ CALLS: dict[str, Any] = {
             "sweep": swept,
             "sweep of a list": lambda given: swept([given]),
             "reading": lambda given: base()[given],
-            "attribution": lambda given: cw.attribution(
-                model(), given, base=base(), source="zero", metric=cw.logit(3)
+            "attribution": lambda given: (
+                model().attribute(given, base=base(), source="zero", metric=cw.logit(3)).run()
             ),
-            "question": lambda given: cw.ask(model(), [TEXT], sites=given, patch="zero", metric=cw.logit(3)),
+            "question": lambda given: model().ask([TEXT], sites=given, metric=cw.logit(3), source="zero"),
             "keep": lambda given: model().run(TEXT, keep=given),
         }.items()
         for place in (torch.zeros(3), torch.tensor(0.5), np.zeros(3), b"z", META, SPARSE)
@@ -172,7 +172,7 @@ CALLS: dict[str, Any] = {
             "demand": lambda given: base().demand(given),
             "cell of": lambda given: cw.cell(given, source="zero"),
             "cells of": lambda given: cw.cells(given, sources={"zero": "zero"}),
-            "prompts": lambda given: cw.ask(model(), given),
+            "prompts": lambda given: model().ask(given),
             "nodes": lambda given: cw.Circuit.from_nodes(model(), given),
             "edges": lambda given: cw.Circuit.made(model(), given),
             "chosen edges": lambda given: model().edges()[given],
@@ -193,7 +193,7 @@ CALLS: dict[str, Any] = {
         for index in (slice(0, 3, 0), "0:3:0", "::0")
     },
     **{
-        f"workers of {kind}": lambda call=call: call(executor=torch.nn.Linear(3, 3))
+        f"workers of {kind}": lambda call=call: call(workers=torch.nn.Linear(3, 3))
         for kind, call in {
             "sweep": lambda **given: (
                 model().sweep(("resid_post", 1), base=base(), source="zero", metric=cw.logit(3)).run(**given)
@@ -202,7 +202,7 @@ CALLS: dict[str, Any] = {
             "curve": lambda **given: cw.Circuit.from_scores(
                 model(), {"input->m1": 1.0, "m1->logits": 1.0}, top=2
             ).curve(**ablated(), **given),
-            "acdc": lambda **given: cw.acdc(model(), **ablated(), threshold=1.0, **given),
+            "acdc": lambda **given: model().find_circuit(**ablated(), threshold=1.0, **given).run(),
         }.items()
     },
     **{
@@ -228,11 +228,11 @@ CALLS: dict[str, Any] = {
         )
         for pos in (17, 500, [3, 500], slice(17, None))
     },
-    "seed that draws nothing, attribution": lambda: cw.attribution(
-        model(), "z", base=base(), source="zero", metric=cw.logit(3), seed=7
+    "seed that draws nothing, attribution": lambda: (
+        model().attribute("z", base=base(), source="zero", metric=cw.logit(3), seed=7).run()
     ),
-    "seed that draws nothing, question": lambda: cw.ask(
-        model(), [TEXT], patch="zero", metric=cw.logit(3), seed=7
+    "seed that draws nothing, question": lambda: model().ask(
+        [TEXT], metric=cw.logit(3), seed=7, source="zero"
     ),
     **{
         f"log {log!r}": lambda log=log: cw.Circuit.made(model(), ["input->m0"], log=log)

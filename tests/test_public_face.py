@@ -11,6 +11,7 @@ def test_the_public_names_are_these() -> None:
     assert sorted(conewise.__all__) == list(conewise.__all__)
     assert set(conewise.__all__) == {
         "Block",
+        "CaptureError",
         "Circuit",
         "ConewiseError",
         "Event",
@@ -28,15 +29,9 @@ def test_the_public_names_are_these() -> None:
         "Sweep",
         "SweepPlan",
         "World",
-        "acdc",
-        "acdc_plan",
         "add",
-        "ask",
-        "attribution",
-        "attribution_plan",
         "block",
         "capture",
-        "causal_trace",
         "cell",
         "cells",
         "chain",

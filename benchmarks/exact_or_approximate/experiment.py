@@ -185,7 +185,7 @@ class Experiment:
         return self.model.sweep(sites, **self.asked(some))
 
     def _attribution(self, sites: Any, some: slice, method: str, steps: int | None) -> Any:
-        return cw.attribution(self.model, sites, **self.asked(some), method=method, steps=steps)
+        return self.model.attribute(sites, **self.asked(some), method=method, steps=steps).run()
 
     def verified(self) -> dict[str, Any]:
         """Some exact cells again, by hooks on the module itself: nodes of several pairs, edges of the first.
@@ -225,7 +225,7 @@ class Experiment:
     def hybrid(self) -> dict[str, Any]:
         """Which of the largest nodes `method="hybrid"` finds on some pairs, and how many it computes."""
         some, top = slice(0, self.sizes.at_once), self.sizes.node_ranks[0]
-        mixed = cw.attribution(self.model, NODES, **self.asked(some), method="hybrid", top=top)
+        mixed = self.model.attribute(NODES, **self.asked(some), method="hybrid", top=top).run()
         exact = self.nodes("exact").of_prompts(some)
         found = {mixed.cells[number].name for number in largest(mixed.effect.tolist(), top)}
         first = [exact.names[number] for number in largest(exact.mean, top)]

@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
     from conewise.anatomy.places import Place, site
     from conewise.anatomy.selectors import cell, cells, pairs, sites
-    from conewise.attributing.attribution import attribution, attribution_plan
     from conewise.attributing.comparison import compare
-    from conewise.circuits.acdc import acdc, acdc_plan
     from conewise.circuits.circuit import Circuit
-    from conewise.circuits.tracing import causal_trace
-    from conewise.errors import ConewiseError
+    from conewise.errors import CaptureError, ConewiseError
     from conewise.jobs.processes import Processes
     from conewise.jobs.ray_workers import Ray
     from conewise.loading import load
@@ -39,10 +36,10 @@ if TYPE_CHECKING:
     from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
     from conewise.sweeps.sweep import Sweep
-    from conewise.text.ask import ask
 
 __all__ = [
     "Block",
+    "CaptureError",
     "Circuit",
     "ConewiseError",
     "Event",
@@ -60,15 +57,9 @@ __all__ = [
     "Sweep",
     "SweepPlan",
     "World",
-    "acdc",
-    "acdc_plan",
     "add",
-    "ask",
-    "attribution",
-    "attribution_plan",
     "block",
     "capture",
-    "causal_trace",
     "cell",
     "cells",
     "chain",
@@ -96,6 +87,7 @@ __all__ = [
 
 _HOMES = {
     "Block": "conewise.reactive.graph",
+    "CaptureError": "conewise.errors",
     "Circuit": "conewise.circuits.circuit",
     "ConewiseError": "conewise.errors",
     "Event": "conewise.reactive.world",
@@ -113,15 +105,9 @@ _HOMES = {
     "Sweep": "conewise.sweeps.sweep",
     "SweepPlan": "conewise.sweeps.planning.plan",
     "World": "conewise.reactive.world",
-    "acdc": "conewise.circuits.acdc",
-    "acdc_plan": "conewise.circuits.acdc",
     "add": "conewise.runs.interventions",
-    "ask": "conewise.text.ask",
-    "attribution": "conewise.attributing.attribution",
-    "attribution_plan": "conewise.attributing.attribution",
     "block": "conewise.reactive.graph",
     "capture": "conewise.model",
-    "causal_trace": "conewise.circuits.tracing",
     "cell": "conewise.anatomy.selectors",
     "cells": "conewise.anatomy.selectors",
     "chain": "conewise.reactive.graph",

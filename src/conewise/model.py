@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from conewise.anatomy.components import Components
-from conewise.anatomy.edges import Edges, Receivers, Senders, as_positions, edges_of, paths_of
+from conewise.anatomy.edges import Edges, Receivers, Senders, paths_of
 from conewise.anatomy.places import Index, PlaceLike
 from conewise.anatomy.selectors import SelectorLike, with_named
 from conewise.arguments import Samples, checked, expect
+from conewise.attributing.attribution import attribute
 from conewise.checks.verify import Verification, verify
-from conewise.circuits.replaced_parts import edge_facts
+from conewise.circuits.acdc import find_circuit
+from conewise.circuits.replaced_parts import edge_facts, model_edges
+from conewise.circuits.tracing import causal_trace
 from conewise.errors import CaptureError, InexactCaptureWarning, PromptError, describe
 from conewise.jobs.digests import fingerprint
 from conewise.program.calls import forward_parameters
@@ -37,8 +40,9 @@ from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.plan_spec import asked_by
 from conewise.sweeps.sweep import Sweep
 from conewise.templates import heading
+from conewise.text.ask import ask
 from conewise.text.tokens import expect_decodes
-from conewise.threads import Turn, gc_paused, one_module, one_thread
+from conewise.threads import Turn, one_module, one_thread
 
 CAPTURED = frozenset(
     {
@@ -150,6 +154,11 @@ class Model(Captured):
         chosen = with_named(sites, self.components, self.locate, self.each_call)
         return Sweep(self, chosen, base=base, source=source, metric=metric, precision=precision)
 
+    ask = ask
+    attribute = attribute
+    causal_trace = causal_trace
+    find_circuit = find_circuit
+
     def components(self, stack: str = "") -> Components:
         """Who writes into the residual stream, and who reads it: heads, MLPs, what enters and what leaves.
 
@@ -164,14 +173,7 @@ class Model(Captured):
         part there alone. `stack` tells encoder from decoder where there are two. Raises EdgeError where the
         architecture has no such edges, and says which feature is in the way.
         """
-        facts = edge_facts(self, stack)
-        key = stack, None if pos is None else as_positions(pos)
-        kept: dict[object, Edges] = vars(self).setdefault("_edges", {})
-        if key not in kept:
-            with gc_paused():
-                _ = facts.parts  # raises where what components wrote cannot be told apart
-                kept[key] = edges_of(facts.components, key[1])
-        return kept[key]
+        return model_edges(self, pos, stack)
 
     def paths(
         self,

@@ -118,13 +118,14 @@ def one_thread(target: C) -> C:
                 setattr(target, name, one_thread(member))
         return target
     function: Any = target
-    action = function.__qualname__
+    is_method = "." in function.__qualname__
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         turn = (args[0] if args else kwargs["model"])._turn
         if turn is not None and not turn.lock.acquire(blocking=False):
-            raise BusyError(action, "use")
+            of = f"{type(args[0]).__name__}." if is_method else ""
+            raise BusyError(f"{of}{function.__name__}", "use")
         try:
             if not _has_settings():
                 return function(*args, **kwargs)

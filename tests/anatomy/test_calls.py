@@ -64,7 +64,7 @@ def test_patches_of_a_path_are_taken_back_together(model: cw.Model) -> None:
 
 def test_an_attribution_to_a_path_is_that_to_its_calls(model: cw.Model) -> None:
     base, source = model.run(torch.randn(4, 3)), model.run(torch.randn(4, 3))
-    found = cw.attribution(model, ["a", "a#0", "a#1"], base=base, source=source, metric=total).effect
+    found = model.attribute(["a", "a#0", "a#1"], base=base, source=source, metric=total).run().effect
     torch.testing.assert_close(found[0], found[1] + found[2])
 
 

@@ -129,13 +129,13 @@ def _written(oracle: HookOracle, inputs: dict[str, Tensor]) -> dict[str, Tensor]
 def test_along_activations_they_are_those_of_the_formula_by_hooks(name: str) -> None:
     model = model_of(name, torch.float32)
     asked: dict[str, Any] = {"base": run_of(name, 1), "source": run_of(name, 2), "metric": squares}
-    found = cw.attribution(model, model.edges(), **asked, method="eap-ig-activations", steps=3)
+    found = model.attribute(model.edges(), **asked, method="eap-ig-activations", steps=3).run()
     effects = found.per_prompt[0] - found.base_per_prompt  # type: ignore[operator]
     expected = by_lines(name, 3)
     assert [cell.name for cell in found.cells] == list(expected)
     torch.testing.assert_close(effects, torch.stack(list(expected.values())), rtol=2e-3, atol=2e-3)
-    one = cw.attribution(model, model.edges(), **asked, method="eap-ig-activations", steps=1)
-    plain = cw.attribution(model, model.edges(), **asked, method="eap")
+    one = model.attribute(model.edges(), **asked, method="eap-ig-activations", steps=1).run()
+    plain = model.attribute(model.edges(), **asked, method="eap").run()
     torch.testing.assert_close(one.per_prompt, plain.per_prompt)
     assert (found.effect - plain.effect).abs().max() > 0.01
 
@@ -144,15 +144,14 @@ def test_along_activations_they_are_those_of_the_formula_by_hooks(name: str) -> 
 @pytest.mark.parametrize(("method", "steps"), [("eap", None), ("eap-ig", 3)])
 def test_they_are_those_of_the_formulas_by_hooks(name: str, method: str, steps: int | None) -> None:
     model = model_of(name, torch.float32)
-    found = cw.attribution(
-        model,
+    found = model.attribute(
         model.edges(),
         base=run_of(name, 1),
         source=run_of(name, 2),
         metric=squares,
         method=method,
         steps=steps,
-    )
+    ).run()
     effects = found.per_prompt[0] - found.base_per_prompt  # type: ignore[operator]
     expected = by_hooks(name, steps or 1)
     assert [cell.name for cell in found.cells] == list(expected)
@@ -168,7 +167,7 @@ def test_a_small_change_of_what_is_written_has_the_effect_that_is_estimated(name
         return 1.000001 * part
 
     exact = model.sweep(model.edges(), base=run, source=near, metric=squares).run()
-    found = cw.attribution(model, model.edges(), base=run, source=near, metric=squares, method="eap")
+    found = model.attribute(model.edges(), base=run, source=near, metric=squares, method="eap").run()
     size = exact.effect.abs().max()
     torch.testing.assert_close(found.effect / size, exact.effect / size, rtol=0, atol=1e-5)
 
@@ -181,19 +180,19 @@ def test_edges_at_positions_add_up_to_the_edge_and_circuits_are_made_of_them() -
         "metric": [squares, cw.logit(3)],
         "method": "eap",
     }
-    whole = cw.attribution(model, model.edges(), **asked)
+    whole = model.attribute(model.edges(), **asked).run()
     length = base["resid_pre", 0].shape[1]
-    parts = cw.attribution(model, model.edges(pos=range(length)), **asked)
+    parts = model.attribute(model.edges(pos=range(length)), **asked).run()
     effects = parts.per_prompt - parts.base_per_prompt[:, None]  # type: ignore[index]
     expected = whole.per_prompt - whole.base_per_prompt[:, None]  # type: ignore[index]
     torch.testing.assert_close(effects.unflatten(1, (-1, length)).sum(2), expected, rtol=1e-4, atol=1e-5)
-    some = cw.attribution(model, model.edges().select(reader="a1.*<k>"), **asked)
+    some = model.attribute(model.edges().select(reader="a1.*<k>"), **asked).run()
     torch.testing.assert_close(
         some.per_prompt, whole.per_prompt[:, [cell.name in some_names(some) for cell in whole.cells]]
     )
-    several = cw.attribution(
-        model, [["m0->a1.h0<q>", "a0.h0->a1.h0<q>"], ["m0->a1.h1<k>", "a0.h1->a1.h2<v>"]], **asked
-    )
+    several = model.attribute(
+        [["m0->a1.h0<q>", "a0.h0->a1.h0<q>"], ["m0->a1.h1<k>", "a0.h1->a1.h2<v>"]], **asked
+    ).run()
     at = {cell.name: number for number, cell in enumerate(whole.cells)}
     sums = several.per_prompt - several.base_per_prompt[:, None]  # type: ignore[index]
     torch.testing.assert_close(
@@ -212,7 +211,7 @@ def test_projections_by_head_are_those_of_whole_projections(
 ) -> None:
     model = model_of(name, torch.float32)
     asked: dict[str, Any] = {"base": run_of(name, 1), "source": run_of(name, 2), "metric": squares}
-    found = cw.attribution(model, model.edges(), **asked, method="eap-ig", steps=2)
+    found = model.attribute(model.edges(), **asked, method="eap-ig", steps=2).run()
     seen: list[str] = []
 
     def none(*given: Any) -> None:
@@ -220,7 +219,7 @@ def test_projections_by_head_are_those_of_whole_projections(
 
     monkeypatch.setattr(edge_scores, "head_slices", none)
     monkeypatch.delitem(vars(model), "_edge_tables")  # what was found is kept
-    whole = cw.attribution(model, model.edges(), **asked, method="eap-ig", steps=2)
+    whole = model.attribute(model.edges(), **asked, method="eap-ig", steps=2).run()
     assert len(seen) == 6  # queries, keys and values of two layers
     torch.testing.assert_close(found.effect, whole.effect, rtol=1e-4, atol=1e-4)
 
@@ -233,9 +232,9 @@ def test_paths_and_lines_without_a_source_are_refused() -> None:
     model, base, source = model_of("gpt2", torch.float32), run_of("gpt2", 1), run_of("gpt2", 2)
     edges = model.edges()[:4]
     with pytest.raises(SweepError, match="give a run as the source"):
-        cw.attribution(model, edges, base=base, source="zero", metric=squares, method="eap-ig")
+        model.attribute(edges, base=base, source="zero", metric=squares, method="eap-ig").run()
     with pytest.raises(SweepError, match="give a run as the source"):
-        cw.attribution(model, edges, base=base, source="zero", metric=squares, method="eap-ig-activations")
+        model.attribute(edges, base=base, source="zero", metric=squares, method="eap-ig-activations").run()
     paths = model.paths("a0.*", "a1.*<q>", freeze="none", base=base, source=source, metric=squares)
     with pytest.raises(SweepError, match="not a direct edge"):
-        cw.attribution(model, paths.selectors, base=base, source=source, metric=squares, method="eap")
+        model.attribute(paths.selectors, base=base, source=source, metric=squares, method="eap").run()

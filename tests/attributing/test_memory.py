@@ -35,7 +35,14 @@ class Blocks(Held):  # type: ignore[no-untyped-call]
         return made
 
 
-def taken(monkeypatch: pytest.MonkeyPatch, model: cw.Model, sites: Any, **asked: Any) -> int:
+def taken(
+    monkeypatch: pytest.MonkeyPatch,
+    model: cw.Model,
+    sites: Any,
+    *,
+    max_memory: int | None = None,
+    **asked: Any,
+) -> int:
     """The most that the passes of an attribution hold, beyond what was held before them."""
     scores, peaks = Method.scores, list[int]()
 
@@ -50,7 +57,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, model: cw.Model, sites: Any, **asked:
 
     with monkeypatch.context() as patch:
         patch.setattr(Method, "scores", counted)
-        cw.attribution(model, sites, **asked)
+        model.attribute(sites, **asked).run(max_memory=max_memory)
     return max(peaks)
 
 
@@ -79,8 +86,8 @@ def test_an_attribution_holds_what_its_plan_says(
         "method": method,
         "steps": 2 if "ig" in method else None,
     }
-    cw.attribution(model, sites, **asked)  # what is found once for a model and a shape is known
-    planned = cw.attribution_plan(model, sites, **asked).peak_bytes
+    model.attribute(sites, **asked).run()  # what is found once for a model and a shape is known
+    planned = model.attribute(sites, **asked).plan().peak_bytes
     assert taken(monkeypatch, model, sites, **asked) == pytest.approx(planned, rel=OFF)
 
 
@@ -88,12 +95,12 @@ def test_an_attribution_holds_no_more_than_its_budget(monkeypatch: pytest.Monkey
     model, asked = model_of("gpt2", torch.float32), dict[str, Any](metric=cw.logit(3), method="eap")
     asked |= {"base": inputs_of("gpt2", 1, 4), "source": inputs_of("gpt2", 2, 4)}
     edges = model.edges()
-    cw.attribution(model, edges, **asked)
-    budget = cw.attribution_plan(model, edges, **asked).peak_bytes // 2
-    planned = cw.attribution_plan(model, edges, **asked, max_memory=budget).peak_bytes
+    model.attribute(edges, **asked).run()
+    budget = model.attribute(edges, **asked).plan().peak_bytes // 2
+    planned = model.attribute(edges, **asked).plan(budget).peak_bytes
     found = taken(monkeypatch, model, edges, **asked, max_memory=budget)
     assert found <= budget
     assert found == pytest.approx(planned, rel=OFF)
     with pytest.raises(cw.errors.BudgetError) as refused:
-        cw.attribution_plan(model, edges, **asked, max_memory=1000)
-    assert cw.attribution_plan(model, edges, **asked, max_memory=refused.value.least).prompts_at_once == 1
+        model.attribute(edges, **asked).plan(1000)
+    assert model.attribute(edges, **asked).plan(refused.value.least).prompts_at_once == 1

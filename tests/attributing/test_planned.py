@@ -47,8 +47,8 @@ def test_a_plan_says_what_a_run_counts(name: str, method: str, sites: Any, steps
         "method": method,
         "steps": steps,
     }
-    plan = cw.attribution_plan(model, sites_of(model, sites), **asked)
-    found = cw.attribution(model, sites_of(model, sites), **asked)
+    plan = model.attribute(sites_of(model, sites), **asked).plan()
+    found = model.attribute(sites_of(model, sites), **asked).run()
     assert plan.node_evaluations == found.ledger.node_evaluations > 0
     assert plan.flops == found.plan.flops > 0
     assert f"{plan.forwards:,} forward pass" in found.plan.why
@@ -68,9 +68,9 @@ def test_nothing_is_computed_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("conewise.runs.run.computed", computed)
     monkeypatch.setattr(Work, "record", computed)
-    plan = cw.attribution_plan(model, model.edges(), **inputs, metric=cw.logit(3), method="eap-ig", steps=4)
+    plan = model.attribute(model.edges(), **inputs, metric=cw.logit(3), method="eap-ig", steps=4).plan()
     assert (plan.forwards, plan.backwards, plan.batches, plan.pieces) == (4, 4, 1, 1)
-    hybrid = cw.attribution_plan(model, HEADS, **inputs, metric=cw.logit(3), method="hybrid")
+    hybrid = model.attribute(HEADS, **inputs, metric=cw.logit(3), method="hybrid").plan()
     assert (hybrid.forwards, hybrid.backwards) == (1, 1)
 
 
@@ -102,16 +102,16 @@ def test_prompts_in_pieces_are_as_if_computed_together(method: str, sites: Any, 
     }
     sites = sites_of(model, sites)
     # The first run of a shape finds out how heads project, which takes memory of its own: it goes before.
-    together = cw.attribution(model, sites, **asked)
-    whole = cw.attribution_plan(model, sites, **asked)
+    together = model.attribute(sites, **asked).run()
+    whole = model.attribute(sites, **asked).plan()
     budget = int(0.55 * whole.peak_bytes)
-    cw.attribution(model, sites, **asked, max_memory=int(1.2 * budget))
-    plan = cw.attribution_plan(model, sites, **asked, max_memory=budget)
+    model.attribute(sites, **asked).run(max_memory=int(1.2 * budget))
+    plan = model.attribute(sites, **asked).plan(budget)
     assert plan.pieces == 3
     assert plan.prompts_at_once == 2
     assert plan.peak_bytes <= budget < whole.peak_bytes
     told: list[tuple[int, int]] = []
-    apart = cw.attribution(model, sites, **asked, max_memory=budget, progress=lambda *done: told.append(done))
+    apart = model.attribute(sites, **asked).run(max_memory=budget, progress=lambda *done: told.append(done))
     assert apart.plan.node_evaluations == plan.node_evaluations == 3 * whole.node_evaluations
     torch.testing.assert_close(apart.per_prompt, together.per_prompt, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(apart.base_per_prompt, together.base_per_prompt, rtol=1e-5, atol=1e-6)
@@ -122,7 +122,7 @@ def test_prompts_in_pieces_are_as_if_computed_together(method: str, sites: Any, 
 def test_what_cannot_be_cut_says_why() -> None:
     model, inputs = model_of("gpt2", torch.float32), inputs_of("gpt2", 1, 4)
     source = inputs_of("gpt2", 2, 4)
-    least = cw.attribution_plan(model, HEADS, base=inputs_of("gpt2", 1, 1), source="zero", metric=cw.logit(3))
+    least = model.attribute(HEADS, base=inputs_of("gpt2", 1, 1), source="zero", metric=cw.logit(3)).plan()
     budget = 2 * least.peak_bytes
 
     def plan(**asked: Any) -> Any:
@@ -130,10 +130,9 @@ def test_what_cannot_be_cut_says_why() -> None:
             "base": inputs,
             "source": source,
             "metric": cw.logit(3),
-            "max_memory": budget,
         }
-        given |= asked
-        return cw.attribution_plan(model, HEADS, **given)
+        budget_of = asked.pop("max_memory", budget)
+        return model.attribute(HEADS, **given | asked).plan(budget_of)
 
     assert plan().pieces > 1
     assert plan(source="zero").pieces > 1
@@ -175,11 +174,11 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         "method": "eap-ig",
         "steps": 2,
     }
-    whole = cw.attribution(model, model.edges(), **asked)
+    whole = model.attribute(model.edges(), **asked).run()
     with pytest.raises(StoppedError):
-        cw.attribution(model, model.edges(), **asked, out=tmp_path / "run", progress=stopping(1))
+        model.attribute(model.edges(), **asked).run(out=tmp_path / "run", progress=stopping(1))
     with pytest.raises(SweepError, match="holds a run already, with 110 of 220 cells done"):
-        cw.attribution(model, model.edges(), **asked, out=tmp_path / "run")
+        model.attribute(model.edges(), **asked).run(out=tmp_path / "run")
     scored: list[int] = []
     scores = Method.scores
 
@@ -188,16 +187,16 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         return scores(*given)
 
     monkeypatch.setattr(Method, "scores", counting)
-    on = cw.attribution(model, model.edges(), **asked, out=tmp_path / "run", resume=True)
+    on = model.attribute(model.edges(), **asked).run(out=tmp_path / "run", resume=True)
     assert len(scored) == 1
     assert torch.equal(on.per_prompt, whole.per_prompt)
     assert on.ledger.resumed == 110
     assert on.plan.node_evaluations == whole.plan.node_evaluations
     for other in ({"steps": 3}, {"method": "eap", "steps": None}, {"metric": cw.logit_diff([3, 4], [5, 7])}):
         with pytest.raises(SweepError, match="cannot go on as this sweep"):
-            cw.attribution(model, model.edges(), **(asked | other), out=tmp_path / "run", resume=True)
+            model.attribute(model.edges(), **asked | other).run(out=tmp_path / "run", resume=True)
     with pytest.raises(SweepError, match="'hybrid' is not stored"):
-        cw.attribution(model, HEADS, **(asked | {"method": "hybrid", "steps": None}), out=tmp_path / "other")
+        model.attribute(HEADS, **asked | {"method": "hybrid", "steps": None}).run(out=tmp_path / "other")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
@@ -216,8 +215,8 @@ def test_inputs_are_attributed_to_as_their_runs_are(name: str, method: str) -> N
         metrics = metrics[:1]
     for metric in metrics:
         asked: dict[str, Any] = {"metric": metric, "method": method}
-        runs = cw.attribution(model, sites, base=run_of(name, 1), source=run_of(name, 2), **asked)
-        given = cw.attribution(model, sites, base=inputs_of(name, 1), source=inputs_of(name, 2), **asked)
+        runs = model.attribute(sites, base=run_of(name, 1), source=run_of(name, 2), **asked).run()
+        given = model.attribute(sites, base=inputs_of(name, 1), source=inputs_of(name, 2), **asked).run()
         torch.testing.assert_close(given.per_prompt, runs.per_prompt, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(given.base_per_prompt, runs.base_per_prompt, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(given.source_per_prompt, runs.source_per_prompt, rtol=1e-5, atol=1e-5)
@@ -232,14 +231,13 @@ def test_the_base_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("gpt2", torch.float32)
     monkeypatch.setattr("conewise.runs.run.computed", None)
     for method, sites in (("atp", HEADS), ("eap", model.edges())):
-        found = cw.attribution(
-            model,
+        found = model.attribute(
             sites,
             base=inputs_of("gpt2", 1),
             source=inputs_of("gpt2", 2),
             metric=cw.logit_diff(3, 5),
             method=method,
-        )
+        ).run()
         assert found.effect.abs().max() > 0
 
 
@@ -251,7 +249,7 @@ def test_sites_of_the_output_itself_see_all_of_it() -> None:
         "source": inputs_of("gpt2", 2),
         "metric": cw.logit_diff(3, 5),
     }
-    found = cw.attribution(model, cells, **asked)
+    found = model.attribute(cells, **asked).run()
     exact = model.sweep(cells, **asked).run()
     torch.testing.assert_close(found.effect, exact.effect, rtol=1e-4, atol=1e-4)
 
@@ -267,10 +265,10 @@ def test_weights_that_were_changed_between_runs_are_seen() -> None:
         "method": "eap",
     }
     weight = module.model.layers[1].self_attn.q_proj.weight
-    first = cw.attribution(model, model.edges(), **asked)
+    first = model.attribute(model.edges(), **asked).run()
     with torch.no_grad():
         weight.mul_(2)
-    second = cw.attribution(model, model.edges(), **asked)
-    fresh = cw.attribution(cw.capture(module, **inputs_of("llama", 1)), model.edges(), **asked)
+    second = model.attribute(model.edges(), **asked).run()
+    fresh = cw.capture(module, **inputs_of("llama", 1)).attribute(model.edges(), **asked).run()
     torch.testing.assert_close(second.per_prompt, fresh.per_prompt)
     assert (second.effect - first.effect).abs().max() > 1e-3

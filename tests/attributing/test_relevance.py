@@ -100,13 +100,13 @@ def test_sites_have_the_relevance_of_a_module_with_the_rules(name: str) -> None:
     expected = [by_heads(name, (source[layer] - base[layer]) * own).T for layer, own in pairs]
     model = model_of(name, torch.float32)
     asked: dict[str, Any] = {"base": run_of(name, 1), "source": run_of(name, 2), "metric": squares}
-    relp = cw.attribution(model, HEADS, **asked, method="relp")
+    relp = model.attribute(HEADS, **asked, method="relp").run()
     effects = relp.per_prompt[0] - relp.base_per_prompt  # type: ignore[operator]
     torch.testing.assert_close(effects, torch.cat(expected), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(relp.base_per_prompt[0], numbers.detach().double(), rtol=1e-4, atol=1e-4)  # type: ignore[index]
-    assert (effects - cw.attribution(model, HEADS, **asked).per_prompt[0]).abs().max() > 0.1
+    assert (effects - model.attribute(HEADS, **asked).run().per_prompt[0]).abs().max() > 0.1
     inputs = {"base": inputs_of(name, 1), "source": inputs_of(name, 2)}
-    fresh = cw.attribution(model, HEADS, **(asked | inputs), method="relp")
+    fresh = model.attribute(HEADS, **asked | inputs, method="relp").run()
     torch.testing.assert_close(fresh.per_prompt, relp.per_prompt, rtol=1e-4, atol=1e-4)
 
 
@@ -126,9 +126,9 @@ def test_edges_have_the_relevance_of_a_module_with_the_rules(name: str) -> None:
         for writer, _, reader in [edge.partition("->")]
     ]
     model = model_of(name, torch.float32)
-    relp = cw.attribution(
-        model, model.edges(), base=run_of(name, 1), source=run_of(name, 2), metric=squares, method="relp"
-    )
+    relp = model.attribute(
+        model.edges(), base=run_of(name, 1), source=run_of(name, 2), metric=squares, method="relp"
+    ).run()
     effects = relp.per_prompt[0] - relp.base_per_prompt  # type: ignore[operator]
     torch.testing.assert_close(effects, torch.stack(expected), rtol=2e-3, atol=2e-3)
     into_queries = [number for number, cell in enumerate(relp.cells) if cell.name.endswith(("<q>", "<k>"))]
@@ -142,8 +142,8 @@ def test_other_architectures_have_rules_for_all_that_they_do(name: str) -> None:
     model = model_of(name, torch.float32)
     cells = HEADS + cw.sites("mlp_out", layer=":")
     asked: dict[str, Any] = {"base": inputs_of(name, 1), "source": inputs_of(name, 2), "metric": squares}
-    found = cw.attribution(model, cells, **asked, method="relp")
-    plain = cw.attribution(model, cells, **asked)
+    found = model.attribute(cells, **asked, method="relp").run()
+    plain = model.attribute(cells, **asked).run()
     torch.testing.assert_close(found.base_per_prompt, plain.base_per_prompt)
     assert found.effect.isfinite().all()
     assert found.effect.abs().max() > 0
@@ -163,7 +163,7 @@ def test_on_a_linear_model_relevance_is_exact() -> None:
     }
     for cells in (HEADS + cw.sites("resid_pre", layer=":", pos=":"), model.edges()):
         exact = model.sweep(cells, **asked).run()
-        found = cw.attribution(model, cells, **asked, method="relp")
+        found = model.attribute(cells, **asked, method="relp").run()
         torch.testing.assert_close(found.effect, exact.effect, rtol=1e-4, atol=1e-6)
 
 
@@ -187,14 +187,14 @@ def test_what_has_no_rule_is_named(module: nn.Module, said: str) -> None:
     model = cw.capture(module, torch.ones(2, 4))
     runs = [model.run(torch.rand(2, 4) + 1) for _ in range(2)]
     asked: dict[str, Any] = {"base": runs[0], "source": runs[1], "metric": lambda out: out[:, 0]}
-    assert cw.attribution(model, "x", **asked).effect.abs().max() > 0
+    assert model.attribute("x", **asked).run().effect.abs().max() > 0
     with pytest.raises(GradientError, match=f"'relp' has no rule for .*{said}"):
-        cw.attribution(model, "x", **asked, method="relp")
+        model.attribute("x", **asked, method="relp").run()
 
 
 def test_sites_inside_of_an_activation_are_refused() -> None:
     model = model_of("gpt2", torch.float32)
     asked: dict[str, Any] = {"base": run_of("gpt2", 1), "source": run_of("gpt2", 2), "metric": squares}
     with pytest.raises(GradientError, match="lies inside of the activation function"):
-        cw.attribution(model, "transformer.h.0.mlp.act/tanh", **asked, method="relp")
-    assert cw.attribution(model, ("post", 0), **asked, method="relp").effect.abs().max() > 0
+        model.attribute("transformer.h.0.mlp.act/tanh", **asked, method="relp").run()
+    assert model.attribute(("post", 0), **asked, method="relp").run().effect.abs().max() > 0

@@ -75,14 +75,10 @@ def by_hooks(name: str, steps: int) -> Tensor:
 @pytest.mark.parametrize(("method", "steps"), [("atp", None), ("ig", 3)])
 def test_they_are_those_of_hooks_on_the_module(name: str, method: str, steps: int | None) -> None:
     base, source = run_of(name, 1), run_of(name, 2)
-    found = cw.attribution(
-        model_of(name, torch.float32),
-        HEADS,
-        base=base,
-        source=source,
-        metric=squares,
-        method=method,
-        steps=steps,
+    found = (
+        model_of(name, torch.float32)
+        .attribute(HEADS, base=base, source=source, metric=squares, method=method, steps=steps)
+        .run()
     )
     expected = by_hooks(name, steps or 1)
     assert found.base_per_prompt is not None
@@ -110,9 +106,9 @@ def test_a_small_patch_has_the_effect_that_is_estimated() -> None:
 
     exact = model.sweep(cells, base=run, source=near, metric=squares).run()
     for method, steps in (("atp", None), ("ig", 2)):
-        found = cw.attribution(
-            model, cells, base=run, source=near, metric=squares, method=method, steps=steps
-        )
+        found = model.attribute(
+            cells, base=run, source=near, metric=squares, method=method, steps=steps
+        ).run()
         torch.testing.assert_close(found.effect, exact.effect, rtol=1e-4, atol=1e-11)
 
 
@@ -121,7 +117,7 @@ def test_integrated_gradients_of_a_whole_site_add_up_to_its_effect() -> None:
     cells = cw.sites("mlp_out", layer=":") + cw.sites("z", layer=":")
     exact = model.sweep(cells, base=base, source=source, metric=squares).run()
     coarse, fine = (
-        cw.attribution(model, cells, base=base, source=source, metric=squares, method="ig", steps=steps)
+        model.attribute(cells, base=base, source=source, metric=squares, method="ig", steps=steps).run()
         for steps in (8, 256)
     )
     torch.testing.assert_close(fine.effect, exact.effect, rtol=2e-2, atol=2e-2)
@@ -131,8 +127,8 @@ def test_integrated_gradients_of_a_whole_site_add_up_to_its_effect() -> None:
 def test_one_step_is_attribution_patching_and_places_may_be_parts_and_sets() -> None:
     model, base, source = model_of("llama", torch.float32), run_of("llama", 1), run_of("llama", 2)
     asked: dict[str, Any] = {"base": base, "source": source, "metric": [squares, cw.prob(3)]}
-    one = cw.attribution(model, HEADS, method="ig", steps=1, **asked)
-    atp = cw.attribution(model, HEADS, **asked)
+    one = model.attribute(HEADS, method="ig", steps=1, **asked).run()
+    atp = model.attribute(HEADS, **asked).run()
     torch.testing.assert_close(one.per_prompt, atp.per_prompt)
     both = [cw.site("z", layer=0, head=0), cw.site("mlp_out", layer=1, pos=slice(1, 3))]
     listed: list[Any] = [
@@ -142,7 +138,7 @@ def test_one_step_is_attribution_patching_and_places_may_be_parts_and_sets() -> 
         cw.site("z", layer=0, head=[0, 1]),
         cw.site("z", layer=0, head=1, batch=1),
     ]
-    found = cw.attribution(model, listed, **asked)
+    found = model.attribute(listed, **asked).run()
     effects = found.per_prompt - found.base_per_prompt[:, None]  # type: ignore[index]
     torch.testing.assert_close(effects[:, 0], effects[:, 1] + effects[:, 2])
     expected = atp.per_prompt - atp.base_per_prompt[:, None]  # type: ignore[index]
@@ -154,20 +150,20 @@ def test_one_step_is_attribution_patching_and_places_may_be_parts_and_sets() -> 
 
 def test_batches_are_as_if_given_together_and_other_sources_than_runs_are_taken() -> None:
     model, base, source = model_of("gpt2", torch.float32), inputs_of("gpt2", 1), inputs_of("gpt2", 2)
-    together = cw.attribution(model, HEADS, base=base, source=source, metric=squares)
+    together = model.attribute(HEADS, base=base, source=source, metric=squares).run()
     apart = [
         [{name: value[row : row + 1] for name, value in one.items()} for row in range(2)]
         for one in (base, source)
     ]
-    each = cw.attribution(model, HEADS, base=apart[0], source=apart[1], metric=squares)
+    each = model.attribute(HEADS, base=apart[0], source=apart[1], metric=squares).run()
     torch.testing.assert_close(each.per_prompt, together.per_prompt, rtol=1e-5, atol=1e-5)
     assert each.plan.batches == 2
     for given in ("zero", "mean", cw.noise(0.1), cw.add(torch.ones(16)), lambda z: 0 * z):
-        found = cw.attribution(model, HEADS, base=base, source=given, metric=squares)
+        found = model.attribute(HEADS, base=base, source=given, metric=squares).run()
         assert found.effect.abs().min() > 0
         assert found.source is None
-    zeros = cw.attribution(model, HEADS, base=base, source="zero", metric=squares)
-    made = cw.attribution(model, HEADS, base=base, source=lambda z: 0 * z, metric=squares)
+    zeros = model.attribute(HEADS, base=base, source="zero", metric=squares).run()
+    made = model.attribute(HEADS, base=base, source=lambda z: 0 * z, metric=squares).run()
     torch.testing.assert_close(zeros.per_prompt, made.per_prompt)
 
 
@@ -207,20 +203,20 @@ def test_on_a_linear_model_every_method_is_exact() -> None:
     exact = model.sweep(cells, base=base, source=source, metric=metric).run()
     assert exact.effect.abs().max() > 0.1
     for method, steps in (("atp", None), ("ig", 3)):
-        found = cw.attribution(
-            model, cells, base=base, source=source, metric=metric, method=method, steps=steps
-        )
+        found = model.attribute(
+            cells, base=base, source=source, metric=metric, method=method, steps=steps
+        ).run()
         torch.testing.assert_close(found.effect, exact.effect, rtol=1e-4, atol=1e-6)
     last = cw.sites("z", layer=1, head=":") + cw.sites("q", layer=1, head=":") + cw.sites("v", layer=1)
     exact = model.sweep(last, base=base, source=source, metric=metric).run()
-    star = cw.attribution(model, last, base=base, source=source, metric=metric, method="atp*")
+    star = model.attribute(last, base=base, source=source, metric=metric, method="atp*").run()
     torch.testing.assert_close(star.effect, exact.effect, rtol=1e-4, atol=1e-6)
     edges = model.edges()
     exact = model.sweep(edges, base=base, source=source, metric=metric).run()
     for method, steps in (("eap", None), ("eap-ig", 3), ("eap-ig-activations", 2)):
-        found = cw.attribution(
-            model, edges, base=base, source=source, metric=metric, method=method, steps=steps
-        )
+        found = model.attribute(
+            edges, base=base, source=source, metric=metric, method=method, steps=steps
+        ).run()
         torch.testing.assert_close(found.effect, exact.effect, rtol=1e-4, atol=1e-6)
 
 
@@ -258,8 +254,8 @@ def test_a_saturated_softmax_hides_queries_and_keys_from_gradients_and_not_from_
     cells = cw.sites(site, layer=0, head=":")
     exact = model.sweep(cells, **asked).run()
     assert float(exact.effect) == pytest.approx(1.0)
-    assert abs(float(cw.attribution(model, cells, method="atp", **asked).effect)) < 1e-6
-    assert float(cw.attribution(model, cells, method="atp*", **asked).effect) == pytest.approx(1.0)
+    assert abs(float(model.attribute(cells, method="atp", **asked).run().effect)) < 1e-6
+    assert float(model.attribute(cells, method="atp*", **asked).run().effect) == pytest.approx(1.0)
 
 
 def cancelling() -> cw.Model:
@@ -284,8 +280,8 @@ def test_paths_that_cancel_hide_a_head_from_gradients_and_not_where_they_are_dro
     cells = cw.sites("z", layer=0, head=":")
     exact = float(model.sweep(cells, **asked).run().effect)
     assert exact == pytest.approx(-2.0)  # x goes from 0 to -3, and -relu(x + 1) from -1 to 0
-    assert float(cw.attribution(model, cells, method="atp", **asked).effect) == 0.0
-    star = float(cw.attribution(model, cells, method="atp*", **asked).effect)
+    assert float(model.attribute(cells, method="atp", **asked).run().effect) == 0.0
+    star = float(model.attribute(cells, method="atp*", **asked).run().effect)
     assert abs(star) == pytest.approx(3.0)  # the direct path alone
 
 
@@ -316,13 +312,10 @@ def test_dropped_gradients_are_those_of_a_module_whose_layers_pass_none(name: st
         for layer, gradient in zip(seen, found, strict=True):
             if gradient is not None:
                 sizes[layer] += by_heads(name, (source[layer] - base[layer]) * gradient).T.abs()
-    star = cw.attribution(
-        model_of(name, torch.float32),
-        HEADS,
-        base=run_of(name, 1),
-        source=run_of(name, 2),
-        metric=squares,
-        method="atp*",
+    star = (
+        model_of(name, torch.float32)
+        .attribute(HEADS, base=run_of(name, 1), source=run_of(name, 2), metric=squares, method="atp*")
+        .run()
     )
     effects = star.per_prompt[0] - star.base_per_prompt  # type: ignore[operator]
     torch.testing.assert_close(effects, (signs * sizes).flatten(0, 1), rtol=1e-3, atol=1e-4)
@@ -333,7 +326,7 @@ def test_dropped_gradients_are_those_of_a_module_whose_layers_pass_none(name: st
 
 def test_a_result_says_that_it_is_approximate_wherever_it_goes(tmp_path: Any) -> None:
     model, base, source = model_of("gpt2", torch.float32), run_of("gpt2", 1), run_of("gpt2", 2)
-    found = cw.attribution(model, HEADS, base=base, source=source, metric=squares, method="ig", steps=2)
+    found = model.attribute(HEADS, base=base, source=source, metric=squares, method="ig", steps=2).run()
     assert found.method == "ig, 2 steps"
     assert "approximate (ig, 2 steps)" in repr(found)
     assert "approximate (ig, 2 steps)" in found.plot().layout.title.text
@@ -357,21 +350,21 @@ def test_what_cannot_be_attributed_to_is_refused() -> None:
     model, base, source = model_of("gpt2", torch.float32), run_of("gpt2", 1), run_of("gpt2", 2)
     asked: dict[str, Any] = {"base": base, "source": source, "metric": squares}
     with pytest.raises(SweepError, match="no method 'apt'"):
-        cw.attribution(model, HEADS, method="apt", **asked)
+        model.attribute(HEADS, method="apt", **asked).run()
     with pytest.raises(SweepError, match="leave out steps=3"):
-        cw.attribution(model, HEADS, method="atp", steps=3, **asked)
+        model.attribute(HEADS, method="atp", steps=3, **asked).run()
     with pytest.raises(SweepError, match="steps is a number from 1 to 1,000,000"):
-        cw.attribution(model, HEADS, method="ig", steps=0, **asked)
+        model.attribute(HEADS, method="ig", steps=0, **asked).run()
     with pytest.raises(SweepError, match=r"'atp' attributes to sites, and .* is an edge"):
-        cw.attribution(model, model.edges()[:3], method="atp", **asked)
+        model.attribute(model.edges()[:3], method="atp", **asked).run()
     with pytest.raises(SweepError, match=r"'eap' attributes to edges, and .* is a site"):
-        cw.attribution(model, HEADS, method="eap", **asked)
+        model.attribute(HEADS, method="eap", **asked).run()
     with pytest.raises(GradientError, match="several sites together"):
-        cw.attribution(model, [[("z", 0), ("z", 1)]], method="ig", **asked)
+        model.attribute([[("z", 0), ("z", 1)]], method="ig", **asked).run()
     with pytest.raises(SweepError, match="patching a head's z patches its result"):
-        cw.attribution(model, cw.sites("result", layer=":", head=":"), **asked)
+        model.attribute(cw.sites("result", layer=":", head=":"), **asked).run()
     with pytest.raises(MissingSiteError):
-        cw.attribution(model, ("zz", 0), **asked)
+        model.attribute(("zz", 0), **asked).run()
 
 
 class Mixed(nn.Module):
@@ -385,13 +378,13 @@ def test_prompts_that_read_each_other_are_refused() -> None:
     model = cw.capture(Mixed(), torch.ones(3, 4), batch_dim=0)
     runs = [model.run(torch.randn(3, 4)) for _ in range(2)]
     with pytest.raises(GradientError, match="mixes the prompts"):
-        cw.attribution(model, "x", base=runs[0], source=runs[1], metric=lambda out: out.sum(-1))
+        model.attribute("x", base=runs[0], source=runs[1], metric=lambda out: out.sum(-1)).run()
 
 
 def test_a_model_without_layers_has_no_gradients_to_drop() -> None:
     model = cw.capture(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), torch.ones(2, 3))
     runs = [model.run(torch.randn(2, 3)) for _ in range(2)]
     asked: dict[str, Any] = {"base": runs[0], "source": runs[1], "metric": lambda out: out[:, 0]}
-    assert cw.attribution(model, ["0", "1"], **asked).effect.shape == (2,)
+    assert model.attribute(["0", "1"], **asked).run().effect.shape == (2,)
     with pytest.raises(GradientError, match="no layers"):
-        cw.attribution(model, ["0", "1"], method="atp*", **asked)
+        model.attribute(["0", "1"], method="atp*", **asked).run()

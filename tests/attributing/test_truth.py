@@ -27,10 +27,10 @@ def asked(name: str = "gpt2") -> dict[str, Any]:
 
 
 SNIPPET = """
-approx = cw.attribution(model, heads, base=base, source=source, metric=metric, method="atp*")
+approx = model.attribute(heads, base=base, source=source, metric=metric, method="atp*").run()
 print(cw.compare(approx, result))                       # rank correlation, sign errors, false negatives at k
-print(approx.check(top=4, sample=8))
-eap = cw.attribution(model, model.edges(), base=base, source=source, metric=metric, method="eap-ig", steps=5)
+print(approx.check(top=4, n=8))
+eap = model.attribute(model.edges(), base=base, source=source, metric=metric, method="eap-ig", steps=5).run()
 """
 
 
@@ -100,7 +100,7 @@ def test_a_comparison_counts_what_is_wrong_by_name() -> None:
 
 def test_results_are_compared_over_the_cells_that_both_have() -> None:
     model = model_of("gpt2", torch.float32)
-    approx = cw.attribution(model, HEADS, **asked())
+    approx = model.attribute(HEADS, **asked()).run()
     exact = model.sweep(cw.sites("z", layer=1, head=":"), **asked()).run()
     found = cw.compare(approx, exact, k=2)
     assert len(found.names) == 4
@@ -109,20 +109,20 @@ def test_results_are_compared_over_the_cells_that_both_have() -> None:
     with pytest.raises(SweepError, match="approximate as well"):
         cw.compare(exact, approx)
     with pytest.raises(SweepError, match="no cell in common"):
-        cw.compare(cw.attribution(model, cw.sites("mlp_out", layer=":"), **asked()), exact)
+        cw.compare(model.attribute(cw.sites("mlp_out", layer=":"), **asked()).run(), exact)
     with pytest.raises(SweepError, match="k is a number from 1 to 4"):
         cw.compare(approx, exact, k=5)
     turned = asked() | {"base": run_of("gpt2", 2), "source": run_of("gpt2", 1)}
     with pytest.raises(SweepError, match="of other runs"):
-        cw.compare(cw.attribution(model, HEADS, **turned), exact)
+        cw.compare(model.attribute(HEADS, **turned).run(), exact)
 
 
 def test_a_check_computes_the_top_and_a_sample_exactly_and_says_how_far_others_may_be_off() -> None:
     model = model_of("gpt2", torch.float32)
     edges = model.edges()
-    approx = cw.attribution(model, edges, **asked(), method="eap")
+    approx = model.attribute(edges, **asked(), method="eap").run()
     exact = model.sweep(edges, **asked()).run()
-    check = approx.check(top=10, sample=30, seed=1)
+    check = approx.check(top=10, n=30, seed=1)
     assert len(set(check.computed)) == 40
     sizes = approx.effect.abs()
     assert set(check.top) == set(sizes.topk(10).indices.tolist())
@@ -139,33 +139,31 @@ def test_a_check_computes_the_top_and_a_sample_exactly_and_says_how_far_others_m
     held = [check.low[n] <= float(exact.effect[n]) <= check.high[n] for n in rest]
     assert sum(held) / len(held) > 0.8
     assert check.to_dataframe()["exact"].sum() == 40
-    assert (
-        approx.check(top=10, sample=30, seed=1).sample == check.sample != approx.check(10, 30, seed=2).sample
-    )
+    assert approx.check(top=10, n=30, seed=1).sample == check.sample != approx.check(10, 30, seed=2).sample
     assert set(check.sign_errors) <= {cell.name for cell in approx.cells}
     assert "10 largest, 30 of 100 others at random" in str(check)
 
 
 def test_a_check_is_of_as_many_cells_as_there_are_and_of_some_at_least(tmp_path: Any) -> None:
     model = model_of("gpt2", torch.float32)
-    approx = cw.attribution(model, HEADS, **asked())
+    approx = model.attribute(HEADS, **asked()).run()
     check = approx.check()
     assert len(check.computed) == 8
     assert check.missed_share == 1.0  # nothing was drawn
     assert math.isinf(check.error.reach)
     assert SampleError.of([1.0, 3.0]).bias == 2.0
     with pytest.raises(SweepError, match="a check of no cells"):
-        approx.check(top=0, sample=0)
-    with pytest.raises(SweepError, match="sample is a number of cells"):
-        approx.check(sample=-1)
+        approx.check(top=0, n=0)
+    with pytest.raises(SweepError, match="n is a number of cells"):
+        approx.check(n=-1)
 
 
 def test_a_hybrid_has_the_exact_top_and_says_which_cells_are_exact(tmp_path: Any) -> None:
     model = model_of("gpt2", torch.float32)
     edges = model.edges()
     exact = model.sweep(edges, **asked()).run()
-    plain = cw.attribution(model, edges, **asked(), method="eap")
-    mixed = cw.attribution(model, edges, **asked(), method="hybrid", top=3, sample=25)
+    plain = model.attribute(edges, **asked(), method="eap").run()
+    mixed = model.attribute(edges, **asked(), method="hybrid", top=3, n=25).run()
     assert 25 < len(mixed.exact) <= len(edges)
     wanted, found = ([cell.name for cell, *_ in one.strongest(count=3)] for one in (exact, mixed))
     assert found == wanted
@@ -180,14 +178,12 @@ def test_a_hybrid_has_the_exact_top_and_says_which_cells_are_exact(tmp_path: Any
     )
     assert mixed.provenance["attribution"]["exact"] == list(mixed.exact)
     assert mixed.plan.node_evaluations == mixed.ledger.node_evaluations > plain.plan.node_evaluations
-    assert cw.open(mixed.save(tmp_path / "mixed")).method == mixed.method  # type: ignore[union-attr]
-    assert cw.attribution(model, HEADS, **asked(), method="hybrid", top=2, sample=4).method.startswith(
-        "hybrid"
-    )
-    with pytest.raises(SweepError, match="sample is a number of cells of at least 2"):
-        cw.attribution(model, HEADS, **asked(), method="hybrid", sample=1)
+    assert cw.open(mixed.save(tmp_path / "mixed")).method == mixed.method
+    assert model.attribute(HEADS, **asked(), method="hybrid", top=2, n=4).run().method.startswith("hybrid")
+    with pytest.raises(SweepError, match="n is a number of cells of at least 2"):
+        model.attribute(HEADS, **asked(), method="hybrid", n=1).run()
     with pytest.raises(SweepError, match="of method='hybrid'"):
-        cw.attribution(model, HEADS, **asked(), top=3)
+        model.attribute(HEADS, **asked(), top=3).run()
 
 
 def test_a_certain_top_takes_few_exact_worlds_where_gradients_are_good() -> None:
@@ -199,7 +195,7 @@ def test_a_certain_top_takes_few_exact_worlds_where_gradients_are_good() -> None
         + cw.sites("resid_pre", layer=0, pos=":")
         + cw.sites("z", layer=0, pos=":")
     )
-    found = cw.attribution(
-        model, cells, base=base, source=source, metric=cw.logit(0, pos=-1), method="hybrid", top=1, sample=2
-    )
+    found = model.attribute(
+        cells, base=base, source=source, metric=cw.logit(0, pos=-1), method="hybrid", top=1, n=2
+    ).run()
     assert len(found.exact) < len(found.cells)

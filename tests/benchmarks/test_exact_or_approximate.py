@@ -42,13 +42,13 @@ def test_the_numbers_are_those_of_one_comparison(experiment: Experiment, found: 
     asked = experiment.asked(slice(0, 2))
     exact = experiment.model.sweep(NODES, **asked).run()
     for method in ("atp", "atp*"):
-        own = cw.compare(cw.attribution(experiment.model, NODES, **asked, method=method), exact, k=3)
+        own = cw.compare(experiment.model.attribute(NODES, **asked, method=method).run(), exact, k=3)
         row = numbers["nodes"][method]
         assert row["pearson"] == pytest.approx(own.pearson, abs=1e-4)
         assert row["kendall"] == pytest.approx(own.kendall, abs=0.02)
         assert row["ranks"][0]["overlap"] == own.overlap
         assert row["worst"][0][0] == own.worst(1)[0][0] == "z[layer=0, head=2]"
-    alone = cw.attribution(experiment.model, NODES, **experiment.asked(slice(0, 1)), method="ig", steps=3)
+    alone = experiment.model.attribute(NODES, **experiment.asked(slice(0, 1)), method="ig", steps=3).run()
     exact_alone = experiment.model.sweep(NODES, **experiment.asked(slice(0, 1))).run()
     assert numbers["nodes"]["ig"]["pearson"] == pytest.approx(
         cw.compare(alone, exact_alone).pearson, abs=1e-4

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.circuits.acdc import Search, _Kept, acdc, acdc_plan
+from conewise.circuits.acdc import Search, _Kept, search_plan
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision
 from conewise.circuits.replaced_parts import edge_facts
@@ -60,10 +60,12 @@ def test_the_published_algorithm_decides_the_same_in_the_same_order(name: str, k
     expected = published_acdc(
         given.plain, given.ids, ablated, plain, threshold, absolute=kind == "logit difference"
     )
-    found = acdc(given.model, base=base, source=source, metric=metric, threshold=threshold)
+    found = given.model.find_circuit(base=base, source=source, metric=metric, threshold=threshold).run()
     assert log_of(found) == [(f"{writer}->{reader}", kept) for writer, reader, kept in expected]
     assert 0 < len(found.edges) < len(expected)
-    alone = acdc(given.model, base=base, source=source, metric=metric, threshold=threshold, speculative=False)
+    alone = given.model.find_circuit(
+        base=base, source=source, metric=metric, threshold=threshold, speculative=False
+    ).run()
     assert log_of(alone) == log_of(found)
     assert alone.edges == found.edges
     changes = [one.change for one in alone.log]
@@ -79,13 +81,12 @@ def test_speculative_and_one_at_a_time_are_equal_for_many_thresholds_and_prompts
             given.model.run(input_ids=ids) for ids in torch.randint(0, 200, (2, 2, 6), generator=generator)
         )
         for threshold in (1e-6, 0.003, 0.02, 0.1, 0.5, 4.0):
-            for ablation in ("resample", "zero") if threshold == 0.02 else ("resample",):
+            for carried in (source, "zero") if threshold == 0.02 else (source,):
                 asked: dict[str, Any] = {
                     "base": base,
-                    "source": None if ablation == "zero" else source,
+                    "source": carried,
                     "metric": METRIC,
                     "threshold": threshold,
-                    "ablation": ablation,
                 }
                 together, alone = (
                     Search(given.model, **asked),
@@ -109,7 +110,7 @@ def test_a_model_that_norms_its_sums_is_searched_node_by_node() -> None:
     model, base, source = bert_runs()
     assert not edge_facts(model).parts.is_carried_unchanged
     asked: dict[str, Any] = {"base": base, "source": source, "metric": AT_LAST, "threshold": 0.05}
-    found, alone = acdc(model, **asked), acdc(model, **asked, speculative=False)
+    found, alone = model.find_circuit(**asked).run(), model.find_circuit(**asked, speculative=False).run()
     assert log_of(found) == log_of(alone)
     assert 0 < len(found.edges) < len(found.log)
 
@@ -137,7 +138,7 @@ def test_a_model_of_a_fixed_batch_is_searched_one_world_at_a_time() -> None:
     search = Search(model, **runs, metric=METRIC, threshold=0.1)
     found = search.run()
     assert search.spent.stacks == search.spent.worlds
-    other = acdc(given.model, base=given.base, source=given.source, metric=METRIC, threshold=0.1)
+    other = given.model.find_circuit(base=given.base, source=given.source, metric=METRIC, threshold=0.1).run()
     assert log_of(found) == log_of(other)
     own = found.evaluate(**runs, metric=METRIC)
     wanted = other.evaluate(base=given.base, source=given.source, metric=METRIC)
@@ -162,9 +163,9 @@ def _bert() -> torch.nn.Module:
 def test_heads_are_visited_as_published_either_way() -> None:
     given = small("gpt2")
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
-    logits = [one.edge for one in acdc(given.model, **asked).log][:7]
+    logits = [one.edge for one in given.model.find_circuit(**asked).run().log][:7]
     assert logits == [f"{w}->logits" for w in ("m1", "a1.h1", "a1.h0", "m0", "a0.h1", "a0.h0", "input")]
-    logits = [one.edge for one in acdc(given.model, **asked, heads="ascending").log][:7]
+    logits = [one.edge for one in given.model.find_circuit(**asked, heads="ascending").run().log][:7]
     assert logits == [f"{w}->logits" for w in ("m1", "a1.h0", "a1.h1", "m0", "a0.h0", "a0.h1", "input")]
 
 
@@ -184,10 +185,10 @@ def test_what_counts_as_harm() -> None:
     given = small("gpt2")
     base, source = given.base, given.source
     asked: dict[str, Any] = {"base": base, "source": source, "threshold": 0.05}
-    down = acdc(given.model, **asked, metric=METRIC, harm="decrease")
-    up = acdc(given.model, **asked, metric=cw.logit_diff(answer=5, wrong=3), harm="increase")
+    down = given.model.find_circuit(**asked, metric=METRIC, harm="decrease").run()
+    up = given.model.find_circuit(**asked, metric=cw.logit_diff(answer=5, wrong=3), harm="increase").run()
     assert log_of(down) == log_of(up)
-    assert log_of(down) != log_of(acdc(given.model, **asked, metric=METRIC))
+    assert log_of(down) != log_of(given.model.find_circuit(**asked, metric=METRIC).run())
     kl = Search(given.model, **asked, metric=cw.kl_to(base))
     assert (kl.harm, Search(given.model, **asked, metric=METRIC).harm) == ("increase", "either")
 
@@ -203,7 +204,7 @@ class _StoppedError(Exception):
 def test_a_search_that_was_cut_off_goes_on_to_the_same_circuit(tmp_path: Path, after: int) -> None:
     given = small("gpt2")
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
-    whole = acdc(given.model, **asked)
+    whole = given.model.find_circuit(**asked).run()
     path = tmp_path / "search"
 
     def stop(done: int, total: int) -> None:
@@ -212,7 +213,7 @@ def test_a_search_that_was_cut_off_goes_on_to_the_same_circuit(tmp_path: Path, a
             raise _StoppedError
 
     with pytest.raises(_StoppedError) as stopped:
-        acdc(given.model, **asked, out=path, progress=stop)
+        given.model.find_circuit(**asked).run(out=path, progress=stop)
     assert "resume=True" in str(stopped.value.__notes__)
     kept = stored_decisions(path)
     assert after <= kept < len(whole.log)
@@ -234,7 +235,7 @@ def test_a_search_that_was_cut_off_anywhere_goes_on_to_the_same_scores_bit_for_b
 
     def scores(search: Search, **options: Any) -> list[tuple[str, bool, str]]:
         executor = Here(workers) if workers else None
-        log = search.run(executor=executor, **options).log
+        log = search.run(workers=executor, **options).log
         return [(one.edge, one.kept, one.change.hex()) for one in log]
 
     whole = scores(Search(given.model, **asked))
@@ -251,32 +252,33 @@ def test_a_search_of_other_versions_or_threads_does_not_go_on(
 ) -> None:
     given, path = small("gpt2"), tmp_path / "search"
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.5}
-    acdc(given.model, **asked, out=path)
+    given.model.find_circuit(**asked).run(out=path)
     monkeypatch.setattr("conewise.jobs.digests.numerics", lambda _: {"threads": 64})
     monkeypatch.setattr("conewise.circuits.acdc.versions", lambda: {"torch": "9.9"})
     with pytest.raises(CircuitError, match=r"(?s)versions\.torch: .* → 9\.9\n.*machine\.threads: .* → 64\n"):
-        acdc(given.model, **asked, out=path, resume=True)
+        given.model.find_circuit(**asked).run(out=path, resume=True)
 
 
 def test_a_file_of_another_search_is_refused_and_stays(tmp_path: Path) -> None:
     given = small("gpt2")
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC}
     path = tmp_path / "search"
-    acdc(given.model, **asked, threshold=0.5, out=path)
+    given.model.find_circuit(**asked, threshold=0.5).run(out=path)
     before = (path / FILE).read_bytes()
     for options, words in (
         ({"threshold": 0.5}, "resume=True"),
         ({"threshold": 0.4, "resume": True}, r"cannot go on as this search.*\n  threshold: 0\.5 → 0\.4\n"),
         ({"threshold": 0.5, "harm": "increase", "resume": True}, "\n  harm: either → increase\n"),
     ):
+        resume = bool(options.pop("resume", False))
         with pytest.raises(CircuitError, match=words):
-            acdc(given.model, **asked, **options, out=path)
+            given.model.find_circuit(**asked, **options).run(out=path, resume=resume)
     assert (path / FILE).read_bytes() == before
     (path / FILE).write_text("[1]" * 500)
     with pytest.raises(CircuitError, match="is not a search's store, or its first page is damaged"):
-        acdc(given.model, **asked, threshold=0.5, out=path, resume=True)
+        given.model.find_circuit(**asked, threshold=0.5).run(out=path, resume=True)
     with pytest.raises(CircuitError, match="say in which folder"):
-        acdc(given.model, **asked, threshold=0.5, resume=True)
+        given.model.find_circuit(**asked, threshold=0.5).run(resume=True)
 
 
 def test_a_second_search_in_a_folder_is_refused_while_the_first_is_under_way(tmp_path: Path) -> None:
@@ -310,7 +312,7 @@ def test_a_second_search_in_a_folder_is_refused_while_the_first_is_under_way(tmp
     [
         ({"threshold": 0.0}, "above 0"),
         ({"threshold": float("nan")}, "`threshold` is float nan; expected a finite number"),
-        ({"ablation": "noise"}, "'resample', 'zero', 'mean'"),
+        ({"source": cw.noise(1.0)}, "'zero', 'mean' or"),
         ({"source": None}, "there is no `source`"),
         ({"harm": "worse"}, "'increase', 'decrease', 'either'"),
         ({"heads": "random"}, "'descending', 'ascending'"),
@@ -323,7 +325,7 @@ def test_what_cannot_be_searched_says_why(options: dict[str, Any], words: str) -
     given = small("gpt2")
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
     with pytest.raises((CircuitError, ArgumentError), match=words):
-        acdc(given.model, **(asked | options))
+        given.model.find_circuit(**asked | options).run()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
@@ -332,9 +334,9 @@ def test_a_budget_that_no_world_fits_into_is_refused_and_says_the_least(name: st
     model, base, source = bert_runs() if name == "bert" else (given.model, given.base, given.source)
     asked: dict[str, Any] = {"base": base, "source": source, "metric": AT_LAST, "threshold": 0.1}
     with pytest.raises(SweepError, match=r"one world alone takes .* The least that would do is") as refused:
-        acdc(model, **asked, max_memory=10)
+        model.find_circuit(**asked).run(max_memory=10)
     least = int(re.findall(r"max_memory=(\d+)", str(refused.value))[0])
-    assert acdc(model, **asked, max_memory=least).edges == acdc(model, **asked).edges
+    assert model.find_circuit(**asked).run(max_memory=least).edges == model.find_circuit(**asked).run().edges
 
 
 def test_runs_of_other_shapes_models_and_with_patches_are_refused() -> None:
@@ -342,20 +344,22 @@ def test_runs_of_other_shapes_models_and_with_patches_are_refused() -> None:
     base, source = given.base, given.source
     asked: dict[str, Any] = {"metric": METRIC, "threshold": 0.1}
     with pytest.raises(CircuitError, match="differ in shape"):
-        acdc(given.model, base=base, source=given.model.run(input_ids=given.ids[:, :4]), **asked)
+        given.model.find_circuit(base=base, source=given.model.run(input_ids=given.ids[:, :4]), **asked).run()
     with pytest.raises(CircuitError, match="of another model"):
-        acdc(given.model, base=base, source=other.source, **asked)
+        given.model.find_circuit(base=base, source=other.source, **asked).run()
     with base.fork() as world:
         world.patch(("z", 0), source)
         with pytest.raises(CircuitError, match="something is patched in the base"):
-            acdc(given.model, base=world, source=source, **asked)
+            given.model.find_circuit(base=world, source=source, **asked).run()
 
 
 def test_base_and_source_may_be_inputs() -> None:
     given = small("gpt2")
     inputs: dict[str, Any] = {"base": {"input_ids": given.ids}, "source": {"input_ids": given.other}}
     runs: dict[str, Any] = {"base": given.base, "source": given.source}
-    found = [acdc(given.model, **one, metric=METRIC, threshold=0.1).edges for one in (inputs, runs)]
+    found = [
+        given.model.find_circuit(**one, metric=METRIC, threshold=0.1).run().edges for one in (inputs, runs)
+    ]
     assert found[0] == found[1]
 
 
@@ -367,7 +371,7 @@ def test_the_plan_is_what_the_theory_of_interleaved_grafts_says(name: str) -> No
     """One correction for each reader that lost edges, grafted behind its node, the last reader first."""
     given = small(name)
     model, readers = given.model, edge_facts(given.model).components.readers
-    plan = acdc_plan(model)
+    plan = search_plan(model, METRIC)
     grafts = [GraftAt(one.node, 1) for one in reversed(readers)]
     costs = theory.interleaved_cost(model.graph, grafts, demand=[model.program.outputs[0].name]).costs
     expected = sum(int(cost) * one.writers for cost, one in zip(costs, reversed(readers), strict=True))
@@ -381,6 +385,6 @@ def test_a_search_takes_no_more_than_its_plan_but_for_guesses_and_ties() -> None
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
     search = Search(given.model, **asked, speculative=False)
     search.run()
-    plan = acdc_plan(given.model)
+    plan = search_plan(given.model, METRIC)
     assert search.spent.worlds <= plan.worlds
     assert search.node_evaluations <= plan.node_evaluations

@@ -47,7 +47,7 @@ def test_a_circuit_comes_back_to_its_model_from_both_kinds_of_files(
 def test_what_a_search_found_is_written_as_eap_ig_reads_it(tmp_path: Path) -> None:
     model = run_of("gpt2", 0).model
     asked: dict[str, Any] = {"base": run_of("gpt2", 0), "source": run_of("gpt2", 1), "metric": cw.logit(3)}
-    circuit = cw.acdc(model, **asked, threshold=0.1)
+    circuit = model.find_circuit(**asked, threshold=0.1).run()
     theirs = cw.Circuit.load(circuit.save(tmp_path / "eap.json", format="eap"), model)
     assert (theirs.edges, theirs.scores) == (circuit.edges, circuit.scores)
 
@@ -178,7 +178,7 @@ def test_a_curve_has_the_faithfulness_of_the_circuits_of_its_thresholds(tmp_path
         "metric": cw.logit_diff(answer=3, wrong=5),
     }
     circuit = edge_sweep("llama").circuit(top=12)
-    curve = circuit.curve(**runs, points=5)
+    curve = circuit.curve(**runs, n=5)
     assert curve.metric == "logit_diff"
     assert curve.faithfulness == pytest.approx(circuit.evaluate(**runs).faithfulness, abs=1e-6)
     assert len(curve.points) == 5
@@ -188,11 +188,11 @@ def test_a_curve_has_the_faithfulness_of_the_circuits_of_its_thresholds(tmp_path
         assert point.faithfulness == pytest.approx(chosen.evaluate(**runs).faithfulness, abs=1e-5)
     assert [point.edges for point in curve.points] == sorted(point.edges for point in curve.points)
     assert curve.points[-1].edges <= 60
-    assert circuit.curve(**runs, most=82).points[-1].edges == 82
-    assert circuit.curve(**runs, most=82).points[-1].faithfulness == pytest.approx(1, abs=1e-5)
+    assert circuit.curve(**runs, top=82).points[-1].edges == 82
+    assert circuit.curve(**runs, top=82).points[-1].faithfulness == pytest.approx(1, abs=1e-5)
     for given in (0, -1, 2.5, True):
         with pytest.raises(cw.ConewiseError, match="a whole number"):
-            circuit.curve(**runs, points=cast(Any, given))
+            circuit.curve(**runs, n=cast(Any, given))
     page = circuit.report(tmp_path / "page.html", curve=curve, evaluation=circuit.evaluate(**runs))
     text = page.read_text("utf-8")
     assert "The edge that is needed least is" in text
@@ -201,7 +201,7 @@ def test_a_curve_has_the_faithfulness_of_the_circuits_of_its_thresholds(tmp_path
 
 def test_without_a_model_or_scores_nothing_is_evaluated() -> None:
     circuit = cw.Circuit.made(graph(2, 2), ["input->logits"])
-    runs: dict[str, Any] = {"base": run_of("gpt2", 0), "metric": cw.logit(3), "ablation": "zero"}
+    runs: dict[str, Any] = {"base": run_of("gpt2", 0), "metric": cw.logit(3), "source": "zero"}
     with pytest.raises(CircuitError, match=r"holds no model to run it in: `circuit.bind\(model\).evaluate"):
         circuit.evaluate(**runs)
     with pytest.raises(CircuitError, match="has no scores, which `curve` goes by"):

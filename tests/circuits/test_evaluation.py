@@ -69,7 +69,7 @@ def test_many_circuits_are_one_stack() -> None:
     every = [f"{writer}->{reader}" for writer, reader in given.plain.edges()]
     rng = np.random.default_rng(1)
     circuits = [[edge for edge in every if rng.random() < share] for share in np.linspace(0, 1, 7)]
-    asked: dict[str, Any] = {"base": given.base, "metric": METRIC, "ablation": "zero"}
+    asked: dict[str, Any] = {"base": given.base, "metric": METRIC, "source": "zero"}
     found = faithfulness_of(given.model, circuits, **asked)
     alone = [evaluate(given.model, one, **asked, minimality=False).faithfulness for one in circuits]
     assert found == pytest.approx(alone, rel=1e-9)

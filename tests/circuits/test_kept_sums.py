@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import conewise as cw
 from conewise.circuits.evaluation import evaluate
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
+from conewise.runs.run import Run
 from tests.circuits.removed_oracle import KINDS, Gemma3, Parts, Plain
 
 METRIC = cw.logit_diff(answer=3, wrong=5)
@@ -94,9 +96,8 @@ def wrong_circuits(name: str, dtype: str, seed: int) -> Iterator[str]:
                 scene.model,
                 names,
                 base=base,
-                source=None if ablation == "zero" else source,
+                source=carried(scene.model, ablation, source),
                 metric=METRIC,
-                ablation=ablation,
                 minimality=False,
             ).per_prompt
             worlds = {
@@ -139,6 +140,13 @@ def wrong_groups(name: str, dtype: str, seed: int) -> Iterator[str]:
                 yield scene.wrong(values[0, number], logits, what)
 
 
+def carried(model: Model, ablation: str, source: Run) -> Any:
+    """What removed edges carry, as `evaluate` takes it."""
+    if ablation == "mean":
+        return cw.mean(model, [dict(source.inputs)])
+    return source if ablation == "resample" else ablation
+
+
 def swept(plain: Plain, scene: Scene, group: list[Edge], ablation: str) -> Tensor:
     """The logits where readers of a group see the base's parts but for lost ones, and all others live."""
     base = plain.forward(scene.ids)[1]
@@ -179,7 +187,7 @@ def test_nothing_is_left_where_all_edges_of_the_tiny_model_carry_nothing() -> No
     """RMSNorm of what rounding leaves would be a stream of full size."""
     scene = Scene.made("tiny", "bfloat16", 0)
     base = scene.model.run(input_ids=scene.ids)
-    nothing = evaluate(scene.model, [], base=base, metric=METRIC, ablation="zero")
+    nothing = evaluate(scene.model, [], base=base, metric=METRIC, source="zero")
     assert (nothing.ablated, nothing.circuit) == (0.0, 0.0)
     into = [f"{writer}->{reader}" for writer, reader in scene.plains[0].edges() if reader == "logits"]
     result = scene.model.sweep([into], base=base, source="zero", metric=METRIC).run()
@@ -199,7 +207,7 @@ def test_a_search_decides_by_sums_of_kept_parts(name: str) -> None:
         return float((logits[:, 3] - logits[:, 5]).mean())
 
     base = scene.model.run(input_ids=scene.ids)
-    log = cw.acdc(scene.model, base=base, metric=METRIC, ablation="zero", threshold=0.5).log
+    log = scene.model.find_circuit(base=base, metric=METRIC, threshold=0.5, source="zero").run().log
     removed: set[Edge] = set()
     scale = float(plain.forward(scene.ids)[0][:, -1].abs().max())
     assert len({one.kept for one in log}) == 2

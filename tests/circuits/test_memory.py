@@ -62,17 +62,16 @@ def test_a_search_holds_no_more_than_its_budget() -> None:
     given = small("gpt2")
     asked: dict[str, Any] = {
         "base": given.base,
-        "source": given.source,
+        "source": "zero",
         "metric": cw.logit(3),
         "threshold": 0.1,
-        "ablation": "zero",
     }
     with pytest.raises(cw.errors.BudgetError) as refused:
-        cw.acdc(given.model, **asked, max_memory=10)
-    least, whole = refused.value.least, cw.acdc(given.model, **asked)
+        given.model.find_circuit(**asked).run(max_memory=10)
+    least, whole = refused.value.least, given.model.find_circuit(**asked).run()
     for budget in (least, 3 * least):
         held = Blocks([])
         with held:
-            found = cw.acdc(given.model, **asked, max_memory=budget)
+            found = given.model.find_circuit(**asked).run(max_memory=budget)
         assert held.peak <= budget
         assert found.edges == whole.edges

@@ -15,8 +15,11 @@ README = Path(__file__).parents[2] / "README.md"
 SNIPPET = """
 edges = model.edges()                                   # every edge, as a table
 scores = model.sweep(edges, base=base, source=source, metric=metric).run()
-circuit = cw.acdc(model, base=base, source=source, metric=metric, threshold=0.01)
-again = cw.acdc(model, base=base, source=source, metric=metric, threshold=0.01, speculative=False)
+search = model.find_circuit(base=base, source=source, metric=metric, threshold=0.01)
+circuit = search.run()
+again = model.find_circuit(
+    base=base, source=source, metric=metric, threshold=0.01, speculative=False
+).run()
 assert circuit.edges == again.edges
 print(circuit.evaluate(base=base, source=source, metric=metric))
 circuit.plot(); circuit.save("circuit.json")

@@ -50,10 +50,10 @@ def plain_trace(name: str, ids: Tensor, kind: str, window: int, noise: float, se
 @pytest.mark.parametrize(("kind", "window"), [("resid_post", 1), ("mlp_out", 3), ("attn_out", 2)])
 def test_a_trace_is_what_hooks_find(name: str, kind: str, window: int) -> None:
     ids = prompts(1)
-    trace = cw.causal_trace(
-        tiny(name), ids, subject=SUBJECT, metric=cw.prob(ANSWER), kind=kind, window=window, noise=0.8,
-        samples=SAMPLES,
-    )  # fmt: skip
+    job = tiny(name).causal_trace(
+        ids, subject=SUBJECT, metric=cw.prob(ANSWER), kind=kind, window=window, noise=0.8, n=SAMPLES
+    )
+    trace = job.run()
     plain = plain_trace(name, ids, kind, window, 0.8)
     assert trace.values.shape == (LAYERS, LENGTH)
     assert trace.values.std() > 1e-3, "a trace in which nothing matters shows nothing"
@@ -65,8 +65,9 @@ def test_a_trace_is_what_hooks_find(name: str, kind: str, window: int) -> None:
 
 def traced(**options: Any) -> Trace:
     settings: dict[str, Any] = {"subject": SUBJECT, "metric": cw.prob(ANSWER), "noise": 0.8} | options
-    settings.setdefault("samples", SAMPLES)
-    return cw.causal_trace(tiny("gpt2"), settings.pop("inputs", prompts(1)), **settings)
+    settings.setdefault("n", SAMPLES)
+    how = {name: settings.pop(name) for name in ("evaluator", "max_memory") if name in settings}
+    return tiny("gpt2").causal_trace(settings.pop("inputs", prompts(1)), **settings).run(**how)
 
 
 def test_serial_and_wavefront_agree_and_count_alike() -> None:
@@ -76,7 +77,7 @@ def test_serial_and_wavefront_agree_and_count_alike() -> None:
 
 
 def test_only_what_lies_below_a_restored_state_is_computed() -> None:
-    trace = traced(evaluator="serial", layers=-1, positions=-1)
+    trace = traced(evaluator="serial", layer=-1, pos=-1)
     (last,) = {cw.site("resid_post", layer=LAYERS - 1)}
     graph = tiny("gpt2").graph
     cone = graph.table.cone([graph.number(tiny("gpt2").locate(last).node)])
@@ -94,7 +95,7 @@ def test_how_many_samples_go_together_changes_nothing(together: int) -> None:
 def test_the_same_seed_gives_the_same_noise_and_more_samples_keep_the_first_ones() -> None:
     assert torch.equal(traced().values, traced().values)
     assert not torch.equal(traced(seed=1).values, traced().values)
-    torch.testing.assert_close(traced(samples=5).per_sample[:3], traced().per_sample, rtol=0, atol=BATCHED)
+    torch.testing.assert_close(traced(n=5).per_sample[:3], traced().per_sample, rtol=0, atol=BATCHED)
 
 
 def test_several_prompts_are_averaged_and_each_has_its_own_answer() -> None:
@@ -115,7 +116,7 @@ def test_metrics_that_read_a_few_tokens_have_an_answer_for_each_prompt_of_each_s
         return own if metric.name == "logit" else own - last.gather(1, torch.tensor([[9], [4]]))[:, 0]
 
     ids = prompts(2)
-    few, plain = (traced(inputs=ids, samples=samples, metric=one) for one in (metric, whole))
+    few, plain = (traced(inputs=ids, n=samples, metric=one) for one in (metric, whole))
     torch.testing.assert_close(few.per_sample, plain.per_sample, rtol=0, atol=1e-4)
 
 
@@ -200,7 +201,7 @@ def test_a_trace_can_be_verified_drawn_and_kept(tmp_path: Path) -> None:
 
 
 def test_some_layers_and_positions_can_be_chosen() -> None:
-    part, whole = traced(layers=[0, 2], positions="2:5"), traced()
+    part, whole = traced(layer=[0, 2], pos="2:5"), traced()
     assert part.layers == (0, 2)
     assert part.positions == (2, 3, 4)
     torch.testing.assert_close(part.values, whole.values[[0, 2], 2:5], rtol=0, atol=BATCHED)
@@ -213,7 +214,7 @@ def test_some_layers_and_positions_can_be_chosen() -> None:
         ({"subject": []}, SiteError, "chooses nothing"),
         ({"noise": "much"}, SweepError, "noise is 'much'; it is 'auto' or a standard deviation above 0"),
         ({"noise": -1.0}, SweepError, "above 0"),
-        ({"samples": 0}, SweepError, "samples is 0; it is 1 or more"),
+        ({"n": 0}, SweepError, "n is 0; it is 1 or more"),
         ({"window": 0}, SweepError, "window is 0"),
         ({"kind": "resid_past"}, MissingSiteError, "Nearest: resid_post"),
         ({"kind": "pattern"}, SweepError, "pattern has no positions to restore"),
@@ -229,4 +230,4 @@ def test_what_cannot_be_traced_is_told(
 def test_a_model_without_tokens_has_no_embedding_to_corrupt() -> None:
     model = cw.capture(torch.nn.Linear(4, 2), torch.randn(3, 4))
     with pytest.raises(MissingSiteError, match="no embedding of tokens in Linear"):
-        cw.causal_trace(model, torch.randn(3, 4), subject=0, metric=cw.prob(0))
+        model.causal_trace(torch.randn(3, 4), subject=0, metric=cw.prob(0)).run()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.circuits.acdc import acdc
 from conewise.cli.commands import circuit_finding
 from conewise.loading import load
 from conewise.text.prompts import Pair, tokenize
@@ -40,7 +39,7 @@ def test_acdc_finds_what_the_library_finds_and_keeps_it(tmp_path: Path) -> None:
     words = ("circuit", "tiny", *PAIR, "--out", str(folder), "--json")
     told = Done(*words, "--threshold", "0.5", "--report", str(page)).json("circuit")
     model, asked = library()
-    circuit = acdc(model, **asked, threshold=0.5)
+    circuit = model.find_circuit(**asked, threshold=0.5).run()
     assert [edge["edge"] for edge in told["edges"]] == list(circuit.edges)
     assert told["nodes"] == list(circuit.nodes)
     found = circuit.evaluate(**asked)

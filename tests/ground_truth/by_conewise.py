@@ -48,15 +48,13 @@ def circuit(stack: Stack, ids: Tensor, source: Tensor, metric: Any, threshold: f
     """What ACDC leaves, many edges at once; one at a time leaves the same."""
     model = captured(stack)
     found, again = (
-        cw.acdc(
-            model,
+        model.find_circuit(
             base={"ids": ids},
             source={"ids": source},
             metric=metric,
             threshold=threshold,
             speculative=speculative,
-            progress=False,
-        )
+        ).run(progress=False)
         for speculative in (True, False)
     )
     assert found.edges == again.edges

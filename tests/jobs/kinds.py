@@ -40,12 +40,12 @@ def sweep(metric: Any = METRIC, **how: Any) -> Any:
 
 
 def attribution(metric: Any = METRIC, **how: Any) -> Any:
-    return cw.attribution(model(), HEADS, base=SEVERAL, source=SEVERAL[::-1], metric=metric, **how)
+    return model().attribute(HEADS, base=SEVERAL, source=SEVERAL[::-1], metric=metric, **how).run()
 
 
 def search(metric: Any = METRIC, **how: Any) -> Any:
     base, source = SEVERAL[:2]
-    return cw.acdc(model(), base=base, source=source, metric=metric, threshold=0.05, **how)
+    return model().find_circuit(base=base, source=source, metric=metric, threshold=0.05, **how).run()
 
 
 def groups(metric: Any = METRIC, **how: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.forwards import Asked
 from conewise.circuits.masked_forward import Forward, Mask, Numbers
+from conewise.jobs.pool import Pool, WorkerSeat
 from conewise.jobs.scheduling import DIED, MEMORY, OWN, Done, Failed, FleetLedger, Share
 from conewise.jobs.search_job import FleetForward, WorldsJob
 from conewise.jobs.store import FILE
@@ -46,23 +47,31 @@ def stored_decisions(folder: Path) -> int:
         return sum(json.loads(shape)[0] for (shape,) in connection.execute("SELECT shape FROM chunks"))
 
 
-class Here:
+class Here(Pool):
     """Workers in this process: an executor whose shares travel as bytes, and fail as `fault` says."""
 
+    workers = 0
+
     def __init__(self, workers: int, fault: Fault | None = None, memory: int | None = None) -> None:
+        super().__init__(None, None, None)
         self.workers, self._fault, self._memory = workers, fault, memory
         self.ledger = FleetLedger()
         self.given: list[tuple[str, int]] = []
         self.begun = 0
         self._count = 0
 
+    def new_seat(self, name: str, replaced: Any = None) -> WorkerSeat:
+        raise NotImplementedError
+
+    def ready(self, seats: Sequence[Any]) -> Sequence[WorkerSeat]:
+        raise NotImplementedError
+
     @contextmanager
     def forward(self, asked: Asked, own: Forward) -> Iterator[Forward]:
         self._given = {
             "base": asked.base,
-            "source": asked.source,
+            "source": asked.carried,
             "metric": asked.metric,
-            "ablation": asked.ablation,
             "max_memory": asked.max_memory,
         }
         self._model = asked.model

@@ -21,7 +21,7 @@ def test_groups_are_run_together_with_the_bits_of_a_local_run(fleet: Any, tmp_pa
     found = asked.run(
         max_memory="300kB",
         out=tmp_path / "run",
-        executor=fleet,
+        workers=fleet,
         verify=2,
         progress=lambda *both: seen.append(both),
     )
@@ -36,7 +36,7 @@ def test_groups_are_run_together_with_the_bits_of_a_local_run(fleet: Any, tmp_pa
     assert sum(one.worlds for one in fleet.ledger.seats.values()) == total
     for folder in ("local", "run"):
         for executor in (None, fleet):
-            again = asked.run(max_memory="300kB", out=tmp_path / folder, resume=True, executor=executor)
+            again = asked.run(max_memory="300kB", out=tmp_path / folder, resume=True, workers=executor)
             assert again.ledger.resumed == total
             assert torch.equal(again.per_prompt, local.per_prompt)
 
@@ -45,7 +45,7 @@ def test_groups_are_run_together_with_the_bits_of_a_local_run(fleet: Any, tmp_pa
 def test_groups_are_attributed_to_together(fleet: Any, method: str) -> None:
     asked = question(pairs())
     local = asked.attribute(method)
-    found = asked.attribute(method, executor=fleet)
+    found = asked.attribute(method, workers=fleet)
     assert torch.equal(found.per_prompt, local.per_prompt)
     assert found.method == local.method
     if method == "atp":
@@ -65,5 +65,5 @@ def test_what_is_missing_says_which_batch_of_all(fleet: Any) -> None:
     asked = question(pairs(), metric=short)
     lengths = asked.prompts.lengths
     with pytest.raises(SweepError, match="too long"):
-        asked.run(executor=fleet)
+        asked.run(workers=fleet)
     assert any("group 2, batch 0" in line for line in fleet.ledger.log)

@@ -40,7 +40,7 @@ def whole(kind: str) -> Any:
 
 def run(kind: str, workers: Any = None, **how: Any) -> Any:
     with pool_of(workers) as pool:
-        return KINDS[kind].run(executor=pool, **how)
+        return KINDS[kind].run(workers=pool, **how)
 
 
 def killed_in(kind: str, folder: Path, after: int, workers: Any) -> None:

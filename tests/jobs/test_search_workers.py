@@ -23,17 +23,17 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(scope="module")
 def local(model: Model) -> Circuit:
-    return cw.acdc(model, **asked_of(model))
+    return model.find_circuit(**asked_of(model)).run()
 
 
 def test_a_search_has_the_bits_of_the_same_parts(fleet: Any, model: Model, local: Circuit) -> None:
     """In whichever process a part is evaluated."""
     seen: list[tuple[int, int]] = []
-    found = cw.acdc(model, **asked_of(model), executor=fleet, progress=lambda *both: seen.append(both))
+    found = model.find_circuit(**asked_of(model)).run(workers=fleet, progress=lambda *both: seen.append(both))
     assert decided(found) == decided(local)
     assert found.edges == local.edges
     here = Here(2)
-    assert torch.equal(changes(found), changes(cw.acdc(model, **asked_of(model), executor=here)))
+    assert torch.equal(changes(found), changes(model.find_circuit(**asked_of(model)).run(workers=here)))
     assert torch.allclose(changes(found), changes(local), rtol=0, atol=1e-6)
     assert seen[-1] == (len(local.log), len(local.log))
     worlds = [one.worlds for one in fleet.ledger.seats.values()]
@@ -41,10 +41,10 @@ def test_a_search_has_the_bits_of_the_same_parts(fleet: Any, model: Model, local
     assert fleet.ledger.died == fleet.ledger.halved == 0
     # Workers are asked for something else in between, and for the search again.
     sweep = model.sweep(cw.sites("z", layer=":", head=":"), base=ids_run(model), source="zero", metric=METRIC)
-    assert torch.equal(sweep.run(executor=fleet).per_prompt, sweep.run().per_prompt)
+    assert torch.equal(sweep.run(workers=fleet).per_prompt, sweep.run().per_prompt)
     runs = {name: given for name, given in asked_of(model).items() if name != "threshold"}
-    evaluated = found.evaluate(**runs, executor=fleet)
-    assert evaluated == found.evaluate(**runs, executor=Here(2))
+    evaluated = found.evaluate(**runs, workers=fleet)
+    assert evaluated == found.evaluate(**runs, workers=Here(2))
     assert evaluated.weakest == local.evaluate(**runs).weakest
 
 
@@ -63,7 +63,7 @@ def test_circuits_from_sweeps_of_edges(fleet: Any, model: Model) -> None:
     ]
     for given in asked:
         sweep = model.sweep(model.edges(), **given, metric=METRIC)
-        found, expected = sweep.run(executor=fleet, max_memory="1MB"), sweep.run(max_memory="1MB")
+        found, expected = sweep.run(workers=fleet, max_memory="1MB"), sweep.run(max_memory="1MB")
         assert torch.equal(found.per_prompt, expected.per_prompt)
         assert found.circuit(top=20, model=model).edges == expected.circuit(top=20, model=model).edges
 
@@ -73,7 +73,7 @@ def test_a_killed_worker_costs_nothing_and_a_search_goes_on_anywhere(
 ) -> None:
     flag = tmp_path / "flag"
     asked = asked_of(model, metric=killing(flag))
-    expected = cw.acdc(model, **asked)
+    expected = model.find_circuit(**asked).run()
     path = tmp_path / "search"
     seen: list[int] = []
 
@@ -86,13 +86,13 @@ def test_a_killed_worker_costs_nothing_and_a_search_goes_on_anywhere(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cw.acdc(model, **asked, executor=fleet, out=path, progress=progress)
+        model.find_circuit(**asked).run(workers=fleet, out=path, progress=progress)
     assert fleet.ledger.died == 1
     assert any("died over batch" in line for line in fleet.ledger.log)
     assert 0 < stored_decisions(path) < len(expected.log)
     for number, executor in enumerate((None, fleet)):
         copy = shutil.copytree(path, tmp_path / f"copy {number}")
-        found = cw.acdc(model, **asked, executor=executor, out=copy, resume=True)
+        found = model.find_circuit(**asked).run(workers=executor, out=copy, resume=True)
         assert decided(found) == decided(expected)
         assert torch.allclose(changes(found), changes(expected), rtol=0, atol=1e-6)
 
@@ -101,22 +101,22 @@ def test_workers_are_had_by_one_at_a_time(fleet: Any, model: Model) -> None:
     """A progress function that asks the same workers would mix up what comes back of both."""
     sweep = model.sweep(cw.sites("z", layer=":", head=":"), base=ids_run(model), source="zero", metric=METRIC)
     for ask in (
-        lambda: sweep.run(executor=fleet),
-        lambda: cw.acdc(model, **asked_of(model), executor=fleet),
+        lambda: sweep.run(workers=fleet),
+        lambda: model.find_circuit(**asked_of(model)).run(workers=fleet),
     ):
 
         def progress(done: int, total: int, ask: Any = ask) -> None:
             ask()
 
         with pytest.raises(FleetError, match="in the middle of another sweep or search"):
-            cw.acdc(model, **asked_of(model), executor=fleet, progress=progress)
+            model.find_circuit(**asked_of(model)).run(workers=fleet, progress=progress)
         with pytest.raises(FleetError, match="in the middle of another sweep or search"):
-            sweep.run(executor=fleet, progress=progress)
+            sweep.run(workers=fleet, progress=progress)
 
 
 def test_a_part_that_does_not_fit_is_halved(model: Model, local: Circuit) -> None:
     with cw.Processes(1, max_memory="300KB") as small:
-        found = cw.acdc(model, **asked_of(model), executor=small)
+        found = model.find_circuit(**asked_of(model)).run(workers=small)
         assert small.ledger.halved > 0
         assert any("was cut in half" in line for line in small.ledger.log)
     assert decided(found) == decided(local)
@@ -139,13 +139,13 @@ def test_an_operation_that_raises_ends_the_search(fleet: Any, model: Model, tmp_
         (tmp_path / "flag").touch()
 
     with pytest.raises(FleetError, match=r"could not be evaluated by a worker: .*no such kernel") as caught:
-        cw.acdc(model, **asked, executor=fleet, out=path, progress=progress)
+        model.find_circuit(**asked).run(workers=fleet, out=path, progress=progress)
     assert any("decisions are stored in" in note for note in caught.value.__notes__)
-    expected = cw.acdc(model, **asked)
+    expected = model.find_circuit(**asked).run()
     assert 0 < stored_decisions(path) < len(expected.log)
     workers = set(fleet.ledger.seats)
     (tmp_path / "flag").unlink()
-    found = cw.acdc(model, **asked, executor=fleet, out=path, resume=True)
+    found = model.find_circuit(**asked).run(workers=fleet, out=path, resume=True)
     assert decided(found) == decided(expected)
     assert set(fleet.ledger.seats) == workers  # they were not started anew
 

@@ -29,18 +29,18 @@ def test_dictionaries_travel_like_the_models_own_weights(fleet: Any, tmp_path: P
     asked: dict[str, Any] = {"base": base, "source": "zero", "metric": METRIC}
     sweep = model.sweep(latents + "tc.latents" + "sae.error", **asked)
     local = sweep.run()
-    found = sweep.run(executor=fleet, verify=3)
+    found = sweep.run(workers=fleet, verify=3)
     assert float((local.table - local.base[:, None]).abs().max()) > 0
     assert torch.equal(found.per_prompt, local.per_prompt)
     assert found.verification is not None
     assert found.verification.ok
-    approx = cw.attribution(model, latents, **asked, executor=fleet)
-    assert torch.equal(approx.per_prompt, cw.attribution(model, latents, **asked).per_prompt)
+    approx = model.attribute(latents, **asked).run(workers=fleet)
+    assert torch.equal(approx.per_prompt, model.attribute(latents, **asked).run().per_prompt)
     with torch.no_grad():
         first.W_enc.mul_(1.5)  # the model has this very tensor
     base = model.run(input_ids=small.prompts(1, 2))
     sweep = model.sweep("sae.latents", **{**asked, "base": base})
-    assert torch.equal(sweep.run(executor=fleet).per_prompt, sweep.run().per_prompt)
+    assert torch.equal(sweep.run(workers=fleet).per_prompt, sweep.run().per_prompt)
 
 
 def test_functions_travel_with_what_they_hold(fleet: Any) -> None:
@@ -57,4 +57,4 @@ def test_functions_travel_with_what_they_hold(fleet: Any) -> None:
         source="zero",
         metric=METRIC,
     )
-    assert torch.equal(sweep.run(executor=fleet).per_prompt, sweep.run().per_prompt)
+    assert torch.equal(sweep.run(workers=fleet).per_prompt, sweep.run().per_prompt)

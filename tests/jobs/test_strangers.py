@@ -42,7 +42,7 @@ SCRIPT = """
         sweep = model.sweep(["first", "second"], base=model.run(torch.ones(2, 4)), source="zero",
                             metric=own_parts.path_is_theirs)
         with getattr(cw, sys.argv[1])(workers=1) as workers:
-            result = sweep.run(executor=workers)
+            result = sweep.run(workers=workers)
         assert not result.missing, result.missing
         assert result.equals(sweep.run())
 """

@@ -28,7 +28,7 @@ def test_a_sweep_has_the_bits_of_a_local_one(fleet: Any, model: Model, evaluator
     assert evaluator == "serial" or len(local.plan.chunks) > 2
     seen: list[tuple[int, int]] = []
     found = sweep.run(
-        evaluator=evaluator, max_memory=BUDGET, executor=fleet, progress=lambda *both: seen.append(both)
+        evaluator=evaluator, max_memory=BUDGET, workers=fleet, progress=lambda *both: seen.append(both)
     )
     assert torch.equal(found.per_prompt, local.per_prompt)
     assert found.equals(local)
@@ -42,7 +42,7 @@ def test_edges_too(fleet: Any, model: Model) -> None:
     sweep = model.sweep(
         model.edges(), base={"input_ids": ids(1)}, source={"input_ids": ids(2)}, metric=METRIC
     )
-    assert torch.equal(sweep.run(executor=fleet).per_prompt, sweep.run().per_prompt)
+    assert torch.equal(sweep.run(workers=fleet).per_prompt, sweep.run().per_prompt)
 
 
 def test_what_a_sweep_is_given_travels(fleet: Any, model: Model) -> None:
@@ -64,7 +64,7 @@ def test_what_a_sweep_is_given_travels(fleet: Any, model: Model) -> None:
         ]
         for given in asked:
             sweep = heads(model, **given)
-            assert torch.equal(sweep.run(executor=fleet).per_prompt, sweep.run().per_prompt), given
+            assert torch.equal(sweep.run(workers=fleet).per_prompt, sweep.run().per_prompt), given
 
 
 def test_a_killed_worker_costs_nothing(fleet: Any, model: Model, tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_a_killed_worker_costs_nothing(fleet: Any, model: Model, tmp_path: Path)
     sweep = heads(model, metric=killing(flag))
     local = sweep.run(max_memory=BUDGET)
     flag.touch()
-    found = sweep.run(max_memory=BUDGET, executor=fleet, out=tmp_path / "run")
+    found = sweep.run(max_memory=BUDGET, workers=fleet, out=tmp_path / "run")
     assert not flag.exists()
     assert torch.equal(found.per_prompt, local.per_prompt)
     assert fleet.ledger.died == 1
     assert "died over batch 0" in fleet.ledger.log[0]
     # What is stored is whole: nothing is computed again, here or there.
     for executor in (None, fleet):
-        again = sweep.run(max_memory=BUDGET, executor=executor, out=tmp_path / "run", resume=True)
+        again = sweep.run(max_memory=BUDGET, workers=executor, out=tmp_path / "run", resume=True)
         assert again.ledger.resumed == len(sweep.cells)
         assert torch.equal(again.per_prompt, local.per_prompt)
 
@@ -90,7 +90,7 @@ def test_a_share_that_does_not_fit_is_cut(fleet: Any, model: Model) -> None:
     tight = local.plan.peak_bytes // 3
     shared: dict[str, Any] = {} if isinstance(fleet, cw.Processes) else {"cpus_per_worker": 0}
     with type(fleet)(workers=2, max_memory=tight, **shared) as small:
-        found = sweep.run(max_memory=BUDGET, executor=small)
+        found = sweep.run(max_memory=BUDGET, workers=small)
         assert small.ledger.halved > 0
         assert any("was cut in half" in line for line in small.ledger.log)
     assert torch.allclose(found.per_prompt, local.per_prompt, rtol=0, atol=1e-5)
@@ -103,7 +103,7 @@ def test_an_operation_that_raises_ends_its_share_alone(fleet: Any, model: Model)
     sweep = heads(model, source=raising(base.read(place)))
     with pytest.raises(Exception, match="no such kernel"):
         sweep.run()
-    found = sweep.run(executor=fleet, evaluator="serial")
+    found = sweep.run(workers=fleet, evaluator="serial")
     gone = {name for one in found.missing for name in one.names}
     assert str(place) in gone
     assert len(gone) < len(sweep.cells)
@@ -118,12 +118,12 @@ def test_what_cannot_travel_is_said(fleet: Any, model: Model) -> None:
     other = small_model()
     sweep = heads(model, metric=lambda outputs: outputs.logits[:, -1, len(other.name)])
     with pytest.raises(FleetError, match="another captured model"):
-        sweep.run(executor=fleet)
+        sweep.run(workers=fleet)
     numbers = (number for number in range(3))
     with pytest.raises(FleetError, match="cannot be sent"):
-        heads(model, metric=lambda outputs: outputs.logits[:, -1, next(numbers)]).run(executor=fleet)
+        heads(model, metric=lambda outputs: outputs.logits[:, -1, next(numbers)]).run(workers=fleet)
     with pytest.raises(SweepError, match="leave one of them out"):
-        heads(model).run(executor=fleet, device="cpu")
+        heads(model).run(workers=fleet, device="cpu")
 
 
 DRIVER = """
@@ -136,7 +136,7 @@ DRIVER = """
     fleet = cw.Processes(2) if sys.argv[1] == "processes" else cw.Ray(workers=2)
     print("begun", flush=True)
     shown = lambda *done: print(*done, flush=True)
-    sweep.run(max_memory=BUDGET, executor=fleet, out=sys.argv[2], progress=shown)
+    sweep.run(max_memory=BUDGET, workers=fleet, out=sys.argv[2], progress=shown)
 """
 
 
@@ -160,14 +160,14 @@ def test_a_killed_driver_goes_on_where_it_was(fleet: Any, model: Model, tmp_path
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     sweep = heads(model, metric=cw.metric(quick, name="slow", key="slow"))
-    found = sweep.run(max_memory=BUDGET, executor=fleet, out=tmp_path / "run", resume=True)
+    found = sweep.run(max_memory=BUDGET, workers=fleet, out=tmp_path / "run", resume=True)
     assert 0 < found.ledger.resumed < len(sweep.cells)
     assert torch.equal(found.per_prompt, sweep.run(max_memory=BUDGET).per_prompt)
 
 
 def test_devices_of_one_machine_by_name(model: Model) -> None:
     sweep = heads(model)
-    assert torch.equal(sweep.run(device="cpu,cpu").per_prompt, sweep.run().per_prompt)
+    assert torch.equal(sweep.run(workers=cw.Processes(devices="cpu,cpu")).per_prompt, sweep.run().per_prompt)
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def test_what_is_no_fleet(given: dict[str, Any], said: str) -> None:
 
 def test_weights_that_were_written_to_are_sent_again(fleet: Any) -> None:
     own = small_model()
-    first = heads(own).run(executor=fleet)
+    first = heads(own).run(workers=fleet)
     with torch.no_grad():
         own.module.transformer.h[1].mlp.c_fc.weight.mul_(1.5)
     sweep = heads(own)
-    found = sweep.run(executor=fleet)
+    found = sweep.run(workers=fleet)
     assert torch.equal(found.per_prompt, sweep.run().per_prompt)
     assert not torch.equal(found.per_prompt, first.per_prompt)
 
@@ -207,7 +207,7 @@ def test_runs_of_other_weights_are_refused(fleet: Any) -> None:
     with torch.no_grad():
         own.module.transformer.h[1].mlp.c_fc.weight.mul_(1.5)
     with pytest.raises(WeightsChangedError):
-        sweep.run(executor=fleet)
+        sweep.run(workers=fleet)
 
 
 def test_after_an_error_of_the_driver_workers_are_as_good_as_new(fleet: Any, model: Model) -> None:
@@ -218,17 +218,17 @@ def test_after_an_error_of_the_driver_workers_are_as_good_as_new(fleet: Any, mod
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(executor=fleet, max_memory=BUDGET, progress=stop)
+        sweep.run(workers=fleet, max_memory=BUDGET, progress=stop)
     given: dict[str, Any] = {"base": {"input_ids": ids(1)}, "source": "zero", "metric": METRIC}
     other = model.sweep(cw.sites("mlp_out", layer=":"), **given)
-    found = other.run(executor=fleet, max_memory=BUDGET)
+    found = other.run(workers=fleet, max_memory=BUDGET)
     assert torch.equal(found.per_prompt, other.run(max_memory=BUDGET).per_prompt)
 
 
 def test_progress_tells_of_all_workers(fleet: Any, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = heads(model)
     sweep.run(max_memory=BUDGET)  # so that something was timed
-    sweep.run(max_memory=BUDGET, executor=fleet, progress=True)
+    sweep.run(max_memory=BUDGET, workers=fleet, progress=True)
     said = capsys.readouterr().err
     shares = sum(one.shares for one in fleet.ledger.seats.values())
     assert f"{shares}/{shares} shares by 2 workers" in said
@@ -239,10 +239,10 @@ def test_progress_tells_of_all_workers(fleet: Any, model: Model, capsys: pytest.
 def test_a_plan_that_is_given_is_followed(fleet: Any, model: Model) -> None:
     sweep = heads(model)
     plan = sweep.plan(BUDGET)
-    found = sweep.run(plan=plan, executor=fleet)
+    found = sweep.run(plan=plan, workers=fleet)
     assert found.plan.chunks == plan.chunks
     assert torch.equal(found.per_prompt, sweep.run(plan=plan).per_prompt)
     given: dict[str, Any] = {"base": {"input_ids": ids(1)}, "source": "zero", "metric": METRIC}
     other = model.sweep(cw.sites("mlp_out", layer=":"), **given)
     with pytest.raises(SweepError, match="Plan it again"):
-        other.run(plan=plan, executor=fleet)
+        other.run(plan=plan, workers=fleet)

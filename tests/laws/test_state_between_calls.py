@@ -292,14 +292,18 @@ def test_the_bits_of_a_sweep_over_inputs_do_not_depend_on_what_was_asked_before(
 @pytest.mark.parametrize("method", ["atp", "ig"])
 def test_the_bits_of_an_attribution_do_not_depend_on_what_was_asked_before(method: str) -> None:
     def asked() -> Tensor:
-        return cw.attribution(
-            tiny(),
-            HEADS,
-            base=[[CLEAN, OTHER]],
-            source=[[OTHER, CLEAN]],
-            metric=cw.logit_diff(5, 6),
-            method=method,
-        ).per_prompt
+        return (
+            tiny()
+            .attribute(
+                HEADS,
+                base=[[CLEAN, OTHER]],
+                source=[[OTHER, CLEAN]],
+                metric=cw.logit_diff(5, 6),
+                method=method,
+            )
+            .run()
+            .per_prompt
+        )
 
     first = asked()
     sweep_of(HEADS).run()

@@ -188,7 +188,7 @@ def test_a_model_with_logits_of_the_last_position_alone_has_a_lens_of_one_column
         "answers": [" Mary"],
         "wrong_answers": [" John"],
     }
-    answer = cw.ask(cw.load("tiny"), [pair, pair]).run()
+    answer = cw.load("tiny").ask([pair, pair]).run()
     page = own(answer.report(tmp_path / "page.html").read_text("utf-8"))
     table = page.partition('class="table lens"')[2].partition("</table>")[0]
     assert '<th scope="col">layer</th><th scope="col">to</th></tr>' in table

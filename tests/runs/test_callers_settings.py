@@ -56,12 +56,12 @@ JOBS: dict[str, Callable[[], object]] = {
     "function": lambda: tiny("llama").sweep([("mlp_out", 1)], **{**ASKED, "source": mixed}).run().values,
     "edges": lambda: tiny("llama").sweep(["a0.h1->m1"], **ASKED).run().values,
     "evaluation": lambda: circuit().evaluate(**ASKED).circuit,
-    "search": lambda: [str(one) for one in cw.acdc(tiny("llama"), **ASKED, threshold=1.0).edges],
-    "attribution": lambda: cw.attribution(tiny("llama"), HEADS, **ASKED).values,
+    "search": lambda: [str(one) for one in tiny("llama").find_circuit(**ASKED, threshold=1.0).run().edges],
+    "attribution": lambda: tiny("llama").attribute(HEADS, **ASKED).run().values,
     "gradients": lambda: run().gradients(METRIC, [("z", 1)])["z", 1],
     "decomposition": lambda: run().decompose().tensor,
     "logits": lambda: run().logit_attribution(METRIC).tensor,
-    "trace": lambda: cw.causal_trace(tiny("llama"), prompts(1), subject=[1], metric=METRIC, samples=2).values,
+    "trace": lambda: tiny("llama").causal_trace(prompts(1), subject=[1], metric=METRIC, n=2).run().values,
     "splice": lambda: (
         tiny("llama").splice(("resid_post", 1), encode=mixed, decode=mixed).run(input_ids=prompts(1)).logits
     ),

@@ -205,7 +205,7 @@ FOLLOWS: dict[str, Callable[[Model], Tensor]] = {
     "a function": lambda model: values(model, BLOCKS, metric=lambda out: out.logits[:, -1].logsumexp(-1)),
     "patterns": lambda model: model.run(**ids(CLEAN)).attention().tensor,
     "a trace": lambda model: (
-        cw.causal_trace(model, ids(CLEAN), subject=[1, 2], metric=METRIC, layers="2:", samples=2).values
+        model.causal_trace(ids(CLEAN), subject=[1, 2], metric=METRIC, layer="2:", n=2).run().values
     ),
 }
 
@@ -219,8 +219,8 @@ def before(kind: str) -> Any:
     """What was made before the change: estimates, a circuit, its edges, a plan, a result, a fork."""
     model = captured()
     if kind not in BEFORE:
-        BEFORE["estimates"] = cw.attribution(model, SITES, **GIVEN)
-        BEFORE["circuit"] = cw.acdc(model, **GIVEN, threshold=0.5)
+        BEFORE["estimates"] = model.attribute(SITES, **GIVEN).run()
+        BEFORE["circuit"] = model.find_circuit(**GIVEN, threshold=0.5).run()
         BEFORE["edges"] = model.edges()
         BEFORE["plan"] = swept(model).plan()
         BEFORE["result"] = swept(model).run(progress=False)
@@ -236,17 +236,17 @@ REFUSED: dict[str, Callable[[Model, Path], object]] = {
     "named edges": lambda model, _: model.sweep(["m0->logits"], **GIVEN),
     "edges from before": lambda model, _: model.sweep(before("edges"), **GIVEN).run(progress=False),
     "paths": lambda model, _: model.paths("m0", "logits", **GIVEN),
-    "acdc": lambda model, _: cw.acdc(model, **GIVEN, threshold=0.1),
+    "acdc": lambda model, _: model.find_circuit(**GIVEN, threshold=0.1).run(),
     "the plan of acdc": lambda model, _: cw.acdc_plan(model, metric=METRIC),
     "a circuit": lambda model, _: before("circuit").bind(model),
     "its evaluation": lambda *_: before("circuit").evaluate(**GIVEN),
-    "its curve": lambda *_: before("circuit").curve(**GIVEN, points=2),
+    "its curve": lambda *_: before("circuit").curve(**GIVEN, n=2),
     "gradients": lambda model, _: model.run(CLEAN).gradients(METRIC, [("resid_pre", 1)]),
     "gradients in a fork": lambda *_: before("fork").gradients(METRIC, [("resid_pre", 1)]),
     "cost": lambda model, _: model.run(CLEAN).backward_cost(METRIC, [("resid_pre", 1)]),
-    "attribution": lambda model, _: cw.attribution(model, SITES, **GIVEN),
-    "attribution to edges": lambda model, _: cw.attribution(model, before("edges"), **GIVEN, method="eap"),
-    "the plan of an attribution": lambda model, _: cw.attribution_plan(model, SITES, **GIVEN),
+    "attribution": lambda model, _: model.attribute(SITES, **GIVEN).run(),
+    "attribution to edges": lambda model, _: model.attribute(before("edges"), **GIVEN, method="eap").run(),
+    "the plan of an attribution": lambda model, _: model.attribute(SITES, **GIVEN).plan(),
     "check of estimates": lambda *_: before("estimates").check(),
     "lens": lambda model, _: model.run(CLEAN).lens(),
     "lens of a fork": lambda *_: before("fork").lens(),
@@ -257,7 +257,7 @@ REFUSED: dict[str, Callable[[Model, Path], object]] = {
     "check": lambda model, _: swept(model).run(progress=False, verify=1),
     "check of a result": lambda *_: before("result").verify(n=1),
     "store": lambda model, folder: swept(model).run(progress=False, out=folder),
-    "workers": lambda model, _: swept(model).run(progress=False, executor=cw.Processes(1)),
+    "workers": lambda model, _: swept(model).run(progress=False, workers=cw.Processes(1)),
 }
 
 
@@ -317,7 +317,7 @@ def test_a_metric_that_compares_with_a_run_from_before_the_change_is_refused() -
     model = captured()
     run = model.run(CLEAN)
     metric, sweep = cw.kl_to(run), swept(model, metric=cw.kl_to(run))
-    question = cw.ask(model, [{"clean": CLEAN}], sites=SITES, patch="zero", metric="kl")
+    question = model.ask([{"clean": CLEAN}], sites=SITES, metric="kl", source="zero")
     before, asked = sweep.run(progress=False), question.run(progress=False)
     undo = redefined(model)
     try:

@@ -250,11 +250,11 @@ def test_gradients_are_computed_where_the_caller_has_switched_them_off(mode: str
         metric = cw.logit_diff(answers, answers + 1)
         for chosen, method, more in asked:
             found.append(
-                cw.attribution(
-                    model, chosen, base=base, source=source, metric=metric, method=method, **more
-                ).effect
+                model.attribute(chosen, base=base, source=source, metric=metric, method=method, **more)
+                .run()
+                .effect
             )
-        found.append(cw.attribution(model, sites, base=run, source="zero", metric=squares).effect)
+        found.append(model.attribute(sites, base=run, source="zero", metric=squares).run().effect)
         run.backward_cost(metric, cw.sites("z", layer=":"))
         with pytest.raises(GradientError, match="has no gradient"):
             run.gradients(lambda out: out.logits[:, -1].argmax(-1).float(), cw.sites("z", layer=":"))

@@ -200,7 +200,7 @@ def test_gradients_and_attribution_read_the_last_token(side: str) -> None:
     prompts = drawn(random.Random(4), [5, 3])
     given, metric = padded(prompts, side), cw.logit_diff(ANSWER, WRONG)
     found = model.run(**given).gradients(metric, [cw.site(path)])[cw.site(path)]
-    effects = cw.attribution(model, [cw.site(path)], base=given, source="zero", metric=metric)
+    effects = model.attribute([cw.site(path)], base=given, source="zero", metric=metric).run()
     for row, prompt in enumerate(prompts):
         kept: list[Tensor] = []
 
@@ -237,14 +237,16 @@ def test_edges_circuits_searches_and_parts_of_logits_are_those_of_the_prompt_alo
     for ablation in ("resample", "zero", "mean"):
         asked: dict[str, Any] = {"metric": metric, "ablation": ablation}
         pairs = [(base, None if ablation == "zero" else run) for base, run in (given, plain)]
-        circuits = [cw.acdc(model, base=base, source=run, threshold=0.3, **asked) for base, run in pairs]
+        circuits = [
+            model.find_circuit(base=base, source=run, threshold=0.3, **asked).run() for base, run in pairs
+        ]
         evaluated = [circuits[1].evaluate(base=base, source=run, **asked) for base, run in pairs]
         assert circuits[0].edges == circuits[1].edges
         assert evaluated[0].faithfulness == pytest.approx(evaluated[1].faithfulness, abs=1e-3)
     parts = [model.run(**base).logit_attribution(metric).tensor for base, _ in (given, plain)]
     torch.testing.assert_close(*parts, atol=1e-3, rtol=1e-3)
     traces = [
-        cw.causal_trace(model, base, subject=[1 + at], samples=2, noise=1.0).result
+        model.causal_trace(base, subject=[1 + at], n=2, noise=1.0).run().result
         for base, at in ((given[0], first), (plain[0], 0))
     ]
     torch.testing.assert_close(traces[0].values[:, first : first + 4], traces[1].values, atol=1e-4, rtol=1e-3)
@@ -256,21 +258,24 @@ def test_a_trace_of_a_padded_prompt_is_that_of_the_prompt_alone(side: str) -> No
     first = 0 if side == "right" else 2
     asked: dict[str, Any] = {"metric": cw.prob(ANSWER), "noise": 2.0, "samples": 3}
     own = {"input_ids": torch.tensor([prompt])}
-    expected = cw.causal_trace(cw.capture(module_of("llama"), **own), own, subject=[1], **asked)
-    found = cw.causal_trace(
-        model_of("llama"),
-        padded([prompt], side, len(prompt) + 2),
-        subject=[first + 1],
-        positions=range(first, first + len(prompt)),
-        **asked,
+    expected = cw.capture(module_of("llama"), **own).causal_trace(own, subject=[1], **asked).run()
+    found = (
+        model_of("llama")
+        .causal_trace(
+            padded([prompt], side, len(prompt) + 2),
+            subject=[first + 1],
+            pos=range(first, first + len(prompt)),
+            **asked,
+        )
+        .run()
     )
     assert expected.values.std() > 1e-4
     assert found.clean == pytest.approx(float(alone("llama", prompt)[-1].softmax(-1)[ANSWER]), abs=1e-5)
     torch.testing.assert_close(found.values, expected.values, rtol=0, atol=1e-5)
     with pytest.raises(SweepError, match="padding"):
-        cw.causal_trace(
-            model_of("llama"), padded([prompt], side, 7), subject=[6 if side == "right" else 0], **asked
-        )
+        model_of("llama").causal_trace(
+            padded([prompt], side, 7), subject=[6 if side == "right" else 0], **asked
+        ).run()
 
 
 def test_a_model_without_causal_attention_needs_a_position() -> None:
@@ -323,7 +328,7 @@ def test_padding_is_not_put_in_place_of_tokens() -> None:
             model.sweep([cw.site("mlp_out", layer=0)], **asked, source=put).run()
         model.sweep([cw.site("mlp_out", layer=0, pos=-1)], **asked, source=put).run()
     with pytest.raises(CircuitError, match="the source has padding where the base has tokens"):
-        cw.acdc(model, **asked, source=source, threshold=0.1)
+        model.find_circuit(**asked, source=source, threshold=0.1).run()
     per_position = cw.mean(model, [padded(drawn(rng, [3, 3]), "left", 5)], per_position=True)
     with pytest.raises(
         PatchError, match="the base has a token where all prompts of the dataset have padding"
@@ -414,8 +419,8 @@ def test_nan_that_eager_attention_makes_of_padding_is_named_and_sdpa_makes_none(
     jobs: list[Callable[[], object]] = [
         lambda: model.sweep(cw.sites("z", layer=":"), **asked).run(),
         lambda: model.sweep(model.edges(), **asked).run(),
-        lambda: cw.acdc(model, **asked, threshold=1.0),
-        lambda: cw.attribution(model, model.edges(), **asked, method="eap"),
+        lambda: model.find_circuit(**asked, threshold=1.0).run(),
+        lambda: model.attribute(model.edges(), **asked, method="eap").run(),
         lambda: model.sweep(cw.sites("resid_post", layer=":"), **means).run(),
     ]
     for job in jobs:

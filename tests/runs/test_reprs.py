@@ -166,7 +166,7 @@ def test_a_result_shows_its_numbers_and_whether_they_were_checked(result: Result
 
 
 def test_a_trace_shows_its_ends(small: Model) -> None:
-    trace = cw.causal_trace(small, prompts(1), subject=[1, 2], metric=cw.prob(3), samples=2)
+    trace = small.causal_trace(prompts(1), subject=[1, 2], metric=cw.prob(3), n=2).run()
     assert repr(trace).startswith("Trace of prob over 2 × 6 (layer, pos): clean ")
     page = Page(trace._repr_html_())
     assert f"clean {trace.clean:.4g}, corrupted {trace.corrupted:.4g}" in page

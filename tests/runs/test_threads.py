@@ -69,8 +69,8 @@ def jobs(model: Model) -> dict[str, Callable[[], Tensor]]:
         "result.verify": lambda: torch.tensor(float(str(result.verify(n=3)) != "")),
         "model.verify": lambda: torch.tensor(float(str(model.verify(samples=1)) != "")),
         "generate": lambda: model.generate(ids(1)[:1], 2, [(("mlp_out", 0), "zero")]).ids,
-        "attribution": lambda: cw.attribution(model, HEADS, **asked).per_prompt,
-        "acdc": lambda: torch.tensor(len(cw.acdc(model, **asked, threshold=0.05).edges)),
+        "attribution": lambda: model.attribute(HEADS, **asked).run().per_prompt,
+        "acdc": lambda: torch.tensor(len(model.find_circuit(**asked, threshold=0.05).run().edges)),
         "circuit.evaluate": lambda: torch.tensor(circuit.evaluate(**asked).faithfulness).double(),
     }
 

@@ -58,8 +58,8 @@ def test_attribution_and_plans_of_batches_read_them_too() -> None:
     metric = metrics()[0]
     how: dict[str, Any] = {"source": "zero", "metric": metric, "method": "atp"}
     sites = cw.sites("mlp_out", layer=":")
-    apart = cw.attribution(tiny("llama"), sites, base=batches, **how)
-    whole = cw.attribution(tiny("llama"), sites, base={"input_ids": ALL}, **how)
+    apart = tiny("llama").attribute(sites, base=batches, **how).run()
+    whole = tiny("llama").attribute(sites, base={"input_ids": ALL}, **how).run()
     torch.testing.assert_close(apart.per_prompt, whole.per_prompt, rtol=1e-4, atol=1e-5)
     plan = tiny("llama").sweep(sites, base=batches, source="zero", metric=metric).plan()
     again = tiny("llama").planned(cw.SweepPlan.from_json(plan.to_json())).run()

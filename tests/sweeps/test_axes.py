@@ -324,7 +324,7 @@ def test_masks_have_no_attribution() -> None:
     run = tiny("gpt2").run(input_ids=BASE)
     scores = cw.sites("attn_scores", layer=":", query_pos=-1, key_pos=":")
     with pytest.raises(SweepError, match="no gradient tells"):
-        cw.attribution(tiny("gpt2"), scores, base=run, source=cw.masked(), metric=METRIC)
+        tiny("gpt2").attribute(scores, base=run, source=cw.masked(), metric=METRIC).run()
 
 
 def test_a_matrix_is_of_pairs() -> None:

@@ -334,7 +334,7 @@ def test_a_stream_without_parts_has_no_edges() -> None:
     with pytest.raises(EdgeError, match="passes through 'tanh'"):
         model.edges()
     with pytest.raises(EdgeError, match="passes through 'tanh'"):
-        cw.acdc_plan(model)
+        model.find_circuit(base=[[1]], source="zero", metric=cw.logit(1), threshold=1.0)
 
 
 def test_edges_of_another_model_are_refused() -> None:

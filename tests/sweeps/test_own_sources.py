@@ -361,4 +361,4 @@ def test_gradients_and_attribution_say_that_they_take_no_own_sources() -> None:
     with pytest.raises(SiteError, match="sweeps alone"):
         run.gradients(METRIC, [cw.cell(STEERED, source=0.0)])
     with pytest.raises(SweepError, match="attribution is by one source"):
-        cw.attribution(model, [cw.cell(STEERED, source=0.0)], base=run, source=run, metric=METRIC)
+        model.attribute([cw.cell(STEERED, source=0.0)], base=run, source=run, metric=METRIC).run()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.circuits.acdc import acdc_plan
+from conewise.circuits.acdc import search_plan
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper import theory
@@ -102,7 +102,7 @@ def test_a_search_of_a_random_model_costs_at_most_what_the_theory_says(seed: int
         (),
         facts_of(one.model).targets((METRIC,)),
     )
-    assert cost.total == acdc_plan(one.model, metric=METRIC).node_evaluations
+    assert cost.total == search_plan(one.model, METRIC).node_evaluations
 
 
 @pytest.mark.parametrize(("name", "layers", "positions"), [("gpt2", 2, 4), ("llama", 1, 3), ("bert", 2, 3)])

@@ -272,9 +272,9 @@ def test_whatever_reads_runs_of_another_model_is_refused_by_one_error(captured: 
         partial(sweep_over, captured, base=run),
         partial(sweep_over, captured, base=[own, run]),
         partial(captured.paths, "a0.*", "logits", **{**asked, "base": run}),
-        partial(cw.attribution, captured, heads, **{**asked, "base": run}),
-        partial(cw.acdc, captured, **{**asked, "base": run, "source": own}, threshold=1.0),
-        partial(cw.causal_trace, captured, run, subject=[0], metric=cw.prob(1), samples=1),
+        partial(captured.attribute, heads, **{**asked, "base": run}),
+        partial(captured.find_circuit, **{**asked, "base": run, "source": own}, threshold=1.0),
+        partial(captured.causal_trace, run, subject=[0], metric=cw.prob(1), n=1),
         partial(captured.generate, prompts(1, 1), 1, [(cw.site("z", layer=0, pos=0), run)]),
     ]
     for source in sources:
@@ -283,7 +283,7 @@ def test_whatever_reads_runs_of_another_model_is_refused_by_one_error(captured: 
             partial(sweep_over, captured, base=[own, own], source=["zero", source]),
             partial(captured.sweep, [cw.cell(("z", 1), source=source)], base=own, metric=cw.logit_diff(1, 2)),
             partial(captured.paths, "a0.*", "logits", **{**asked, "source": source}),
-            partial(cw.attribution, captured, heads, **{**asked, "source": source}),
+            partial(captured.attribute, heads, **{**asked, "source": source}),
             partial(own.fork().patch, ("z", 1), source),
         ]
     for call in calls:

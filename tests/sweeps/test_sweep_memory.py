@@ -216,14 +216,14 @@ def budgeted(job: str, budget: int) -> object:
     if job == "edges":
         return model.sweep(edges, **given).run(max_memory=budget)
     if job == "attribution":
-        return cw.attribution(model, model.edges(), **given, method="eap", max_memory=budget)
+        return model.attribute(model.edges(), **given, method="eap").run(max_memory=budget)
     if job == "search":
-        return cw.acdc(model, **given, threshold=1.0, max_memory=budget)
+        return model.find_circuit(**given, threshold=1.0).run(max_memory=budget)
     if job == "evaluation":
         circuit = cw.Circuit.from_scores(model, dict.fromkeys(model.edges(), 1.0), top=20)
         return circuit.evaluate(**given, max_memory=budget)
     traced: dict[str, Any] = {"subject": [1], "metric": cw.prob(1), "samples": 3, "positions": "30:"}
-    return cw.causal_trace(model, BASE(), **traced, max_memory=budget)
+    return model.causal_trace(BASE(), **traced).run(max_memory=budget)
 
 
 BASE = cache(lambda: gpt2().run(input_ids=ids(2, 1)))

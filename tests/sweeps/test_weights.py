@@ -642,13 +642,12 @@ def test_nothing_mixes_old_values_with_weights_that_were_written_past_torchs_cou
     ids = small.prompts(1, 2)
     old = model.run(input_ids=ids)
     model.metric = cw.kl_to(old)
-    model.estimates = cw.attribution(
-        model,
+    model.estimates = model.attribute(
         cw.sites("mlp_out", layer=":"),
         base={"input_ids": ids},
         source={"input_ids": small.prompts(2, 2)},
         metric=cw.logit(5),
-    )
+    ).run()
     weight = model.module.transformer.h[1].mlp.c_proj.weight
     kept = weight.detach().clone()
     PAST_THE_COUNTER[write](weight)
@@ -657,4 +656,4 @@ def test_nothing_mixes_old_values_with_weights_that_were_written_past_torchs_cou
         with pytest.raises(WeightsChangedError, match=r"were written to.*h\.1\.mlp\.c_proj\.weight"):
             job(model, old, new)
     weight.data.copy_(kept)
-    assert model.estimates.check(top=1, sample=1)
+    assert model.estimates.check(top=1, n=1)

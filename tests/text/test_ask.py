@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.errors import MetricError, PromptError, PromptWarning, SweepError
+from conewise.errors import MetricError, PromptError, PromptWarning
 from conewise.loading import load as load_model
 from conewise.model import Model
 from conewise.text.answer import Answer
@@ -33,7 +33,7 @@ def model() -> Model:
 
 @cache
 def answer() -> Answer:
-    return cw.ask(model(), pairs(7)).run()
+    return model().ask(pairs(7)).run()
 
 
 def test_heads_over_prompts_of_three_lengths_are_what_hooks_find_for_each_prompt_alone() -> None:
@@ -69,46 +69,47 @@ def test_prompts_are_given_as_a_file_a_table_rows_or_pairs(tmp_path: Path) -> No
         [Pair(r["clean"], r["corrupted"], tuple(r["answers"]), tuple(r["wrong_answers"])) for r in rows],
         [dict(zip(("clean", "corrupt", "answer", "wrong"), row.values(), strict=True)) for row in rows],
     ]
-    found = [cw.ask(model(), one) for one in given]
+    found = [model().ask(one) for one in given]
     assert len({json.dumps(question.described()) for question in found}) == 1
-    assert cw.ask(model(), rows[0]).prompts.pairs == found[0].prompts.pairs[:1]
+    assert model().ask(rows[0]).prompts.pairs == found[0].prompts.pairs[:1]
 
 
 def test_what_is_worth_a_word_of_how_texts_were_read_is_told() -> None:
     row = pairs(1)[0]
     with pytest.warns(PromptWarning, match=r"row 1, field 'clean': part of .* is not in the vocabulary"):
-        cw.ask(model(), {**row, "clean": row["clean"].replace("store", "wombat")})
+        model().ask({**row, "clean": row["clean"].replace("store", "wombat")})
 
 
 def test_what_was_loaded_is_captured_and_named() -> None:
     loaded = tiny()
-    question = cw.ask(loaded, pairs(4))
+    question = loaded.ask(pairs(4))
     assert question.model.module is loaded.module
     assert question.model.label == "tiny"
     assert question.model.tokenizer is loaded.tokenizer
     assert question.story().model == "tiny"
     alike(question.run().effect_by_prompt, answer().effect_by_prompt[..., :4])
-    by_module = cw.ask(loaded.module, pairs(1), tokenizer=loaded.tokenizer)
+    captured = cw.capture(loaded.module, tokenizer=loaded.tokenizer)
+    by_module = captured.ask(pairs(1))
     assert by_module.model.label == type(loaded.module).__name__
 
 
 def test_sites_are_written_as_on_the_command_line_or_selected() -> None:
     few = "z[layer=1:3, head=2],mlp_out"
-    names = [cell.name for cell in cw.ask(model(), pairs(1), sites=few).cells]
+    names = [cell.name for cell in model().ask(pairs(1), sites=few).cells]
     assert names == [
         *("z[layer=1, head=2]", "z[layer=2, head=2]"),
         *(f"mlp_out[layer={layer}]" for layer in range(4)),
     ]
     selected = cw.sites("z", layer="1:3", head=2) + cw.sites("mlp_out", layer=":")
-    assert [cell.name for cell in cw.ask(model(), pairs(1), sites=selected).cells] == names
-    edges = cw.ask(model(), pairs(2), sites="a0.h2->m*")
+    assert [cell.name for cell in model().ask(pairs(1), sites=selected).cells] == names
+    edges = model().ask(pairs(2), sites="a0.h2->m*")
     assert [cell.name for cell in edges.cells] == [f"a0.h2->m{layer}" for layer in range(4)]
     assert edges.run().values.isfinite().all()
 
 
 def test_an_ablation_takes_texts_and_needs_no_corrupted_prompts() -> None:
     texts = [row["clean"] for row in pairs(3)]
-    question = cw.ask(model(), texts, sites="mlp_out", patch="zero", metric="kl")
+    question = model().ask(texts, sites="mlp_out", metric="kl", source="zero")
     assert question.direction == "noise"
     found = question.run()
     mlps = [layer.mlp for layer in tiny().module.model.layers]
@@ -119,7 +120,7 @@ def test_an_ablation_takes_texts_and_needs_no_corrupted_prompts() -> None:
             kl = float((before.exp() * (before - after)).sum())
             assert float(found.effect_by_prompt[layer, number]) == pytest.approx(kl, abs=1e-4)
     with pytest.raises(PromptError, match="row 1 is a text, and a clean and a corrupted prompt are expected"):
-        cw.ask(model(), texts)
+        model().ask(texts)
 
 
 @pytest.mark.parametrize("one_for_all", [True, False])
@@ -127,13 +128,13 @@ def test_a_metric_of_ones_own_is_read_of_each_prompt(one_for_all: bool) -> None:
     rows = pairs(4)
     answers = [token(row["answers"][0]) for row in rows]
     metric = cw.logit(answers[0] if one_for_all else answers)
-    found = cw.ask(model(), rows, metric=metric).run()
+    found = model().ask(rows, metric=metric).run()
     assert found.base_per_prompt is not None
     for number, row in enumerate(rows):
         read = logits(row["corrupted"])[answers[0 if one_for_all else number]]
         assert float(found.base_per_prompt[0, number]) == pytest.approx(float(read), abs=1e-4)
     with pytest.raises(MetricError, match="made for 4 prompts, and 3 were given"):
-        cw.ask(model(), rows[:3], metric=cw.logit(answers))
+        model().ask(rows[:3], metric=cw.logit(answers))
 
 
 def test_an_answer_is_verified_by_hooks_over_all_its_groups() -> None:
@@ -157,7 +158,7 @@ def test_an_answer_says_how_far_its_means_can_be_trusted() -> None:
 
 
 def test_a_stored_answer_goes_on_and_is_saved_with_its_story(tmp_path: Path) -> None:
-    question = cw.ask(model(), pairs(7))
+    question = model().ask(pairs(7))
     first = question.run(out=tmp_path / "run")
     again = question.run(out=tmp_path / "run", resume=True)
     assert again.ledger.resumed == 3 * 16
@@ -186,7 +187,7 @@ def test_smollm2_is_a_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_split_has_every_prompt_once_and_the_same_each_time() -> None:
-    question = cw.ask(model(), pairs(7))
+    question = model().ask(pairs(7))
     first, second = question.split(seed=3)
     texts = [pair.clean for part in (first, second) for pair in part.prompts.pairs]
     assert sorted(texts) == sorted(pair.clean for pair in question.prompts.pairs)
@@ -196,14 +197,14 @@ def test_a_split_has_every_prompt_once_and_the_same_each_time() -> None:
     assert question.split(seed=4)[0].prompts.pairs != first.prompts.pairs
     assert len(question.split(share=0.01)[0].prompts.pairs) == 1
     metric = cw.logit([token(row["answers"][0]) for row in pairs(7)])
-    part = cw.ask(model(), pairs(7), metric=metric).split()[1]
+    part = model().ask(pairs(7), metric=metric).split()[1]
     for pair, number in zip(part.prompts.pairs, part.metric.described[1], strict=True):
         assert token(pair.answers[0]) == number
 
 
 def test_sites_found_on_some_prompts_are_tried_on_others() -> None:
     """The sets by hand: the strongest heads of one part, all patched together in the other."""
-    question = cw.ask(model(), pairs(8))
+    question = model().ask(pairs(8))
     held = question.faithfulness(top=[1, 3], seed=1)
     first, second = question.split(seed=1)
     rows = {row["clean"]: row for row in pairs(8)}
@@ -233,20 +234,17 @@ def test_sites_found_on_some_prompts_are_tried_on_others() -> None:
         ({}, {"top": 17}, "from 1 to 16"),
         ({}, {"top": []}, "names no number"),
         ({}, {"share": 1}, "share is 1"),
-        ({"patch": "zero"}, {}, "'zero' has no source"),
+        ({"source": "zero"}, {}, "'zero' has no source"),
         ({"sites": "a0.*->m1"}, {"top": 1}, "edges are a circuit"),
     ],
 )
 def test_a_split_that_cannot_be_is_refused(asked: dict[str, Any], how: dict[str, Any], said: str) -> None:
     with pytest.raises(cw.ConewiseError, match=said):
-        cw.ask(model(), pairs(3), **asked).faithfulness(**how)
+        model().ask(pairs(3), **asked).faithfulness(**how)
     with pytest.raises(PromptError, match="one prompt cannot be split"):
-        cw.ask(model(), pairs(1)).split()
+        model().ask(pairs(1)).split()
 
 
-@pytest.mark.parametrize("patch", ["source", "zero", "mean"])
-def test_a_scale_of_noise_is_refused_where_none_is_added(patch: str) -> None:
-    with pytest.raises(SweepError, match=f"scale=2.0 is the .* of noise, and patch='{patch}'"):
-        cw.ask(model(), pairs(1), patch=patch, scale=2.0)
-    assert cw.ask(model(), pairs(1), patch="noise", scale=2.0).scale == 2.0
-    assert cw.ask(model(), pairs(1), patch="noise").scale == 1.0
+def test_noise_has_its_scale() -> None:
+    assert model().ask(pairs(1), source=cw.noise(2.0)).scale == 2.0
+    assert model().ask(pairs(1), source=cw.noise(1.0)).scale == 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import conewise as cw
+from conewise.model import Model
 from tests.text.plain import pairs, tiny
 from tests.text.test_ask import model
 
@@ -62,16 +62,11 @@ ASKED: list[tuple[dict[str, Any], str]] = [
     ({"metric": None}, "is neither"),
     ({"metric": cw.logit([1, 2, 3])}, "is made for 3 prompts, and 2 were given"),
     ({"metric": cw.logit(10_000)}, "not in the vocabulary|10000"),
-    ({"patch": "swap"}, "no patch 'swap'"),
-    ({"patch": None}, "`patch` is NoneType None; expected a text"),
+    ({"source": "swap"}, "'swap' is none of them"),
+    ({"source": cw.masked()}, "is none of them"),
     ({"direction": "up"}, "no direction 'up'"),
     ({"precision": "half"}, "half"),
     ({"precision": "tf32"}, "CUDA|cuda|float32"),
-    ({"seed": "x"}, "`seed` is str 'x'; expected a whole number"),
-    ({"seed": 1.5}, "`seed` is float 1.5; expected a whole number"),
-    ({"patch": "noise", "scale": -1.0}, "scale is -1"),
-    ({"patch": "noise", "scale": math.nan}, "`scale` is float nan; expected a finite number"),
-    ({"patch": "noise", "scale": "big"}, "`scale` is str 'big'; expected a finite number"),
     ({"batch_size": 0}, "a batch size of 0"),
     ({"batch_size": "many"}, "`batch_size` is str 'many'; expected a whole number"),
     ({"sites": ""}, "names none"),
@@ -102,25 +97,23 @@ def _nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("prompts", "said"), PROMPTS, ids=[str(n) for n in range(len(PROMPTS))])
 def test_prompts_that_cannot_be_asked(prompts: Any, said: str) -> None:
     with pytest.raises(cw.ConewiseError, match=said):
-        cw.ask(model(), prompts)
+        model().ask(prompts)
 
 
 @pytest.mark.parametrize(("asked", "said"), ASKED, ids=[str(n) for n in range(len(ASKED))])
 def test_what_cannot_be_asked_of_prompts(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(cw.ConewiseError, match=said):
-        cw.ask(model(), TWO, **asked)
+        model().ask(TWO, **asked)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("module", "has_tokenizer", "said"),
     [
-        (None, "`model` is NoneType None; expected a model"),
-        ("tiny", "`model` is str 'tiny'; expected a model"),
-        (torch.nn.Linear(2, 2), "there is none. Give what `cw.load` gives"),
-        ((torch.nn.Linear(2, 2), "tokenizer"), "reads no tokens"),
+        (torch.nn.Linear(2, 2), False, r"there is none. Load it with `cw.load\(...\)`"),
+        (torch.nn.Linear(2, 2), True, "reads no tokens"),
     ],
 )
-def test_who_cannot_be_asked(asked: Any, said: str) -> None:
-    one, tokenizer = (asked[0], tiny().tokenizer) if isinstance(asked, tuple) else (asked, None)
+def test_who_cannot_be_asked(module: Any, has_tokenizer: bool, said: str) -> None:
+    tokenizer = tiny().tokenizer if has_tokenizer else None
     with pytest.raises(cw.ConewiseError, match=said):
-        cw.ask(one, TWO, tokenizer=tokenizer)
+        Model._loaded(module, tokenizer, "one", "made for a test").ask(TWO)

@@ -191,18 +191,18 @@ def test_prompts_of_several_lengths_are_attributed_to_as_they_are_alone(
     method: str, steps: int | None, tmp_path: Path
 ) -> None:
     asked = question(pairs())
-    found = asked.attribute(method, steps, out=tmp_path / "run")
+    found = asked.attribute(method, steps=steps).run(out=tmp_path / "run")
     for number, pair in enumerate(pairs()):
-        alone = question([pair]).attribute(method, steps)
+        alone = question([pair]).attribute(method, steps=steps).run()
         assert_alike(found.per_prompt[..., number : number + 1], alone.per_prompt)
         assert_alike(rows(found)[:, number : number + 1], rows(alone))
-    plans = asked.attribution_plan(method, steps)
+    plans = asked.attribute(method, steps=steps).plan()
     assert sum(plan.node_evaluations for plan in plans) == found.plan.node_evaluations
-    again = question(pairs()).attribute(method, steps, out=tmp_path / "run", resume=True)
+    again = question(pairs()).attribute(method, steps=steps).run(out=tmp_path / "run", resume=True)
     assert again.ledger.resumed == 2 * len(found.cells)
     assert torch.equal(again.per_prompt, found.per_prompt)
     least = 2 * max(plan.peak_bytes for plan in plans) // 3
-    apart = question(pairs()).attribute(method, steps, max_memory=least)
+    apart = question(pairs()).attribute(method, steps=steps).run(max_memory=least)
     assert_alike(apart.per_prompt, found.per_prompt)
 
 
@@ -363,7 +363,7 @@ def asked_of(prompts: int, **how: Any) -> Question:
         ({}, lambda asking: asking.run(evaluator="serial", progress=False)),
         ({"metric": "kl"}, lambda asking: asking.run(verify=1, progress=False)),
         ({"patch": "mean"}, lambda asking: asking.run(progress=False)),
-        ({}, lambda asking: asking.attribute("atp", progress=False)),
+        ({}, lambda asking: asking.attribute("atp").run(progress=False)),
         ({"metric": "kl"}, lambda asking: asking.plan()),
     ],
     ids=["run", "serial", "kl, verified", "mean", "attribution", "plan"],
@@ -379,7 +379,7 @@ def test_one_group_of_prompts_is_held_at_a_time(how: dict[str, Any], job: Callab
 def test_a_small_budget_is_refused_with_the_least_that_would_do_for_all_lengths(job: str) -> None:
     jobs: dict[str, Callable[[Question, int], Any]] = {
         "run": lambda asking, budget: asking.run(max_memory=budget),
-        "attribute": lambda asking, budget: asking.attribute("atp", max_memory=budget),
+        "attribute": lambda asking, budget: asking.attribute("atp").run(max_memory=budget),
         "plan": lambda asking, budget: asking.plan(max_memory=budget),
     }
     with pytest.raises(BudgetError) as told:

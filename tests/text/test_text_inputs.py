@@ -71,8 +71,11 @@ def test_sweeps_means_and_searches_take_texts() -> None:
     assert torch.equal(
         means.values, model().sweep(heads, base=CLEAN, source=ids_put, metric=metric()).run().values
     )
-    found = cw.acdc(model(), base=CLEAN, source=CORRUPTED, metric=metric(), threshold=5.0)
-    assert found == cw.acdc(model(), base=ids["source"], source=ids["base"], metric=metric(), threshold=5.0)
+    found = model().find_circuit(base=CLEAN, source=CORRUPTED, metric=metric(), threshold=5.0).run()
+    assert (
+        found
+        == model().find_circuit(base=ids["source"], source=ids["base"], metric=metric(), threshold=5.0).run()
+    )
 
 
 def test_words_for_a_source_are_no_texts() -> None:
@@ -92,7 +95,7 @@ def test_texts_that_cannot_be_read_are_refused() -> None:
             bare.run(given)
     with pytest.raises(SweepError, match="A text is one where the model was captured with its tokenizer"):
         bare.sweep("resid_post.0", base=CLEAN, source="zero", metric=metric())
-    with pytest.raises(PromptError, match=r"have 6 to 15 tokens.*`cw.ask`"):
+    with pytest.raises(PromptError, match=r"have 6 to 15 tokens.*`model.ask"):
         model().run([CLEAN, SHORT])
     with pytest.raises(PromptError, match="no tokenizer to read it with"):
         cw.capture(tiny().module, CLEAN)
@@ -143,29 +146,31 @@ def plain_trace(text: str, subject: list[int], answer: int, scale: float, sample
 
 
 def test_a_trace_from_text_is_what_hooks_find() -> None:
-    trace = cw.causal_trace(model(), CLEAN, subject="John", answer=" Mary", noise=1.0, samples=2)
+    trace = model().causal_trace(CLEAN, subject="John", answer=" Mary", noise=1.0, n=2).run()
     assert trace.subject == (4, 10)  # both of them
     plain = plain_trace(CLEAN, [4, 10], token(" Mary"), 1.0, 2)
     torch.testing.assert_close(trace.per_sample, plain, rtol=1e-4, atol=1e-5)
-    by_tokens = cw.causal_trace(
-        model(), tokens(CLEAN), subject=[4, 10], metric=cw.prob(token(" Mary")), noise=1.0, samples=2
+    by_tokens = (
+        model()
+        .causal_trace(tokens(CLEAN), subject=[4, 10], metric=cw.prob(token(" Mary")), noise=1.0, n=2)
+        .run()
     )
     assert torch.equal(trace.values, by_tokens.values)
 
 
 def test_without_an_answer_a_trace_reads_what_the_model_goes_on_with() -> None:
     likeliest = int(logits(CLEAN).argmax())
-    asked: dict[str, Any] = {"subject": "Mary and John", "samples": 2, "layers": 0}
-    trace = cw.causal_trace(model(), CLEAN, **asked)
+    asked: dict[str, Any] = {"subject": "Mary and John", "n": 2, "layer": 0}
+    trace = model().causal_trace(CLEAN, **asked).run()
     assert trace.subject == (2, 3, 4)
-    known = cw.causal_trace(model(), CLEAN, metric=cw.prob(likeliest), **asked)
+    known = model().causal_trace(CLEAN, metric=cw.prob(likeliest), **asked).run()
     assert torch.equal(trace.values, known.values)
     assert trace.result.story is not None
     assert trace.result.story.metric == "the probability of what the model itself goes on with"
 
 
 def test_a_trace_is_drawn_with_its_tokens() -> None:
-    trace = cw.causal_trace(model(), CLEAN, subject="John", answer=" Mary", samples=2, layers="1:3")
+    trace = model().causal_trace(CLEAN, subject="John", answer=" Mary", n=2, layer="1:3").run()
     labels = trace.plot().data[0].x
     assert list(labels[:4]) == ["&lt;bos&gt; 0", "When 1", "Mary 2", "and 3"]
     swept = model().sweep(
@@ -174,7 +179,7 @@ def test_a_trace_is_drawn_with_its_tokens() -> None:
     assert list(swept.run().plot().data[0].x[1:3]) == ["When 1", "Mary 2"]
     asked = [{"clean": CLEAN, "corrupted": CORRUPTED, "answer": " Mary", "wrong": " John"}]
     again = {"clean": CLEAN.replace("drink", "book"), "corrupted": CORRUPTED.replace("drink", "book")}
-    two = cw.ask(model(), [*asked, {**asked[0], **again}], sites="resid_pre[layer=0, pos=:]").run()
+    two = model().ask([*asked, {**asked[0], **again}], sites="resid_pre[layer=0, pos=:]").run()
     assert list(two.plot().data[0].x[-2:]) == ["drink/book 13", "to 14"]
 
 
@@ -195,4 +200,4 @@ def test_a_trace_is_drawn_with_its_tokens() -> None:
 def test_a_trace_that_cannot_be_asked_is_refused_before_it_is_run(asked: dict[str, Any], said: str) -> None:
     given = {"inputs": CLEAN, **asked}
     with pytest.raises(cw.ConewiseError, match=said):
-        cw.causal_trace(model(), given.pop("inputs"), **given)
+        model().causal_trace(given.pop("inputs"), **given).run()

@@ -220,29 +220,29 @@ class Approximation(Result):
     def check(
         self,
         top: int = 50,
-        sample: int = 200,
+        n: int = 200,
         seed: int = 0,
         *,
         metric: str | None = None,
-        executor: Pool | None = None,
+        workers: int | str | Pool | None = None,
     ) -> Check:
         """Compute some cells exactly, by one sweep, and say what that means for all.
 
-        The `top` largest, and `sample` others at random; fewer where there are no more. See `Check`.
-        `executor` has workers that run the sweep.
+        The `top` largest, and `n` others at random; fewer where there are no more. See `Check`.
+        `workers` run the sweep: see `Runnable.run`.
         """
         if self.sweep is None:
             raise SweepError("a loaded result has no model at hand; attribute again to check it.")
-        for name, count in (("top", top), ("sample", sample)):
+        for name, count in (("top", top), ("n", n)):
             if isinstance(count, bool) or count < 0:
                 raise SweepError(f"{name} is a number of cells, and not {count!r}.")
-        if not top and not sample:
-            raise SweepError("a check of no cells: give `top`, `sample` or both.")
+        if not top and not n:
+            raise SweepError("a check of no cells: give `top`, `n` or both.")
         self.sweep.model.expect_program("check estimates from before that")
         self._expect_weights(self.sweep.model)
         row = 0 if metric is None else self._number(metric)
         effects = np.asarray((self.table[row] - self.base[row]).tolist())
-        first, others = drawn(effects, top, sample, seed)
-        result = self.sweep.of_cells([*first, *others]).run(progress=False, executor=executor)
+        first, others = drawn(effects, top, n, seed)
+        result = self.sweep.of_cells([*first, *others]).run(progress=False, workers=workers)
         expect_whole(result)
         return check_of(self, row, first, others, result)

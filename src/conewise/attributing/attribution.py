@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from conewise.anatomy.selectors import SelectorLike, with_named
 from conewise.arguments import checked
 from conewise.attributing.approximation import Approximation, SampleError, drawn, expect_whole
 from conewise.attributing.comparison import largest
-from conewise.attributing.pieces import HYBRID, Asked, AttributionPlan
+from conewise.attributing.pieces import HYBRID, Asked, AttributionPlan, method_of
 from conewise.attributing.running import AttributionJob
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import Argument, SweepError
-from conewise.jobs.job import run_job, run_jobs
+from conewise.jobs.job import pool_of, run_job, run_jobs
 from conewise.jobs.pool import Pool
-from conewise.jobs.progress import Shown
+from conewise.jobs.runnable import How, Runnable
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor, recording
 from conewise.runs.captured import Captured
@@ -28,7 +28,7 @@ from conewise.sweeps.execution.reading import SweepLedger, most
 from conewise.sweeps.planning.plan import Lazy
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
-from conewise.threads import one_thread
+from conewise.threads import Turn, one_thread
 
 AT_ONCE = 256
 """So many cells are computed exactly at a time, at most."""
@@ -39,8 +39,8 @@ class _Exact:
     """The cells that were computed exactly: effects of the first metric, and values of all."""
 
     approx: Approximation
-    max_memory: int | str | None = None
-    executor: Pool | None = None
+    max_memory: int | None = None
+    workers: Pool | None = None
     effects: dict[int, float] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
@@ -51,7 +51,7 @@ class _Exact:
             return
         assert self.approx.sweep is not None
         sweep = self.approx.sweep.of_cells(numbers)
-        result = sweep.run(progress=False, max_memory=self.max_memory, executor=self.executor)
+        result = sweep.run(progress=False, max_memory=self.max_memory, workers=self.workers)
         expect_whole(result)
         self.results.append(result)
         for at, number in enumerate(numbers):
@@ -62,19 +62,19 @@ class _Exact:
 def hybrid(
     approx: Approximation,
     top: int,
-    sample: int,
+    n: int,
     seed: int,
-    max_memory: int | str | None = None,
-    executor: Pool | None = None,
+    max_memory: int | None = None,
+    workers: Pool | None = None,
 ) -> Approximation:
-    """`approx` with exact values of `sample` random cells, and of all that may be among the `top` largest.
+    """`approx` with exact values of `n` random cells, and of all that may be among the `top` largest.
 
     Cells are computed in the order of their approximate effects, until the `top`-th largest exact effect
     exceeds the next approximate one by more than the sample's error reaches. By the first metric.
     """
     effects = np.asarray((approx.table[0] - approx.base[0]).tolist())
-    order, exact = largest(effects, len(effects)), _Exact(approx, max_memory, executor)
-    _, first = drawn(effects, 0, sample, seed)
+    order, exact = largest(effects, len(effects)), _Exact(approx, max_memory, workers)
+    _, first = drawn(effects, 0, n, seed)
     exact.compute(first)
     error = SampleError.of([exact.effects[number] - float(effects[number]) for number in first])
     margin, size = abs(error.bias) + error.reach, top
@@ -141,9 +141,72 @@ TOP, SAMPLE = 10, 20
 
 @checked
 @one_thread
-@within_memory("this attribution")
-@recording()
-def attribution(
+class Attribution(Runnable[Approximation]):
+    """Effects of the cells of a sweep, estimated by gradients: see `Model.attribute`."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        method: str = "atp",
+        steps: int | None = None,
+        *,
+        n: int | None = None,
+        top: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if seed and method != HYBRID:
+            raise SweepError(
+                f"seed={seed} draws the cells that 'hybrid' computes exactly, and method={method!r} draws "
+                "none: leave it out."
+            )
+        if (top is not None or n is not None) and method != HYBRID:
+            raise SweepError("`top` and `n` are of method='hybrid'; others compute no cell exactly.")
+        _expect_one_source(sweep)
+        self.sweep, self.method, self.steps, self.seed = sweep, method, steps, seed
+        if method == HYBRID:
+            _expect_no_steps(steps)
+            self._top = min(_cells(top, TOP, 1, "top"), len(sweep.cells))
+            self._n = _cells(n, SAMPLE, 2, "n")
+        else:
+            method_of(method).steps(steps)
+
+    @property
+    def _turn(self) -> Turn:
+        return self.sweep._turn
+
+    def _job(self, max_memory: int | str | None) -> AttributionJob:
+        method = _ranking(self.sweep) if self.method == HYBRID else self.method
+        return AttributionJob(Asked.of(self.sweep, method, self.steps, max_memory))
+
+    @within_memory("planning this attribution")
+    def plan(self, max_memory: int | str | None = None) -> AttributionPlan:
+        """Return what it takes: passes, nodes, FLOPs, memory; nothing is computed.
+
+        Of "hybrid" it is what ranking takes; how many worlds are computed after that is not known before.
+        """
+        return self._job(max_memory).asked.plan
+
+    @within_memory("this attribution")
+    @recording()
+    def _run(self, how: How, **own: Any) -> Approximation:
+        job = self._job(how.max_memory)
+        if self.method != HYBRID:
+            return run_job(job, how.out, resume=how.resume, progress=how.progress, workers=how.workers, **own)
+        if how.out is not None or how.resume:
+            raise SweepError(
+                "'hybrid' is not stored, since what it computes depends on what it found: leave out ",
+                Argument("out"),
+                ", or take another method and check it.",
+            )
+        with pool_of(how.workers) as pool:
+            first = run_job(job, None, progress=how.progress, workers=pool)
+            return hybrid(first, self._top, self._n, self.seed, how.max_memory, pool)
+
+    def __repr__(self) -> str:
+        return f"Attribution by {self.method} to {len(self.sweep.cells):,} cells of {self.sweep.model.name}"
+
+
+def attribute(
     model: Captured,
     sites: SelectorLike,
     *,
@@ -152,16 +215,11 @@ def attribution(
     metric: Any,
     method: str = "atp",
     steps: int | None = None,
+    n: int | None = None,
     top: int | None = None,
-    sample: int | None = None,
     seed: int = 0,
-    max_memory: int | str | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: bool | Callable[[int, int], None] | None = None,
-    executor: Pool | None = None,
-) -> Approximation:
-    """Estimate by gradients what `model.sweep(sites, ...)` would find: a result of the same cells.
+) -> Attribution:
+    """Estimate by gradients what `model.sweep(sites, ...)` would find: a job with a result of the same cells.
 
     `sites`, `base`, `source` and `metric` are those of a sweep. The result's `effect` is the attribution,
     and a value is the base's metric plus that: an approximation, which plots, tables, files and pages say.
@@ -169,128 +227,28 @@ def attribution(
     `method` is, for sites, "atp" (attribution patching), "atp*" (with both of its corrections) or "ig"
     (integrated gradients, with `steps`); for edges "eap", "eap-ig" (along the inputs, with `steps`) or
     "eap-ig-activations" (along what each layer writes, with `steps`); for both "relp" (relevance patching).
-    "hybrid" ranks by "atp" or "eap", computes `sample` cells exactly at random (20), and then cells from the
-    top down, until none that is left can belong to the `top` largest (10) by the error of the sample; `exact`
+    "hybrid" ranks by "atp" or "eap", computes `n` cells exactly at random (20), and then cells from the top
+    down, until none that is left can belong to the `top` largest (10) by the error of the sample; `exact`
     names them.
 
-    `max_memory`: so many prompts are computed at a time that no more is held; see `attribution_plan`.
-    `out`, `resume` and `progress` as in `Sweep.run`: a batch, or what of it is computed at a time, is stored
-    when it is done. `executor`: workers that compute the pieces, such as `cw.Processes(4)`.
+    With `max_memory`, so many prompts are computed at a time that no more is held: see `plan`. A batch, or
+    what of it is computed at a time, is stored in `out` when it is done.
     """
-    if seed and method != HYBRID:
-        raise SweepError(
-            f"seed={seed} draws the cells that 'hybrid' computes exactly, and method={method!r} draws none: "
-            "leave it out."
-        )
-    sweep = sweep_of(model, sites, base=base, source=source, metric=metric)
-    return estimated(
-        sweep,
-        method,
-        steps,
-        top=top,
-        sample=sample,
-        seed=seed,
-        max_memory=max_memory,
-        out=out,
-        resume=resume,
-        progress=progress,
-        executor=executor,
-    )
-
-
-@checked
-@one_thread
-def attribution_plan(
-    model: Captured,
-    sites: SelectorLike,
-    *,
-    base: Any,
-    source: Any,
-    metric: Any,
-    method: str = "atp",
-    steps: int | None = None,
-    max_memory: int | str | None = None,
-) -> AttributionPlan:
-    """What `attribution` would take with these arguments: passes, nodes, FLOPs, memory; nothing is computed.
-
-    Of "hybrid" it is what ranking takes; how many worlds are computed after that is not known before.
-    """
-    return planned(sweep_of(model, sites, base=base, source=source, metric=metric), method, steps, max_memory)
-
-
-def sweep_of(model: Captured, sites: SelectorLike, *, base: Any, source: Any, metric: Any) -> Sweep:
-    """The sweep whose effects are estimated."""
+    model._capture_for(base)
     named = with_named(
         sites, lambda stack: edge_facts(model, stack).components, model.locate, model.each_call
     )
-    return Sweep(model, named, base=base, source=source, metric=metric)
+    sweep = Sweep(model, named, base=base, source=source, metric=metric)
+    return Attribution(sweep, method, steps, n=n, top=top, seed=seed)
 
 
-def planned(
-    sweep: Sweep, method: str, steps: int | None = None, max_memory: int | str | None = None
-) -> AttributionPlan:
-    """What an attribution would take: see `attribution_plan`."""
-    _expect_one_source(sweep)
-    if method == HYBRID:
-        _expect_no_steps(steps)
-        method = _ranking(sweep)
-    asked = Asked.of(sweep, method, steps, max_memory)
-    return asked.plan
-
-
-@recording()
-def estimated(
-    sweep: Sweep,
-    method: str,
-    steps: int | None = None,
-    *,
-    top: int | None = None,
-    sample: int | None = None,
-    seed: int = 0,
-    max_memory: int | str | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: Shown = None,
-    executor: Pool | None = None,
-) -> Approximation:
-    """What a sweep would find, estimated by a method: see `attribution`."""
-    _expect_one_source(sweep)
-    if method == HYBRID:
-        _expect_no_steps(steps)
-        if out is not None or resume:
-            raise SweepError(
-                "'hybrid' is not stored, since what it computes depends on what it found: leave out ",
-                Argument("out"),
-                ", or take another method and check it.",
-            )
-        count = min(_cells(top, TOP, 1, "top"), len(sweep.cells))
-        drawn = _cells(sample, SAMPLE, 2, "sample")
-        ranking = Asked.of(sweep, _ranking(sweep), None, max_memory)
-        first = run_job(AttributionJob(ranking), None, progress=progress, workers=executor)
-        return hybrid(first, count, drawn, seed, max_memory, executor)
-    if top is not None or sample is not None:
-        raise SweepError("`top` and `sample` are of method='hybrid'; others compute no cell exactly.")
-    asked = Asked.of(sweep, method, steps, max_memory)
-    return run_job(AttributionJob(asked), out, resume=resume, progress=progress, workers=executor)
-
-
-@recording()
-def estimated_together(
-    sweeps: Sequence[Sweep],
-    method: str,
-    steps: int | None,
-    executor: Pool,
-    folders: Sequence[str | Path | None],
-    *,
-    max_memory: int | str | None,
-    resume: bool,
-    progress: Shown,
+def attributed_together(
+    attributions: Sequence[Attribution], folders: Sequence[str | Path | None], how: How
 ) -> list[Approximation]:
-    """What several sweeps of one model would find, estimated by workers: pieces of all of them together."""
-    for sweep in sweeps:
-        _expect_one_source(sweep)
-    jobs = [AttributionJob(Asked.of(sweep, method, steps, max_memory)) for sweep in sweeps]
-    return run_jobs(jobs, folders, resume=resume, progress=progress, workers=executor)
+    """Return what several attributions to one model estimate: pieces of all of them stand in one line."""
+    jobs = [one._job(how.max_memory) for one in attributions]
+    with recording():
+        return run_jobs(jobs, folders, resume=how.resume, progress=how.progress, workers=how.workers)
 
 
 def _ranking(sweep: Sweep) -> str:

@@ -66,7 +66,7 @@ class AttributionJob(Job[Approximation]):
         """Return what makes the same of a worker's own model."""
         asked = self.asked
         how = {"method": asked.method.name, "steps": asked.steps, "pieces": asked.pieces}
-        return PieceComputing.of, {"asked": asked.sweep.asked(), **how}
+        return PieceComputing.of, {"asked": asked.sweep._asked(), **how}
 
     def plan(self, batch: int, cut: Callable[[str], StoredCut | None]) -> BatchPlan:
         """Return the plan of a piece, which is known already."""

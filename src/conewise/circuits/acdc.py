@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,28 @@ import torch
 from numpy.typing import NDArray
 
 from conewise.anatomy.edge_graph import EdgeGraph
-from conewise.arguments import checked
+from conewise.arguments import as_bytes, checked
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision, is_number
-from conewise.circuits.forwards import WorldsExecutor, asked, graph_of
+from conewise.circuits.forwards import asked, graph_of
 from conewise.circuits.greedy import Candidate, Greedy, Spent
 from conewise.circuits.masked_forward import Forward, Mask, Stage, stages_of
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import Argument, CircuitError
 from conewise.files import Format, as_path, is_there, read_json
+from conewise.jobs.job import pool_of
 from conewise.jobs.progress import bar
+from conewise.jobs.runnable import How, Runnable
 from conewise.jobs.store import Recorder, Request, is_store, recorder
 from conewise.program.walk import support
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import Metric, as_metric
+from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.storage.provenance import Identifying, differences, model_digest, run_digest
 from conewise.sweeps.storage.result_data import decoded
-from conewise.threads import one_thread
+from conewise.threads import Turn, one_thread
 
 HARMS: dict[str, Callable[[float], float]] = {
     "increase": lambda change: change,
@@ -62,65 +64,6 @@ CIRCUIT = "circuit.json"
 
 FORMAT = Format("conewise search", 1)
 """The files of searches of conewise 0.1.0, which are read."""
-
-
-@checked
-@one_thread
-def acdc(
-    model: Captured,
-    *,
-    base: Any,
-    source: Any = None,
-    metric: Any,
-    threshold: float,
-    ablation: str = "resample",
-    harm: str = "auto",
-    heads: str = "descending",
-    speculative: bool = True,
-    max_memory: int | str | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: bool | Callable[[int, int], None] | None = None,
-    executor: WorldsExecutor | None = None,
-) -> Circuit:
-    """The circuit that ACDC finds: the edges without which the metric changes by `threshold` or more.
-
-    `base` is the run whose behaviour is to be kept, `source` has what removed edges carry; see `evaluate`
-    for `ablation`. Edges are visited as published: readers from the last to the first (the logits; then of
-    each layer the MLP, values, keys, queries, heads from the last to the first), for each its writers from
-    the last to the first. With heads="ascending", the writers that are heads of one layer come from the
-    first to the last: the published class's own default, where the published program's is the other one. An
-    edge into a component that nothing reads any more is removed without being looked at.
-
-    An edge is removed if what removing it does to the metric, averaged over prompts, is below `threshold`.
-    For `cw.kl_to(base)` and `cw.cross_entropy(...)` that is the increase, as published; for any other metric
-    it is the change either way, as the published option of absolute values has it. `harm` says so:
-    "increase", "decrease", "either", or "auto".
-
-    With `speculative`, candidates are evaluated many at once; the edges, and the order of decisions, are
-    those of one at a time. `max_memory` bounds the worlds that are stacked: what they take is rehearsed.
-    `out`: a folder where decisions are kept as they are made, and the circuit at the end; with `resume` the
-    search goes on from there. It begins again with the layer's attention, MLP or logits that it was at, so
-    that decisions and scores are those of a search that was never cut off, bit for bit where `max_memory` and
-    workers are the same. `progress` as in `Sweep.run`: edges decided, of all.
-
-    `executor`: workers that evaluate candidates beyond this process, such as `cw.Processes(2)` or
-    `cw.Ray(workers=4)`, each a part of those that are evaluated at once. What is decided is the same; this
-    process decides, and keeps the folder.
-    """
-    search = Search(
-        model,
-        base=base,
-        source=source,
-        metric=metric,
-        threshold=threshold,
-        ablation=ablation,
-        harm=harm,
-        heads=heads,
-        speculative=speculative,
-        max_memory=max_memory,
-    )
-    return search.run(out=out, resume=resume, progress=progress, executor=executor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,30 +93,8 @@ class SearchPlan:
 
 @checked
 @one_thread
-def acdc_plan(model: Captured, *, metric: Any = None) -> SearchPlan:
-    """Return what a search for a circuit takes at most; nothing is computed."""
-    graph_of(model)
-    components, program = edge_facts(model).parts.components, model.program
-    facts = facts_of(model)
-    targets = facts.outputs if metric is None else facts.targets((as_metric(metric),))
-    needed = {record.name for record in support(program, targets)}
-    costs: list[tuple[str, int, int]] = []
-    corrected: list[str] = []
-    for stage in reversed(stages_of(components.readers)):
-        edges = total = 0
-        for one in reversed(stage.readers):
-            cone = components.wiring.cone(one.node)
-            again = sum(node == one.node or node in cone for node in corrected)
-            edges += one.writers
-            total += one.writers * (len(cone & needed) + 1 + again)
-            corrected.append(one.node)
-        costs.append((stage.name, edges, total))
-    edges = sum(count for _, count, _ in costs)
-    return SearchPlan(edges, edges, sum(cost for *_, cost in costs), tuple(costs))
-
-
-class Search:
-    """One search for a circuit. `spent` says what it took, after it ran."""
+class Search(Runnable[Circuit]):
+    """A search for a circuit: see `Model.find_circuit`. `spent` says what it took, after it ran."""
 
     def __init__(
         self,
@@ -183,15 +104,11 @@ class Search:
         source: Any = None,
         metric: Any,
         threshold: float,
-        ablation: str = "resample",
         harm: str = "auto",
         heads: str = "descending",
         speculative: bool = True,
-        max_memory: int | str | None = None,
     ) -> None:
-        self.asked = asked(
-            model, base=base, source=source, metric=metric, ablation=ablation, max_memory=max_memory
-        )
+        self.asked = asked(model, base=base, source=source, metric=metric)
         self.threshold = _threshold(threshold)
         self.harm = _harm(harm, self.asked.metric)
         _expect(heads, "heads", ("descending", "ascending"))
@@ -202,36 +119,40 @@ class Search:
         self.spent = Spent()
         self.node_evaluations = 0
 
-    def run(
-        self,
-        *,
-        out: str | Path | None = None,
-        resume: bool = False,
-        progress: bool | Callable[[int, int], None] | None = None,
-        executor: WorldsExecutor | None = None,
-    ) -> Circuit:
-        """Search; see `acdc`."""
-        if executor is not None and not self.speculative:
+    @property
+    def _turn(self) -> Turn:
+        return self.asked.model._turn
+
+    def plan(self, max_memory: int | str | None = None) -> SearchPlan:
+        """Return what the search takes at most, however much memory it has; nothing is computed."""
+        as_bytes(max_memory)
+        return search_plan(self.asked.model, self.asked.metric)
+
+    def _run(self, how: How) -> Circuit:  # type: ignore[override]
+        if how.workers is not None and not self.speculative:
             raise CircuitError(
                 "with speculative=False candidates are evaluated one at a time, and there is nothing that "
-                "workers could share. Leave `executor` out, or speculative=False."
+                "workers could share. Leave `workers` out, or speculative=False."
             )
+        given = replace(self.asked, max_memory=how.max_memory)
         graph = self.asked.graph
         log: list[Decision] = []
-        old = [] if out is None else _old_decisions(as_path(out), self._identity, resume=resume)
+        old = [] if how.out is None else _old_decisions(as_path(how.out), self._identity, resume=how.resume)
         with ExitStack() as under_way:
-            kept = _Kept(under_way.enter_context(recorder(self._request(), out, resume)), graph, old)
+            store = under_way.enter_context(recorder(self._request(), how.out, how.resume))
+            kept = _Kept(store, graph, old)
             under_way.enter_context(kept.keeping(log))
-            tell = under_way.enter_context(bar(progress, graph.count, facts_of(self.asked.model).device))
-            forward = under_way.enter_context(self.asked.forward(executor))
+            tell = under_way.enter_context(bar(how.progress, graph.count, facts_of(self.asked.model).device))
+            pool = under_way.enter_context(pool_of(how.workers))
+            forward = under_way.enter_context(given.forward(pool))
             for some in self._decisions(forward, kept.known):
                 log += some
                 tell(len(some))
                 kept.write(log, every=SAVE_EVERY)
             self.node_evaluations = forward.node_evaluations
         found = self._circuit(log)
-        if out is not None:
-            found.save(as_path(out) / CIRCUIT)
+        if how.out is not None:
+            found.save(as_path(how.out) / CIRCUIT)
         return found
 
     def _circuit(self, log: Sequence[Decision]) -> Circuit:
@@ -505,3 +426,74 @@ def _harm(given: str, metric: Metric) -> str:
 def _expect(given: str, name: str, known: Sequence[str]) -> None:
     if given not in known:
         raise CircuitError(f"{name}={given!r} is none of {', '.join(map(repr, known))}.")
+
+
+def search_plan(model: Captured, metric: Metric) -> SearchPlan:
+    """Return what a search for a circuit takes at most."""
+    graph_of(model)
+    components, program = edge_facts(model).parts.components, model.program
+    facts = facts_of(model)
+    targets = facts.targets((metric,))
+    needed = {record.name for record in support(program, targets)}
+    costs: list[tuple[str, int, int]] = []
+    corrected: list[str] = []
+    for stage in reversed(stages_of(components.readers)):
+        edges = total = 0
+        for one in reversed(stage.readers):
+            cone = components.wiring.cone(one.node)
+            again = sum(node == one.node or node in cone for node in corrected)
+            edges += one.writers
+            total += one.writers * (len(cone & needed) + 1 + again)
+            corrected.append(one.node)
+        costs.append((stage.name, edges, total))
+    edges = sum(count for _, count, _ in costs)
+    return SearchPlan(edges, edges, sum(cost for *_, cost in costs), tuple(costs))
+
+
+@checked
+@one_thread
+def find_circuit(
+    model: Captured,
+    *,
+    base: Any,
+    source: Any = None,
+    metric: Any,
+    method: str = "acdc",
+    threshold: float,
+    harm: str = "auto",
+    heads: str = "descending",
+    speculative: bool = True,
+) -> Search:
+    """Find the circuit of a task by ACDC: the edges without which the metric changes by `threshold` or more.
+
+    `base` is the run whose behaviour is to be kept, and `source` what removed edges carry: what they do in
+    another run, "zero", "mean" or `cw.mean(...)`; see `Circuit.evaluate`. Edges are visited as published:
+    readers from the last to the first (the logits; then of each layer the MLP, values, keys, queries, heads
+    from the last to the first), for each its writers from the last to the first. With heads="ascending", the
+    writers that are heads of one layer come from the first to the last: the published class's own default,
+    where the published program's is the other one. An edge into a component that nothing reads any more is
+    removed without being looked at.
+
+    An edge is removed if what removing it does to the metric, averaged over prompts, is below `threshold`.
+    For `cw.kl_to(base)` and `cw.cross_entropy(...)` that is the increase, as published; for any other metric
+    it is the change either way, as the published option of absolute values has it. `harm` says so:
+    "increase", "decrease", "either", or "auto".
+
+    With `speculative`, candidates are evaluated many at once; the edges, and the order of decisions, are
+    those of one at a time. What stacked worlds take is rehearsed, so that they fit into `max_memory`.
+    Decisions are kept in `out` as they are made. A search that goes on begins again with the layer's
+    attention, MLP or logits that it was at, so that decisions and scores are those of a search that was never
+    cut off, bit for bit where `max_memory` and workers are the same. `progress` counts edges decided, of all.
+    Workers evaluate each a part of the candidates; this process decides.
+    """
+    _expect(method, "method", ("acdc",))
+    return Search(
+        model,
+        base=base,
+        source=source,
+        metric=metric,
+        threshold=threshold,
+        harm=harm,
+        heads=heads,
+        speculative=speculative,
+    )

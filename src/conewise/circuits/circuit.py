@@ -1,6 +1,7 @@
 """Circuit: some edges of a model's graph of components, as a value.
 
-It is made by a search (`cw.acdc`), from scores, or from nodes; it can be drawn, compared, saved and read.
+It is made by a search (`model.find_circuit`), from scores, or from nodes; it can be drawn, compared, saved
+and read.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from conewise.circuits.circuit_data import (
 )
 from conewise.circuits.circuit_files import eap_json, file_of, from_json, read_text, to_json, write_text
 from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
-from conewise.circuits.forwards import WorldsExecutor, graph_of
+from conewise.circuits.forwards import graph_of
 from conewise.errors import CircuitError, describe
 from conewise.files import as_path
+from conewise.jobs.pool import Pool
 from conewise.report.circuit import Curve, CurvePoint, DrawnCircuit, dot, figure, write_circuit_page
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import as_metric
@@ -224,14 +226,13 @@ class Circuit(CircuitData):
         base: Any,
         source: Any = None,
         metric: Any,
-        ablation: str = "resample",
         minimality: bool = True,
         max_memory: int | str | None = None,
-        executor: WorldsExecutor | None = None,
+        workers: int | str | Pool | None = None,
     ) -> Evaluation:
         """Evaluate how much of what the model does in `base` the circuit does, with all other edges ablated.
 
-        `source` has what removed edges carry; see `conewise.circuits.evaluation.evaluate`. A circuit
+        `source` is what removed edges carry; see `conewise.circuits.evaluation.evaluate`. A circuit
         that was read from a file is bound to its model first: `circuit.bind(model)`.
         """
         return evaluate(
@@ -240,10 +241,9 @@ class Circuit(CircuitData):
             base=base,
             source=source,
             metric=metric,
-            ablation=ablation,
             minimality=minimality,
             max_memory=max_memory,
-            executor=executor,
+            workers=workers,
         )
 
     @one_thread
@@ -253,24 +253,23 @@ class Circuit(CircuitData):
         base: Any,
         source: Any = None,
         metric: Any,
-        ablation: str = "resample",
-        points: int = POINTS,
-        most: int | None = None,
+        n: int = POINTS,
+        top: int | None = None,
         max_memory: int | str | None = None,
-        executor: WorldsExecutor | None = None,
+        workers: int | str | Pool | None = None,
     ) -> Curve:
         """Evaluate circuits of falling thresholds and this one: for the slider of `report`.
 
         Circuits of a threshold have the edges of such scores that lie on a path over them, as `select` finds
-        them: at most `points` of them, of at most `most` edges, or of four times those of this one. See
+        them: at most `n` of them, of at most `top` edges, or of four times those of this one. See
         `evaluate` for the rest.
         """
         self._scored("curve")
-        for name, given in (("points", points), ("most", most)):
+        for name, given in (("n", n), ("top", top)):
             if given is not None and not (is_whole(given) and 1 <= given <= MOST):
                 raise CircuitError(f"{name}={given!r} is no count: it is a whole number, 1 or more.")
         level = levels(self.graph, self.score_array())
-        found = self._points(level, points, most)
+        found = self._points(level, n, top)
         circuits = [self.graph.names(np.flatnonzero(level >= point.threshold)) for point in found]
         own, *faithful = faithfulness_of(
             self._own_model("curve"),
@@ -278,12 +277,11 @@ class Circuit(CircuitData):
             base=base,
             source=source,
             metric=metric,
-            ablation=ablation,
             max_memory=max_memory,
-            executor=executor,
+            workers=workers,
         )
         measured = (replace(point, faithfulness=one) for point, one in zip(found, faithful, strict=True))
-        return Curve(tuple(measured), as_metric(metric).name, own)
+        return Curve(tuple(measured), as_metric(metric, self.model).name, own)
 
     def _own_model(self, what: str) -> Captured:
         if self.model is None:

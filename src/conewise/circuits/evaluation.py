@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from conewise.circuits.forwards import Asked, WorldsExecutor, asked
+from conewise.circuits.forwards import Asked, asked
 from conewise.circuits.masked_forward import Forward, Mask, Numbers
+from conewise.jobs.job import pool_of
+from conewise.jobs.pool import Pool
 from conewise.runs.captured import Captured
 
 
@@ -63,21 +65,20 @@ def evaluate(
     base: Any,
     source: Any = None,
     metric: Any,
-    ablation: str = "resample",
     minimality: bool = True,
     max_memory: int | str | None = None,
-    executor: WorldsExecutor | None = None,
+    workers: int | str | Pool | None = None,
 ) -> Evaluation:
     """Evaluate the circuit of these edges: run it with all others removed, and its complement likewise.
 
-    `base` is the run whose behaviour is to be kept; `source` has what removed edges carry ("resample"), or
-    what their mean is taken over ("mean"); with "zero" they carry nothing. With `minimality`, every edge of
-    the circuit is removed once more, in a world of its own. `executor`: workers that evaluate these worlds
-    beyond this process, such as `cw.Processes(2)`.
+    `base` is the run whose behaviour is to be kept, and removed edges carry what they do in `source`: a run,
+    inputs or a text. With "zero" they carry nothing, with "mean" their mean over the base, with
+    `cw.mean(...)` that over another batch. With `minimality`, every edge of the circuit is removed once more,
+    in a world of its own. `workers` evaluate these worlds beyond this process: see `Runnable.run`.
     """
-    given = asked(model, base=base, source=source, metric=metric, ablation=ablation, max_memory=max_memory)
+    given = asked(model, base=base, source=source, metric=metric, max_memory=max_memory)
     removed = given.removed_without(edges)
-    with given.forward(executor) as forward:
+    with pool_of(workers) as pool, given.forward(pool) as forward:
         none, everything = np.zeros_like(removed), given.there
         values = forward.values(np.stack([none, everything, removed, everything & ~removed]))
         full, ablated, circuit, complement = values.mean(1).tolist()
@@ -85,7 +86,7 @@ def evaluate(
     names = ("full", "ablated", "circuit", "complement")
     return Evaluation(
         given.metric.name,
-        ablation,
+        given.ablation,
         int((given.there & ~removed).sum()),
         given.graph.count,
         full,
@@ -107,15 +108,14 @@ def faithfulness_of(
     base: Any,
     source: Any = None,
     metric: Any,
-    ablation: str = "resample",
     max_memory: int | str | None = None,
-    executor: WorldsExecutor | None = None,
+    workers: int | str | Pool | None = None,
 ) -> list[float]:
     """The faithfulness of many circuits, as one stack of worlds; see `Evaluation`."""
-    given = asked(model, base=base, source=source, metric=metric, ablation=ablation, max_memory=max_memory)
+    given = asked(model, base=base, source=source, metric=metric, max_memory=max_memory)
     everything = given.there
     removed = [np.zeros_like(everything), everything, *(given.removed_without(edges) for edges in circuits)]
-    with given.forward(executor) as forward:
+    with pool_of(workers) as pool, given.forward(pool) as forward:
         full, ablated, *found = forward.values(np.stack(removed)).mean(1).tolist()
     return [_ratio(value - ablated, full - ablated) for value in found]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.anatomy.padding import shown_positions, shown_rows
@@ -19,6 +18,7 @@ from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import CircuitError, describe
 from conewise.runs.captured import Captured
 from conewise.runs.inputs import inputs_like, is_text
+from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric, as_metric, expect_prompts
 from conewise.runs.reading import Reading
 from conewise.runs.run import baseline
@@ -136,15 +136,8 @@ class Asked:
     max_memory: int | None
 
     @contextmanager
-    def forward(self, executor: WorldsExecutor | None = None) -> Iterator[Forward]:
+    def forward(self, pool: WorldsExecutor | None = None) -> Iterator[Forward]:
         """The forward, by workers where there are some; weights and runs are checked before and after."""
-        if isinstance(executor, torch.nn.Module) or not (
-            executor is None or callable(getattr(executor, "forward", None))
-        ):
-            raise CircuitError(
-                f"`executor` is who evaluates worlds beyond this process, such as `cw.Processes(2)` or "
-                f"`cw.Ray(workers=4)`, and {describe(executor)} is none."
-            )
         facts = edge_facts(self.model)
         with ExitStack() as checked:
             checked.enter_context(kernels_of_passes(facts_of(self.model).device, None))
@@ -155,7 +148,14 @@ class Asked:
             is_fast = facts.parts.is_carried_unchanged and can_stack(self.base)
             kind = PrunedForward if is_fast else MaskedForward
             own = kind(facts, self.base, ablated, self.metric, self.max_memory)
-            yield own if executor is None else checked.enter_context(executor.forward(self, own))
+            yield own if pool is None else checked.enter_context(pool.forward(self, own))
+
+    @property
+    def carried(self) -> Any:
+        """What removed edges carry, as `asked` takes it."""
+        if self.ablation == "resample":
+            return self.source
+        return self.ablation if self.source is None else (self.ablation, self.source)
 
     @property
     def there(self) -> Mask:
@@ -191,16 +191,20 @@ def asked(
     base: Any,
     source: Any,
     metric: Any,
-    ablation: str = "resample",
     max_memory: int | str | None = None,
 ) -> Asked:
-    """Look at all that was given before anything is computed. Raises CircuitError, EdgeError, MetricError."""
+    """Look at all that was given before anything is computed. Raises CircuitError, EdgeError, MetricError.
+
+    `source` is what removed edges carry: what they do in a run (or inputs, or texts), "zero", "mean" (over
+    the base's prompts and positions), or `cw.mean(...)` over one batch.
+    """
+    model._capture_for(base)
     graph = graph_of(model)
     if isinstance(metric, list | tuple):
         raise CircuitError("a circuit is found and evaluated by one metric; give one, not a list.")
-    one = as_metric(metric)
-    runs = {"base": _run(model, base, "base"), "source": _run(model, source, "source")}
-    base, source = runs["base"], runs["source"]
+    one = as_metric(metric, model)
+    ablation, source = _carried(source)
+    base, source = _run(model, base, "base"), _run(model, source, "source")
     if base is None:
         raise CircuitError("there is no `base`: give the run whose behaviour is to be kept.")
     if base.edits:
@@ -212,6 +216,23 @@ def asked(
         _expect_alike(base, source, edge_facts(model).components.readers[-1].entry)
     expect_prompts(one, facts_of(model).read.prompts(base.inputs), "base")
     return Asked(model, graph, base, source, one, ablation, as_bytes(max_memory))
+
+
+def _carried(source: Any) -> tuple[str, Any]:
+    """Return what removed edges carry, as `Ablated` calls it, and the run that it is taken from."""
+    match source:
+        case "zero" | "mean":
+            return source, None
+        case ("mean", _):  # as workers are told of it
+            return source
+        case Intervention(described=("mean", False, [batch], _)):
+            return "mean", batch
+        case Intervention():
+            raise CircuitError(
+                f"removed edges carry what they do in a run, 'zero', 'mean' or `cw.mean(model, [batch])`, "
+                f"and {source.name} is none of these."
+            )
+    return "resample", source
 
 
 def _run(model: Captured, given: Any, name: str) -> Reading | None:

@@ -99,16 +99,14 @@ class Ablated:
 
     def __init__(self, facts: EdgeFacts, ablation: str, base: Reading, source: Reading | None) -> None:
         if ablation not in ABLATIONS:
-            raise CircuitError(
-                Argument("ablation", ablation), f" is none of {', '.join(map(repr, ABLATIONS))}."
-            )
+            raise CircuitError(f"{ablation!r} is none of {', '.join(map(repr, ABLATIONS))}.")
         if ablation == "resample" and source is None:
             raise CircuitError(
                 "an edge that is removed carries what the source has there, and there is no `source`. Give a "
                 "run on other prompts, or ",
-                Argument("ablation", "zero"),
+                Argument("source", "zero"),
                 " or ",
-                Argument("ablation", "mean"),
+                Argument("source", "mean"),
                 ".",
             )
         self.ablation = ablation

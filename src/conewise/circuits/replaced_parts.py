@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from conewise.anatomy.components import Components
+from conewise.anatomy.edges import Edges, as_positions, edges_of
 from conewise.circuits.readers import LiveStreams, ReaderValues
 from conewise.circuits.stream_parts import StreamParts
 from conewise.errors import EdgeError
@@ -20,6 +21,7 @@ from conewise.program.rehearsal import as_numpy
 from conewise.program.tensors import brought
 from conewise.program.walk import between
 from conewise.runs.captured import Captured
+from conewise.threads import gc_paused
 
 Tensor = torch.Tensor
 Mask = NDArray[np.bool_]
@@ -222,6 +224,18 @@ class EdgeFacts:
 
 
 _known: WeakKeyDictionary[Captured, dict[tuple[str, bool], EdgeFacts]] = WeakKeyDictionary()
+
+
+def model_edges(model: Captured, pos: int | Sequence[int] | None = None, stack: str = "") -> Edges:
+    """Return every edge between components of a model; see `Model.edges`."""
+    facts = edge_facts(model, stack)
+    key = stack, None if pos is None else as_positions(pos)
+    kept: dict[object, Edges] = vars(model).setdefault("_edges", {})
+    if key not in kept:
+        with gc_paused():
+            _ = facts.parts  # raises where what components wrote cannot be told apart
+            kept[key] = edges_of(facts.components, key[1])
+    return kept[key]
 
 
 def edge_facts(model: Captured, stack: str = "", *, reads_heads: bool = True) -> EdgeFacts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from conewise.anatomy.selectors import Cell, Choice, Spread, chosen
 from conewise.arguments import as_bytes, checked
 from conewise.checks.recheck import CellCheck
 from conewise.errors import BudgetError, PromptError, SweepError, describe
-from conewise.jobs.pool import Pool
+from conewise.jobs.runnable import How, Runnable
 from conewise.program.records import SIZES
 from conewise.program.tensors import Tensor
 from conewise.program.walk import run_sources
@@ -51,7 +51,7 @@ from conewise.sweeps.storage.result_data import decoded
 from conewise.sweeps.sweep import Sweep
 from conewise.templates import heading
 from conewise.text.tokens import AnswerReader, subject_positions
-from conewise.threads import one_thread
+from conewise.threads import Turn, one_thread
 
 DEVIATIONS = 3.0
 """The strength of noise="auto", in standard deviations of the embeddings: that of Meng et al., 2022."""
@@ -190,6 +190,82 @@ class Trace:
 
 @checked
 @one_thread
+class CausalTrace(Runnable[Trace]):
+    """A causal trace, to be planned and run: see `Model.causal_trace`."""
+
+    def __init__(
+        self,
+        corruption: Corruption,
+        spread: Spread,
+        metric: Sequence[Any],
+        story: Story | None,
+        *,
+        n: int,
+        window: int,
+        together: int | None,
+    ) -> None:
+        self.corruption, self.metric, self.story = corruption, metric, story
+        self.n, self.window, self.together, self._spread = n, window, together, spread
+
+    @property
+    def _turn(self) -> Turn:
+        return self.corruption.model._turn
+
+    def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
+        """Return what tracing takes, step by step; nothing of it is computed."""
+        sweep, budget = self._fitting(as_bytes(max_memory), evaluator)
+        return sweep.plan(budget, evaluator)
+
+    def _fitting(self, max_memory: int | None, evaluator: str) -> tuple[Sweep, int | None]:
+        """Return the sweep, with as many samples in a batch as fit, and what memory is left to its worlds."""
+        corruption, n = self.corruption, self.n
+        model, clean = corruption.model, corruption.clean
+        size = 1 if model.batch_is_fixed else min(self.together or n, n)
+        of_one = sum(model.estimated_bytes(clean.inputs).values())
+        sizes = [size]
+        if (
+            max_memory is not None and self.together is None
+        ):  # half for the corrupted runs, half for the worlds
+            sizes = [max(1, min(size, max_memory // (2 * of_one))), 1]
+        prompts = clean.inputs[corruption.embedding.input].shape[0]
+        for size in sizes:
+            corrupted = Corrupted(corruption, groups(n, size))
+            sweep = Sweep(
+                model,
+                [cell.places for cell in self._spread.cells],
+                base=corrupted if len(corrupted) > 1 else corrupted[0],
+                source=_restored(clean, prompts),
+                metric=[sampled(as_metric(one, model), prompts) for one in self.metric],
+            )
+            if max_memory is None:
+                return sweep, None
+            held = size * of_one
+            try:
+                sweep.plan(max(1, max_memory - held), evaluator)
+            except BudgetError as error:
+                if size == sizes[-1]:
+                    what = f"a world, with {size} corrupted run{'s' * (size > 1)} beside it,"
+                    raise no_room(held + error.least, max_memory, what) from None
+                continue
+            return sweep, max_memory - held
+        raise AssertionError
+
+    def _run(self, how: How, *, evaluator: str = "auto") -> Trace:
+        sweep, budget = self._fitting(how.max_memory, evaluator)
+        result = sweep._run(replace(how, max_memory=budget), evaluator=evaluator)
+        known = sweep.read_metrics(self.corruption.clean)
+        result = replace(
+            result,
+            spreads=(self._spread,),
+            source=known.mean(-1),
+            source_per_prompt=repeated_rows(known, self.n),
+            story=self.story,
+        )
+        return Trace(result, self.corruption.subject, self.corruption.scale, self.n, self.window)
+
+
+@checked
+@one_thread
 def causal_trace(
     model: Captured,
     inputs: str | Sequence[str] | Tensor | Mapping[str, Any] | Run,
@@ -198,35 +274,32 @@ def causal_trace(
     answer: str | Sequence[str] | None = None,
     metric: Any = None,
     kind: str = "resid_post",
+    layer: Choice = ":",
+    pos: Choice = ":",
     window: int = 1,
     noise: float | str = "auto",
-    samples: int = 10,
+    n: int = 10,
     seed: int = 0,
-    layers: Choice = ":",
-    positions: Choice = ":",
     together: int | None = None,
-    evaluator: str = "auto",
-    max_memory: int | str | None = None,
-    progress: bool | Callable[[int, int], None] | None = False,
-    executor: Pool | None = None,
-) -> Trace:
+) -> CausalTrace:
     """Trace the states that carry what the model knows of the subject (Meng et al., 2022).
 
     In the corrupted run, the embeddings at the positions `subject` have Gaussian noise added. For each
     layer and position, the clean state of that `kind` (resid_post, mlp_out, attn_out, ...) is put back,
     and the metric is read.
 
-    `inputs`: a text, where the model was captured with its tokenizer, or several of one length; or the
-    tokens, a mapping of the module's inputs, or their run. `subject`: the words of the text that noise is put
-    on, wherever they stand; or positions. `answer`: what should come next, in text, one for all prompts or
-    one for each; its probability is read. Without it, and without a `metric`, that is what the model itself
-    finds likeliest.
+    `inputs`: a text, where the model has its tokenizer, or several of one length; or the tokens, a mapping of
+    the module's inputs, or their run. `subject`: the words of the text that noise is put on, wherever they
+    stand; or positions. `answer`: what should come next, in text, one for all prompts or one for each; its
+    probability is read. Without it, and without a `metric`, that is what the model itself finds likeliest.
 
-    `window`: restore so many layers around each. `noise`: the standard deviation; "auto" is three times that
-    of the table of embeddings. `samples`: how often noise is drawn; sample i is the same for the same seed,
-    however many there are. `together`: how many samples are computed as one batch; all of them, or as many as
-    leave half of `max_memory` to the worlds, where that is given.
+    `layer` and `pos` choose the states, all of them unless said otherwise. `window`: restore so many layers
+    around each. `noise`: the standard deviation; "auto" is three times that of the table of embeddings. `n`:
+    how often noise is drawn; sample i is the same for the same seed, however many there are. `together`: how
+    many samples are computed as one batch; all of them, or as many as leave half of `max_memory` to the
+    worlds, where that is given. `run` also takes an `evaluator`: see `Sweep`.
     """
+    model._capture_for(inputs)
     texts = _texts(inputs)
     subject = _subject(model, texts, subject)
     read = _read(model, texts, answer, metric)
@@ -236,11 +309,11 @@ def causal_trace(
     said = said if answer is None else "the probability of the answer"
     embedding = find_embedding(model.program)
     scale = DEVIATIONS * embedding.deviation if noise == "auto" else _number(noise)
-    for name, value in (("samples", samples), ("window", window), ("together", together or 1)):
+    for name, value in (("n", n), ("window", window), ("together", together or 1)):
         if value < 1:
             raise SweepError(f"{name} is {value}; it is 1 or more.")
-    if samples > MOST_SAMPLES:
-        raise SweepError(f"samples is {samples}; it is {MOST_SAMPLES:,} or fewer.")
+    if n > MOST_SAMPLES:
+        raise SweepError(f"n is {n}; it is {MOST_SAMPLES:,} or fewer.")
     tokens = clean.inputs[embedding.input]
     layout = model.program.dimensions
     if layout.doubt or layout.is_unbatched or model.locate(embedding.node).view.axes[0] == "pos":
@@ -249,49 +322,14 @@ def causal_trace(
             f"the batch: {layout.doubt or 'here it is positions'}. Wrap the module so that it takes "
             "[batch, position]."
         )
-    prompts = tokens.shape[0]
     subjects = tuple(chosen(subject, tokens.shape[1], "pos", "the subject"))
     _expect_tokens(clean, embedding, subjects, "noise is put")
-    spread = _spread(model, clean, kind, window, layers, positions)
-    if isinstance(positions, int):
-        _expect_tokens(clean, embedding, [positions], "a state is restored")
+    spread = _spread(model, clean, kind, window, layer, pos)
+    if isinstance(pos, int):
+        _expect_tokens(clean, embedding, [pos], "a state is restored")
     corruption = Corruption(model, clean, embedding, subjects, scale, seed)
-    size = 1 if model.batch_is_fixed else min(together or samples, samples)
-    budget, of_one = as_bytes(max_memory), sum(model.estimated_bytes(clean.inputs).values())
-    sizes = [size]
-    if budget is not None and together is None:  # half for the corrupted runs, half for the worlds
-        sizes = [max(1, min(size, budget // (2 * of_one))), 1]
-    for size in sizes:
-        corrupted = Corrupted(corruption, groups(samples, size))
-        sweep = Sweep(
-            model,
-            [cell.places for cell in spread.cells],
-            base=corrupted if len(corrupted) > 1 else corrupted[0],
-            source=_restored(clean, prompts),
-            metric=[sampled(as_metric(one), prompts) for one in _listed(metric)],
-        )
-        if budget is None:
-            break
-        held = size * of_one
-        try:
-            sweep.plan(max(1, budget - held), evaluator)
-        except BudgetError as error:
-            if size == sizes[-1]:
-                what = f"a world, with {size} corrupted run{'s' * (size > 1)} beside it,"
-                raise no_room(held + error.least, budget, what) from None
-            continue
-        budget -= held
-        break
-    result = sweep.run(evaluator=evaluator, max_memory=budget, progress=progress, executor=executor)
-    known = sweep.read_metrics(clean)
-    result = replace(
-        result,
-        spreads=(spread,),
-        source=known.mean(-1),
-        source_per_prompt=repeated_rows(known, samples),
-        story=_story(clean, texts, subjects, [answer] if isinstance(answer, str) else [], said, seed),
-    )
-    return Trace(result, subjects, scale, samples, window)
+    story = _story(clean, texts, subjects, [answer] if isinstance(answer, str) else [], said, seed)
+    return CausalTrace(corruption, spread, _listed(metric), story, n=n, window=window, together=together)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from conewise.jobs.scheduling import DIED, Done, Failed, Share
 
 @checked
 class Processes(Pool):
-    """Runs sweeps in processes of this machine: `sweep.run(executor=cw.Processes(devices="cuda:0,cuda:1"))`.
+    """Runs sweeps in processes of this machine: `sweep.run(workers=cw.Processes(devices="cuda:0,cuda:1"))`.
 
     There is one worker for each of `devices`; without them, `workers` that compute where the model is. Each
     has `threads` threads. `max_memory` is what the chunks of one worker may take; a share that takes more is

@@ -30,7 +30,7 @@ PATIENCE = 30.0
 
 @checked
 class Ray(Pool):
-    """Runs sweeps on workers of Ray: `sweep.run(executor=cw.Ray(workers=4))`.
+    """Runs sweeps on workers of Ray: `sweep.run(workers=cw.Ray(workers=4))`.
 
     `address` is that of a cluster ("auto" finds the one of this machine, "ray://head:10001" another); None
     starts a local one, and ends it with `close` or with the process. That one listens on the loopback

@@ -104,9 +104,8 @@ def work_of(asked: Asked) -> Work:
     """Return a search as workers are told of it."""
     given = {
         "base": asked.base,
-        "source": asked.source,
+        "source": asked.carried,
         "metric": asked.metric,
-        "ablation": asked.ablation,
         "max_memory": asked.max_memory,
     }
     return Work(asked.model, packed((WorldsJob, given), asked.model))

@@ -161,6 +161,11 @@ class Captured:
                         f"from 0 to {rows - 1}. Tokenize with the model's own tokenizer."
                     )
 
+    @property
+    def is_captured(self) -> bool:
+        """True once the model is a graph; what `cw.load` gives is captured when it is first used."""
+        return True
+
     def _capture_for(self, given: Any) -> None:
         """Capture a model that was loaded, with the first inputs that it is given: here nothing waits."""
 

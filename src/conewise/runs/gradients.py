@@ -367,7 +367,7 @@ def located_places(model: Captured, places: Iterable[Place]) -> dict[Place, Loca
         if isinstance(place, EdgePlace):
             raise MissingSiteError(
                 f"{place} is an edge, and gradients are by sites. Attribute to edges with "
-                "`cw.attribution(model, edges, ..., method='eap')`."
+                "`model.attribute(edges, ..., method='eap')`."
             )
         if place not in found:
             found[place] = model.locate(place)

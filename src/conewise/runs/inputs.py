@@ -79,7 +79,7 @@ def tokens_of(tokenizer: Any, texts: str | Sequence[str]) -> Tensor:
         other = next(number for number, length in enumerate(lengths) if length != lengths[0])
         raise PromptError(
             f"the prompts have {min(lengths)} to {max(lengths)} tokens, and a batch has one length. Run them "
-            "apart, or ask about all of them at once with `cw.ask`.\n"
+            "apart, or ask about all of them at once with `model.ask(...)`.\n"
             f"  prompt 1:  {shown(found[0])}\n  prompt {other + 1}:  {shown(found[other])}"
         )
     return torch.tensor(found, dtype=torch.long)
@@ -89,9 +89,9 @@ def expect_tokenizer(model: Captured) -> None:
     """Raise PromptError where a model has no tokenizer at hand, and texts cannot be read."""
     if model.tokenizer is None:
         raise PromptError(
-            f"{model.name} was captured without its tokenizer, so texts cannot be given to it. Capture it "
-            "with one: `cw.capture(cw.load(name))`, or `cw.capture(module, ..., tokenizer=tokenizer)`; or "
-            "give tokens: `model.run(input_ids=...)`."
+            f"{model.name} was captured without its tokenizer, so texts cannot be given to it. Load it with "
+            "one: `cw.load(name)`, or capture it with one: `cw.capture(module, ..., tokenizer=tokenizer)`; "
+            "or give tokens: `model.run(input_ids=...)`."
         )
 
 

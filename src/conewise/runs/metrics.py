@@ -18,13 +18,14 @@ from conewise.anatomy.padding import aligned, length_of, reads_ahead, shown_posi
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import expect_few
 from conewise.arguments import checked
-from conewise.errors import MetricError, WeightsChangedError, describe
+from conewise.errors import MetricError, PromptError, WeightsChangedError, describe
 from conewise.jobs.digests import inputs_digest
 from conewise.jobs.identity import Keyed, expect_key
 from conewise.program.records import ATTENTION, Program
 from conewise.program.rehearsal import with_numbers
 from conewise.program.tensors import brought, copy_of
 from conewise.program.walk import described_fields, field_names, output_names
+from conewise.text.tokens import AnswerReader
 from conewise.threads import own_settings
 
 Tensor = torch.Tensor
@@ -49,6 +50,8 @@ class Metric:
     memory. `prompts` says for how many prompts it has answers, targets or a reference; None where any number
     will do. Where it is a number, `of_prompts(numbers)` is the same metric for some of these prompts, by
     number, in that order. `reference` is what a run that it compares with was computed with.
+
+    A metric of texts is none yet: `of_text(tokenizer)` is it.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Metric:
     behind: tuple[int, ...] = ()
     shown: Callable[[Tensor], Metric] | None = None
     reference: Reference | None = None
+    of_text: Callable[[Any], Metric] | None = None
 
 
 class Reference:
@@ -110,17 +114,43 @@ class Reference:
 
 
 Position = int | Sequence[int] | Tensor | None
-Token = int | Sequence[int] | Tensor
+Token = int | str | Sequence[int] | Sequence[str] | Tensor
+
+
+def _of_text(name: str, make: Callable[..., Metric], *given: Any) -> Metric | None:
+    """Return a metric that awaits the tokenizer of a model, where some tokens are texts; else None."""
+    listed = [list(one) if isinstance(one, list | tuple) else [one] for one in given]
+    if not any(isinstance(one, str) for own in listed for one in own):
+        return None
+
+    def of_text(tokenizer: Any) -> Metric:
+        reader = AnswerReader(tokenizer)
+        where = f"the metric {name!r}"
+        found = []
+        for own, one in zip(listed, given, strict=True):
+            tokens = [reader.token(text, "", where) if isinstance(text, str) else text for text in own]
+            found.append(tokens if isinstance(one, list | tuple) else tokens[0])
+        return make(*found)
+
+    def compute(_: Tensor) -> Tensor:
+        raise MetricError(f"the metric {name!r} is of texts, and is read in a model that has its tokenizer.")
+
+    return Metric(name, compute, of_text=of_text)
 
 
 @checked
 def logit_diff(answer: Token, wrong: Token, *, pos: Position = None, name: str = "logit_diff") -> Metric:
     """logit(answer) − logit(wrong) at the last position; one token for all prompts, or one for each.
 
+    Tokens are numbers, or texts (" Mary") that the tokenizer of the model reads, each of one token.
+
     The last position is the last one that the attention mask shows. `pos` is another one, for all prompts or
     one for each: from 0 it counts the columns of the batch, padding included; −1 is each prompt's last. Where
     attention is not causal, `pos` has to be given.
     """
+    awaiting = _of_text(name, lambda one, other: logit_diff(one, other, pos=pos, name=name), answer, wrong)
+    if awaiting is not None:
+        return awaiting
     answer, wrong = _tokens(answer, "answer"), _tokens(wrong, "wrong")
 
     def compute(logits: Tensor) -> Tensor:
@@ -152,6 +182,8 @@ def logit_diff(answer: Token, wrong: Token, *, pos: Position = None, name: str =
 @checked
 def logit(token: Token, *, pos: Position = None, name: str = "logit") -> Metric:
     """The logit of a token at the last position, or at `pos`: see `logit_diff`."""
+    if (awaiting := _of_text(name, lambda one: logit(one, pos=pos, name=name), token)) is not None:
+        return awaiting
     tokens = _tokens(token, "token")
 
     def compute(logits: Tensor) -> Tensor:
@@ -176,6 +208,8 @@ def logit(token: Token, *, pos: Position = None, name: str = "logit") -> Metric:
 @checked
 def prob(token: Token, *, pos: Position = None, name: str = "prob") -> Metric:
     """The probability of a token at the last position, or at `pos`: see `logit_diff`."""
+    if (awaiting := _of_text(name, lambda one: prob(one, pos=pos, name=name), token)) is not None:
+        return awaiting
     tokens = _tokens(token, "token")
 
     def compute(logits: Tensor) -> Tensor:
@@ -441,10 +475,17 @@ def nodes_read(program: Program, metric: Metric) -> tuple[str, ...]:
     return named
 
 
-def as_metric(given: Any) -> Metric:
+def as_metric(given: Any, model: Any = None) -> Metric:
     """A metric as it is, or a plain function of the module's outputs as a metric."""
     if isinstance(given, Metric):
-        return given
+        if given.of_text is None or model is None:
+            return given
+        if model.tokenizer is None:
+            raise PromptError(
+                f"the metric {given.name!r} is of texts, and {model.name} has no tokenizer to read them "
+                "with. Give token ids, or load the model with `cw.load(...)`."
+            )
+        return given.of_text(model.tokenizer)
     if callable(given):
         name = getattr(given, "__name__", "metric")
         return Metric("metric" if name == "<lambda>" else name, given, last=False, whole=True)

@@ -46,7 +46,7 @@ class Analyses(Values):
         where an operation has no derivative, or where the metric is no function that torch differentiates.
         """
         with self.checked_once():
-            return gradients_of(self._tape(), as_metric(metric), sites, self.inputs)
+            return gradients_of(self._tape(), as_metric(metric, self.model), sites, self.inputs)
 
     @recording()
     def backward_cost(self, metric: Any, sites: SelectorLike, *, weights: bool = False) -> BackwardCost:
@@ -63,7 +63,9 @@ class Analyses(Values):
                 "any. Ask the run that it is a fork of."
             )
         with self.checked_once():
-            return backward_cost_of(self._tape(), as_metric(metric), sites, self.inputs, weights=weights)
+            return backward_cost_of(
+                self._tape(), as_metric(metric, self.model), sites, self.inputs, weights=weights
+            )
 
     def decompose(
         self, by: str = "head", at: PlaceLike | None = None, *, stack: str = "", tokenizer: Any = None
@@ -95,7 +97,7 @@ class Analyses(Values):
         read at every position. Where logits are capped (Gemma 2), the factor that the cap comes to for each
         logit is frozen too.
         """
-        metric = as_metric(metric)
+        metric = as_metric(metric, self.model)
         expect_linear(metric)
         prompts = Outputs(self.model.program).prompts(self.inputs)
         expect_prompts(metric, prompts, "this run")

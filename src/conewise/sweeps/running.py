@@ -179,7 +179,7 @@ class SweepJob(Job[Numbers]):
 
     def elsewhere(self) -> tuple[Any, dict[str, Any]]:
         """Return what makes the same of a worker's own model."""
-        return SweepComputing.of, {"kind": type(self.sweep), "asked": self.sweep.asked()}
+        return SweepComputing.of, {"kind": type(self.sweep), "asked": self.sweep._asked()}
 
     def stored(self) -> Request:
         """Return what identifies the sweep."""

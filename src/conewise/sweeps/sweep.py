@@ -29,9 +29,7 @@ from conewise.arguments import Count, as_bytes, checked, expect
 from conewise.checks.recheck import Rerun
 from conewise.errors import BudgetError, NoEffectWarning, SweepError
 from conewise.jobs.job import run_job, run_jobs
-from conewise.jobs.pool import Pool
-from conewise.jobs.processes import Processes
-from conewise.jobs.progress import Shown
+from conewise.jobs.runnable import How, Runnable
 from conewise.jobs.store import Request
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor, expect_precision
@@ -97,7 +95,7 @@ def _part_shape(found: Located, facts: ShapeFacts) -> tuple[int, ...]:
 
 @checked
 @one_thread
-class Sweep:
+class Sweep(Runnable[Result]):
     """Patch every cell in a world of its own, and read the metric there.
 
     `base` is the run that is changed, `source` where the values come from (a run, or an intervention).
@@ -106,6 +104,14 @@ class Sweep:
 
     `precision="tf32"` multiplies float32 on a CUDA device in TF32, as a wavefront; nothing does so unasked.
     `precision="split"` multiplies it in three bfloat16 parts where that is faster, at about its error.
+
+    `run` takes, beside what every job takes: `evaluator` ("auto", "serial", "wavefront"); `verify`, to check
+    so many random cells against plain full forwards of the module; `plan`, one that `plan` made, which has
+    its evaluator and its budget: another `evaluator`, or a `max_memory` that is too small for it, is refused.
+    Finished chunks are stored in `out` as they finish, and a run that goes on has the chunks that it was cut
+    into. The ledger of the result has the seconds of each phase. The weights have to be those that base and
+    source were made with: all their bits are read at the end, at the start where they were not read before,
+    and before anything is stored. Raises WeightsChangedError where one changed.
     """
 
     @_unreported()
@@ -128,7 +134,7 @@ class Sweep:
         self.precision = precision
         self.selectors = as_selectors(sites)
         self.metrics = tuple(
-            as_metric(one) for one in (metric if isinstance(metric, list | tuple) else [metric])
+            as_metric(one, model) for one in (metric if isinstance(metric, list | tuple) else [metric])
         )
         names = [one.name for one in self.metrics]
         if not names:
@@ -241,7 +247,7 @@ class Sweep:
                 raise SweepError(f"no cell {number}: there are {len(self.cells)}, from 0.")
             picked.append(number)
         sites = [[self._as_given(place) for place in self.cells[number].places] for number in picked]
-        return Sweep(self.model, **{**self.asked(), "sites": sites})
+        return Sweep(self.model, **{**self._asked(), "sites": sites})
 
     def _as_given(self, place: Place) -> Place | SourcedCell:
         """A place as it was given: with its own source, where it has one."""
@@ -300,7 +306,7 @@ class Sweep:
         self.facts.expect_weights(now)
         self._batches.expect_weights(now)
 
-    def asked(self) -> dict[str, Any]:
+    def _asked(self) -> dict[str, Any]:
         """What this sweep was given, as `Sweep` takes it beside the model."""
         given = self._batches.all_given()
         bases, sources = [base for base, _ in given], [source for _, source in given]
@@ -334,52 +340,16 @@ class Sweep:
 
     # -- run ---------------------------------------------------------------------------------
 
+    @checked
     @_unreported()
     @within_memory("this sweep")
-    def run(
-        self,
-        *,
-        evaluator: str = "auto",
-        max_memory: int | str | None = None,
-        out: str | Path | None = None,
-        resume: bool = False,
-        progress: bool | Callable[[int, int], None] | None = None,
-        verify: Count = 0,
-        plan: SweepPlan | None = None,
-        executor: Pool | None = None,
-        device: str | None = None,
+    def _run(
+        self, how: How, *, evaluator: str = "auto", verify: Count = 0, plan: SweepPlan | None = None
     ) -> Result:
-        """Run the plan: the one that is given, or else the one that `plan` would make.
-
-        A plan that is given has its evaluator and its budget; another `evaluator` or a `max_memory` that is
-        too small for it is refused.
-        `out`: a folder; finished chunks are stored there as they finish, and `resume=True` goes on where a
-        run was cut off, with the chunks that it was cut into. `progress`: True shows a bar on stderr, False
-        nothing; None shows one if stderr is a terminal or a notebook and the run takes more than a second; a
-        function is called with (cells done, cells in all). `verify`: check so many random cells against
-        plain full forwards of the module. The ledger of the result has the seconds of each phase.
-        `executor`: workers that run it beyond this process, such as `cw.Ray(workers=4)`;
-        `device="cuda:0,cuda:1"` is short for `cw.Processes(devices=["cuda:0", "cuda:1"])`.
-
-        The weights have to be those that base and source were made with: all their bits are read at the end,
-        at the start where they were not read before, and before anything is stored. Raises
-        WeightsChangedError where one changed.
-        """
-        phases = Phases(PHASES)
-        options = Options.of(evaluator, as_bytes(max_memory), plan)
-        if device is not None:
-            if executor is not None:
-                raise SweepError(
-                    "`executor` and `device` both say who runs this sweep; leave one of them out."
-                )
-            with Processes(devices=device.split(",")) as processes:
-                return self.run(
-                    evaluator=evaluator, max_memory=max_memory, out=out, resume=resume, progress=progress,
-                    verify=verify, plan=plan, executor=processes,
-                )  # fmt: skip
-
-        job = SweepJob(self, options)
-        numbers = run_job(job, out, resume=resume, progress=progress, workers=executor, phases=phases)
+        job, phases = SweepJob(self, Options.of(evaluator, how.max_memory, plan)), Phases(PHASES)
+        numbers = run_job(
+            job, how.out, resume=how.resume, progress=how.progress, workers=how.workers, phases=phases
+        )
         result = self._result(numbers, job.weights.whole)
         return replace(result, verification=result.verify(n=verify)) if verify else result
 
@@ -449,14 +419,8 @@ def expect_each(plan: Callable[[int], object], numbers: Iterable[int]) -> None:
         raise max(refused, key=lambda error: error.least)
 
 
-def run_together(
-    sweeps: Sequence[Sweep],
-    executor: Pool,
-    options: Options,
-    folders: Sequence[str | Path | None],
-    *,
-    resume: bool,
-    progress: Shown,
+def swept_together(
+    sweeps: Sequence[Sweep], folders: Sequence[str | Path | None], how: How, options: Options
 ) -> list[Result]:
     """Return the results of several sweeps of one model by workers: shares of all of them stand in one line.
 
@@ -464,5 +428,5 @@ def run_together(
     """
     jobs = [SweepJob(sweep, options) for sweep in sweeps]
     with _unreported():
-        found = run_jobs(jobs, folders, resume=resume, progress=progress, workers=executor)
+        found = run_jobs(jobs, folders, resume=how.resume, progress=how.progress, workers=how.workers)
     return [sweep._result(one, jobs[0].weights.whole) for sweep, one in zip(sweeps, found, strict=True)]

@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from conewise.anatomy.edges import Edges
 from conewise.anatomy.places import Place
 from conewise.anatomy.selectors import (
@@ -23,12 +21,13 @@ from conewise.anatomy.selectors import (
     with_named,
 )
 from conewise.arguments import checked
+from conewise.circuits.replaced_parts import edge_facts, model_edges
 from conewise.errors import Argument, PromptError, PromptWarning, SiteError, SweepError, describe
-from conewise.model import Model, capture
 from conewise.program.calls import forward_parameters
-from conewise.program.export import unwrapped
+from conewise.runs.captured import Captured
+from conewise.runs.interventions import Intervention
 from conewise.text.prompts import Pair, TokenizedPrompts, as_pairs, tokenize
-from conewise.text.questions import Question, default_direction, expect_asked, noise_scale
+from conewise.text.questions import Question, default_direction, expect_asked
 
 PATTERN = "a0.*->*<k>"
 """Edges as people write them: from the heads of layer 0 into keys."""
@@ -37,7 +36,7 @@ _NAME = re.compile(r"\s*(?P<name>[^\[\],]+?)\s*(?:\[(?P<part>[^\[\]]*)\])?\s*(?:
 _CHOICE = re.compile(r"-?\d+|-?\d*:-?\d*(?::-?\d*)?")
 
 
-def selected(text: str, pos: str | None, model: Model) -> Selectors:
+def selected(text: str, pos: str | None, model: Captured) -> Selectors:
     """Sites by their names, every layer and head of a kind unless its part says otherwise.
 
     `pos` chooses positions of all of them.
@@ -54,7 +53,7 @@ def selected(text: str, pos: str | None, model: Model) -> Selectors:
     return found
 
 
-def chosen_edges(text: str, pos: str | None, model: Model, lengths: Collection[int]) -> Edges:
+def chosen_edges(text: str, pos: str | None, model: Captured, lengths: Collection[int]) -> Edges:
     """The edges that a pattern stands for, at the positions `pos` of prompts of these lengths."""
     writer, arrow, reader = (word.strip() for word in text.partition("->"))
     if not arrow or not (writer or reader):
@@ -63,7 +62,7 @@ def chosen_edges(text: str, pos: str | None, model: Model, lengths: Collection[i
             f"anything, as {PATTERN!r}.",
         )
     if pos is None:
-        return model.edges().select(writer=writer or "*", reader=reader or "*")
+        return model_edges(model).select(writer=writer or "*", reader=reader or "*")
     choice = as_choice(pos)
     picked = {length: chosen(choice, length, "pos", "the edges") for length in sorted(set(lengths))}
     positions = next(iter(picked.values()))
@@ -79,7 +78,7 @@ def chosen_edges(text: str, pos: str | None, model: Model, lengths: Collection[i
                 " out.",
             )
         positions = list(next(iter(from_end)))
-    return model.edges(pos=positions).select(writer=writer or "*", reader=reader or "*")
+    return model_edges(model, positions).select(writer=writer or "*", reader=reader or "*")
 
 
 def written(text: str) -> list[tuple[str, dict[str, Choice]]]:
@@ -116,7 +115,7 @@ def as_choice(text: str) -> Choice:
     return int(bare) if re.fullmatch(r"-?\d{1,18}", bare) else bare  # more digits are out of any range
 
 
-def _usual(model: Model, name: str, pos: str | None) -> dict[str, Choice]:
+def _usual(model: Captured, name: str, pos: str | None) -> dict[str, Choice]:
     """Return the usual choice along each axis: every layer, every head."""
     layers = model.sites.layers(name) if name in model.sites.kinds else ()
     first = model.each_call([Place(name, layers[0] if layers else None)])[0]
@@ -140,70 +139,65 @@ Prompts = str | Path | Mapping[str, Any] | Pair | Iterable[Mapping[str, Any] | P
 
 @checked
 def ask(
-    model: Model | nn.Module,
+    model: Captured,
     prompts: Prompts | Any,
     *,
     sites: SelectorLike = HEADS,
     metric: Any = "logit_diff",
-    patch: str = "source",
+    source: Any = None,
     direction: str | None = None,
-    scale: float | None = None,
     precision: str | None = None,
-    seed: int = 0,
-    tokenizer: Any = None,
     batch_size: int | None = None,
     as_written: bool = False,
 ) -> Question:
-    """Ask what every site does to a model's answers, over prompts of any lengths, and return the `Question`.
+    """Ask what every site does to the model's answers, over prompts of any lengths: a `Question`.
 
-    `model` is what `cw.load` gives, or a model that was captured with its tokenizer, or a module with its
-    `tokenizer`. `prompts` are a file (JSON, JSON lines or CSV), a DataFrame, a row or a list of rows
+    `prompts` are a file (JSON, JSON lines or CSV), a DataFrame, a row or a list of rows
     `{clean, corrupted, answers, wrong_answers}`; `corrupted` may be left out where no run of it is read, and
-    then a list of texts will do.
+    then a list of texts will do. The model has a tokenizer: `cw.load` gives one, and so does
+    `cw.capture(module, tokenizer=...)`.
 
     `sites` are those of `model.sweep`, or a text as on the command line: "z,mlp_out", "z[layer=2:5, head=0]",
     "resid_pre[pos=:]", "a0.*->*<k>" for edges; by default every head. `metric` is "logit_diff", "prob" or
-    "kl", all at the last position, or a metric or function as for `model.sweep`. `patch` is what is put
-    there: "source" (the other prompt's values), "zero", "mean" (over all prompts and positions) or "noise"
-    (of standard deviation `scale`, 1 unless given). `direction` is "denoise" (clean values into the corrupted
-    run; the default for "source") or "noise" (the other way round; the default for the others).
+    "kl", all at the last position, or a metric or function as for `model.sweep`. `source` is what is put
+    there: the values of the other prompt of each pair, unless it is "zero", "mean" (over all prompts and
+    positions) or `cw.noise(...)`. `direction` is "denoise" (clean values into the corrupted run; the default
+    where they come from the other prompt) or "noise" (the other way round; the default for the others).
 
     The prompts are grouped by length, at most `batch_size` in a group. All that is asked is looked at here:
     what cannot be asked raises PromptError, SiteError, SweepError or MetricError, and nothing is run. Words
     that the tokenizer does not know, and answers that were read with another space, are told by a
     PromptWarning.
     """
+    patch, scale, seed = put_of(source)
     direction = default_direction(patch) if direction is None else direction
-    scale = noise_scale(patch, scale)
-    if seed and patch != "noise":
-        raise SweepError(f"seed={seed} is that of noise, and patch={patch!r} draws none: leave it out.")
-    own = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    if not isinstance(model, Model | nn.Module):
+    if model.tokenizer is None:
         raise PromptError(
-            "a question is asked of a model: what `cw.load` gives, what `cw.capture` gives, or a module, and "
-            f"this is {describe(model)}."
-        )
-    if own is None:
-        raise PromptError(
-            "texts are asked of a model with its tokenizer, and there is none. Give what `cw.load` gives, or "
-            "`tokenizer=`."
+            "texts are asked of a model with its tokenizer, and there is none. Load it with `cw.load(...)`, "
+            "or capture it with `cw.capture(module, tokenizer=...)`."
         )
     pairs = as_pairs(prompts, needs_both=reads_corrupted(patch, direction))
-    read = tokenize(pairs, own, batch_size=batch_size, as_written=as_written)
+    read = tokenize(pairs, model.tokenizer, batch_size=batch_size, as_written=as_written)
     for note in read.notes:
         warnings.warn(f"{note}.", PromptWarning, stacklevel=3)
-    expect_asked(read, direction, patch, metric, scale, seed)
-    model = captured_for(model, read, own)
+    expect_asked(model, read, direction, patch, metric, scale, seed)
+    capture_with(model, read)
     return Question(
-        model,
-        read,
-        sites_of(model, sites, read),
-        direction,
-        patch,
-        metric,
-        scale,
-        seed,
-        precision,
+        model, read, sites_of(model, sites, read), direction, patch, metric, scale, seed, precision
+    )
+
+
+def put_of(source: Any) -> tuple[str, float, int]:
+    """Return what a question puts at its sites: "source", "zero", "mean" or "noise", with scale and seed."""
+    if source is None or (isinstance(source, str) and source in {"zero", "mean"}):
+        return source or "source", 1.0, 0
+    if isinstance(source, Intervention) and source.described[:1] == ("noise",):
+        _, scale, seed = source.described
+        return "noise", scale, seed
+    raise SweepError(
+        f"the source of a question is the other prompt of each pair, 'zero', 'mean' or `cw.noise(...)`, "
+        f"and {describe(source)} is none of them. Leave `source` out for the other prompt, or "
+        "give any source to `model.sweep`."
     )
 
 
@@ -212,7 +206,7 @@ def reads_corrupted(patch: str, direction: str | None) -> bool:
     return patch == "source" or direction == "denoise"
 
 
-def sites_of(model: Model, sites: SelectorLike, prompts: TokenizedPrompts) -> Selectors | Edges:
+def sites_of(model: Captured, sites: SelectorLike, prompts: TokenizedPrompts) -> Selectors | Edges:
     """Sites as people give them: selectors, places, edges, names, or a text as on the command line."""
     if isinstance(sites, str):
         return (
@@ -220,25 +214,17 @@ def sites_of(model: Model, sites: SelectorLike, prompts: TokenizedPrompts) -> Se
             if "->" in sites
             else selected(sites, None, model)
         )
-    found = with_named(sites, model.components, model.locate, model.each_call)
+    components = lambda stack: edge_facts(model, stack).components  # noqa: E731
+    found = with_named(sites, components, model.locate, model.each_call)
     return found if isinstance(found, Edges) else as_selectors(found)
 
 
-def captured_for(given: Model | nn.Module, prompts: TokenizedPrompts, tokenizer: Any = None) -> Model:
-    """A model that is captured; one that was loaded is captured with the first of these prompts.
-
-    Raises PromptError for a module that does not read one text.
-    """
-    model = given if isinstance(given, Model) else None
-    module: Any = unwrapped(given.module if isinstance(given, Model) else given)
-    name = type(module).__name__ if model is None else model.label
-    if model is None or not model.is_captured:
-        expect_reads_text(module, name)
-    if model is None:
-        return capture(module, prompts.pairs[prompts.groups[0][0]].clean, tokenizer=tokenizer)
+def capture_with(model: Captured, prompts: TokenizedPrompts) -> None:
+    """Capture a model that was loaded, with the first of these prompts; see `expect_reads_text`."""
+    if not model.is_captured:
+        expect_reads_text(model.module, model.label)
     # Two prompts show what many would: a capture computes its example.
     model._capture_for([prompts.pairs[number].clean for number in prompts.groups[0][:2]])
-    return model
 
 
 def expect_reads_text(module: Any, name: str) -> None:

@@ -20,13 +20,12 @@ import torch
 
 from conewise.anatomy.places import EdgePlace
 from conewise.anatomy.selectors import POSITIONS, Cell, SelectorLike, Selectors, as_selectors
-from conewise.arguments import Count, Samples, as_bytes, checked
-from conewise.attributing.attribution import estimated, estimated_together, planned
+from conewise.arguments import Count, Samples, checked
+from conewise.attributing.attribution import Attribution, attributed_together
 from conewise.attributing.pieces import HYBRID, AttributionPlan
 from conewise.errors import Argument, MetricError, MissingSiteError, PromptError, SweepError
-from conewise.jobs.pool import Pool
-from conewise.jobs.progress import PassedOn, Shown, bar
-from conewise.model import Model
+from conewise.jobs.progress import PassedOn, bar
+from conewise.jobs.runnable import How, Runnable
 from conewise.program.calls import forward_parameters
 from conewise.program.export import eager
 from conewise.program.tensors import Tensor
@@ -46,7 +45,7 @@ from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.result import Result
 from conewise.sweeps.running import Options, calibrate
 from conewise.sweeps.storage.result_data import ResultData
-from conewise.sweeps.sweep import Sweep, expect_each, run_together
+from conewise.sweeps.sweep import Sweep, expect_each, swept_together
 from conewise.text.answer import (
     Answer,
     HeldOut,
@@ -83,7 +82,7 @@ def noise_scale(patch: str, scale: float | None) -> float:
 
 
 def expect_asked(
-    prompts: TokenizedPrompts, direction: str, patch: str, metric: Any, scale: Any, seed: Any
+    model: Captured, prompts: TokenizedPrompts, direction: str, patch: str, metric: Any, scale: Any, seed: Any
 ) -> None:
     """Raise where prompts cannot be asked so: what is known of that before there is a model."""
     if direction not in DIRECTIONS:
@@ -97,7 +96,7 @@ def expect_asked(
     if isinstance(metric, str):
         prompts.expect_answers(metric)
     else:
-        made = as_metric(metric)
+        made = as_metric(metric, model)
         if made.prompts not in {None, len(prompts.pairs)}:
             raise MetricError(
                 f"the metric {made.name!r} is made for {made.prompts} prompts, and {len(prompts.pairs)} were "
@@ -165,9 +164,13 @@ def forward_seconds(model: Captured, inputs: Sequence[Mapping[str, Tensor]], tim
     return (time.perf_counter() - started) / times
 
 
+Alone = Callable[[Sweep, How], Result]
+Together = Callable[[Sequence[Sweep], Sequence[Path | None], How], Sequence[Result]]
+
+
 @checked
 @dataclass(frozen=True)
-class Question:
+class Question(Runnable[Answer]):
     """The effect of every site on the metric, when `patch` is put there in one run of each pair.
 
     `direction`: "denoise" changes the corrupted run and takes values from the clean one, "noise" the other
@@ -180,7 +183,7 @@ class Question:
     MetricError or InputMismatchError for what cannot be asked.
     """
 
-    model: Model
+    model: Captured
     prompts: TokenizedPrompts
     sites: SelectorLike
     direction: str = "denoise"
@@ -191,11 +194,11 @@ class Question:
     precision: str | None = None
 
     def __post_init__(self) -> None:
-        expect_asked(self.prompts, self.direction, self.patch, self.metric, self.scale, self.seed)
+        expect_asked(self.model, self.prompts, self.direction, self.patch, self.metric, self.scale, self.seed)
         facts = facts_of(self.model)
         expect_vocabulary(self.model, self.prompts)
         if not isinstance(self.metric, str):
-            expect_tokens(self.model, as_metric(self.metric))
+            expect_tokens(self.model, as_metric(self.metric, self.model))
         for group in range(len(self.prompts.groups)):
             for run in ("clean", "corrupted"):
                 bound(self.model, (), self.prompts.inputs_of(group, run, facts.input_device))
@@ -331,7 +334,7 @@ class Question:
         """Return the metric of one group."""
         if isinstance(self.metric, str):
             return self.prompts.metric(group, self.metric, clean)
-        metric = as_metric(self.metric)
+        metric = as_metric(self.metric, self.model)
         if metric.prompts is None or metric.of_prompts is None:
             return metric
         return metric.of_prompts(self.prompts.groups[group])
@@ -339,7 +342,7 @@ class Question:
     @property
     def metric_name(self) -> str:
         """The name of the metric."""
-        return self.metric if isinstance(self.metric, str) else as_metric(self.metric).name
+        return self.metric if isinstance(self.metric, str) else as_metric(self.metric, self.model).name
 
     @cached_property
     def _put(self) -> Any:
@@ -377,108 +380,43 @@ class Question:
                 progress(done, len(self.prompts.pairs))
         return whole_plan(plans)
 
-    @one_thread
-    def run(
-        self,
-        *,
-        evaluator: str = "auto",
-        max_memory: int | str | None = None,
-        out: str | Path | None = None,
-        resume: bool = False,
-        progress: Shown = None,
-        verify: Count = 0,
-        executor: Pool | None = None,
-    ) -> Answer:
-        """Run every sweep; see `Sweep.run`. The answer has the prompts in the order of `prompts.pairs`.
+    def _run(self, how: How, *, evaluator: str = "auto", verify: Count = 0) -> Answer:
+        """Run every sweep. Several groups are stored in folders of their own in `out`."""
+        if not how.resume:  # a run that is resumed stays cut as it was
+            self._expect_room(lambda sweep: sweep.plan(how.max_memory, evaluator), how.max_memory)
 
-        With several groups, each is stored in a folder of its own in `out`; the workers of `executor` run all
-        groups together.
-        """
-        groups = range(len(self.prompts.groups))
-        folders = [None if out is None else self.folder_of(Path(out), group) for group in groups]
-        if not resume:  # a run that is resumed stays cut as it was
-            self._expect_room(lambda sweep: sweep.plan(max_memory, evaluator), max_memory)
-        with bar(progress, len(groups) * len(self.cells), facts_of(self.model).device) as tell:
-            if executor is None:
-                results = []
-                for group in groups:
-                    with self._swept(group) as sweep:
-                        result = sweep.run(
-                            evaluator=evaluator,
-                            max_memory=max_memory,
-                            out=folders[group],
-                            resume=resume,
-                            progress=PassedOn(tell),
-                            verify=verify,
-                        )
-                    results.append(self._of_group(result))
-            else:
-                sweeps = [self.sweep(group) for group in groups]
-                options = Options(evaluator, as_bytes(max_memory), None)
-                results = run_together(
-                    sweeps, executor, options, folders, resume=resume, progress=PassedOn(tell)
-                )
-                if verify:
-                    results = [replace(one, verification=one.verify(n=verify)) for one in results]
-        whole = results[0] if len(results) == 1 else whole_result(results, self.prompts.groups)
+        def alone(sweep: Sweep, how: How) -> Result:
+            return sweep._run(how, evaluator=evaluator)
+
+        def together(sweeps: Sequence[Sweep], folders: Sequence[Path | None], how: How) -> list[Result]:
+            return swept_together(sweeps, folders, how, Options.of(evaluator, how.max_memory, None))
+
+        whole = self._in_groups(how, alone, together, verify)
         return Answer.of(whole, self, self.story())
 
-    def attribution_plan(
-        self, method: str, steps: int | None = None, max_memory: int | str | None = None
-    ) -> tuple[AttributionPlan, ...]:
-        """Plan the estimation for each group of prompts: see `conewise.attribution_plan`."""
-        found = []
-        for group in range(len(self.prompts.groups)):
-            with self._swept(group) as sweep:
-                found.append(planned(sweep, method, steps, max_memory))
-        return tuple(found)
-
-    def attribute(
-        self,
-        method: str,
-        steps: int | None = None,
-        seed: int = 0,
-        *,
-        max_memory: int | str | None = None,
-        out: str | Path | None = None,
-        resume: bool = False,
-        progress: Shown = None,
-        executor: Pool | None = None,
-    ) -> Result:
-        """Estimate what every sweep would find, by gradients: see `conewise.attribution`.
-
-        With several groups, each is stored in a folder of its own in `out`; the workers of `executor` run all
-        groups together, but those of "hybrid" one behind the other.
-        """
+    def _in_groups(self, how: How, alone: Alone, together: Together | None, verify: int = 0) -> Result:
+        """The results of all groups as one: group by group here, all of them together by workers."""
         groups = range(len(self.prompts.groups))
-        folders = [None if out is None else self.folder_of(Path(out), group) for group in groups]
-        self._expect_room(lambda sweep: planned(sweep, method, steps, max_memory), max_memory)
+        folders = [None if how.out is None else self.folder_of(Path(how.out), group) for group in groups]
         results: list[Result] = []
-        if executor is not None and method != HYBRID:
-            sweeps = [self.sweep(group) for group in groups]
-            results += estimated_together(
-                sweeps, method, steps, executor, folders,
-                max_memory=max_memory, resume=resume, progress=progress,
-            )  # fmt: skip
-        else:
-            with bar(progress, len(groups) * len(self.cells), facts_of(self.model).device) as tell:
+        with bar(how.progress, len(groups) * len(self.cells), facts_of(self.model).device) as tell:
+            if how.workers is not None and together is not None:
+                how = replace(how, progress=PassedOn(tell))
+                results += together([self.sweep(group) for group in groups], folders, how)
+            else:
                 for group in groups:
                     with self._swept(group) as sweep:
-                        found = estimated(
-                            sweep,
-                            method,
-                            steps,
-                            seed=seed,
-                            max_memory=max_memory,
-                            out=folders[group],
-                            resume=resume,
-                            progress=False,
-                            executor=executor,
-                        )
-                    tell(len(self.cells))
+                        found = alone(sweep, replace(how, out=folders[group], progress=PassedOn(tell)))
+                        if verify:
+                            found = replace(found, verification=found.verify(n=verify))
                     results.append(self._of_group(found))
-        whole = results[0] if len(results) == 1 else whole_result(results, self.prompts.groups)
-        return replace(whole, story=self.story())
+            if verify and results[0].verification is None:
+                results = [replace(one, verification=one.verify(n=verify)) for one in results]
+        return results[0] if len(results) == 1 else whole_result(results, self.prompts.groups)
+
+    def attribute(self, method: str, *, steps: int | None = None, seed: int = 0) -> QuestionAttribution:
+        """Estimate by gradients what every sweep would find: a job, see `Model.attribute`."""
+        return QuestionAttribution(self, method, steps, seed)
 
     # -- on some of the prompts ----------------------------------------------------------------
 
@@ -499,7 +437,7 @@ class Question:
         return self._of(sorted(order[:cut])), self._of(sorted(order[cut:]))
 
     def _of(self, numbers: Sequence[int]) -> Question:
-        metric = self.metric if isinstance(self.metric, str) else as_metric(self.metric)
+        metric = self.metric if isinstance(self.metric, str) else as_metric(self.metric, self.model)
         if isinstance(metric, Metric) and metric.prompts is not None and metric.of_prompts is not None:
             metric = metric.of_prompts(numbers)
         # Positions mean what they mean in all of the prompts, also where some have one length.
@@ -518,7 +456,7 @@ class Question:
         if self.source is None:
             raise SweepError(
                 f"faithfulness is how far patches go from the base to the source, and {self.patch!r} has no "
-                "source. Ask with patch='source'."
+                "source. Leave `source` out when you ask."
             )
         if any(isinstance(place, EdgePlace) for cell in self.cells for place in cell.places):
             raise SweepError(
@@ -583,6 +521,46 @@ class Question:
             ],
             "groups": [list(group) for group in self.prompts.groups],
         }
+
+
+@checked
+@dataclass(frozen=True)
+class QuestionAttribution(Runnable[Result]):
+    """What every site does to the metric of a question, estimated by gradients: see `Question.attribute`."""
+
+    question: Question
+    method: str
+    steps: int | None = None
+    seed: int = 0
+
+    @property
+    def _turn(self) -> Turn:
+        return self.question._turn
+
+    def _of(self, sweep: Sweep) -> Attribution:
+        return Attribution(sweep, self.method, self.steps, seed=self.seed)
+
+    @one_thread
+    def plan(self, max_memory: int | str | None = None) -> tuple[AttributionPlan, ...]:
+        """Return what estimating takes, for each group of prompts; nothing is computed."""
+        found = []
+        for group in range(len(self.question.prompts.groups)):
+            with self.question._swept(group) as sweep:
+                found.append(self._of(sweep).plan(max_memory))
+        return tuple(found)
+
+    def _run(self, how: How, **own: Any) -> Result:
+        question, budget = self.question, how.max_memory
+
+        def alone(sweep: Sweep, how: How) -> Result:
+            return self._of(sweep)._run(how, **own)
+
+        def together(sweeps: Sequence[Sweep], folders: Sequence[Path | None], how: How) -> Sequence[Result]:
+            return attributed_together([self._of(sweep) for sweep in sweeps], folders, how)
+
+        question._expect_room(lambda sweep: self._of(sweep).plan(budget), budget)
+        whole = question._in_groups(how, alone, None if self.method == HYBRID else together)
+        return replace(whole, story=question.story())
 
 
 def _counts_from_end(index: Any) -> bool:

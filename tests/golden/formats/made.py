@@ -105,11 +105,11 @@ def long_sweep(captured: Model) -> Sweep:
 
 def attribute(captured: Model, **options: Any) -> Approximation:
     """Edges by gradients."""
-    return cw.attribution(captured, captured.edges(), **pair(), method="eap", **options)
+    return captured.attribute(captured.edges(), **pair(), method="eap", **options).run()
 
 
 def search(captured: Model, **options: Any) -> Circuit:
-    return cw.acdc(captured, **pair(), threshold=0.25, **options)
+    return captured.find_circuit(**pair(), threshold=0.25, **options).run()
 
 
 def evaluate(circuit: Circuit) -> Evaluation:

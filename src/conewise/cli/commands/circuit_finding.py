@@ -125,9 +125,9 @@ def circuit(
     with (
         interruptible(storing.out, command),
         status.warnings_as_notes(),
-        fleet_of(fleet, loading) as executor,
+        fleet_of(fleet, loading) as workers,
     ):
-        search = _Search(question, finding, max_memory, progress_for(status, progress), executor)
+        search = _Search(question, finding, max_memory, progress_for(status, progress), workers)
         threshold = search.threshold()
         if stored is not None:
             stored.begin(search.described(threshold), command)
@@ -213,14 +213,14 @@ def _print_plan(
                 simulation = simulated(question, fleet, RunOptions(max_memory=max_memory))
             lines = shown
         else:
-            from conewise.circuits.acdc import acdc_plan
+            from conewise.circuits.acdc import search_plan
             from conewise.circuits.forwards import asked
 
-            found = acdc_plan(question.model, metric=question.sweep(0).metrics[0])
+            found = search_plan(question.model, question.sweep(0).metrics[0])
             body, show = plan_of_search_json(found), partial(show_search_plan, plan=found)
             if fleet.simulate:
                 runs = _Search(question, finding, max_memory).runs
-                simulation = simulated_search(asked(question.model, **runs), fleet)
+                simulation = simulated_search(asked(question.model, **runs, max_memory=max_memory), fleet)
             lines = search_shown
     if as_json:
         beside = {} if simulation is None else {"simulation": simulation}
@@ -241,7 +241,7 @@ class _Search:
     finding: FindOptions
     max_memory: str | None
     progress: Any = None
-    executor: Pool | None = None
+    workers: Pool | None = None
 
     @property
     def runs(self) -> dict[str, Any]:
@@ -251,17 +251,15 @@ class _Search:
         is_resampled = self.finding.ablation is Ablation.RESAMPLE
         return {
             "base": batch.base,
-            "source": batch.source if is_resampled else None,
+            "source": batch.source if is_resampled else self.finding.ablation.value,
             "metric": sweep.metrics[0],
-            "ablation": self.finding.ablation.value,
-            "max_memory": self.max_memory,
         }
 
     def threshold(self) -> float | None:
         """The threshold that was given, or the usual one; None where edges are counted."""
         from conewise.circuits.evaluation import evaluate
 
-        known = evaluate(self.question.model, (), **self.runs, minimality=False)
+        known = evaluate(self.question.model, (), **self.runs, max_memory=self.max_memory, minimality=False)
         span = abs(known.full - known.ablated)
         if not span > 0:
             raise CommandError(
@@ -296,27 +294,17 @@ class _Search:
 
         is_acdc = self.finding.method is Method.ACDC
         out = None if stored is None else stored.folder / (SEARCH if is_acdc else EDGES)
-        resume = stored is not None and stored.resume
+        how: dict[str, Any] = {
+            "out": out,
+            "resume": stored is not None and stored.resume,
+            "max_memory": self.max_memory,
+            "workers": self.workers,
+            "progress": self.progress,
+        }
         if is_acdc:
-            from conewise.circuits.acdc import acdc
-
             assert threshold is not None
-            return acdc(
-                self.question.model,
-                **self.runs,
-                threshold=threshold,
-                out=out,
-                resume=resume,
-                progress=self.progress,
-                executor=self.executor,
-            )
-        result = self.question.run(
-            max_memory=self.max_memory,
-            out=out,
-            resume=resume,
-            progress=self.progress,
-            executor=self.executor,
-        )
+            return self.question.model.find_circuit(**self.runs, threshold=threshold).run(**how)
+        result = self.question.run(**how)
         return result.circuit(
             top=self.finding.top,
             threshold=threshold,
@@ -328,7 +316,7 @@ class _Search:
         """The circuit with its evaluation, its curve and its story."""
         from conewise.cli.folders import FoundCircuit
 
-        how = {**self.runs, "executor": self.executor}
+        how = {**self.runs, "max_memory": self.max_memory, "workers": self.workers}
         evaluation = circuit.evaluate(**how, minimality=self.finding.minimality)
         curve = circuit.curve(**how)
         story = self.question.story(command=command)

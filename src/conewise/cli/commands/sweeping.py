@@ -177,7 +177,7 @@ def run_question(
         if not stored.is_begun:
             # What cannot run leaves no folder that is taken.
             if how.method is not None:
-                question.attribution_plan(how.method, how.steps, how.max_memory)
+                question.attribute(how.method, steps=how.steps).plan(how.max_memory)
             else:
                 question.plan(how.max_memory, how.evaluator.value, status.counter("prompts planned"))
         asked = question.described()
@@ -191,8 +191,8 @@ def run_question(
         return f"{counting.done} of {cells} cells"
 
     with interruptible(how.out, command, done), status.warnings_as_notes():
-        with fleet_of(how, how) as executor:
-            result = _run(question, how, cells, counting, executor)
+        with fleet_of(how, how) as workers:
+            result = _run(question, how, cells, counting, workers)
         finish(question, result, shell_command(command), how, stored, status, name=name, unit=options.unit)
 
 
@@ -224,27 +224,22 @@ def _expect_estimable(how: SweepOptions) -> None:
 
 
 def _run(
-    question: Question, how: SweepOptions, cells: int, counting: CellCounter, executor: Pool | None
+    question: Question, how: SweepOptions, cells: int, counting: CellCounter, workers: Pool | None
 ) -> Result:
     """Run the question, or estimate its effects, with progress."""
     from conewise.jobs.progress import bar
     from conewise.sweeps.planning.planner import facts_of
 
-    kept: dict[str, Any] = {"resume": how.resume, "progress": counting, "executor": executor}
+    kept: dict[str, Any] = {"resume": how.resume, "max_memory": how.max_memory}
+    kept |= {"workers": workers, "progress": counting}
     if how.method is not None:
         out = None if how.method == "hybrid" else how.out
-        return question.attribute(how.method, how.steps, how.seed, max_memory=how.max_memory, out=out, **kept)
+        return question.attribute(how.method, steps=how.steps, seed=how.seed).run(out=out, **kept)
     is_drawn = sys.stderr.isatty() and (not how.quiet if how.progress is None else how.progress)
     drawn = bar(None, cells, facts_of(question.model).device) if is_drawn else nullcontext()
     with drawn as advance:
         counting.advance = advance
-        return question.run(
-            evaluator=how.evaluator.value,
-            max_memory=how.max_memory,
-            verify=how.verify,
-            out=how.out,
-            **kept,
-        )
+        return question.run(evaluator=how.evaluator.value, verify=how.verify, out=how.out, **kept)
 
 
 def finish(

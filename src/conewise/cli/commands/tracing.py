@@ -80,10 +80,8 @@ def trace(
             show_default="three times that of the embeddings",
         ),
     ] = None,
-    samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=1, help="How often noise is drawn.")
-    ] = 10,
-    layers: Annotated[str, typer.Option("--layers", metavar="CHOICE", help="':', '4:8' or '6'.")] = ":",
+    n: Annotated[int, typer.Option("--n", metavar="N", min=1, help="How often noise is drawn.")] = 10,
+    layer: Annotated[str, typer.Option("--layer", metavar="CHOICE", help="':', '4:8' or '6'.")] = ":",
     pos: opt.Pos = ":",
     *,
     running: RunOptions,
@@ -98,7 +96,6 @@ def trace(
         expect_writable_file(results.report, "--report")
     status = Status(output.quiet)
     loaded = ModelName(model, loading).load(status)
-    from conewise.circuits.tracing import causal_trace
     from conewise.text.ask import as_choice
     from conewise.text.prompts import Pair, tokenize
     from conewise.text.tokens import subject_positions
@@ -110,18 +107,19 @@ def trace(
     metric = "logit_diff" if wrong_answers else "prob"
     noised = subject_positions(prompt, subject, loaded.tokenizer)  # before the model is captured
     captured(loaded, status, prompts)
-    traced = causal_trace(
-        loaded,
+    job = loaded.causal_trace(
         prompt,
         subject=noised,
         metric=prompts.metric(0, metric),
         kind=kind,
         window=window,
         noise="auto" if noise is None else noise,
-        samples=samples,
+        n=n,
         seed=running.seed,
-        layers=as_choice(layers),
-        positions=as_choice(":" if pos is None else pos),
+        layer=as_choice(layer),
+        pos=as_choice(":" if pos is None else pos),
+    )
+    traced = job.run(
         evaluator=running.evaluator.value,
         max_memory=running.max_memory,
         progress=progress_for(status, results.progress),

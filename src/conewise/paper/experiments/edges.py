@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conewise.anatomy.components import Components, Reader
-from conewise.circuits.acdc import Search, acdc_plan
+from conewise.circuits.acdc import Search, search_plan
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.greedy import Candidate, Greedy, Mask, Spent
 from conewise.circuits.replaced_parts import edge_facts
@@ -244,7 +244,7 @@ def _searched(name: str) -> list[Row]:
     targets = facts_of(model).targets((metric,))
     sites = [one.node for one in readers]
     every = [at for at in range(len(readers) - 1, -1, -1) for _ in range(readers[at].writers)]
-    plan = acdc_plan(model, metric=metric)
+    plan = search_plan(model, metric)
     tried, kept = decisions(circuit, readers)
     cost = greedy_cost(model.graph, sites, tried, kept, targets)
     most = greedy_cost(model.graph, sites, every, (), targets).total

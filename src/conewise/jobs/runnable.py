@@ -1,0 +1,67 @@
+"""What every job that a model returns has in common: `plan()` says what it takes, `run()` computes it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from conewise.arguments import as_bytes, checked
+from conewise.jobs.pool import Pool
+from conewise.threads import Turn, one_thread
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a job is run; see `Runnable.run`."""
+
+    out: str | Path | None = None
+    resume: bool = False
+    max_memory: int | None = None
+    workers: int | str | Pool | None = None
+    progress: bool | Callable[[int, int], None] | None = None
+
+
+@checked
+@one_thread
+class Runnable(ABC, Generic[R_co]):
+    """A job: something that is asked of a model, and is computed when `run` is called."""
+
+    @property
+    @abstractmethod
+    def _turn(self) -> Turn:
+        """The turn of the thread that uses the model."""
+
+    @abstractmethod
+    def plan(self, max_memory: int | str | None = None) -> Any:
+        """Return what the job takes; nothing of it is computed."""
+
+    @abstractmethod
+    def _run(self, how: How, **own: Any) -> R_co:
+        """Run it; `own` are the options that only this kind of job has."""
+
+    def run(
+        self,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+        max_memory: int | str | None = None,
+        workers: int | str | Pool | None = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+        **own: Any,
+    ) -> R_co:
+        """Compute the job, and return its result, which `save` writes to a folder and `cw.open` opens again.
+
+        `out`: a folder, in which everything is stored as soon as it is computed; with `resume=True` a run
+        that was cut off goes on there. `max_memory`: what may be held beside the model and the runs, as a
+        number of bytes or a text such as "4GiB". `workers`: who computes it beyond this process: a number of
+        processes, "ray" for a cluster of Ray on this machine, the address of one, `cw.Processes(...)` or
+        `cw.Ray(...)`. `progress`: True shows a bar on stderr, False nothing; None shows one if stderr is a
+        terminal or a notebook and the run takes more than a second; a function is called with (done, of how
+        many). `own` are the options that this kind of job has besides; its own page says which.
+        """
+        return self._run(How(out, resume, as_bytes(max_memory), workers, progress), **own)
