@@ -237,7 +237,7 @@ REFUSED: dict[str, Callable[[Model, Path], object]] = {
     "edges from before": lambda model, _: model.sweep(before("edges"), **GIVEN).run(progress=False),
     "paths": lambda model, _: model.paths("m0", "logits", **GIVEN),
     "acdc": lambda model, _: model.find_circuit(**GIVEN, threshold=0.1).run(),
-    "the plan of acdc": lambda model, _: cw.acdc_plan(model, metric=METRIC),
+    "the plan of acdc": lambda model, _: model.find_circuit(**GIVEN, threshold=0.1).plan(),
     "a circuit": lambda model, _: before("circuit").bind(model),
     "its evaluation": lambda *_: before("circuit").evaluate(**GIVEN),
     "its curve": lambda *_: before("circuit").curve(**GIVEN, n=2),
