@@ -220,9 +220,9 @@ def measure(name: str, case: Any, threshold: float, arguments: argparse.Namespac
     options: dict[str, Any] = {"base": base, "source": source, "metric": metric, "threshold": threshold}
     ours, theirs, row = [], [], {}
     for _ in range(arguments.rounds):
-        search = Search(model, **options, max_memory=arguments.max_memory)
+        search = Search(model, **options)
         start = synchronized(device)
-        circuit = search.run()
+        circuit = search.run(max_memory=arguments.max_memory)
         ours.append(synchronized(device) - start)
         if arguments.whole or name == "tiny":
             start = synchronized(device)

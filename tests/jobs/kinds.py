@@ -40,12 +40,12 @@ def sweep(metric: Any = METRIC, **how: Any) -> Any:
 
 
 def attribution(metric: Any = METRIC, **how: Any) -> Any:
-    return model().attribute(HEADS, base=SEVERAL, source=SEVERAL[::-1], metric=metric, **how).run()
+    return model().attribute(HEADS, base=SEVERAL, source=SEVERAL[::-1], metric=metric).run(**how)
 
 
 def search(metric: Any = METRIC, **how: Any) -> Any:
     base, source = SEVERAL[:2]
-    return model().find_circuit(base=base, source=source, metric=metric, threshold=0.05, **how).run()
+    return model().find_circuit(base=base, source=source, metric=metric, threshold=0.05).run(**how)
 
 
 def groups(metric: Any = METRIC, **how: Any) -> Any:
