@@ -132,13 +132,13 @@ def model_json(model: Model) -> dict[str, str]:
 def captured(model: Model, status: Status, prompts: TokenizedPrompts | None = None) -> None:
     """Capture a model that was loaded, with the first of these prompts where there are some."""
     with status.doing(f"capturing {model.label} as a graph"), status.warnings_as_notes():
-        from conewise.text.ask import captured_for, expect_reads_text
+        from conewise.text.ask import capture_with, expect_reads_text
 
         if prompts is None:
             expect_reads_text(model.module, model.label)
             model._capture_for(None)
         else:
-            captured_for(model, prompts)
+            capture_with(model, prompts)
 
 
 LOCAL = "local"
