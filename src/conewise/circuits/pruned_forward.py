@@ -205,7 +205,7 @@ class PrunedForward:
         self._stack: _Stack | None = None
         self._budget, self._held = max_memory, self._bytes_held(ablated)
         own = {stage.number: self._there[None, stage.rows] for stage in self.stages}
-        if max_memory is not None and not self._fits(own, self._base):
+        if max_memory is not None and self._upper_bytes(own, self._base) > max_memory:
             expect_room(max(self._least(), self.peak_bytes(own)), max_memory)
 
     @property
@@ -326,11 +326,14 @@ class PrunedForward:
 
     def _fits(self, own: Mapping[int, Mask], state: _State) -> bool:
         """Return True if the memory suffices for these worlds at once; it is rehearsed where that is near."""
-        if self._budget is None:
+        if self._budget is None or self._upper_bytes(own, state) <= self._budget:
             return True
+        return self.peak_bytes(own, state) <= self._budget
+
+    def _upper_bytes(self, own: Mapping[int, Mask], state: _State) -> int:
+        """Return more than these worlds hold at once, with what is held for all of them."""
         worlds = len(next(iter(own.values())))
-        bound = self._held + state.bytes + worlds * self._bound(min(own), state.removed & ~self._there)
-        return bound <= self._budget or self.peak_bytes(own, state) <= self._budget
+        return self._held + state.bytes + worlds * self._bound(min(own), state.removed & ~self._there)
 
     @property
     def few(self) -> int:
