@@ -263,7 +263,7 @@ CALLS: dict[str, Any] = {
             "gradients": lambda of, given: cw.gradients(of, "y", given),
             "gradients of several": lambda of, given: cw.gradients(of, "y", [given]),
         }.items()
-        for given in (torch.tensor(1.0), np.array(1.0), [[]])
+        for given in cast(Any, (torch.tensor(1.0), np.array(1.0), [[]]))
     },
     **{
         f"values {given!r}": lambda given=given: cw.World.partial(graph(), given)

@@ -51,25 +51,27 @@ class Adapted(nn.Module):
 class Quantised(Tensor):
     """A tensor that wraps another one, of the same shape, and knows no operation but `detach`."""
 
-    inner: Tensor
+    held: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Quantised:
-        found: Quantised = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
-        found.inner = inner
+        found: Quantised = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        found.held = inner
         return found
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner"], None
+        return ["held"], None
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], *_: object) -> Quantised:
-        return Quantised(inner["inner"])
+        return Quantised(inner["held"])
 
     @classmethod
-    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub is that of the one that is switched off
+        cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if operation is torch.ops.aten.detach.default:
-            return cls(args[0].inner)
+            return cls(args[0].held)
         raise NotImplementedError(f"{operation} of quantised numbers")
 
 

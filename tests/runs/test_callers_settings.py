@@ -130,6 +130,7 @@ def test_metrics_and_saved_results_under_a_default_device(tmp_path: Path) -> Non
         )
         saved = found.save(tmp_path / "saved")
         again = cw.open(saved)
+        assert isinstance(again, cw.Result)
         assert torch.equal(found.values, result.values)
         assert torch.equal(again.values, result.values)
         assert torch.equal(again.statistics().low, result.statistics().low)
