@@ -57,7 +57,7 @@ def graph() -> cw.Graph:
 
 
 def ablated() -> dict[str, Any]:
-    return {"base": base(), "metric": cw.logit(3), "ablation": "zero"}
+    return {"base": base(), "metric": cw.logit(3), "source": "zero"}
 
 
 HALF = "a \ud800 b"
@@ -202,7 +202,7 @@ CALLS: dict[str, Any] = {
             "curve": lambda **given: cw.Circuit.from_scores(
                 model(), {"input->m1": 1.0, "m1->logits": 1.0}, top=2
             ).curve(**ablated(), **given),
-            "acdc": lambda **given: model().find_circuit(**ablated(), threshold=1.0, **given).run(),
+            "acdc": lambda **given: model().find_circuit(**ablated(), threshold=1.0).run(**given),
         }.items()
     },
     **{
@@ -230,9 +230,6 @@ CALLS: dict[str, Any] = {
     },
     "seed that draws nothing, attribution": lambda: (
         model().attribute("z", base=base(), source="zero", metric=cw.logit(3), seed=7).run()
-    ),
-    "seed that draws nothing, question": lambda: model().ask(
-        [TEXT], metric=cw.logit(3), seed=7, source="zero"
     ),
     **{
         f"log {log!r}": lambda log=log: cw.Circuit.made(model(), ["input->m0"], log=log)

@@ -86,7 +86,7 @@ def test_a_search_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("ablation", ["resample", "zero", "mean"])
 def test_the_exact_method_keeps_the_edges_with_the_largest_effects(tmp_path: Path, ablation: str) -> None:
     folder = tmp_path / "run"
-    words = ("circuit", "tiny", *PAIR, "--method", "exact", "--ablation", ablation, "--out", str(folder))
+    words = ("circuit", "tiny", *PAIR, "--method", "exact", "--source", ablation, "--out", str(folder))
     told = Done(*words, "--top", "12", "--json", "--no-minimality").json("circuit")
     model, asked = library()
     source: Any = asked["source"] if ablation == "resample" else ablation

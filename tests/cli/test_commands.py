@@ -145,7 +145,7 @@ def test_cone_draws_what_a_patch_recomputes(tmp_path: Path) -> None:
 
 
 def test_trace_restores_one_state_at_a_time(tmp_path: Path) -> None:
-    words = ("--prompt", CLEAN, "--subject", "Mary", "--answer", "Mary", "--samples", "2")
+    words = ("--prompt", CLEAN, "--subject", "Mary", "--answer", "Mary", "--n", "2")
     done = forked("trace", "tiny", *words, "--verify", "2", "--report", "trace.html", "--json", cwd=tmp_path)
     told = valid("trace", done.stdout)
     assert [told["tokens"][at].strip() for at in told["subject"]] == ["Mary"]

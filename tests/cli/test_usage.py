@@ -43,7 +43,7 @@ from tests.damage import LONG, count, drawn_from
 from tests.doors import all_ours
 from tests.text.written import write_pairs
 
-TRACE = ("trace", "tiny", "--prompt", CLEAN, "--subject", "John", "--answer", " Mary", "--samples", "1")
+TRACE = ("trace", "tiny", "--prompt", CLEAN, "--subject", "John", "--answer", " Mary", "--n", "1")
 EVERY = (
     "sweep",
     "plan",
@@ -298,7 +298,7 @@ def test_a_file_that_is_none_is_refused_before_the_run_and_stays(
             "John",
             "--answer",
             " Mary",
-            "--samples",
+            "--n",
             "1",
             "--report",
         ),
@@ -484,7 +484,6 @@ def test_an_option_is_declared_once_and_shared() -> None:
         "--method",  # how effects are estimated; how a circuit is found
         "--out",  # the folder of a run, of a demo, of the reproduced experiments
         "--output",  # a drawing; a page
-        "--samples",  # of inputs; of noise
         "--top",  # how many are shown; how many edges a circuit has
     }
 
@@ -547,8 +546,8 @@ def test_numbers_without_end_and_paths_that_cannot_be_are_refused() -> None:
     assert "there is no folder" in refused("report", long)
     assert "cannot write into --out" in refused("sweep", "tiny", "--out", long)
     words = ("trace", "tiny", "--prompt", CLEAN, "--subject", "John", "--answer", "Mary")
-    assert "samples is 1000000000; it is 1,000,000 or fewer" in refused(*words, "--samples", "1000000000")
-    assert Done(*words, "--window", "1000000000", "--samples", "1").code == 0
+    assert "n is 1000000000; it is 1,000,000 or fewer" in refused(*words, "--n", "1000000000")
+    assert Done(*words, "--window", "1000000000", "--n", "1").code == 0
     assert Done("verify", "tiny", "--seed", str(2**70)).code == 0
 
 

@@ -531,7 +531,7 @@ class FindOptions:
     ablation: Annotated[
         Ablation,
         _finding(
-            "--ablation",
+            "--source",
             "What removed edges carry: what they do on the corrupted prompt, nothing, or their mean.",
         ),
     ] = Ablation.RESAMPLE

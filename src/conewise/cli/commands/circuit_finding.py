@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 HELP = """Find the circuit of a task: the edges between components that the model needs for it.
 
 The circuit has to do what the model does on the clean prompt; edges that are not in it carry what they do on
-the corrupted one (--ablation). It is evaluated: how much of the metric it keeps, what is left without it,
+the corrupted one (--source). It is evaluated: how much of the metric it keeps, what is left without it,
 which of its edges is needed least. --report writes a page with the layered picture, --out keeps the search
 and the circuit.
 
@@ -264,7 +264,7 @@ class _Search:
         if not span > 0:
             raise CommandError(
                 f"{known.metric} is {known.full:.4g} whether all edges are there or none, so there is "
-                "nothing that a circuit could do. Give other prompts, another --metric or another --ablation."
+                "nothing that a circuit could do. Give other prompts, another --metric or another --source."
             )
         if self.finding.top is not None:
             return None
