@@ -24,7 +24,7 @@ INTERNAL = {
         "planned read_by_patches_at support"
     ),
     "Run": "edits expect_same_weights identity_parts made_with read trusted value_at world",
-    "Sweep": "asked batch expect_room forget of_cells read_metrics rerun targets",
+    "Sweep": "batch expect_room forget of_cells read_metrics rerun targets",
     "World": "approve follow",
 }
 """What other rooms call, and people have no use for."""
