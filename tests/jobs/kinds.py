@@ -53,10 +53,16 @@ def groups(metric: Any = METRIC, **how: Any) -> Any:
     return question(pairs(), metric=name).run(max_memory="300kB", **how)
 
 
+def trace(metric: Any = METRIC, **how: Any) -> Any:
+    made = model().causal_trace(ids(1, batch=1), subject=[1, 2], metric=metric, n=3, together=1)
+    return made.run(**how)
+
+
 KINDS = {
     "sweep": Kind(sweep, lambda found: 3 * len(found.cells)),
     "attribution": Kind(attribution, lambda found: 3 * len(found.cells)),
     "search": Kind(search, lambda found: len(found.log), "decisions"),
+    "trace": Kind(trace, lambda found: 3 * len(found.result.cells)),
     "groups": Kind(groups, lambda found: 2 * len(found.cells)),
 }
 
