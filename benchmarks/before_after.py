@@ -123,9 +123,13 @@ def edges() -> Any:
 
 def acdc() -> Any:
     """A search for a circuit of the small model."""
+    import conewise as cw
+
     model, base, source, metric = tiny()
-    circuit = model.find_circuit(base=base, source=source, metric=metric, threshold=0.01).run(progress=False)
-    return [float(len(circuit.edges))]
+    given = {"base": base, "source": source, "metric": metric, "threshold": 0.01}
+    if hasattr(cw, "acdc"):  # the name until 0.1.0
+        return [float(len(cw.acdc(model, progress=False, **given).edges))]
+    return [float(len(model.find_circuit(**given).run(progress=False).edges))]
 
 
 def atp() -> Any:
@@ -139,10 +143,13 @@ def eap() -> Any:
 
 
 def attributed(sites: Callable[[Any], Any], method: str) -> Any:
+    import conewise as cw
 
     case = gpt2()
-    given = {"base": case.base, "source": case.source, "metric": case.metric}
-    return case.model.attribute(sites(case), method=method, **given).run(progress=False).values.flatten()
+    given = {"base": case.base, "source": case.source, "metric": case.metric, "method": method}
+    if hasattr(cw, "attribution"):  # the name until 0.1.0
+        return cw.attribution(case.model, sites(case), progress=False, **given).values.flatten()
+    return case.model.attribute(sites(case), **given).run(progress=False).values.flatten()
 
 
 def lens() -> Any:
