@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+import tempfile
 import warnings
 from inspect import CO_OPTIMIZED
 from pathlib import Path
@@ -62,7 +63,14 @@ def traced(code: str) -> Trace:
     """Execute `code`, silently, and return what it entered."""
     trace = Trace()
     silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with silence[0], silence[1], warnings.catch_warnings():
+    # The example saves its result in the current folder.
+    with (
+        silence[0],
+        silence[1],
+        warnings.catch_warnings(),
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+    ):
         warnings.simplefilter("ignore")
         sys.setprofile(trace)
         try:
