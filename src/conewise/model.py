@@ -70,9 +70,6 @@ class Model(Captured):
     `cw.capture(model, input_ids=..., attention_mask=...)`.
     """
 
-    origin: str = ""
-    """Where the weights came from, in words; empty where a module was captured."""
-
     @classmethod
     def _loaded(cls, module: Any, tokenizer: Any, label: str, origin: str) -> Model:
         """A model that is captured when it is first used."""
@@ -96,8 +93,10 @@ class Model(Captured):
 
     def _capture_for(self, given: Any) -> None:
         """Capture a loaded model, with the first inputs that it is given; a captured one stays as it is."""
-        if self.is_captured:
-            return
+        if not self.is_captured:
+            self._capture_now(given)
+
+    def _capture_now(self, given: Any) -> None:
         with one_module():
             if self.is_captured:
                 return  # another thread did so meanwhile

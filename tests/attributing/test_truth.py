@@ -178,7 +178,9 @@ def test_a_hybrid_has_the_exact_top_and_says_which_cells_are_exact(tmp_path: Any
     )
     assert mixed.provenance["attribution"]["exact"] == list(mixed.exact)
     assert mixed.plan.node_evaluations == mixed.ledger.node_evaluations > plain.plan.node_evaluations
-    assert cw.open(mixed.save(tmp_path / "mixed")).method == mixed.method
+    opened = cw.open(mixed.save(tmp_path / "mixed"))
+    assert isinstance(opened, cw.Approximation)
+    assert opened.method == mixed.method
     assert model.attribute(HEADS, **asked(), method="hybrid", top=2, n=4).run().method.startswith("hybrid")
     with pytest.raises(SweepError, match="n is a number of cells of at least 2"):
         model.attribute(HEADS, **asked(), method="hybrid", n=1).run()

@@ -45,7 +45,7 @@ def test_a_circuit_comes_back_to_its_model_from_both_kinds_of_files(
 
 
 def test_what_a_search_found_is_written_as_eap_ig_reads_it(tmp_path: Path) -> None:
-    model = run_of("gpt2", 0).model
+    model = model_of("gpt2")
     asked: dict[str, Any] = {"base": run_of("gpt2", 0), "source": run_of("gpt2", 1), "metric": cw.logit(3)}
     circuit = model.find_circuit(**asked, threshold=0.1).run()
     theirs = cw.Circuit.load(circuit.save(tmp_path / "eap.json", format="eap"), model)

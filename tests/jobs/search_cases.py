@@ -75,7 +75,7 @@ class Here(Pool):
             "max_memory": asked.max_memory,
         }
         self._model = asked.model
-        self.seats: list[_Seat] = [self._seat() for _ in range(self.workers)]
+        self.seats: list[_Seat] = [self._own_seat() for _ in range(self.workers)]
         begin = own.begin
 
         def counted(removed: Mask) -> Numbers:
@@ -89,7 +89,7 @@ class Here(Pool):
         for seat in self.seats:
             seat.job.rest()
 
-    def _seat(self) -> _Seat:
+    def _own_seat(self) -> _Seat:
         self._count += 1
         return _Seat(f"worker {self._count}", WorldsJob(self._model, **self._given))
 
@@ -110,8 +110,8 @@ class Here(Pool):
         except Exception as error:  # noqa: BLE001
             return [(seat, Failed(OWN, str(error)))]
 
-    def replace(self, seat: Any) -> _Seat:
-        own = self._seat()
+    def replace(self, seat: Any) -> Any:
+        own = self._own_seat()
         self.seats[self.seats.index(seat)] = own
         return own
 

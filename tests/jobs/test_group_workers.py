@@ -44,8 +44,8 @@ def test_groups_are_run_together_with_the_bits_of_a_local_run(fleet: Any, tmp_pa
 @pytest.mark.parametrize("method", ["atp", "hybrid"])
 def test_groups_are_attributed_to_together(fleet: Any, method: str) -> None:
     asked = question(pairs())
-    local = asked.attribute(method)
-    found = asked.attribute(method, workers=fleet)
+    local = asked.attribute(method).run()
+    found = asked.attribute(method).run(workers=fleet)
     assert torch.equal(found.per_prompt, local.per_prompt)
     assert found.method == local.method
     if method == "atp":

@@ -619,7 +619,7 @@ def test_smollm2_identifies_the_indirect_object(smollm2: Model) -> None:
     assert smollm2.tokenizer is not None
 
     def ids(text: str) -> list[int]:
-        found: list[int] = smollm2.tokenizer(text).input_ids  # type: ignore[misc]
+        found: list[int] = smollm2.tokenizer(text).input_ids
         return found
 
     prompt = "When Mary and John went to the store, {} gave a drink to"

@@ -11,7 +11,8 @@ import torch
 
 from conewise.errors import DecompositionError
 from conewise.runs import figures
-from conewise.runs.figures import escaped, heatmap, save_image
+from conewise.runs.figures import heatmap, save_image
+from conewise.templates import escaped
 
 
 def test_kaleido_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

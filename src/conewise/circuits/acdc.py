@@ -128,7 +128,7 @@ class Search(Runnable[Circuit]):
         as_bytes(max_memory)
         return search_plan(self.asked.model, self.asked.metric)
 
-    def _run(self, how: How) -> Circuit:  # type: ignore[override]
+    def _run(self, how: How) -> Circuit:
         if how.workers is not None and not self.speculative:
             raise CircuitError(
                 "with speculative=False candidates are evaluated one at a time, and there is nothing that "

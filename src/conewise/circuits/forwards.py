@@ -223,8 +223,8 @@ def _carried(source: Any) -> tuple[str, Any]:
     match source:
         case "zero" | "mean":
             return source, None
-        case ("mean", _):  # as workers are told of it
-            return source
+        case ("mean", batch):  # as workers are told of it
+            return "mean", batch
         case Intervention(described=("mean", False, [batch], _)):
             return "mean", batch
         case Intervention():

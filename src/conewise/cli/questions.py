@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from conewise.circuits.forwards import Asked
     from conewise.jobs.pool import Pool
     from conewise.model import Model
+    from conewise.runs.captured import Captured
     from conewise.text.prompts import Pair, TokenizedPrompts
     from conewise.text.questions import Question
 
@@ -114,7 +115,7 @@ def _stdout_kept_free() -> Iterator[None]:
         os.close(kept)
 
 
-def model_json(model: Model) -> dict[str, str]:
+def model_json(model: Captured) -> dict[str, str]:
     """A model as JSON tells of it."""
     from conewise.sweeps.planning.planner import facts_of
     from conewise.sweeps.storage.provenance import model_digest

@@ -41,7 +41,7 @@ class Runnable(ABC, Generic[R_co]):
         """Return what the job takes; nothing of it is computed."""
 
     @abstractmethod
-    def _run(self, how: How, **own: Any) -> R_co:
+    def _run(self, how: How, *args: Any, **own: Any) -> R_co:
         """Run it; `own` are the options that only this kind of job has."""
 
     def run(

@@ -53,6 +53,9 @@ class Captured:
     named it.
     """
 
+    origin: str = ""
+    """Where the weights came from, in words; empty where a module was captured."""
+
     def __init__(
         self,
         module: Any,

@@ -290,6 +290,7 @@ class _Search:
 
     def run(self, threshold: float | None, stored: StoredRun | None) -> Circuit:
         """Search; what is done goes to the folder as it is."""
+        from conewise.circuits.acdc import find_circuit
         from conewise.cli.folders import EDGES, SEARCH
 
         is_acdc = self.finding.method is Method.ACDC
@@ -303,7 +304,7 @@ class _Search:
         }
         if is_acdc:
             assert threshold is not None
-            return self.question.model.find_circuit(**self.runs, threshold=threshold).run(**how)
+            return find_circuit(self.question.model, **self.runs, threshold=threshold).run(**how)
         result = self.question.run(**how)
         return result.circuit(
             top=self.finding.top,
