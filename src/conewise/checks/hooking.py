@@ -9,8 +9,11 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +28,7 @@ from conewise.program.walk import bitwise_same
 from conewise.threads import one_module
 
 Tensor = torch.Tensor
-Replacement = Callable[[Tensor], Tensor]
-Leaves = Callable[[list[Any]], list[Any]]
+Change = Callable[[Tensor], Tensor]
 
 RESEMBLES, BY_FAR = 0.5, 4
 """Tensors that are equal up to rounding are no further apart than this share of their length; a tensor is
@@ -45,29 +47,20 @@ class Boundary:
 class Hook:
     """One tensor at a boundary: the leaf of that number, in the order of the flattened arguments.
 
-    `shape` is the node's own in the run where the hook was found, where the module shows it in another shape.
+    `way` leads to it from the output, or from (args, kwargs): at each step an index, a key or an attribute's
+    name. It is the same in calls that hand over other things too; None in a container of which torch knows no
+    ways. `shape` is the node's own in the run where the hook was found, where the module shows it in another
+    shape.
     """
 
     boundary: Boundary
     leaf: int
+    way: tuple[int | str, ...] | None
     shape: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """One tensor at a boundary by the way to it, which is the same in calls that hand over other things too.
-
-    `way` leads from the output, or from (args, kwargs): at each step an index, a key or an attribute's name.
-    `is_reshaped`: the module shows the node's value in another shape.
-    """
-
-    boundary: Boundary
-    way: tuple[int | str, ...]
-    is_reshaped: bool = False
 
     def read(self, whole: Any) -> Any:
         """Return the value that stands there; None where there is none."""
-        for step in self.way:
+        for step in self.way or ():
             try:
                 whole = getattr(whole, str(step)) if _is_attribute(whole, step) else whole[step]
             except (IndexError, KeyError, AttributeError, TypeError):
@@ -76,7 +69,67 @@ class Spot:
 
     def replaced(self, whole: Any, value: Tensor) -> Any:
         """The whole with another tensor there. Nothing is written to, and all else is the very same."""
-        return _replaced(whole, self.way, value)
+        return _replaced(whole, self.way or (), value)
+
+
+@contextmanager
+def hooks_on(
+    module: nn.Module,
+    actions: Iterable[tuple[Boundary, Callable[[Any], Any]]],
+    begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None] = lambda *_: None,
+) -> Iterator[None]:
+    """Let functions act at boundaries of a module while the block lasts; then they are gone, however it ends.
+
+    A function takes the output of the call, or (args, kwargs), and returns what goes on in its place, or
+    None. Calls are counted in each forward of the whole module, whose arguments `begin` gets first.
+    """
+    # Hooks act while their thread is in it: not for other threads, nor if an interruption leaves one.
+    live: list[int] = []
+    handles: list[Any] = []
+    calls: Counter[int] = Counter()
+
+    def start(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if threading.get_ident() in live:
+            calls.clear()
+            begin(args, kwargs)
+
+    def hook(number: int, boundary: Boundary, act: Callable[[Any], Any]) -> Callable[..., Any]:
+        def acting(_: nn.Module, first: Any, second: Any) -> Any:
+            if threading.get_ident() not in live:
+                return None
+            calls[number] += 1
+            if calls[number] - 1 != boundary.call.call:
+                return None
+            return act(second if boundary.is_output else (first, second))
+
+        return acting
+
+    try:
+        handles.append(module.register_forward_pre_hook(start, with_kwargs=True))
+        for number, (boundary, act) in enumerate(actions):
+            part = module.get_submodule(boundary.call.path)
+            if boundary.is_output:
+                handles.append(part.register_forward_hook(hook(number, boundary, act)))
+            else:
+                handles.append(part.register_forward_pre_hook(hook(number, boundary, act), with_kwargs=True))
+            # A dictionary reads what is there once it was changed.
+            for hooks in (part._forward_hooks, part._forward_pre_hooks):
+                for key in [key for key, one in [*hooks.items()] if getattr(one, "acts_last", False)]:
+                    hooks.move_to_end(key)  # type: ignore[attr-defined]
+        live.append(threading.get_ident())
+        yield
+    finally:
+        live.clear()
+        try:
+            _remove(handles)
+        except BaseException:  # interrupted: once more, for nothing may stay on the user's module
+            _remove(handles)
+            raise
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 class HookedModule:
@@ -111,65 +164,59 @@ class HookedModule:
         for node, twin in twins.items():
             if twin is not None and node not in (readers or {}):
                 candidates[node] = tuple(boundaries(self._program, twin))
-        seen: dict[Boundary, list[Any]] = {}
+        seen: dict[Boundary, tuple[Sequence[tuple[int | str, ...] | None], list[Any]]] = {}
 
-        def record(boundary: Boundary) -> Leaves:
-            def keep(leaves: list[Any]) -> list[Any]:
-                # Copies: the module may write to what it returned.
-                seen[boundary] = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                return leaves
+        def keep(boundary: Boundary, whole: Any) -> None:
+            leaves = tree_flatten(whole)[0]
+            ways: Sequence[tuple[int | str, ...] | None]
+            try:
+                ways = [tuple(map(_step, path)) for path, _ in tree_flatten_with_path(whole)[0]]
+            except ValueError:  # torch knows no ways into such a container
+                ways = [None] * len(leaves)
+            # Copies: the module may write to what it returned.
+            seen[boundary] = ways, [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
-            return keep
-
-        wanted = {boundary for found in candidates.values() for boundary in found}
-        self._forward(inputs, {boundary: record(boundary) for boundary in wanted})
+        wanted = dict.fromkeys(boundary for found in candidates.values() for boundary in found)
+        self._forward(inputs, {boundary: partial(keep, boundary) for boundary in wanted})
         hooks: dict[str, Hook] = {}
         for node, found in candidates.items():
             for boundary in found:
+                ways, leaves = seen.get(boundary, ([], []))
                 shape = tuple(values[node].shape) if twins.get(node) else None
-                leaf = _nearest(seen.get(boundary, []), values[node], is_reshaped=shape is not None)
+                leaf = _nearest(leaves, values[node], is_reshaped=shape is not None)
                 if leaf is not None:
-                    hooks[node] = Hook(boundary, leaf, shape)
+                    hooks[node] = Hook(boundary, leaf, ways[leaf], shape)
                     break
         return hooks
-
-    def spots(self, hooks: Mapping[str, Hook], inputs: Mapping[str, Tensor]) -> dict[str, Spot]:
-        """The ways to hooks, as they are in the run of `inputs`."""
-        ways: dict[Boundary, list[tuple[int | str, ...]]] = {}
-
-        def record(boundary: Boundary) -> Callable[[Any], None]:
-            def keep(whole: Any) -> None:
-                ways[boundary] = [tuple(map(_step, path)) for path, _ in tree_flatten_with_path(whole)[0]]
-
-            return keep
-
-        boundaries = {hook.boundary for hook in hooks.values()}
-        self._forward(inputs, {boundary: record(boundary) for boundary in boundaries}, is_whole=True)
-        return {
-            node: Spot(hook.boundary, ways[hook.boundary][hook.leaf], hook.shape is not None)
-            for node, hook in hooks.items()
-        }
 
     def read(self, hooks: Iterable[Hook], inputs: Mapping[str, Tensor]) -> dict[Hook, Tensor]:
         """Return the values that pass through the hooks in the run of `inputs`."""
         seen: dict[Hook, Tensor] = {}
 
-        def keep(hook: Hook) -> Replacement:
-            def change(value: Tensor) -> Tensor:
-                seen[hook] = value.clone()
-                return value
+        def keep(hook: Hook, value: Tensor) -> Tensor:
+            seen[hook] = value.clone()
+            return value
 
-            return change
-
-        self.outputs(inputs, {hook: keep(hook) for hook in hooks})
+        self.outputs(inputs, {hook: partial(keep, hook) for hook in hooks})
         return seen
 
-    def outputs(self, inputs: Mapping[str, Tensor], changes: Mapping[Hook, Replacement]) -> Any:
+    def outputs(self, inputs: Mapping[str, Tensor], changes: Mapping[Hook, Change]) -> Any:
         """Return the outputs of the module with the hooked values changed so."""
-        by_boundary: dict[Boundary, dict[int, Replacement]] = {}
-        for hook, change in changes.items():
-            by_boundary.setdefault(hook.boundary, {})[hook.leaf] = _in_shape(hook.shape, change)
-        return self._forward(inputs, {boundary: _changing(own) for boundary, own in by_boundary.items()})
+        by_boundary: dict[Boundary, list[Hook]] = {}
+        for hook in changes:
+            by_boundary.setdefault(hook.boundary, []).append(hook)
+
+        def change(hooks: Sequence[Hook], whole: Any) -> Any:
+            leaves, spec = tree_flatten(whole)
+            for hook in hooks:
+                value = leaves[hook.leaf]
+                if hook.shape is None:
+                    leaves[hook.leaf] = changes[hook](value)
+                else:
+                    leaves[hook.leaf] = changes[hook](value.reshape(hook.shape)).reshape(value.shape)
+            return tree_unflatten(leaves, spec)
+
+        return self._forward(inputs, {one: partial(change, own) for one, own in by_boundary.items()})
 
     def target(self, outputs: Any, node: str) -> Tensor:
         """The tensor of the module's outputs that the graph has at `node`."""
@@ -179,47 +226,11 @@ class HookedModule:
 
     @one_module()
     @torch.no_grad()
-    def _forward(
-        self, inputs: Mapping[str, Tensor], actions: Mapping[Boundary, Any], *, is_whole: bool = False
-    ) -> Any:
+    def _forward(self, inputs: Mapping[str, Tensor], actions: Mapping[Boundary, Callable[[Any], Any]]) -> Any:
         named, spec = self._signature.example.leaves()
         args, kwargs = tree_unflatten([inputs.get(name, value) for name, value in named], spec)
-        # Hooks act while their thread is in it: not for other threads, nor if an interruption leaves one.
-        live: list[int] = []
-        handles: list[Any] = []
-        make = _looking if is_whole else _hook
-        try:
-            for boundary, action in actions.items():
-                part = self._module.get_submodule(boundary.call.path)
-                if boundary.is_output:
-                    hook = make(boundary.call.call, action, live, lambda _, output: output)
-                    handles.append(part.register_forward_hook(hook))
-                else:
-                    hook = make(boundary.call.call, action, live, lambda args, kwargs: (args, kwargs))
-                    handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
-                let_dictionaries_act_last(part)
-            live.append(threading.get_ident())
-            with eager(self._module):
-                return self._module(*args, **kwargs)
-        finally:
-            live.clear()
-            try:
-                _remove(handles)
-            except BaseException:  # interrupted: once more, for nothing may stay on the user's module
-                _remove(handles)
-                raise
-
-
-def let_dictionaries_act_last(part: nn.Module) -> None:
-    """Put the hooks of a dictionary behind all others: it reads what is there once it was changed."""
-    for hooks in (part._forward_hooks, part._forward_pre_hooks):
-        for number in [number for number, hook in [*hooks.items()] if getattr(hook, "acts_last", False)]:
-            hooks.move_to_end(number)  # type: ignore[attr-defined]
-
-
-def _remove(handles: Iterable[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+        with hooks_on(self._module, actions.items()), eager(self._module):
+            return self._module(*args, **kwargs)
 
 
 def boundaries(program: Program, node: str, only: Collection[str] | None = None) -> Iterator[Boundary]:
@@ -250,54 +261,6 @@ def reshaped(program: Program, node: str) -> str | None:
     readers = program.readers[node]
     is_it = len(readers) == 1 and readers[0].op in RESHAPING and Ref(node) not in program.outputs
     return readers[0].name if is_it else None
-
-
-def _in_shape(shape: tuple[int, ...] | None, change: Replacement) -> Replacement:
-    """The change of a value that is shown in another shape."""
-    return change if shape is None else lambda value: change(value.reshape(shape)).reshape(value.shape)
-
-
-def _changing(changes: Mapping[int, Replacement]) -> Leaves:
-    def change(leaves: list[Any]) -> list[Any]:
-        return [changes[i](leaf) if i in changes else leaf for i, leaf in enumerate(leaves)]
-
-    return change
-
-
-def _hook(
-    call: int, action: Leaves, live: Sequence[int], changed: Callable[[Any, Any], Any]
-) -> Callable[..., Any]:
-    """A hook that acts at one call of a module; `changed` says what of that it acts on."""
-    calls = 0
-
-    def hook(_: nn.Module, first: Any, second: Any) -> Any:
-        nonlocal calls
-        if threading.get_ident() not in live:
-            return None
-        calls += 1
-        if calls - 1 != call:
-            return None
-        leaves, spec = tree_flatten(changed(first, second))
-        return tree_unflatten(action(leaves), spec)
-
-    return hook
-
-
-def _looking(
-    call: int, action: Callable[[Any], None], live: Sequence[int], seen: Callable[[Any, Any], Any]
-) -> Callable[..., Any]:
-    """A hook that looks at one call of a module, and changes nothing."""
-    calls = 0
-
-    def hook(_: nn.Module, first: Any, second: Any) -> None:
-        nonlocal calls
-        if threading.get_ident() not in live:
-            return
-        calls += 1
-        if calls - 1 == call:
-            action(seen(first, second))
-
-    return hook
 
 
 def _step(key: Any) -> int | str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from conewise.anatomy.axes import View, resolved
+from conewise.anatomy.axes import View
 from conewise.anatomy.places import Place, PlaceLike, Places, as_place
 from conewise.anatomy.sites import Located
 from conewise.arguments import expect, has_items
-from conewise.checks.hooking import HookedModule, Spot, let_dictionaries_act_last, reshaped
+from conewise.checks.hooking import Hook, HookedModule, hooks_on, reshaped
 from conewise.errors import CaptureError, ConewiseError, InputMismatchError, PatchError, describe
 from conewise.program.export import eager
 from conewise.program.records import Program, SizeRef
@@ -24,22 +24,29 @@ from conewise.program.walk import run_sources, stream
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
 from conewise.runs.reading import Reading
-from conewise.runs.values import Part, new_part
+from conewise.runs.values import Edit, Part, new_part
 from conewise.text.tokens import token_ids
 from conewise.threads import one_module
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """The positions of a forward: `start` to `stop` of so many `rows`; the prompt ends at `prompt`."""
 
+    program: Program
     start: int
     stop: int
     rows: int
     prompt: int
 
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The program's sizes, if it ran on what is computed in this step alone."""
+        batch, table = self.program.dimensions.batch, self.program.sizes
+        length = self.stop - self.start
+        return table.of({symbol: self.rows if symbol in batch else length for symbol in table.symbols})
 
-@dataclass(frozen=True, slots=True, eq=False)
+
 class StepPatch:
     """A patch at the positions that it is meant for, in whichever forward they are computed.
 
@@ -47,22 +54,13 @@ class StepPatch:
     the place names. `is_new`: where the place names none, at those behind the prompt alone.
     """
 
-    place: Place
-    found: Located
-    value: Part
-    is_new: bool
-    has_sizes: bool = field(init=False)
-    """True if the view of its value depends on the sizes of a run."""
-    is_whole: bool = field(init=False)
-    """True if the value is a function of a node's value as it lies."""
-    _known: dict[tuple[Any, ...], tuple[Any, ...]] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        view = self.found.view
+    def __init__(self, place: Place, found: Located, value: Part, *, is_new: bool) -> None:
+        self.place, self.found, self.value, self.is_new = place, found, value, is_new
+        view = found.view
+        self._has_sizes = any(isinstance(length, SizeRef) for length in view.lengths.values())
         lies_so = view.packing == tuple((axis,) for axis in view.axes)
-        has_sizes = any(isinstance(length, SizeRef) for length in view.lengths.values())
-        object.__setattr__(self, "has_sizes", has_sizes)
-        object.__setattr__(self, "is_whole", lies_so and not self.place.part and callable(self.value))
+        self._is_whole = lies_so and not place.part and callable(value)
+        self._edits: dict[tuple[int, ...] | None, Edit] = {}
 
     def positions(self, step: Step) -> Sequence[int]:
         """The positions of a step that are patched, counted from the start of the sequence."""
@@ -75,36 +73,32 @@ class StepPatch:
             return [at for at in range(*chosen.indices(step.stop)) if at >= first]
         return [at for at in chosen if first <= at < step.stop]
 
-    def applied(self, value: Tensor, step: Step, sizes: Sequence[int]) -> Tensor:
+    def applied(self, value: Tensor, step: Step) -> Tensor:
         """A node's value in a step, with the patch in it."""
         at = self.positions(step)
         if not at:
             return value
         is_all = len(at) == step.stop - step.start
-        if is_all and self.is_whole:
+        if is_all and self._is_whole:
             return new_part(self.value, value, self.found, self.place)
-        fresh = value.clone()
-        shown = self.found.view.present(fresh, sizes)
-        index = self._index([position - step.start for position in at], is_all, shown.shape)
-        present = shown[index]
-        part = self.value if callable(self.value) else self._given(at, present)
-        shown[index] = new_part(part, present, self.found, self.place)
-        return fresh
+        edit = self._edit([position - step.start for position in at], is_all=is_all)
+        if not callable(self.value):
+            edit = replace(edit, part=partial(self._given, self.value, at))
+        return edit.applied(value, step.sizes if self._has_sizes else ())
 
-    def _index(self, at: Sequence[int], is_all: bool, shape: Sequence[int]) -> tuple[Any, ...]:
-        """An index into a step's value in natural axes: the same in most steps, so it is kept."""
-        key = (None if is_all else tuple(at), tuple(shape))
-        if key not in self._known:
-            chosen = self.place.part.get("pos")
-            pos = at[0] if isinstance(chosen, int) else slice(None) if is_all else tuple(at)
-            self._known[key] = resolved(self.found.view.axes, {**self.place.part, "pos": pos}, shape)
-        return self._known[key]
+    def _edit(self, at: Sequence[int], *, is_all: bool) -> Edit:
+        """The edit of a step's value: the same in most steps, so it is kept."""
+        key = None if is_all else tuple(at)
+        if key not in self._edits:
+            is_one = isinstance(self.place.part.get("pos"), int)
+            pos = at[0] if is_one else slice(None) if is_all else tuple(at)
+            found = replace(self.found, part={**self.place.part, "pos": pos})
+            self._edits[key] = Edit(self.place, found, self.value)
+        return self._edits[key]
 
-    def _given(self, at: Sequence[int], present: Tensor) -> Tensor:
+    def _given(self, new: Tensor, at: Sequence[int], present: Tensor) -> Tensor:
         """Return what was given for these positions; a row for each that a search keeps of a prompt."""
-        assert isinstance(self.value, Tensor)
-        new, axes = self.value, self.found.part_axes
-        chosen = self.place.part["pos"]
+        axes, chosen = self.found.part_axes, self.place.part["pos"]
         if "pos" in axes:
             named = range(*chosen.indices(at[-1] + 1)) if isinstance(chosen, slice) else chosen
             assert not isinstance(named, int)
@@ -119,108 +113,37 @@ class StepPatch:
         return new
 
 
-class Steps:
-    """Hooks on a module that patch it while it writes; they are gone when the block ends, however it ends."""
+def _patched(
+    module: nn.Module, program: Program, prompt: int, patches: Mapping[Hook, Sequence[StepPatch]]
+) -> AbstractContextManager[None]:
+    """Let patches act while a module writes, each at its hook, in the order in which they were given."""
+    step = Step(program, 0, 0, 0, prompt)
 
-    def __init__(self, module: nn.Module, program: Program, prompt: int) -> None:
-        self._module, self._program, self._prompt = module, program, prompt
-        self._step = Step(0, 0, 0, prompt)
-        self._sizes: tuple[int, ...] = ()
-        self._counted: list[_Counted] = []
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note which positions the forward that begins computes."""
+        nonlocal step
+        named = (kwargs.get(name) for name in ("input_ids", "inputs_embeds"))
+        given = next((one for one in (*named, *args) if isinstance(one, Tensor) and one.ndim > 1), None)
+        if given is None:
+            raise PatchError(
+                "generate called the module without `input_ids` or `inputs_embeds`, so it cannot be told "
+                "which positions it computes. Patches while it writes need one of them."
+            )
+        start, (rows, length) = _past(kwargs), given.shape[:2]
+        step = Step(program, start, start + length, rows, prompt)
 
-    @contextmanager
-    def patched(self, patches: Mapping[Spot, Sequence[StepPatch]]) -> Iterator[None]:
-        """Let the patches act, each at its spot, in the order in which they were given."""
-        # Hooks act while their thread is in it: not for other threads, nor if an interruption leaves one.
-        live: list[int] = []
-        handles: list[Any] = []
-        try:
-            handles.append(self._module.register_forward_pre_hook(self._begin(live), with_kwargs=True))
-            for spot, own in patches.items():
-                part = self._module.get_submodule(spot.boundary.call.path)
-                hook = _Counted(self, spot, own, live)
-                self._counted.append(hook)
-                if spot.boundary.is_output:
-                    handles.append(part.register_forward_hook(hook))
-                else:
-                    handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
-                let_dictionaries_act_last(part)
-            live.append(threading.get_ident())
-            yield
-        finally:
-            live.clear()
-            try:
-                _remove(handles)
-            except BaseException:  # interrupted: once more, for nothing may stay on the user's module
-                _remove(handles)
-                raise
-
-    def _begin(self, live: Sequence[int]) -> Callable[..., None]:
-        """A hook on the whole module: which positions the forward that begins computes."""
-
-        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if threading.get_ident() not in live:
-                return
-            named = (kwargs.get(name) for name in ("input_ids", "inputs_embeds"))
-            given = next((one for one in (*named, *args) if isinstance(one, Tensor) and one.ndim > 1), None)
-            if given is None:
-                raise PatchError(
-                    "generate called the module without `input_ids` or `inputs_embeds`, so it cannot be told "
-                    "which positions it computes. Patches while it writes need one of them."
-                )
-            start, (rows, length) = _past(kwargs), given.shape[:2]
-            self._step = Step(start, start + length, rows, self._prompt)
-            for hook in self._counted:
-                hook.calls = 0
-            self._sizes = ()
-
-        return begin
-
-    @property
-    def step(self) -> Step:
-        """The forward that is under way."""
-        return self._step
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The program's sizes, if it ran on what is computed in this step alone."""
-        if not self._sizes:
-            known, step = self._program.dimensions, self._step
-            symbols = {
-                symbol: step.rows if symbol in known.batch else step.stop - step.start
-                for symbol in self._program.sizes.symbols
-            }
-            self._sizes = self._program.sizes.of(symbols)
-        return self._sizes
-
-
-class _Counted:
-    """A hook at one call of a module in each forward of the whole."""
-
-    def __init__(self, steps: Steps, spot: Spot, patches: Sequence[StepPatch], live: Sequence[int]) -> None:
-        self.steps, self.spot, self.patches, self.live = steps, spot, patches, live
-        self.calls = 0
-
-    def __call__(self, _: nn.Module, first: Any, second: Any) -> Any:
-        """Return what goes on from here; None where nothing is changed."""
-        if threading.get_ident() not in self.live:
-            return None
-        number, self.calls = self.calls, self.calls + 1
-        boundary = self.spot.boundary
-        if number != boundary.call.call:
-            return None
-        step = self.steps.step
-        whole = second if boundary.is_output else (first, second)
-        value = self.spot.read(whole)
+    def act(hook: Hook, own: Sequence[StepPatch], whole: Any) -> Any:
+        value = new = hook.read(whole)
         if not isinstance(value, Tensor):
             raise PatchError(
-                f"generate calls {str(boundary.call)!r} otherwise than it was captured, and what is patched "
-                "there is no tensor. Capture the module as generate calls it."
+                f"generate calls {str(hook.boundary.call)!r} otherwise than it was captured, and what is "
+                "patched there is no tensor. Capture the module as generate calls it."
             )
-        new = value
-        for patch in self.patches:
-            new = patch.applied(new, step, self.steps.sizes if patch.has_sizes else ())
-        return None if new is value else self.spot.replaced(whole, new)
+        for patch in own:
+            new = patch.applied(new, step)
+        return None if new is value else hook.replaced(whole, new)
+
+    return hooks_on(module, [(one.boundary, partial(act, one, own)) for one, own in patches.items()], begin)
 
 
 def _past(kwargs: Mapping[str, Any]) -> int:
@@ -232,11 +155,6 @@ def _past(kwargs: Mapping[str, Any]) -> int:
         return int(cache[0][0].shape[-2])
     at = kwargs.get("cache_position")
     return int(at[0]) if isinstance(at, Tensor) and at.numel() else 0
-
-
-def _remove(handles: Sequence[Any]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 Prompt = str | Sequence[str] | Tensor | Mapping[str, Any]
@@ -344,7 +262,6 @@ def generate(
             "the prompts are padded on the right, so that the model would go on from padding. Pad them on "
             "the left, or give texts, which are padded so."
         )
-    steps = Steps(module, model.program, length)
     made = [
         _patch(model, place, value, is_new=positions == "new")
         for at, value in _pairs(patches)
@@ -358,15 +275,15 @@ def generate(
         )
     for patch in made:
         _expect_reached(patch.place, length + n - 1)
-    spots = _spots(model, made)
-    by_spot: dict[Spot, list[StepPatch]] = {}
+    hooks = _hooks(model, made)
+    by_hook: dict[Hook, list[StepPatch]] = {}
     for patch in made:
-        spot = spots[patch.found.node]
-        by_spot.setdefault(spot, []).append(_as_shown(model, patch) if spot.is_reshaped else patch)
+        hook = hooks[patch.found.node]
+        by_hook.setdefault(hook, []).append(patch if hook.shape is None else _as_shown(model, patch))
     with (
         _refusing_options(options),
         one_module(),
-        steps.patched(by_spot),
+        _patched(module, model.program, length, by_hook),
         eager(module),
         _naming_dtypes(module),
     ):
@@ -522,17 +439,14 @@ def _patch(model: Captured, place: Place, value: Any, *, is_new: bool) -> StepPa
             "would be another position in each step. For what is written, leave out pos and say "
             "positions='new'."
         )
-    return StepPatch(place, found, _value(model, place, found, value), is_new)
+    return StepPatch(place, found, _value(model, place, found, value), is_new=is_new)
 
 
 def _expect_reached(place: Place, count: int) -> None:
     """Raise PatchError where a place names positions that none of so many is."""
     pos = place.part.get("pos")
-    if isinstance(pos, slice):
-        is_reached = pos.start is None or pos.start < count
-    else:
-        is_reached = pos is None or all(at < count for at in ([pos] if isinstance(pos, int) else pos))
-    if not is_reached:
+    first = pos.start if isinstance(pos, slice) else pos if isinstance(pos, int | None) else max(pos)
+    if first is not None and first >= count:
         raise PatchError(
             f"{place}: the model computes at most {count} positions here, from 0 to {count - 1}: those of "
             "the prompt and of what is written, but for the last token. Name one of them, or write more."
@@ -550,7 +464,7 @@ def _as_shown(model: Captured, patch: StepPatch) -> StepPatch:
     ):
         raise _unshown(model, patch.place)
     found = replace(patch.found, view=View(view.axes, tuple((axis,) for axis in axes), {}))
-    return StepPatch(patch.place, found, patch.value, patch.is_new)
+    return StepPatch(patch.place, found, patch.value, is_new=patch.is_new)
 
 
 def _value(model: Captured, place: Place, found: Located, value: Any) -> Any:
@@ -558,7 +472,7 @@ def _value(model: Captured, place: Place, found: Located, value: Any) -> Any:
     if isinstance(value, str) and value == "zero":
         return zeros_like
     if isinstance(value, Intervention) and value.described[:1] == ("add",):
-        return value.part(place, _NO_RUN)
+        return value.part(place, NO_RUN)
     if isinstance(value, Reading):
         model.expect_own(f"the patch at {place} comes from a run", value.model)
         part = value.read(place)
@@ -576,7 +490,7 @@ def _value(model: Captured, place: Place, found: Located, value: Any) -> Any:
     )
 
 
-_NO_RUN: Any = None
+NO_RUN: Any = None
 """The run that `cw.add` reads: none."""
 
 
@@ -605,17 +519,17 @@ def _fixed(place: Place, found: Located, value: Tensor) -> Tensor:
     return value
 
 
-def _spots(model: Captured, patches: Sequence[StepPatch]) -> dict[str, Spot]:
+def _hooks(model: Captured, patches: Sequence[StepPatch]) -> dict[str, Hook]:
     """Where the module shows the nodes that are patched: found once, on the example, and kept."""
-    known: dict[str, Spot] = vars(model).setdefault("_spots", {})
+    known: dict[str, Hook] = vars(model).setdefault("_hooks", {})
     wanted = [node for node in dict.fromkeys(patch.found.node for patch in patches) if node not in known]
     if wanted:
         example = model.signature.example
         inputs = model.signature.bind(example.args, example.kwargs)
         with torch.no_grad():
             values = stream(model.graph, run_sources(model.program, inputs), wanted)
-        module = HookedModule(model.module, model.program, model.signature)
-        known |= module.spots(module.find(values, inputs), inputs)
+        found = HookedModule(model.module, model.program, model.signature).find(values, inputs)
+        known |= {node: hook for node, hook in found.items() if hook.way is not None}
     for patch in patches:
         if patch.found.node not in known:
             raise _unshown(model, patch.place)

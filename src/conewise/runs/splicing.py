@@ -17,7 +17,7 @@ from conewise.anatomy.axes import View
 from conewise.anatomy.places import Index, Place, PlaceLike, Spliced, as_place, site
 from conewise.anatomy.sites import DICTIONARY as KIND
 from conewise.anatomy.sites import Located, Site, SiteTable
-from conewise.checks.hooking import HookedModule, Spot
+from conewise.checks.hooking import Hook, HookedModule
 from conewise.errors import ConewiseError, DictionaryError, describe, nearest_names
 from conewise.program.export import Exported, export
 from conewise.program.foreign import brief
@@ -113,8 +113,8 @@ class SpliceHook:
     acts_last = True
     """Hooks that are registered later act before it; see `checks.hooking`."""
 
-    def __init__(self, splice: Splice, spot: Spot, *, is_reading: bool, takes_two: bool) -> None:
-        self.splice, self.spot = splice, spot
+    def __init__(self, splice: Splice, hook: Hook, *, is_reading: bool, takes_two: bool) -> None:
+        self.splice, self.hook = splice, hook
         self.is_reading, self.takes_two = is_reading, takes_two
         self.calls: dict[int, int] = {}  # of each thread, which may all run the module at once
 
@@ -123,16 +123,16 @@ class SpliceHook:
         thread = threading.get_ident()
         number = self.calls.get(thread, 0)
         self.calls[thread] = number + 1
-        boundary = self.spot.boundary
+        boundary = self.hook.boundary
         if number != boundary.call.call:
             return None
         whole = second if boundary.is_output else (first, second)
-        value = self.spot.read(whole)
+        value = self.hook.read(whole)
         if self.is_reading:
             self.splice.read[thread] = value
             return None
         made = self.splice(value, self.splice.read.pop(thread)) if self.takes_two else self.splice(value)
-        return self.spot.replaced(whole, made)
+        return self.hook.replaced(whole, made)
 
     def begin(self, *_: Any) -> None:
         """Count calls from the start: a forward of the whole module begins."""
@@ -141,23 +141,28 @@ class SpliceHook:
 
 
 def with_splice(
-    module: nn.Module, name: str, splice: Splice, write: Spot | None, read: Spot | None
+    module: nn.Module, name: str, splice: Splice, write: Hook | None, read: Hook | None
 ) -> nn.Module:
     """A copy of the module, with the same tensors, that holds the splice as `name`, and has it at its place.
 
-    Without a spot to `write` at, no module shows the place: the splice is held, and does nothing.
+    Without a hook to `write` at, no module shows the place: the splice is held, and does nothing.
     """
-    made = shallow_copy(module)
+    held = [*module.parameters(), *module.buffers()]
+    for part in module.modules():
+        held += [value for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    # What is in `memo` is taken for a copy that was made already.
+    memo: dict[int, Any] = {id(one): one for one in held}
+    made = copy.deepcopy(module, memo)
     made.add_module(name, splice)
     kind = type(made)
     if kind.forward is nn.Sequential.forward:
         made.__class__ = type(kind.__name__, (kind,), {"forward": _forward_of_sequence})
-    for spot in (read, write) if write is not None else ():
-        if spot is None:
+    for hook in (read, write) if write is not None else ():
+        if hook is None:
             continue
-        acting = SpliceHook(splice, spot, is_reading=spot is read, takes_two=read is not None)
-        part = made.get_submodule(spot.boundary.call.path)
-        if spot.boundary.is_output:
+        acting = SpliceHook(splice, hook, is_reading=hook is read, takes_two=read is not None)
+        part = made.get_submodule(hook.boundary.call.path)
+        if hook.boundary.is_output:
             part.register_forward_hook(acting)
         else:
             part.register_forward_pre_hook(acting, with_kwargs=True)
@@ -171,16 +176,6 @@ def _forward_of_sequence(self: nn.Sequential, input: Any) -> Any:  # noqa: A002 
         if not isinstance(part, Splice):
             input = part(input)  # noqa: A001
     return input
-
-
-def shallow_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module and of all in it that shares every tensor with the module."""
-    held = [*module.parameters(), *module.buffers()]
-    for part in module.modules():
-        held += [value for value in vars(part).values() if isinstance(value, torch.Tensor)]
-    # What is in `memo` is taken for a copy that was made already.
-    memo: dict[int, Any] = {id(one): one for one in held}
-    return copy.deepcopy(module, memo)
 
 
 _SIZES = (3, 5, 7, 11, 13)
@@ -245,7 +240,7 @@ def splicing(
     latents = _latents(encode, read_value, source)
     _expect_value(_applied("decode", decode, latents), latents, value, at)
     encoding, decoding = _half("encode", encode, read_value), _half("decode", decode, latents)
-    write_at, read_at = _spots(model, nodes)
+    write_at, read_at = _hooks(model, nodes)
     is_hooked = write_at is not None and (nodes.read == nodes.value or read_at is not None)
 
     def program_of(encoding: Exported, decoding: Exported) -> Program:
@@ -429,19 +424,18 @@ def _half(half: str, function: Function, example: Tensor) -> Exported:
     return exported
 
 
-def _spots(model: Captured, nodes: Nodes) -> tuple[Spot | None, Spot | None]:
+def _hooks(model: Captured, nodes: Nodes) -> tuple[Hook | None, Hook | None]:
     """Where the module shows what is written, and what is read; None where it does not."""
     values = _values(model, (nodes.value, nodes.read))
     module = HookedModule(model.module, model.program, model.signature)
     inputs = model.signature.bind(model.signature.example.args, model.signature.example.kwargs)
-    hooks = module.find({nodes.value: values[nodes.value]}, inputs)
+    found = module.find({nodes.value: values[nodes.value]}, inputs)
     if nodes.read != nodes.value:
         # It is only read: whether others read it elsewhere does not matter.
-        hooks |= module.find({nodes.read: values[nodes.read]}, inputs, {nodes.read: ()})
+        found |= module.find({nodes.read: values[nodes.read]}, inputs, {nodes.read: ()})
     # In another shape than the graph's, the module of the dictionary would not be that of its records.
-    spots = {node: spot for node, spot in module.spots(hooks, inputs).items() if not spot.is_reshaped}
-    read = spots.get(nodes.read) if nodes.read != nodes.value else None
-    return spots.get(nodes.value), read
+    hooks = {node: one for node, one in found.items() if one.shape is None and one.way is not None}
+    return hooks.get(nodes.value), hooks.get(nodes.read) if nodes.read != nodes.value else None
 
 
 @torch.no_grad()
